@@ -140,7 +140,7 @@ def kinds_of_parts(value: Any) -> set[str]:
     return {kind for _, _, kind in parts_of(value)}
 
 
-def class_config_fields(value: Any) -> set[tuple[str, str, str]]:
+def fields_of(value: Any) -> set[tuple[str, str, str]]:
     """Returns (class of a part, field, what it has) of everything below a value."""
     return {(owner, name, kind) for owner, name, kind, _ in _below(value)}
 

@@ -58,7 +58,9 @@ class SubsamplingStem(Stem):
         frames = recorder.frames = x if x.fixed else self.frames_read()
         last_layer = len(self.conv_kernel_sizes) - 1
         for i, kernel_size in enumerate(self.conv_kernel_sizes):
-            half_axes: Shape = (Axis("channels", exact_div(self.conv_channels, 2)),) if i < last_layer else width or x.axes
+            half_axes: Shape = (
+                (Axis("channels", exact_div(self.conv_channels, 2)),) if i < last_layer else width or x.axes
+            )
             frame_rows = SOURCE if i == last_layer else Multiple(of=SOURCE, by=2 ** (last_layer - i))
             gated_features = recorder.conv(
                 f"conv{i}", frames, JoinedShapes((half_axes, half_axes)), kernel=kernel_size, bias=True, rows=frame_rows
@@ -131,13 +133,13 @@ def _subsampling_class() -> type[nn.Module]:
 
         def __init__(self, spec: SubsamplingStem, hidden: int) -> None:
             super().__init__()
-            self.count, width = len(spec.conv_kernel_sizes), spec.num_mel_bins
+            self.count, bins = len(spec.conv_kernel_sizes), spec.num_mel_bins
             for i, kernel_size in enumerate(spec.conv_kernel_sizes):
                 output_width = hidden if i == self.count - 1 else spec.conv_channels // 2
                 self.add_module(
-                    f"conv{i}", nn.Conv1d(width, 2 * output_width, kernel_size, stride=2, padding=kernel_size // 2)
+                    f"conv{i}", nn.Conv1d(bins, 2 * output_width, kernel_size, stride=2, padding=kernel_size // 2)
                 )
-                width = output_width
+                bins = output_width
 
         def forward(self, frames: Tensor) -> Tensor:
             convolved = frames.transpose(1, 2)

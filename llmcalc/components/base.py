@@ -332,7 +332,7 @@ class TokenMixer(Component):
     uncounted: ClassVar[str] = ""
     kernel_packages: ClassVar[tuple[str, ...]] = ()
 
-    def head_sizes(self, width: Any) -> HeadSizes | None:
+    def head_sizes(self, hidden_size: Any) -> HeadSizes | None:
         """The number and the size of the mixer's heads in a layer of this width; None for a mixer without heads."""
         return None
 
@@ -352,7 +352,7 @@ class TokenMixer(Component):
         """The position encoding that the mixer applies to its scores; None without a position encoding."""
         return None
 
-    def with_kv_heads(self, kv_heads: int, width: int) -> Self:
+    def with_kv_heads(self, kv_heads: int, hidden_size: int) -> Self:
         """The mixer with `kv_heads` key and value heads, all of them cached; the same mixer if it has no such heads."""
         return self
 
@@ -397,7 +397,9 @@ class TokenMixer(Component):
         """Raises `ValueError` if the mixer cannot be used at this position of the model."""
         if stack_position.side not in self.sides:
             type_name = type(self).model_fields["type"].default
-            raise ValueError(f"{stack_position.where}.type: '{type_name}' is for {self.sides[0]}s; expected 'attention'")
+            raise ValueError(
+                f"{stack_position.where}.type: '{type_name}' is for {self.sides[0]}s; expected 'attention'"
+            )
 
 
 class LayerParts(Protocol):
@@ -439,8 +441,8 @@ class Network(Component):
         """The usual name of the network's activation, such as `SwiGLU` or `GELU`; may be empty."""
         return ""
 
-    def widened(self, change: Callable[[Any], Any]) -> Self:
-        """The network after a function `change` is applied to all feed-forward widths.
+    def widened(self, scale_width: Callable[[Any], Any]) -> Self:
+        """The network after a function `scale_width` is applied to all feed-forward widths.
 
         Raises `Unscalable`, with the reason, where it has other widths as well.
         """
@@ -459,8 +461,8 @@ class SingleWidthNetwork(Network):
     def active_width(self) -> int:
         return self.intermediate_size
 
-    def widened(self, change: Callable[[Any], Any]) -> Self:
-        return self.model_copy(update={"intermediate_size": change(self.intermediate_size)})
+    def widened(self, scale_width: Callable[[Any], Any]) -> Self:
+        return self.model_copy(update={"intermediate_size": scale_width(self.intermediate_size)})
 
 
 class Nothing(Part):

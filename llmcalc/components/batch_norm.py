@@ -41,7 +41,7 @@ def batch_norm_class() -> type[nn.Module]:
             self.register_buffer("mean", torch.zeros(channels))
             self.register_buffer("variance", torch.ones(channels))
 
-    class Count(nn.Module):
+    class BatchCount(nn.Module):
         """The stored number of training batches."""
 
         def __init__(self) -> None:
@@ -54,7 +54,7 @@ def batch_norm_class() -> type[nn.Module]:
         def __init__(self, channels: int) -> None:
             super().__init__()
             self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
-            self.statistics, self.num_batches_tracked = Statistics(channels), Count()
+            self.statistics, self.num_batches_tracked = Statistics(channels), BatchCount()
 
         def forward(self, x: Tensor) -> Tensor:
             channel_mean, variance = self.statistics.get_buffer("mean"), self.statistics.get_buffer("variance")

@@ -151,7 +151,9 @@ class PatchStreams(ResidualStreams):
             patches, vectors = BytePatches(of=x.rows, patch=self.patch_size), Axis("vectors", self.vectors)
             patch_means = recorder.resampled(x, patches)
             patch_vectors = recorder.linear("patch_proj", patch_means, vectors, *x.axes, kind=self.kind)
-            patch_vectors = recorder.part("reads", self.reads, self._view_as_vectors(patch_vectors, x, patches), memory=x)
+            patch_vectors = recorder.part(
+                "reads", self.reads, self._view_as_vectors(patch_vectors, x, patches), memory=x
+            )
             patch_vectors = patch_vectors.view(vectors, *x.axes, rows=patches)
         recorder.memo["bytes"] = x
         recorder.keep(bytes=x)
@@ -201,12 +203,12 @@ def _reference_class() -> type[nn.Module]:
     class LocalReference(nn.Module):
         """The base class of both stacks of byte layers, with the projection of a patch to its vectors."""
 
-        def __init__(self, layers: ByteLayers, width: int, patch_size: int, vectors: int) -> None:
+        def __init__(self, layers: ByteLayers, local_size: int, patch_size: int, vectors: int) -> None:
             super().__init__()
             self.layers = nn.ModuleList(
-                layers.block.reference(ModelProperties(width)) for _ in range(layers.num_hidden_layers)
+                layers.block.reference(ModelProperties(local_size)) for _ in range(layers.num_hidden_layers)
             )
-            self.patch_proj = nn.Linear(patch_size, vectors * width, bias=False)
+            self.patch_proj = nn.Linear(patch_size, vectors * local_size, bias=False)
             self.vectors = vectors
 
         def split_into_vectors(self, patches: Tensor) -> Tensor:
@@ -228,7 +230,10 @@ def _reference_class() -> type[nn.Module]:
                 x = layer(x, ForwardPass())
             patches = 1 - (-x.shape[1] // self.patch_size)
             patch_of_byte = torch.arange(x.shape[1], device=x.device).add(self.patch_size - 1) // self.patch_size
-            patch_index, empty_maxima = patch_of_byte[None, :, None].expand_as(x), x.new_zeros(x.shape[0], patches, x.shape[2])
+            patch_index, empty_maxima = (
+                patch_of_byte[None, :, None].expand_as(x),
+                x.new_zeros(x.shape[0], patches, x.shape[2]),
+            )
             patch_maxima = empty_maxima.scatter_reduce(1, patch_index, x, "amax", include_self=False)
             return x, self.reads(self.split_into_vectors(patch_maxima), x).unflatten(1, (patches, -1)).flatten(2)
 
@@ -292,13 +297,13 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: PatchStreams, model_properties: ModelProperties) -> None:
             super().__init__()
-            self.spec, hidden, width = spec, model_properties.hidden_size, spec.local_size
+            self.spec, hidden, local_size = spec, model_properties.hidden_size, spec.local_size
             if spec.patcher is not None:
                 self.patcher = PatcherReference(spec.patcher)
-            self.hash_embedding = nn.Embedding(spec.hash_tables * spec.hash_vocab_size, width)
+            self.hash_embedding = nn.Embedding(spec.hash_tables * spec.hash_vocab_size, local_size)
             self.local_encoder, self.local_decoder = EncoderReference(spec), DecoderReference(spec, hidden)
             if spec.projected:
-                self.in_proj = nn.Linear(spec.vectors * width, hidden, bias=False)
+                self.in_proj = nn.Linear(spec.vectors * local_size, hidden, bias=False)
 
         def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             if self.spec.patcher is not None and self.spec.patcher_runs:

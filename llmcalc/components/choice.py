@@ -74,7 +74,9 @@ class PartChoice:
             raise PydanticCustomError("union_tag_not_found", "no type")
         if type_name not in self.class_paths:
             raise PydanticCustomError(
-                "union_tag_invalid", "not one of these parts", {"tag": type_name, "expected_tags": self._expected_types()}
+                "union_tag_invalid",
+                "not one of these parts",
+                {"tag": type_name, "expected_tags": self._expected_types()},
             )
         cls = self.load_component(type_name)
         try:

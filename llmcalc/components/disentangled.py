@@ -111,14 +111,22 @@ class Disentangled(AttentionPosition):
             if not getattr(self, score_kind):
                 continue
             has_distance_buckets = self.position_buckets is not None
-            distance_index = recorder.distances(q, keys, clamped=True, shifted=True, stored=True, binned=has_distance_buckets)
+            distance_index = recorder.distances(
+                q, keys, clamped=True, shifted=True, stored=True, binned=has_distance_buckets
+            )
             recorder.hold(index=distance_index)
             projection_options: dict[str, Any] = {"bias": position_bias, "role": "own"}
             if self.share_att_key:
                 projection_options = {"bias": shared_bias, "role": "shared", "lent": shared_projection}
-            projected = recorder.linear(projection, distance_table, heads, head_dim, rows=table_rows, **projection_options)
+            projected = recorder.linear(
+                projection, distance_table, heads, head_dim, rows=table_rows, **projection_options
+            )
             scores = recorder.core(
-                score_kind, ops.TableScores(heads.size, head_dim.size, table_rows, x.rows), scored_value, projected, axes=(heads,)
+                score_kind,
+                ops.TableScores(heads.size, head_dim.size, table_rows, x.rows),
+                scored_value,
+                projected,
+                axes=(heads,),
             )
             position_scores = recorder.at_distance(scores, distance_index, by_key=score_kind == "p2c")
             if score_kind == "p2c":
@@ -242,9 +250,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def __init__(self, spec: SideConvolution, model_properties: ModelProperties) -> None:
             super().__init__()
-            self.act, width = spec.conv_act, model_properties.hidden_size
+            self.act, hidden = spec.conv_act, model_properties.hidden_size
             self.conv = nn.Conv1d(
-                width, width, spec.conv_kernel_size, padding=spec.conv_kernel_size // 2, groups=spec.conv_groups
+                hidden, hidden, spec.conv_kernel_size, padding=spec.conv_kernel_size // 2, groups=spec.conv_groups
             )
             self.norm = spec.norm.reference(model_properties)
 
@@ -258,8 +266,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
             return nn.functional.linear(x, weight, bias)
 
-    class Scores(nn.Module):
-        """Scores of tokens and table rows. x: [batch, heads, tokens, d] → [batch, heads, tokens, rows]."""
+    class TableScoreProduct(nn.Module):
+        """The scores of tokens and table rows. x: [batch, heads, tokens, d] → [batch, heads, tokens, rows]."""
 
         def forward(self, x: Tensor, table_rows: Tensor) -> Tensor:
             return x @ table_rows.unflatten(-1, (x.shape[1], -1)).permute(1, 2, 0)
@@ -269,14 +277,16 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def __init__(self, spec: Disentangled, hidden: int, heads: int, head_dim: int) -> None:
             super().__init__()
-            self.spec, width = spec, heads * head_dim
+            self.spec, heads_width = spec, heads * head_dim
             self.reach = spec.position_buckets or spec.max_relative_positions
             if spec.c2p:
-                self.pos_key = BorrowedLinear() if spec.share_att_key else nn.Linear(hidden, width, bias=spec.key_bias)
-                self.c2p = Scores()
+                self.pos_key = (
+                    BorrowedLinear() if spec.share_att_key else nn.Linear(hidden, heads_width, bias=spec.key_bias)
+                )
+                self.c2p = TableScoreProduct()
             if spec.p2c:
-                self.pos_query = BorrowedLinear() if spec.share_att_key else nn.Linear(hidden, width)
-                self.p2c = Scores()
+                self.pos_query = BorrowedLinear() if spec.share_att_key else nn.Linear(hidden, heads_width)
+                self.p2c = TableScoreProduct()
 
         def _relative_positions(self, forward_pass: ForwardPass, tokens: int, device: Any) -> Tensor:
             """Query position minus key position, binned if the spec has bins."""
@@ -315,7 +325,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             if self.spec.p2c:
                 shared_weights = (query_map.weight, query_map.bias) if self.spec.share_att_key else ()
                 distance_index = (span - distance).clamp(0, 2 * span - 1).expand(*k.shape[:-1], tokens)
-                key_scores = self.p2c(k, self.pos_query(rows, *shared_weights)).gather(-1, distance_index.transpose(-1, -2))
+                key_scores = self.p2c(k, self.pos_query(rows, *shared_weights)).gather(
+                    -1, distance_index.transpose(-1, -2)
+                )
                 bias = key_scores.transpose(-1, -2) if bias is None else bias + key_scores.transpose(-1, -2)
             scaled_bias = None if bias is None else bias * (q.shape[-1] * term_count) ** -0.5
             return q * term_count**-0.5, scaled_bias

@@ -145,7 +145,9 @@ class LayerBias(Buckets, AttentionPosition):
 
         buckets, formula_source = Axis("buckets", self.relative_attention_num_buckets), "Chung et al. 2023 (UniMax), §4"
         table_rows = Table(length=buckets.size)
-        bias_table, _ = recorder.table("relative_bias", buckets, q.axes[0], of=table_rows, by="all", source=formula_source)
+        bias_table, _ = recorder.table(
+            "relative_bias", buckets, q.axes[0], of=table_rows, by="all", source=formula_source
+        )
         recorder.memo["bias_in_sdpa"] = self.bias_in_sdpa
         return q, recorder.distance_bias(bias_table, q)
 

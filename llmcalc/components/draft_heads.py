@@ -67,7 +67,8 @@ class MedusaHeads(DraftHeads):
         head_states = [self._residual_layers(recorder, x, i) for i in range(self.num_heads)]
         if not self.shared_projection:
             return [
-                recorder.linear(f"lm_heads_{i}", head_state, proposed_tokens) for i, head_state in enumerate(head_states)
+                recorder.linear(f"lm_heads_{i}", head_state, proposed_tokens)
+                for i, head_state in enumerate(head_states)
             ]
         total_rows = Multiple(of=x.rows, by=self.num_heads)
         first_logits = recorder.linear("lm_heads_0", head_states[0], proposed_tokens, counted=total_rows)
@@ -116,7 +117,9 @@ class SpeculatorHeads(DraftHeads):
             if token_table is not None and self.tied:
                 token_vector = recorder.look_up(token_table, x.rows, by="chosen")
             else:
-                token_vector, token_table = recorder.table(f"emb_{i}", vocab, inner_axis, of=x.rows, by="chosen", kind="embedding")
+                token_vector, token_table = recorder.table(
+                    f"emb_{i}", vocab, inner_axis, of=x.rows, by="chosen", kind="embedding"
+                )
             recorder.hold(token=token_vector)
             with recorder.function():
                 state = self._next_state(recorder, i, state, token_vector, first_of_weights)
@@ -141,7 +144,9 @@ class SpeculatorHeads(DraftHeads):
         recorder.hold(projected=projected)
         state_weight = 0.5 ** (0.5 / self.num_heads)
         token_weight = ((1 - state_weight**2) * self.inner_size / 2) ** 0.5
-        state_and_token = recorder.add(recorder.scale(projected, state_weight), recorder.scale(token_vector, token_weight))
+        state_and_token = recorder.add(
+            recorder.scale(projected, state_weight), recorder.scale(token_vector, token_weight)
+        )
         recorder.hold(joined=state_and_token)
         if i and self.tied:
             return recorder.act(recorder.normalized(state_and_token, self.norm, like=first_of_weights["ln"]), "gelu")

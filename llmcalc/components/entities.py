@@ -46,7 +46,9 @@ class Entities(StackPart):
         """Records the entity tables and the entity head. x: the input of the layers."""
         vocab = Axis("entities", self.entity_vocab_size)
         entity_axes = x.axes if self.entity_emb_size is None else (Axis("entity", self.entity_emb_size),)
-        entity_embeddings, entity_table = recorder.table("embed_entities", vocab, *entity_axes, of=x.rows, kind=self.kind)
+        entity_embeddings, entity_table = recorder.table(
+            "embed_entities", vocab, *entity_axes, of=x.rows, kind=self.kind
+        )
         if self.entity_emb_size is not None:
             entity_embeddings = recorder.linear("proj", entity_embeddings, *x.axes, kind=self.kind)
         for table_name, row_count in (("positions", self.max_position_embeddings), ("types", self.type_vocab_size)):

@@ -30,7 +30,10 @@ if TYPE_CHECKING:
     from .head_transform import Transform
 else:
     Transform, Clusters = component_type("head_transform:Transform"), component_type("head_clusters:Clusters")
-    MedusaHeads, SpeculatorHeads = component_type("draft_heads:MedusaHeads"), component_type("draft_heads:SpeculatorHeads")
+    MedusaHeads, SpeculatorHeads = (
+        component_type("draft_heads:MedusaHeads"),
+        component_type("draft_heads:SpeculatorHeads"),
+    )
 
 
 class LMHead(Component):

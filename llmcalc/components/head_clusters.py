@@ -82,13 +82,13 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Scores(nn.Module):
+    class TokenScores(nn.Module):
         """The scores of chosen embeddings. x: [batch, positions, hidden] → [batch, positions, chosen]."""
 
         def forward(self, x: Tensor, embeddings: Tensor) -> Tensor:
             return (embeddings @ x[..., None])[..., 0]
 
-    class Ordering(nn.Module):
+    class TokenOrdering(nn.Module):
         """The ordering of the tokens by cluster."""
 
         tokens: Tensor
@@ -108,8 +108,8 @@ def _reference_class() -> type[nn.Module]:
             self.top_k = spec.centroid_intermediate_top_k
             self.centroids = nn.Linear(hidden, spec.num_centroids, bias=False)
             self.decoder = nn.Embedding(vocab_size, hidden)
-            self.token_ordering = Ordering(vocab_size)
-            self.scores = Scores()
+            self.token_ordering = TokenOrdering(vocab_size)
+            self.scores = TokenScores()
 
         def forward(self, x: Tensor) -> Tensor:
             clusters = self.centroids(x).topk(self.top_k, -1).indices

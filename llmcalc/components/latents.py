@@ -72,12 +72,16 @@ class Latents(ResidualStreams):
         return recorder.part("reads", self.reads, latents, memory=x)
 
     def record_merge(self, recorder: Flow, x: Value) -> Value:
-        queries = self._record_learned_vectors(recorder, "queries", self.num_queries, Axis("embedding", self.query_size))
+        queries = self._record_learned_vectors(
+            recorder, "queries", self.num_queries, Axis("embedding", self.query_size)
+        )
         return recorder.part("writes", self.writes, queries, memory=x)
 
     def _record_learned_vectors(self, recorder: Flow, parameter_name: str, row_count: int, width: Axis) -> Value:
         """Records a table of vectors, and returns them as rows of every sequence."""
-        learned_vectors = recorder.vector(parameter_name, Axis(parameter_name, row_count), width, count=row_count, kind=self.kind)
+        learned_vectors = recorder.vector(
+            parameter_name, Axis(parameter_name, row_count), width, count=row_count, kind=self.kind
+        )
         return learned_vectors.view(width, rows=Multiple(parameter_name, of=SEQUENCES, by=row_count))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:

@@ -80,7 +80,9 @@ class MultiTokenPrediction(OutputPart):
                 "kind, or no mtp"
             )
 
-    def flow(self, recorder: Flow, x: Value, stack: Stack, vocab: Axis, embedding_weight: Weight, output: Weight) -> Value:
+    def flow(
+        self, recorder: Flow, x: Value, stack: Stack, vocab: Axis, embedding_weight: Weight, output: Weight
+    ) -> Value:
         """Records all prediction modules in sequence. x: the last hidden states.
 
         embedding_weight: the embedding's weight. output: the weight of the model's head.
@@ -94,10 +96,19 @@ class MultiTokenPrediction(OutputPart):
 
         if not self.repeated or (isinstance(module_count, int) and module_count == 1):
             return recorder.layers(x, record_module, module_count, module_indices, "mtp", **node_fields)
-        first_index, other_indices = (None, None) if module_indices is None else (module_indices[:1], module_indices[1:])
+        first_index, other_indices = (
+            (None, None) if module_indices is None else (module_indices[:1], module_indices[1:])
+        )
         x = recorder.layers(x, record_module, 1, first_index, "mtp", label=MODULE, **node_fields)
         return recorder.layers(
-            x, record_module, module_count - 1, other_indices, "mtp", label=MODULE + SHARED, role="shared", **node_fields
+            x,
+            record_module,
+            module_count - 1,
+            other_indices,
+            "mtp",
+            label=MODULE + SHARED,
+            role="shared",
+            **node_fields,
         )
 
     def _record_module(
@@ -142,7 +153,7 @@ def _reference_class() -> Callable[..., nn.Module]:
     import torch
     from torch import nn
 
-    class Tied(nn.Linear):
+    class TiedProjection(nn.Linear):
         """An output projection that shares another module's weight."""
 
         def __init__(self, weight: nn.Parameter) -> None:
@@ -164,7 +175,7 @@ def _reference_class() -> Callable[..., nn.Module]:
             self.enorm, self.hnorm = spec.norm.reference(model_properties), spec.norm.reference(model_properties)
             self.eh_proj = nn.Linear(2 * model_properties.hidden_size, model_properties.hidden_size, bias=False)
             self.block, self.norm = block.reference(model_properties), spec.norm.reference(model_properties)
-            self.lm_head = Tied(output)
+            self.lm_head = TiedProjection(output)
 
         def forward(
             self, hidden: Tensor, ids: Tensor, token_embedding: nn.Module, mla: str, **experts: Any

@@ -41,7 +41,9 @@ class NgramEmbedding(StackPart):
             ngram_vector, _ = recorder.table(
                 f"embedders_{i}", Axis("ngrams", row_count), ngram, of=x.rows, rows_read=1, kind=self.kind
             )
-            embedding_sum = recorder.add(embedding_sum, recorder.linear(f"post_projs_{i}", ngram_vector, *x.axes, kind=self.kind))
+            embedding_sum = recorder.add(
+                embedding_sum, recorder.linear(f"post_projs_{i}", ngram_vector, *x.axes, kind=self.kind)
+            )
         return embedding_sum
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -61,12 +63,12 @@ def _reference_class() -> type[nn.Module]:
     class NgramEmbeddingReference(nn.Module):
         """Averages every token's embedding with the projected first row of each table."""
 
-        def __init__(self, spec: NgramEmbedding, width: int) -> None:
+        def __init__(self, spec: NgramEmbedding, hidden: int) -> None:
             super().__init__()
             self.tables = len(spec.vocab_sizes)
             for i, row_count in enumerate(spec.vocab_sizes):
                 self.add_module(f"embedders_{i}", nn.Embedding(row_count, spec.embedding_size))
-                self.add_module(f"post_projs_{i}", nn.Linear(spec.embedding_size, width, bias=False))
+                self.add_module(f"post_projs_{i}", nn.Linear(spec.embedding_size, hidden, bias=False))
 
         def forward(self, x: Tensor) -> Tensor:
             ids = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)

@@ -102,16 +102,27 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: NgramInput, hidden: int) -> None:
             super().__init__()
-            self.spec, width, embedding_width = spec, spec.streams * hidden, spec.ngram_heads * spec.ngram_head_dim
+            self.spec, streams_width, embedding_width = (
+                spec,
+                spec.streams * hidden,
+                spec.ngram_heads * spec.ngram_head_dim,
+            )
             self.embedding = nn.Embedding(spec.ngram_rows, spec.ngram_head_dim)
-            self.key_proj = nn.Linear(embedding_width, width, bias=False)
+            self.key_proj = nn.Linear(embedding_width, streams_width, bias=False)
             self.value_proj = nn.Linear(embedding_width, hidden, bias=False)
-            self.key_norm, self.query_norm = (norm_reference(spec.norm, width, groups=spec.streams) for _ in range(2))
+            self.key_norm, self.query_norm = (
+                norm_reference(spec.norm, streams_width, groups=spec.streams) for _ in range(2)
+            )
             if spec.conv_kernel_size is None:
                 return
-            self.conv_norm = norm_reference(spec.norm, width, groups=spec.streams)
+            self.conv_norm = norm_reference(spec.norm, streams_width, groups=spec.streams)
             self.conv1d = nn.Conv1d(
-                width, width, spec.conv_kernel_size, groups=width, dilation=spec.dilation, bias=False
+                streams_width,
+                streams_width,
+                spec.conv_kernel_size,
+                groups=streams_width,
+                dilation=spec.dilation,
+                bias=False,
             )
             self.conv_state: Any = state_class()()
 
@@ -120,7 +131,11 @@ def _reference_class() -> type[nn.Module]:
             assert self.spec.conv_kernel_size is not None
             past_length = (self.spec.conv_kernel_size - 1) * self.spec.dilation
             stored_rows, token_rows = self.conv_state.load(forward_pass), x.transpose(1, 2)
-            padded_rows = F.pad(token_rows, (past_length, 0)) if stored_rows is None else torch.cat([stored_rows[0], token_rows], -1)
+            padded_rows = (
+                F.pad(token_rows, (past_length, 0))
+                if stored_rows is None
+                else torch.cat([stored_rows[0], token_rows], -1)
+            )
             self.conv_state.keep(forward_pass, padded_rows[..., padded_rows.shape[-1] - past_length :])
             return self.conv1d(padded_rows).transpose(1, 2)
 

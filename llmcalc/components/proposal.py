@@ -178,12 +178,12 @@ def _reference_class() -> type[nn.Module]:
                 self.hidden_projection = nn.Linear(hidden, spec.selector_rank, bias=False)
                 self.pairs = product_class()()
             if spec.confidence:
-                width = hidden + (spec.markov_rank or 0) * spec.confidence_reads_token
-                self.confidence = nn.Linear(width, 1)
+                score_width = hidden + (spec.markov_rank or 0) * spec.confidence_reads_token
+                self.confidence = nn.Linear(score_width, 1)
             if spec.state_size is not None:
                 self.state_proj = nn.Linear(hidden, spec.state_size, bias=False)
 
-        def _gated_token_row(self, x: Tensor, token: Tensor) -> Tensor:
+        def _gate_token_row(self, x: Tensor, token: Tensor) -> Tensor:
             """Returns the input of the bias projection, from the token's embedding through a gate or a recurrence."""
             if self.spec.markov == "gated":
                 gate: Tensor = self.gate_proj(torch.cat([x, token], -1)).sigmoid()
@@ -228,7 +228,7 @@ def _reference_class() -> type[nn.Module]:
             token: Tensor | None = None
             if hasattr(self, "markov_w1"):
                 token = self.markov_w1(ids)
-                logit_bias = self.markov_w2(self._gated_token_row(x, token))
+                logit_bias = self.markov_w2(self._gate_token_row(x, token))
             if hasattr(self, "gru_input"):
                 gru_states = self._run_gru(x)
                 up_projection: Tensor = self.gru_up(nn.functional.silu(self.gru_down(torch.cat([x, gru_states], -1))))

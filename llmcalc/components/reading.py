@@ -35,9 +35,9 @@ class Reading(Part):
     feed_forward: FeedForward | None = None
     residual: Flag = True
 
-    def check_width(self, location: str, width: int) -> None:
+    def check_width(self, location: str, query_width: int) -> None:
         """Raises `ValueError` if the attention cannot have queries of this width."""
-        self.attention.check_place(StackPosition(f"{location}.attention", width, "encoder"))
+        self.attention.check_place(StackPosition(f"{location}.attention", query_width, "encoder"))
         self.attention.check_crossing()
 
     def flow(self, recorder: Flow, x: Value, memory: Value) -> Value:
@@ -65,17 +65,17 @@ def _reference_class() -> type[nn.Module]:
     class ReadingReference(nn.Module):
         """Cross-attention. x: [batch, rows, width], memory: [batch, other rows, source width] → shape of x."""
 
-        def __init__(self, spec: Reading, width: int, source_width: int) -> None:
+        def __init__(self, spec: Reading, query_width: int, source_width: int) -> None:
             super().__init__()
             self.residual = spec.residual
-            for norm_name, norm_width in (("query_norm", width), ("kv_norm", source_width)):
+            for norm_name, norm_width in (("query_norm", query_width), ("kv_norm", source_width)):
                 self.add_module(norm_name, spec.norm.reference(ModelProperties(norm_width)))
             self.attention = spec.attention.reference(
-                ModelProperties(width, causal=False, cross=True, source_size=source_width)
+                ModelProperties(query_width, causal=False, cross=True, source_size=source_width)
             )
             if spec.feed_forward is not None:
-                self.mlp_norm = spec.norm.reference(ModelProperties(width))
-                self.mlp = spec.feed_forward.reference(ModelProperties(width))
+                self.mlp_norm = spec.norm.reference(ModelProperties(query_width))
+                self.mlp = spec.feed_forward.reference(ModelProperties(query_width))
 
         def forward(self, x: Tensor, memory: Tensor) -> Tensor:
             keys = self.get_submodule("kv_norm")(memory)

@@ -87,7 +87,7 @@ class RelativeKeyAttention(TokenMixer):
     max_distance: Positions
     bias: Flag = False
 
-    def head_sizes(self, width: Any) -> HeadSizes:
+    def head_sizes(self, hidden_size: Any) -> HeadSizes:
         return HeadSizes(self.num_attention_heads, self.num_attention_heads, self.head_dim)
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
@@ -156,11 +156,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def __init__(self, spec: RelativeKeyAttention, hidden: int) -> None:
             super().__init__()
-            self.heads, width = spec.num_attention_heads, spec.num_attention_heads * spec.head_dim
+            self.heads, heads_width = spec.num_attention_heads, spec.num_attention_heads * spec.head_dim
             for projection in ("q_proj", "k_proj", "v_proj"):
-                self.add_module(projection, nn.Linear(hidden, width, bias=spec.bias))
+                self.add_module(projection, nn.Linear(hidden, heads_width, bias=spec.bias))
             self.pairs, self.core = PairScores(), softmax_core_class()()
-            self.o_proj = nn.Linear(width, hidden, bias=spec.bias)
+            self.o_proj = nn.Linear(heads_width, hidden, bias=spec.bias)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             q, k, v = (

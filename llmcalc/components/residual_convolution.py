@@ -42,9 +42,9 @@ def residual_convolution_class() -> type[nn.Module]:
     class ResidualConvolution(nn.Module):
         """The convolution plus its input. x: [batch, tokens, width] → same shape."""
 
-        def __init__(self, width: int, kernel: int) -> None:
+        def __init__(self, channels: int, kernel: int) -> None:
             super().__init__()
-            self.conv, self.conv_state = causal_conv_class()(width, kernel, False), state_class()()
+            self.conv, self.conv_state = causal_conv_class()(channels, kernel, False), state_class()()
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             convolved: Tensor = self.conv(x.transpose(1, 2), forward_pass, self.conv_state).transpose(1, 2)

@@ -36,7 +36,9 @@ def rotate(
     def cos_and_sin() -> tuple[Tensor, Tensor]:
         return _cos_sin(forward_pass.positions(first_position, end_position, x.device), rotary_dim, theta, x)
 
-    cos, sin = forward_pass.computed_once(("rope", first_position, end_position, rotary_dim, theta, x.dtype), cos_and_sin)
+    cos, sin = forward_pass.computed_once(
+        ("rope", first_position, end_position, rotary_dim, theta, x.dtype), cos_and_sin
+    )
     return _rotate_pairs(x, rotary_dim, cos, -sin if inverse else sin, concatenated)
 
 

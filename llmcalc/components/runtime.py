@@ -106,13 +106,13 @@ def _vector_class() -> type[nn.Module]:
 def product_class() -> type[nn.Module]:
     from torch import nn
 
-    class Products(nn.Module):
+    class AttentionProducts(nn.Module):
         """Scores of queries and keys, or the weighted sum of values: [batch, heads, queries, ·]."""
 
         def forward(self, x: Tensor, second_factor: Tensor) -> Tensor:
             return x @ second_factor
 
-    return Products
+    return AttentionProducts
 
 
 @cache
@@ -187,7 +187,9 @@ def cache_class() -> type[nn.Module]:
         def forward(self, forward_pass: ForwardPass, *new_tensors: Tensor) -> tuple[Tensor, ...]:
             if forward_pass.store is None:
                 return new_tensors
-            cached_tensors = [[cached_tensor] for cached_tensor in forward_pass.store.pop(self, ())] or [[] for _ in new_tensors]
+            cached_tensors = [[cached_tensor] for cached_tensor in forward_pass.store.pop(self, ())] or [
+                [] for _ in new_tensors
+            ]
             if self.limit is None:
                 for i, new_tensor in enumerate(new_tensors):
                     cached_tensors[i] = [torch.cat([*cached_tensors[i], new_tensor], -2)]
@@ -195,10 +197,22 @@ def cache_class() -> type[nn.Module]:
                 return joined_tensors
             joined_tensors = tuple(
                 # the oldest token leaves the window when a new one enters
-                torch.cat([*(cached_part[..., max(0, cached_part.shape[-2] - self.limit + 1) :, :] for cached_part in cached_list), new_tensor], -2)
+                torch.cat(
+                    [
+                        *(
+                            cached_part[..., max(0, cached_part.shape[-2] - self.limit + 1) :, :]
+                            for cached_part in cached_list
+                        ),
+                        new_tensor,
+                    ],
+                    -2,
+                )
                 for cached_list, new_tensor in zip(cached_tensors, new_tensors, strict=True)
             )
-            forward_pass.store[self] = tuple(cached_tensor[..., max(0, cached_tensor.shape[-2] - self.limit) :, :] for cached_tensor in joined_tensors)
+            forward_pass.store[self] = tuple(
+                cached_tensor[..., max(0, cached_tensor.shape[-2] - self.limit) :, :]
+                for cached_tensor in joined_tensors
+            )
             return joined_tensors
 
     return Cache
@@ -291,7 +305,9 @@ def attention_mask(
         query_positions = forward_pass.positions(end_position - queries, end_position, q.device)[:, None]
         key_positions = forward_pass.positions(end_position - keys, end_position, q.device)[None, :]
         if not causal:
-            tokens_before, tokens_after = (end_position, end_position) if window is None else ((window - 1) // 2, window // 2)
+            tokens_before, tokens_after = (
+                (end_position, end_position) if window is None else ((window - 1) // 2, window // 2)
+            )
             return (query_positions - key_positions <= tokens_before) & (
                 key_positions - query_positions <= tokens_after
             )

@@ -81,4 +81,10 @@ class SpectrumStem(Stem):
     def examples(cls) -> list[Self]:
         first_convolution = SpectrumConv(channels=4, bias=True)
         separable_convolution = SpectrumConv(channels=4, separable=True, bias=True)
-        return [cls(subsampling=Subsampling(num_mel_bins=9, convolutions=(first_convolution, separable_convolution), bias=True))]
+        return [
+            cls(
+                subsampling=Subsampling(
+                    num_mel_bins=9, convolutions=(first_convolution, separable_convolution), bias=True
+                )
+            )
+        ]

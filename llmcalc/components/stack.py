@@ -266,9 +266,11 @@ class Stack(Component):
             )
         for layer_name, component in self.slots().items():
             component.check_place(replace(stack_position, where=f"{stack_position.where}.{layer_name}"))
-        width = self.input_size or stack_position.width
-        if self.streams is not None and self.streams.embedding_width() not in (None, width):
-            raise ValueError(f"{stack_position.where}.streams.query_size: expected {width}, the embeddings' width")
+        input_width = self.input_size or stack_position.width
+        if self.streams is not None and self.streams.embedding_width() not in (None, input_width):
+            raise ValueError(
+                f"{stack_position.where}.streams.query_size: expected {input_width}, the embeddings' width"
+            )
 
     def layer_names(self) -> list[str]:
         """Returns the kind of each layer in execution order."""
@@ -296,7 +298,11 @@ class Stack(Component):
             return
         repeated_layers, period = depth - len(self.first_layers), len(self.pattern)
         for layer_name in dict.fromkeys((*self.first_layers, *self.pattern)):
-            repeats = sum(ceil_div(repeated_layers - i, period) for i, ffn_width in enumerate(self.pattern) if ffn_width == layer_name)
+            repeats = sum(
+                ceil_div(repeated_layers - i, period)
+                for i, ffn_width in enumerate(self.pattern)
+                if ffn_width == layer_name
+            )
             yield layer_name, self.layer(layer_name), self.first_layers.count(layer_name) + repeats, None
 
     def flow(
@@ -398,9 +404,14 @@ class Stack(Component):
             return x
         return recorder.linear("input_proj", x, *hidden, bias=True, kind="embedding")
 
-    def _record_layers(self, recorder: Flow, x: Value, kind_name: str, block: Layer, repeat: Number, layer_indices: Any) -> Value:
+    def _record_layers(
+        self, recorder: Flow, x: Value, kind_name: str, block: Layer, repeat: Number, layer_indices: Any
+    ) -> Value:
         """Records the layers of one kind. If the layers share parameters, the first layer stores them."""
-        shown_label, node_fields = "" if kind_name == BASE else kind_name, {"kind": "layer", "source": block.formula_source}
+        shown_label, node_fields = (
+            "" if kind_name == BASE else kind_name,
+            {"kind": "layer", "source": block.formula_source},
+        )
         if kind_name not in self.shared_layers:
             return recorder.layers(
                 x, lambda v: block.flow(recorder, v), repeat, layer_indices, label=shown_label, **node_fields
@@ -651,8 +662,12 @@ def _reference_class() -> type[nn.Module]:
             repeated_pattern = spec.pattern * spec.num_hidden_layers
             layer_names = (*spec.first_layers, *repeated_pattern)[: spec.num_hidden_layers]
             layers_by_kind = {BASE: spec.block, **spec.variants}
-            self.lends = any(getattr(layers_by_kind[slot_name].attention, "kv_shared", False) for slot_name in layer_names)
-            self.layers = nn.ModuleList(layers_by_kind[slot_name].reference(model_properties) for slot_name in layer_names)
+            self.lends = any(
+                getattr(layers_by_kind[slot_name].attention, "kv_shared", False) for slot_name in layer_names
+            )
+            self.layers = nn.ModuleList(
+                layers_by_kind[slot_name].reference(model_properties) for slot_name in layer_names
+            )
             self.layer_kinds = [
                 f"{slot_name}, again"
                 if layer_names.index(slot_name) < i and not getattr(self.layers[i], "repeats_alike", True)

@@ -90,7 +90,13 @@ class TargetStates(ResidualStreams):
 
     @property
     def formula_source(self) -> str:
-        source_of_kind = {"joined": EAGLE, "states": EAGLE_3, "embedding": DFLASH, "target": "Gemma 4 2026", "state": MEDUSA}
+        source_of_kind = {
+            "joined": EAGLE,
+            "states": EAGLE_3,
+            "embedding": DFLASH,
+            "target": "Gemma 4 2026",
+            "state": MEDUSA,
+        }
         return source_of_kind[self.start]
 
     def record_split(self, recorder: Flow, x: Value) -> Value:
@@ -108,7 +114,10 @@ class TargetStates(ResidualStreams):
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the projection. x: the token embeddings."""
         hidden = x.axes[-1]
-        state_count, state_width = Axis("states", self.states), hidden if self.size is None else Axis("target", self.size)
+        state_count, state_width = (
+            Axis("states", self.states),
+            hidden if self.size is None else Axis("target", self.size),
+        )
         target_states = recorder.received(x, state_count, state_width)
         if self.masked:
             recorder.vector("mask_hidden", state_count, state_width, role="kept")
@@ -151,8 +160,8 @@ def _reference_class() -> type[nn.Module]:
                 self.state_norm = norm_reference(spec.state_norm, self.states, self.size)
             if spec.joined_norm is not None:
                 self.joined_norm = spec.joined_norm.reference(ModelProperties(self.states * self.size))
-            width = self.states * self.size + (hidden if self.joins else 0)
-            self.fc = nn.Linear(width, hidden, bias=spec.bias)
+            states_width = self.states * self.size + (hidden if self.joins else 0)
+            self.fc = nn.Linear(states_width, hidden, bias=spec.bias)
             if spec.output_norm is not None:
                 self.output_norm = spec.output_norm.reference(model_properties)
 

@@ -78,9 +78,13 @@ class WaveStem(Stem):
         """Records the stem. width: the encoder's width. x: token embeddings if recorded without an encoder."""
         frames = recorder.frames = x if x.fixed else self.frames_read()
         axes, norm = width or x.axes, Norm(type="layernorm")
-        for i, (convolution, output_rows) in enumerate(zip(self.convolutions, self._rows_per_convolution()[1:], strict=True)):
+        for i, (convolution, output_rows) in enumerate(
+            zip(self.convolutions, self._rows_per_convolution()[1:], strict=True)
+        ):
             channels = Axis("channels", convolution.channels)
-            frames = recorder.conv(f"conv_{i}", frames, channels, kernel=convolution.kernel, bias=self.bias, rows=output_rows)
+            frames = recorder.conv(
+                f"conv_{i}", frames, channels, kernel=convolution.kernel, bias=self.bias, rows=output_rows
+            )
             frames = recorder.part(f"norm_{i}", norm, frames) if i == 0 or self.norms == "all" else frames
             frames = recorder.act(frames, self.hidden_act)
         frames = recorder.linear("proj", recorder.part("proj_norm", norm, frames), *axes, bias=True)
@@ -122,15 +126,15 @@ def _reference_class() -> type[nn.Module]:
 
     from .runtime import vector
 
-    class Position(nn.Module):
+    class PositionConvolution(nn.Module):
         """A convolutional position embedding with groups and weight norm.
 
         x: [batch, channels, positions] → same shape, or one position more.
         """
 
-        def __init__(self, width: int, kernel: int, groups: int) -> None:
+        def __init__(self, hidden: int, kernel: int, groups: int) -> None:
             super().__init__()
-            self.conv = nn.Conv1d(width, width, kernel, padding=kernel // 2, groups=groups)
+            self.conv = nn.Conv1d(hidden, hidden, kernel, padding=kernel // 2, groups=groups)
             self.length = vector(torch.ones(kernel))
 
         def forward(self, x: Tensor) -> Tensor:
@@ -154,7 +158,9 @@ def _reference_class() -> type[nn.Module]:
             self.proj = nn.Linear(channels, model_properties.hidden_size)
             if spec.mask:
                 self.mask = vector(torch.zeros(model_properties.hidden_size))
-            self.position = Position(model_properties.hidden_size, spec.position_kernel, spec.position_groups)
+            self.position = PositionConvolution(
+                model_properties.hidden_size, spec.position_kernel, spec.position_groups
+            )
 
         def forward(self, samples: Tensor) -> Tensor:
             frames: Any = samples[:, None]

@@ -150,7 +150,9 @@ class ModuleNames:
         predictors = [child for child in children if child.name == "mtp"]
         for child in children:
             if child.name not in ("layers", "mtp"):
-                child_names = self._node_names(child, child.name, roots, roots, (f"{stack_name}{child.name}", child.name))
+                child_names = self._node_names(
+                    child, child.name, roots, roots, (f"{stack_name}{child.name}", child.name)
+                )
                 self._names_outside_layers |= {
                     f"{stack_name}{path}": _add_earlier_names(path, names) for path, names in child_names
                 }
@@ -175,11 +177,18 @@ class ModuleNames:
                 }
             module_lists = tuple(stack_name for list_name in lists for stack_name in list_name.split(" & "))
             self._layers.setdefault(f"{stack_name}{layer.name}", []).append(
-                _LayerNames(frozenset(layer.indices or ()), layer in predictors, layer_numbers, module_lists, roots, part_names)
+                _LayerNames(
+                    frozenset(layer.indices or ()), layer in predictors, layer_numbers, module_lists, roots, part_names
+                )
             )
 
     def _node_names(
-        self, node: Node, path: str, parent_paths: tuple[str, ...], outer_parents: tuple[str, ...], keys: tuple[str, ...]
+        self,
+        node: Node,
+        path: str,
+        parent_paths: tuple[str, ...],
+        outer_parents: tuple[str, ...],
+        keys: tuple[str, ...],
     ) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Yields the path and published names of a node and all nodes below.
 
@@ -187,7 +196,9 @@ class ModuleNames:
         outer_parents: the prefixes of its layer, or of the stack outside of layers.
         keys: its path in the layer, and every suffix of that path.
         """
-        child_keys = {child.name: (*(f"{table_key}.{child.name}" for table_key in keys), child.name) for child in node.children}
+        child_keys = {
+            child.name: (*(f"{table_key}.{child.name}" for table_key in keys), child.name) for child in node.children
+        }
         outer_words = {
             module for keys in child_keys.values() for module in self._table_names(keys) if module.startswith(".")
         }
@@ -229,7 +240,13 @@ class ModuleNames:
     def _table_entry(self, keys: tuple[str, ...]) -> str | None:
         """Returns the published-name entry for a node's path, from the family's table first; None without an entry."""
         return next(
-            (names[table_key] for names in (self._published_names_by_path, self._names) for table_key in keys if table_key in names), None
+            (
+                names[table_key]
+                for names in (self._published_names_by_path, self._names)
+                for table_key in keys
+                if table_key in names
+            ),
+            None,
         )
 
     def _table_names(self, keys: tuple[str, ...]) -> Iterator[str]:
@@ -255,10 +272,14 @@ class _LayerNames(NamedTuple):
 
     def names(self, layer_index: int) -> tuple[str, ...]:
         """Returns the published names of a layer."""
-        layer_number = len(self.numbers) + layer_index if self.are_predictors else self.numbers.get(layer_index, layer_index)
+        layer_number = (
+            len(self.numbers) + layer_index if self.are_predictors else self.numbers.get(layer_index, layer_index)
+        )
         layer_names = [_layer_name(list_name, layer_number, len(self.numbers)) for list_name in self.lists]
         names = tuple(f"{root}{list_name}" for root in self.roots for list_name in layer_names)
-        return (*names, f"mtp.layers.{layer_index}", f"model.mtp.layers.{layer_index}") if self.are_predictors else names
+        return (
+            (*names, f"mtp.layers.{layer_index}", f"model.mtp.layers.{layer_index}") if self.are_predictors else names
+        )
 
 
 def _name_in_layer(layer: str, name_in_layer: str) -> str:
@@ -335,7 +356,8 @@ def _parse_alternatives(joined_names: str, separate_words: Iterable[str] | None)
     alternatives = [
         option
         for option in options
-        if len(option) > 1 and any(f"{name}.".startswith(f"{module_name}.") for name in first_names for module_name in option)
+        if len(option) > 1
+        and any(f"{name}.".startswith(f"{module_name}.") for name in first_names for module_name in option)
     ]
     return alternatives or [option for option in options if len(option) == 1] or options
 
@@ -347,7 +369,9 @@ def _without_parts(option: list[str], part_names: Iterable[str]) -> list[str]:
     return [module_name for module_name in option if f".{module_name.removeprefix('.')}" not in part_names] or option
 
 
-def _paths_below(module_names: list[str], parent_paths: tuple[str, ...], outer_parents: tuple[str, ...]) -> Iterator[str]:
+def _paths_below(
+    module_names: list[str], parent_paths: tuple[str, ...], outer_parents: tuple[str, ...]
+) -> Iterator[str]:
     """Yields the paths of modules below parents. A name with a leading dot is below `outer_parents`."""
     for module_name in module_names:
         for prefix in outer_parents if module_name.startswith(".") else parent_paths:
@@ -375,7 +399,9 @@ def _add_earlier_names(path: str, names: tuple[str, ...]) -> tuple[str, ...]:
         expert_modules = [
             module_name.rpartition(".")[0] for module_name in names if module_name.split(".")[-2:-1] == ["experts"]
         ]
-        known_names += [f"{module}.0.{leaf}" for module in expert_modules for leaf in EXPERT.get(last_name, (last_name,))] + expert_modules
+        known_names += [
+            f"{module}.0.{leaf}" for module in expert_modules for leaf in EXPERT.get(last_name, (last_name,))
+        ] + expert_modules
     variants: list[str] = []
     for module_name in dict.fromkeys(known_names):
         *path_names, leaf = module_name.split(".")

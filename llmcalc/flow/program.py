@@ -181,7 +181,9 @@ def _nodes_of_items(program_items: Sequence[Item]) -> tuple[Op | None, dict[str,
     for program_item in program_items:
         if isinstance(program_item, Scope) and program_item.list_index:
             i, first_copy = next((i, child) for i, child in enumerate(children) if child.name == program_item.name)
-            children[i] = replace(first_copy, repeat=program_item.list_index + 1, indices=range(program_item.list_index + 1))
+            children[i] = replace(
+                first_copy, repeat=program_item.list_index + 1, indices=range(program_item.list_index + 1)
+            )
         elif isinstance(program_item, Scope):
             children.append(program_item.node())
         elif isinstance(program_item, Alternatives):

@@ -93,7 +93,11 @@ class Node:
     def with_effect(self, effect: str) -> Node:
         """Returns a tree of the nodes that may have an effect, such as parameters, with equal totals."""
         reduced_children = (child.with_effect(effect) for child in self.children)
-        children = tuple(reduced_child for reduced_child in reduced_children if reduced_child.children or reduced_child._may_have(effect))
+        children = tuple(
+            reduced_child
+            for reduced_child in reduced_children
+            if reduced_child.children or reduced_child._may_have(effect)
+        )
         return replace(self, children=children)
 
     def _may_have(self, effect: str) -> bool:

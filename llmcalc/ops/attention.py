@@ -58,9 +58,15 @@ class AttentionCore(Op):
             return new_tokens * (new_tokens + self._cached_keys(past_tokens, run_config))
         if not self.causal:
             pair_count = _centred_pairs(new_tokens, self.window)
-            return pair_count if is_zero(past_tokens) else pair_count + new_tokens * self._cached_keys(past_tokens, run_config)
+            return (
+                pair_count
+                if is_zero(past_tokens)
+                else pair_count + new_tokens * self._cached_keys(past_tokens, run_config)
+            )
         window = self.window if self.selected is None else self.selected  # as many keys, selected or last
-        return _causal_pairs(past_tokens + new_tokens, window, self.chunk) - _causal_pairs(past_tokens, window, self.chunk)
+        return _causal_pairs(past_tokens + new_tokens, window, self.chunk) - _causal_pairs(
+            past_tokens, window, self.chunk
+        )
 
     def _cached_keys(self, past: Number, run_config: RunConfig) -> Number:
         """Returns the number of cached keys that new tokens attend to; at most W − 1 with a window W."""
@@ -193,7 +199,9 @@ def _pairs_in_squares(run_config: RunConfig, square_side: Number, rows: Rows) ->
     if not isinstance(image_run, EncoderPass):
         raise TypeError("squares of patches: an image is read by an encoder's pass")
     pair_count: Number = 1
-    for grid_side in (run_config.new_rows(rows),) if isinstance(rows, InChunks) else (image_run.rows, image_run.columns):
+    for grid_side in (
+        (run_config.new_rows(rows),) if isinstance(rows, InChunks) else (image_run.rows, image_run.columns)
+    ):
         whole_squares = floor_div(grid_side, square_side)
         last_rows = grid_side - whole_squares * square_side
         pair_count = pair_count * (whole_squares * square_side * square_side + last_rows * last_rows)

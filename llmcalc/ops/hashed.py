@@ -38,7 +38,9 @@ class ChunkCore(AttentionCore):
         else:
             order_count = 1 if self.hashes is None else self.hashes
             pairs_of_chunks = row_count * order_count * self.block * (self.before + 1 + self.after)
-        return has_chunks * pairs_of_chunks + (1 - has_chunks) * (triangle(row_count) if is_masked else row_count * row_count)
+        return has_chunks * pairs_of_chunks + (1 - has_chunks) * (
+            triangle(row_count) if is_masked else row_count * row_count
+        )
 
     def _causal_pairs_of_chunks(self, rows: Number) -> Number:
         """Returns the number of (query, key) pairs of unsorted tokens.

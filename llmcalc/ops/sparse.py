@@ -185,7 +185,10 @@ class PredictCore(AttentionCore):
             return self.streams * new_tokens * (past_tokens + new_tokens + new_tokens)
         main_pairs: Number = 0
         for i in range(self.streams):
-            main_pairs = add(main_pairs, self._main_stream_pairs(past_tokens + new_tokens, i) - self._main_stream_pairs(past_tokens, i))
+            main_pairs = add(
+                main_pairs,
+                self._main_stream_pairs(past_tokens + new_tokens, i) - self._main_stream_pairs(past_tokens, i),
+            )
         return add(main_pairs, self.streams * new_tokens)
 
     def _main_stream_pairs(self, n: Number, stream: int) -> Number:
@@ -222,7 +225,9 @@ class EntryScores(AttentionCore):
             return self.visible_pairs(past_tokens + new_tokens) - self.visible_pairs(past_tokens)
         entry_count = floor_div(past_tokens + new_tokens, self.rate)
         return new_tokens * (
-            minimum(entry_count, self.chosen) if self.chosen is not None and run_config.phase == "decode" else entry_count
+            minimum(entry_count, self.chosen)
+            if self.chosen is not None and run_config.phase == "decode"
+            else entry_count
         )
 
 

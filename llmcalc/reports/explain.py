@@ -187,7 +187,7 @@ def _node_tables(preset: Preset, explanation: Explanation, rank_share: RankShare
 def _quantity_tables(preset: Preset, explanation: Explanation, rank_share: RankShare | None) -> list[Table]:
     """Returns one table per quantity: every component of one layer of each kind, and the model's total."""
     tables: list[Table] = []
-    model, numeric_tree = explanation.sections[-1], not explanation.formulas.has_symbols
+    model, values_only = explanation.sections[-1], not explanation.formulas.has_symbols
     names = [_component_text(section) for section in explanation.sections]
     width = (
         LINE
@@ -217,7 +217,7 @@ def _quantity_tables(preset: Preset, explanation: Explanation, rank_share: RankS
     )
     repeat_text = (
         "× 2: repeated twice; the value is per layer"
-        if numeric_tree
+        if values_only
         else "× L: repeated L times; the formula is per layer"
     )
     notes = [
@@ -237,7 +237,7 @@ def _component_rows(explanation: Explanation, quantity: Quantity, names: list[st
 
     A layer whose formulas are those of an earlier kind of layer takes one row, which names that kind.
     """
-    numeric_tree = not explanation.formulas.has_symbols
+    values_only = not explanation.formulas.has_symbols
     component_blocks: list[list[tuple[Section, str, list[str]]]] = []
     for section, name in zip(explanation.sections[:-1], names, strict=False):
         is_layer = section.formula_nodes[0].numeric_node.kind == "layer"
@@ -249,7 +249,7 @@ def _component_rows(explanation: Explanation, quantity: Quantity, names: list[st
             formula_value = write_expression(formula.length_expression, Style(grouped=True))
             formula_texts = (
                 [formula_value]
-                if numeric_tree
+                if values_only
                 else list(dict.fromkeys((write_expression(formula.expression), formula_value)))
             )
             component_blocks[-1].append((section, name, _with_unit(formula_texts, formula)))

@@ -26,7 +26,7 @@ def junit(verdicts: list[Verdict], skipped_models: dict[str, str]) -> str:
             )
             if not check.ok:
                 message = (
-                    f"closed form {check.computed_memory:,}, {check.witness} "
+                    f"closed form {check.closed_form:,}, {check.witness} "
                     f"{check.measured if check.measured is None else format(check.measured, ',')}"
                 )
                 ET.SubElement(test_case, "failure", message=message).text = check.explanation(verdict.sizes)

@@ -301,7 +301,7 @@ def _failure_tables(verdicts: list[Verdict]) -> Iterator[Table]:
     remaining_lines = MOST_FAILURES
     columns = (
         Column("node", "node", justify="left"),
-        Column("computed_memory", "closed form", units.exact),
+        Column("closed_form", "closed form", units.exact),
         Column("measured", "measured", units.exact),
         Column("difference", "difference", justify="left", wrap=True),
     )
@@ -313,7 +313,7 @@ def _failure_tables(verdicts: list[Verdict]) -> Iterator[Table]:
                 Row(
                     [
                         _node_or_moment(check),
-                        check.computed_memory,
+                        check.closed_form,
                         "none" if check.measured is None else check.measured,
                         check.explanation(verdict.sizes),
                     ]

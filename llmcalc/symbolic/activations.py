@@ -23,8 +23,8 @@ from ..simulator.tensor import DTYPES
 from ..workload.recompute import MODES
 from .explain import Explanation, Section, check_layer_kinds, components, merge_sections
 from .formulas import DEFAULT, DEFAULT_TRAINING, FormulaNode, Formulas, Setting, TrainingSetting
-from .saved_bytes import LOSS, Block, Pass, Path, PathNames, NodeTrackingEager, saved_blocks
-from .symbolic import SEQUENCES, Meaning, keys_symbol, sequences_symbol, spec_with_formulas
+from .saved_bytes import LOSS, Block, NodeTrackingEager, Pass, Path, PathNames, saved_blocks
+from .symbolic import SEQUENCES, SymbolMeaning, keys_symbol, sequences_symbol, spec_with_formulas
 from .symbolic_int import SymbolicInt, formula_of
 
 LOSS_NAMES: PathNames = tuple(name for name, _ in LOSS)
@@ -65,7 +65,9 @@ class Activations:
     kernels: class of the kernels; default eager.
     """
 
-    def __init__(self, formulas: Formulas, training: TrainingSetting, kernels: type[NodeTrackingEager] = NodeTrackingEager) -> None:
+    def __init__(
+        self, formulas: Formulas, training: TrainingSetting, kernels: type[NodeTrackingEager] = NodeTrackingEager
+    ) -> None:
         self.formulas: Formulas = formulas
         self.training: TrainingSetting = training
         self.kernels: type[NodeTrackingEager] = kernels
@@ -74,7 +76,7 @@ class Activations:
         if formulas.has_symbols:
             meanings = formulas.meanings
             meanings[keys_symbol()] = replace(meanings[keys_symbol()], field="tokens of a sequence")
-            meanings[sequences_symbol()] = Meaning(SEQUENCES, "sequences at once", training.batch)
+            meanings[sequences_symbol()] = SymbolMeaning(SEQUENCES, "sequences at once", training.batch)
             self.letters = self.saved_sums("letters", training.batch)
 
     def saved_sums(self, notation: Notation, batch: int) -> SavedSums:
@@ -144,7 +146,9 @@ class Activations:
                 if optional_part.has_flops
                 else "not trained here; expected params"
             )
-            raise InputError(f"--quantity activations: {query} is a part of the {optional_part.title}, which are {hint}")
+            raise InputError(
+                f"--quantity activations: {query} is a part of the {optional_part.title}, which are {hint}"
+            )
         return trained_nodes
 
     def notes(self) -> tuple[str, ...]:
@@ -242,13 +246,15 @@ class SavedSums:
             child_path = (*path, (child.numeric_node.name, child.numeric_node.label))
             is_layer = repeat_count is None and child_path in self._paths
             self.times[location] = node.repeat if is_layer else repeat_count
-            self.by_location[location] = self._subtree_bytes(
-                child, child_path, inner_width, self.times[location]
-            )
+            self.by_location[location] = self._subtree_bytes(child, child_path, inner_width, self.times[location])
             if is_layer:
                 self.layers.add(location)
             total_sum += self.by_location[location] * (node.repeat if is_layer else 1)
-        total_sum += sum(inner_width.pop(unclaimed_path) for unclaimed_path in list(inner_width) if unclaimed_path[: len(path)] == path)
+        total_sum += sum(
+            inner_width.pop(unclaimed_path)
+            for unclaimed_path in list(inner_width)
+            if unclaimed_path[: len(path)] == path
+        )
         path_names = tuple(name for name, _ in path)
         return total_sum + sum(byte_count for stack, byte_count in self.shared.items() if stack[:-1] == path_names)
 
@@ -291,4 +297,6 @@ def _shared_entry_path(stack: PathNames) -> PathNames:
 def _extra_entry(path_names: PathNames) -> FormulaNode:
     """Returns a table entry for saved bytes outside of all nodes, such as the loss."""
     extra_node = Node(path_names[-1])
-    return FormulaNode(tuple((name, "", ()) for name in path_names), ".".join(path_names), (), extra_node, extra_node, 1, "", "")
+    return FormulaNode(
+        tuple((name, "", ()) for name in path_names), ".".join(path_names), (), extra_node, extra_node, 1, "", ""
+    )

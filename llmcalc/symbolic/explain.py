@@ -156,7 +156,11 @@ def components(formulas: Formulas) -> list[tuple[int, FormulaNode]]:
                     add_component(child, depth + 1)
             if len(norms) > 1:
                 component_nodes.append((depth + 1, merge_nodes(formula_node, "norms", norms)))
-        elif numeric_node.kind == "experts" and any(c.children for c in numeric_node.children) and numeric_node.children[0].op is not None:
+        elif (
+            numeric_node.kind == "experts"
+            and any(c.children for c in numeric_node.children)
+            and numeric_node.children[0].op is not None
+        ):
             for child in formula_node.children:
                 add_component(child, depth + 1)
 

@@ -26,8 +26,8 @@ from ..workload.workload import Workload
 from .symbolic import (
     ELEMENT_BYTES,
     KEYS,
-    Meaning,
     Symbolic,
+    SymbolMeaning,
     bytes_symbol,
     cached_symbolic,
     has_sympy,
@@ -124,7 +124,7 @@ class Formula:
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
+class CostTerm:
     """A cost summed over the model's tree in one run; a quantity is a sum of such terms."""
 
     cost: Cost
@@ -169,13 +169,13 @@ class Formulas:
         self.setting: Setting = setting
         self.one_pass_model: str = spec.one_pass_model
         self.include: frozenset[str] = include
-        self.meanings: dict[Any, Meaning] = {}
+        self.meanings: dict[Any, SymbolMeaning] = {}
         if self.has_symbols:
             element_text = f"bytes of a cached element ({setting.dtype})"
             self.meanings = {
                 **self.symbolic.meanings,
-                keys_symbol(): Meaning(KEYS, "number of keys (= sequence length)", setting.seq),
-                bytes_symbol(): Meaning(ELEMENT_BYTES, element_text, Fraction(self._element_bits) / 8),
+                keys_symbol(): SymbolMeaning(KEYS, "number of keys (= sequence length)", setting.seq),
+                bytes_symbol(): SymbolMeaning(ELEMENT_BYTES, element_text, Fraction(self._element_bits) / 8),
             }
 
         self._walks: dict[tuple[int, RunConfig | None], list[Place]] = {}
@@ -206,7 +206,9 @@ class Formulas:
                 for i in range(len(node.path_names))
             }
             component_names = dict.fromkeys(
-                node.path_names[-1][0] for node in formula_nodes[1:] if node.numeric_node.children or len(node.path_names) == 1
+                node.path_names[-1][0]
+                for node in formula_nodes[1:]
+                if node.numeric_node.children or len(node.path_names) == 1
             )
             components: dict[str, str] = {}  # `attention` → self_attn: the outermost node of a component has its name
             for node in formula_nodes[1:]:
@@ -253,14 +255,16 @@ class Formulas:
             return formula
         return replace(formula, hidden_expression=self._combine_equal_layers(formula.hidden_expression, rewrite_sums))
 
-    def _formula_with_forms(self, quantity: Quantity, expression: Any, known_value: Fraction, node: FormulaNode) -> Formula:
+    def _formula_with_forms(
+        self, quantity: Quantity, expression: Any, known_value: Fraction, node: FormulaNode
+    ) -> Formula:
         open_form = self._evaluate_at_numbers(expression, known_value, node)
         formula_in_hidden = self._rewrite_in_hidden_units(expression)
         if formula_in_hidden is not None:
             self._evaluate_at_numbers(formula_in_hidden, known_value, node)
         return Formula(quantity, expression, known_value, open_form, formula_in_hidden)
 
-    def _sum_terms(self, root: Node, cost_terms: Iterable[Term], node: FormulaNode) -> Any:
+    def _sum_terms(self, root: Node, cost_terms: Iterable[CostTerm], node: FormulaNode) -> Any:
         """Returns the sum of the terms per repeat of the node."""
         cost_sum: Any = 0
         for cost_term in cost_terms:
@@ -276,18 +280,18 @@ class Formulas:
             self._walks[cache_key] = list(root.walk(run_config))
         return self._walks[cache_key]
 
-    def _numeric_terms(self, quantity: Quantity) -> list[Term]:
+    def _numeric_terms(self, quantity: Quantity) -> list[CostTerm]:
         """Returns the terms of the quantity in numbers."""
         seq = self.setting.seq
         return self._cost_terms(quantity, seq, Fraction(1, seq), self._element_bits, Fraction(1, 8))
 
-    def _symbolic_terms(self, quantity: Quantity) -> list[Term]:
+    def _symbolic_terms(self, quantity: Quantity) -> list[CostTerm]:
         """Returns the terms of the quantity in symbols. Imports sympy."""
         return self._cost_terms(quantity, keys_symbol(), 1 / keys_symbol(), 8 * bytes_symbol(), _one_eighth())
 
     def _cost_terms(
         self, quantity: Quantity, seq: Number, tokens_inverse: Any, element_bits: Number, one_eighth: Any
-    ) -> list[Term]:
+    ) -> list[CostTerm]:
         """Returns the cost terms of which the quantity is the sum.
 
         seq: tokens of a sequence.
@@ -296,11 +300,11 @@ class Formulas:
         one_eighth: 1/8, in numbers or in symbols.
         """
         if quantity in ("params", "active"):
-            return [Term(total_of if quantity == "params" else active_of)]
+            return [CostTerm(total_of if quantity == "params" else active_of)]
         if quantity in ("flops", "flops_absorbed"):
             execution = EAGER if quantity == "flops" else Execution(mla="absorbed")
             run_config = RunConfig(Workload(batch=1, seq=seq), Counting(self.setting.pairs), execution)
-            return [Term(_scaled_cost(forward_of, tokens_inverse), run_config)]
+            return [CostTerm(_scaled_cost(forward_of, tokens_inverse), run_config)]
         empty_run, one_token = (
             RunConfig(Workload(batch=1, seq=token_count, source=token_count, phase="prefill")) for token_count in (0, 1)
         )
@@ -335,7 +339,9 @@ class Formulas:
         expression = sympy.sympify(expression)
         numeric_value = expression.xreplace(value_of_symbol)
         if numeric_value != sympy.Rational(known_value):
-            raise ArithmeticError(f"{node.name}: the formula {expression} gives {numeric_value}, the count is {known_value}")
+            raise ArithmeticError(
+                f"{node.name}: the formula {expression} gives {numeric_value}, the count is {known_value}"
+            )
         del value_of_symbol[keys_symbol()]
         return sympy.expand(expression.xreplace(value_of_symbol))
 
@@ -348,7 +354,9 @@ class Formulas:
 
         expression = sympy.sympify(expression)
         depths = self.symbolic.depths
-        depth_symbols = {symbol for symbol, meaning in self.meanings.items() if meaning.field.startswith("num_hidden_layers")}
+        depth_symbols = {
+            symbol for symbol, meaning in self.meanings.items() if meaning.field.startswith("num_hidden_layers")
+        }
         layer_terms: dict[Any, set[Any]] = {}
         other_terms: list[Any] = []
         for summand in sympy.Add.make_args(expression):
@@ -380,13 +388,18 @@ class Formulas:
         for summand in sympy.Add.make_args(expanded_sum):
             factors: list[tuple[Any, Any]] = [factor.as_base_exp() for factor in sympy.Mul.make_args(summand)]
             factor_fields = [self.meanings[base].field if base in self.meanings else "" for base, _ in factors]
-            heads = sum(exponent for (_, exponent), factor in zip(factors, factor_fields, strict=True) if factor in HEADS)
-            head_size_power = sum(exponent for (_, exponent), factor in zip(factors, factor_fields, strict=True) if factor in HEAD_SIZES)
+            heads = sum(
+                exponent for (_, exponent), factor in zip(factors, factor_fields, strict=True) if factor in HEADS
+            )
+            head_size_power = sum(
+                exponent for (_, exponent), factor in zip(factors, factor_fields, strict=True) if factor in HEAD_SIZES
+            )
             lengths = WIDTHS | (HEADS | HEAD_SIZES if heads == head_size_power else frozenset())
             for (base, exponent), field in zip(factors, factor_fields, strict=True):
                 power = exponent if field in WIDTHS | HEAD_SIZES else 0
                 changed_terms = (
-                    sympy.Rational(self.meanings[base].value) ** exponent * (hidden / self.meanings[hidden].value) ** power
+                    sympy.Rational(self.meanings[base].value) ** exponent
+                    * (hidden / self.meanings[hidden].value) ** power
                     if field in lengths
                     else base**exponent
                 )
@@ -408,13 +421,20 @@ class Formulas:
         def ratio(numerator: Number, denominator: Any) -> Any:
             return sympy.Rational(numerator, value_of_symbol[denominator]) * denominator
 
-        hidden_widths, heads, head_sizes = symbols_of(frozenset({"hidden_size"})), symbols_of(HEADS), symbols_of(HEAD_SIZES)
+        hidden_widths, heads, head_sizes = (
+            symbols_of(frozenset({"hidden_size"})),
+            symbols_of(HEADS),
+            symbols_of(HEAD_SIZES),
+        )
         if len(hidden_widths) != 1:
             return []
         (hidden,) = hidden_widths
         width_ratios = [(width, ratio(value_of_symbol[width], hidden)) for width in symbols_of(WIDTHS)]
         if len(head_sizes) == 1:
-            width_ratios += [(head * head_sizes[0], ratio(value_of_symbol[head] * value_of_symbol[head_sizes[0]], hidden)) for head in heads]
+            width_ratios += [
+                (head * head_sizes[0], ratio(value_of_symbol[head] * value_of_symbol[head_sizes[0]], hidden))
+                for head in heads
+            ]
         elif not head_sizes and len(heads) == 2:
             width_ratios.append((heads[1], ratio(value_of_symbol[heads[1]], heads[0])))
         return width_ratios
@@ -429,7 +449,9 @@ class Formulas:
                 for depth_kind in depth_kinds
             ]
             for shared_factor in set.intersection(*combined_terms) if combined_terms else set():
-                total_sum = total_sum - sum(shared_factor * depth_kind for depth_kind in depth_kinds) + shared_factor * depth
+                total_sum = (
+                    total_sum - sum(shared_factor * depth_kind for depth_kind in depth_kinds) + shared_factor * depth
+                )
         return total_sum
 
 
@@ -440,7 +462,7 @@ def _cache_terms(
     element_bits: Number,
     state_bits: Number,
     factor: Any,
-) -> list[Term]:
+) -> list[CostTerm]:
     """Returns the terms of the cache bytes of one token or, for `state`, of the bytes before any token.
 
     Assumes that no window is full yet; a recurrent state does not grow.
@@ -449,8 +471,8 @@ def _cache_terms(
     def cost(op_use: OpUse) -> Number:
         return op_use.cache_bits(state_bits if isinstance(op_use.op, State) else element_bits)
 
-    initial_terms = [Term(_scaled_cost(cost, factor if quantity == "state" else -factor), empty_run)]
-    return initial_terms if quantity == "state" else [Term(_scaled_cost(cost, factor), one_token), *initial_terms]
+    initial_terms = [CostTerm(_scaled_cost(cost, factor if quantity == "state" else -factor), empty_run)]
+    return initial_terms if quantity == "state" else [CostTerm(_scaled_cost(cost, factor), one_token), *initial_terms]
 
 
 def _scaled_cost(cost: Cost, factor: Any) -> Cost:

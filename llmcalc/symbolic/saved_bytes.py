@@ -135,7 +135,9 @@ class NodeTrackingEager(Eager):
     def step(self, step: Step) -> None:
         meter = self.graph.meter
         outer_place, step_place = meter.place, self.location(self.frames[1:])
-        meter.place = step_place._replace(path=(*step_place.path, _node_name_and_label(step))) if step.name else step_place
+        meter.place = (
+            step_place._replace(path=(*step_place.path, _node_name_and_label(step))) if step.name else step_place
+        )
         super().step(step)
         meter.place = outer_place
 
@@ -144,7 +146,9 @@ class NodeTrackingEager(Eager):
         outer_place, meter.place = meter.place, self.location([*self.frames[1:], frame])
         layer_output = super().layer(frame, x)
         meter.place = outer_place
-        for block in {id(tensor.storage.block): tensor.storage.block for tensor in _tensors(self.memo.values())}.values():
+        for block in {
+            id(tensor.storage.block): tensor.storage.block for tensor in _tensors(self.memo.values())
+        }.values():
             block.ends += 1
         return layer_output
 
@@ -187,7 +191,9 @@ class Pass:
     layers: Mapping[int, int] = field(default_factory=dict)
 
 
-def saved_blocks(spec: ModelSpec, training_pass: Pass, kernels: type[NodeTrackingEager] = NodeTrackingEager) -> list[Block]:
+def saved_blocks(
+    spec: ModelSpec, training_pass: Pass, kernels: type[NodeTrackingEager] = NodeTrackingEager
+) -> list[Block]:
     """Returns every storage that is saved for the backward pass, without weights and inputs.
 
     Raises `Unsupported` for a step of the model without kernels.
@@ -205,7 +211,9 @@ def saved_blocks(spec: ModelSpec, training_pass: Pass, kernels: type[NodeTrackin
     )
     recorded_kernels.run_only = dict(training_pass.layers)
     with counted_as(meter, "input"):
-        ids = recorded_kernels.inputs[TOKENS] = recorded_kernels.inputs[SOURCE] = empty(meter, (training_pass.batch, training_pass.seq), INT64)
+        ids = recorded_kernels.inputs[TOKENS] = recorded_kernels.inputs[SOURCE] = empty(
+            meter, (training_pass.batch, training_pass.seq), INT64
+        )
         recorded_kernels.take_frames(program)
         labels = recorded_kernels.t.flatten(ids)
     model_output = recorded_kernels.run(program)

@@ -50,7 +50,7 @@ class SizeOccurrence:
 
 
 @dataclass(frozen=True, slots=True)
-class Meaning:
+class SymbolMeaning:
     """The meaning of a symbol: name, field and value."""
 
     name: str
@@ -72,7 +72,7 @@ class Symbolic:
     spec: ModelSpec
     numbers: Node
     tree: Node
-    meanings: dict[Any, Meaning]
+    meanings: dict[Any, SymbolMeaning]
     depths: dict[Any, frozenset[Any]]
 
 
@@ -117,25 +117,27 @@ def symbolic(spec: ModelSpec) -> Symbolic:
     rank = spec if isinstance(spec, RankModel) else None
     used_occurrences = _occurrences_in_ops(spec if rank is None else rank.full_model)
     symbol_names = _symbol_names(used_occurrences + _depth_size_occurrences(spec))
-    meanings: dict[Any, Meaning] = {}
+    meanings: dict[Any, SymbolMeaning] = {}
 
     def symbol(layer_name: str, field: str, size: Number) -> Any:
         layer_name = _remove_hyphens(layer_name)
         new_symbol = _symbol(layer_name)
-        meaning = meanings.setdefault(new_symbol, Meaning(layer_name, field, size))
+        meaning = meanings.setdefault(new_symbol, SymbolMeaning(layer_name, field, size))
         if meaning.value != size:
-            raise ArithmeticError(
-                f"{layer_name} stands for {meaning.field} = {meaning.value} and for {field} = {size}"
-            )
+            raise ArithmeticError(f"{layer_name} stands for {meaning.field} = {meaning.value} and for {field} = {size}")
         return new_symbol
 
     def symbol_or_size(occurrence: SizeOccurrence) -> Any:
         return (
-            symbol(symbol_names[occurrence], occurrence.field, occurrence.value) if occurrence in symbol_names else occurrence.value
+            symbol(symbol_names[occurrence], occurrence.field, occurrence.value)
+            if occurrence in symbol_names
+            else occurrence.value
         )
 
     symbolic_tree = (
-        _replace_sizes_by_symbols(spec, symbol_or_size).tree() if rank is None else _rank_in_symbols(rank, symbol_or_size, symbol)
+        _replace_sizes_by_symbols(spec, symbol_or_size).tree()
+        if rank is None
+        else _rank_in_symbols(rank, symbol_or_size, symbol)
     )
     depths: dict[Any, frozenset[Any]] = {}
     groups: dict[tuple[str, str], tuple[Any, str]] = {}
@@ -299,7 +301,9 @@ def _stack_in_symbols(stack: Stack, stack_name: str, size_replacer: SizeReplacer
         )
 
     changed_fields["block"] = with_symbols(BASE, stack.block)
-    changed_fields["variants"] = {layer_name: with_symbols(layer_name, block) for layer_name, block in stack.variants.items()}
+    changed_fields["variants"] = {
+        layer_name: with_symbols(layer_name, block) for layer_name, block in stack.variants.items()
+    }
     return stack.model_copy(update=changed_fields)
 
 
@@ -373,7 +377,9 @@ def _layer_labels(stack: Stack) -> dict[str, str]:
         if layer_name != BASE
         for trait in (layer_name, *_layer_traits(block))
     }
-    trait_of_base = next((layer_trait for layer_trait in _layer_traits(stack.block) if layer_trait not in other_traits), "base")
+    trait_of_base = next(
+        (layer_trait for layer_trait in _layer_traits(stack.block) if layer_trait not in other_traits), "base"
+    )
     return {layer_name: trait_of_base if layer_name == BASE else layer_name for layer_name in blocks_by_kind}
 
 
@@ -443,7 +449,9 @@ def _subscripts(occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, str]:
             for occurrence in occurrences
         }
         described_symbols = {
-            occurrence: "_".join(traits_of_occurrence[occurrence][level] for level in levels if traits_of_occurrence[occurrence][level])
+            occurrence: "_".join(
+                traits_of_occurrence[occurrence][level] for level in levels if traits_of_occurrence[occurrence][level]
+            )
             for occurrence in occurrences
         }
         if all(described_symbols.values()) and len(

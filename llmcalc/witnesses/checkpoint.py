@@ -29,7 +29,7 @@ NUMBER = re.compile(r"(?:^|\.)([0-9]{1,9})\.")
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedTensor:
     """A tensor that a checkpoint of the model must have.
 
     node: the path of its module.
@@ -55,9 +55,9 @@ class TensorMatch:
     """
 
     matched: int = 0
-    missing: list[Expected] = field(default_factory=list)
+    missing: list[ExpectedTensor] = field(default_factory=list)
     extra: list[StoredTensor] = field(default_factory=list)
-    misshapen: list[tuple[Expected, StoredTensor]] = field(default_factory=list)
+    misshapen: list[tuple[ExpectedTensor, StoredTensor]] = field(default_factory=list)
     stored_again: list[StoredTensor] = field(default_factory=list)
     buffers: list[StoredTensor] = field(default_factory=list)
 
@@ -66,7 +66,7 @@ class TensorMatch:
         return not (self.missing or self.extra or self.misshapen) and self.matched > 0
 
 
-def expected_tensors(spec: ModelSpec) -> Iterator[Expected]:
+def expected_tensors(spec: ModelSpec) -> Iterator[ExpectedTensor]:
     """Yields every parameter and checkpoint buffer of the spec, except those of multi-token prediction."""
     tree = spec.tree()
     for node_position in tree.walk():
@@ -75,9 +75,9 @@ def expected_tensors(spec: ModelSpec) -> Iterator[Expected]:
             continue
         for path in module_paths(node_position):
             for tensor in op_use.tensors():
-                yield Expected(path, _remove_unit_axes(tensor.shape))
+                yield ExpectedTensor(path, _remove_unit_axes(tensor.shape))
             if op_use.buffers():
-                yield Expected(path, (op_use.buffers(),), buffer=True)
+                yield ExpectedTensor(path, (op_use.buffers(),), buffer=True)
 
 
 def _remove_unit_axes(shape: Shape) -> Shape:
@@ -114,13 +114,13 @@ def _layer_of_name(tensor_name: str, spec: ModelSpec) -> tuple[str, int]:
 
 
 def _match_fused_group(
-    expected_tensors: list[Expected], stored_tensors: list[StoredTensor], tensor_match: TensorMatch
+    expected_tensors: list[ExpectedTensor], stored_tensors: list[StoredTensor], tensor_match: TensorMatch
 ) -> None:
     unmatched_tensors = list(expected_tensors)
     remaining_tensors = [(tensor, _remove_unit_axes(tensor.shape)) for tensor in stored_tensors]
     for match_tensors in (_match_equal_shapes, _match_expert_stacks, _match_fused):
         remaining_tensors = match_tensors(unmatched_tensors, remaining_tensors, tensor_match)
-    tensors_by_last_word: dict[tuple[str, int], list[Expected]] = defaultdict(list)  # last word of the node, axes
+    tensors_by_last_word: dict[tuple[str, int], list[ExpectedTensor]] = defaultdict(list)  # last word of the node, axes
     for expected_tensor in unmatched_tensors:
         tensors_by_last_word[expected_tensor.node.rpartition(".")[2], len(expected_tensor.shape)].append(
             expected_tensor
@@ -151,10 +151,10 @@ Unmatched = list[tuple[StoredTensor, Shape]]
 
 
 def _match_equal_shapes(
-    expected_tensors: list[Expected], remaining_tensors: Unmatched, tensor_match: TensorMatch
+    expected_tensors: list[ExpectedTensor], remaining_tensors: Unmatched, tensor_match: TensorMatch
 ) -> Unmatched:
     """Matches tensors one to one by shape, then by transposed shape, preferring similar names."""
-    tensors_by_shape: dict[Shape, list[Expected]] = defaultdict(list)
+    tensors_by_shape: dict[Shape, list[ExpectedTensor]] = defaultdict(list)
     for expected_tensor in expected_tensors:
         tensors_by_shape[expected_tensor.shape].append(expected_tensor)
     for is_transposed in (False, True):
@@ -190,7 +190,7 @@ def _transposed_shape(shape: Shape) -> Shape:
 
 
 def _match_expert_stacks(
-    unmatched_tensors: list[Expected], remaining_tensors: Unmatched, tensor_match: TensorMatch
+    unmatched_tensors: list[ExpectedTensor], remaining_tensors: Unmatched, tensor_match: TensorMatch
 ) -> Unmatched:
     """Matches a stack of n matrices or vectors with n stored tensors, grouped by the last word of the names."""
     stacks = [expert_stack for expert_stack in unmatched_tensors if len(expert_stack.shape) > 1]
@@ -226,11 +226,13 @@ def _match_expert_stacks(
 
 
 def _match_fused(
-    expected_tensors: list[Expected], remaining_tensors: Unmatched, tensor_match: TensorMatch
+    expected_tensors: list[ExpectedTensor], remaining_tensors: Unmatched, tensor_match: TensorMatch
 ) -> Unmatched:
     """Matches two or three tensors of one parent with a fused tensor, by concatenated rows or columns."""
     unmatched_tensors: Unmatched = []
-    fused_by_shape: dict[int, dict[Shape, tuple[Expected, ...]]] = {}  # axes → shape → tensors that are fused to it
+    fused_by_shape: dict[
+        int, dict[Shape, tuple[ExpectedTensor, ...]]
+    ] = {}  # axes → shape → tensors that are fused to it
     for tensor, shape in remaining_tensors:
         axes = len(shape)
         if axes not in fused_by_shape:
@@ -246,9 +248,9 @@ def _match_fused(
     return unmatched_tensors
 
 
-def _fused_shapes(unmatched_tensors: list[Expected], axes: int) -> dict[Shape, tuple[Expected, ...]]:
+def _fused_shapes(unmatched_tensors: list[ExpectedTensor], axes: int) -> dict[Shape, tuple[ExpectedTensor, ...]]:
     """Returns fused shape → the first tensors of a parent whose concatenation (or transpose) has this shape."""
-    tensors_by_shape: dict[Shape, tuple[Expected, ...]] = {}
+    tensors_by_shape: dict[Shape, tuple[ExpectedTensor, ...]] = {}
     for sibling_group in _tensor_groups(unmatched_tensors, axes):
         for axis in range(max(0, axes - 2), axes):
             if len({(*tensor.shape[:axis], *tensor.shape[axis + 1 :]) for tensor in sibling_group}) == 1:
@@ -263,8 +265,8 @@ def _fused_shapes(unmatched_tensors: list[Expected], axes: int) -> dict[Shape, t
     return tensors_by_shape
 
 
-def _tensor_groups(unmatched_tensors: list[Expected], axes: int) -> Iterator[tuple[Expected, ...]]:
-    tensors_by_parent: dict[str, list[Expected]] = defaultdict(list)
+def _tensor_groups(unmatched_tensors: list[ExpectedTensor], axes: int) -> Iterator[tuple[ExpectedTensor, ...]]:
+    tensors_by_parent: dict[str, list[ExpectedTensor]] = defaultdict(list)
     for expected_tensor in unmatched_tensors:
         if len(expected_tensor.shape) == axes:
             tensors_by_parent[expected_tensor.node.rpartition(".")[0] if axes > 1 else ""].append(
@@ -310,7 +312,7 @@ def _match_across_layers(tensor_match: TensorMatch) -> None:
             for name_word in set(_WORDS.split(tensor.name)):
                 if (shape, name_word) in missing_words:
                     tensor_indices[shape, name_word, tensor_stack].append(i)
-    unmatched_tensors: list[Expected] = []
+    unmatched_tensors: list[ExpectedTensor] = []
     used_indices: set[int] = set()
     for expected_tensor in tensor_match.missing:
         tensor_stack = _stack_in_name(expected_tensor.node)
@@ -335,7 +337,7 @@ _WORDS = re.compile(r"[._]")
 SIDES = "", "enc", "dec"
 
 
-def _name_words_of_node(expected_tensor: Expected) -> set[str]:
+def _name_words_of_node(expected_tensor: ExpectedTensor) -> set[str]:
     return set(_WORDS.split(expected_tensor.node)) - {"layers", "encoder", "decoder"}
 
 

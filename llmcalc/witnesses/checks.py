@@ -33,17 +33,17 @@ class Check:
 
     node: the path of the node; empty for the whole model.
     quantity: the quantity, one of `QUANTITIES`, one that begins with `MEMORY`, or `LOSS`.
-    computed_memory: the counted number.
+    closed_form: the counted number.
     measured: the measured number; None if the witness has no module of that path.
     witness: the name of the witness.
     seq: the number of tokens per sequence, if the witness runs passes of several lengths; None otherwise.
-    explained: the known difference computed_memory − measured, with a stated reason; 0 if the two should be equal.
+    explained: the known difference closed_form − measured, with a stated reason; 0 if the two should be equal.
     within: allowed relative difference from the measured number; 0 if the two should be equal.
     """
 
     node: str
     quantity: str
-    computed_memory: float
+    closed_form: float
     measured: float | None
     witness: str
     seq: int | None = None
@@ -60,7 +60,7 @@ class Check:
     def ok(self) -> bool:
         if self.measured is None:
             return False
-        return abs(self.computed_memory - self.explained - self.measured) <= self.within * self.measured
+        return abs(self.closed_form - self.explained - self.measured) <= self.within * self.measured
 
     def explanation(self, model_sizes: Sizes = ()) -> str:
         """Describes a difference, with the model size that equals the difference, if any."""
@@ -68,8 +68,8 @@ class Check:
             return "the witness has no such module"
         if self.measured == 0:
             return "the witness counted nothing"
-        difference = self.measured - (self.computed_memory - self.explained)
-        relative_text = f", {units.signed_percent(difference / self.computed_memory, 2)}" if self.computed_memory else ""
+        difference = self.measured - (self.closed_form - self.explained)
+        relative_text = f", {units.signed_percent(difference / self.closed_form, 2)}" if self.closed_form else ""
         if self.quantity == LOSS:
             return f"{difference:+.3g}{relative_text}"
         difference = int(difference)
@@ -84,7 +84,7 @@ class Check:
         return {
             "node": self.node,
             "quantity": self.quantity,
-            "computed_memory": self.computed_memory,
+            "closed_form": self.closed_form,
             "measured": self.measured,
             "witness": self.witness,
             "ok": self.ok,
@@ -155,7 +155,7 @@ class Verdict:
 def compare_nodes(
     tree: Node,
     quantity: str,
-    computed_memory: Callable[[Place], int],
+    closed_form: Callable[[Place], int],
     measured_count: Mapping[str, int],
     module_paths_run: frozenset[str],
     witness: str,
@@ -166,14 +166,14 @@ def compare_nodes(
 
     Repeats are compared individually, and reported as one check if their measurements agree.
 
-    computed_memory: the count of one repeat of a node, in the run of its place.
+    closed_form: the count of one repeat of a node, in the run of its place.
     measured_count: module path → measured number; 0 for a module that is not in it.
     module_paths_run: the paths of all modules of the witness.
     """
     for node_position in tree.walk(run_config):
         if node_position.optional and node_position.optional not in include:
             continue
-        expected_count = computed_memory(node_position)
+        expected_count = closed_form(node_position)
         paths = module_paths(node_position)
         counts_by_path = {path: measured_count.get(path, 0) if path in module_paths_run else None for path in paths}
         yield from check_repeats(node_position.path or tree.name, quantity, expected_count, counts_by_path, witness)
@@ -217,4 +217,4 @@ def module_paths(node_position: Place) -> list[str]:
 
 def remove_zero_checks(checks: Iterator[Check]) -> Iterator[Check]:
     """Removes checks of two zeros, such as the FLOPs of a norm."""
-    return (check for check in checks if not (is_zero(check.computed_memory) and check.measured == 0))
+    return (check for check in checks if not (is_zero(check.closed_form) and check.measured == 0))

@@ -57,7 +57,7 @@ class Block:
         return not self.is_scratch and not self.is_number
 
 
-class Moment(NamedTuple):
+class MemoryEvent(NamedTuple):
     """An allocation (sign 1) or a release (sign -1) of a block. phase: the pass."""
 
     sign: int
@@ -113,7 +113,7 @@ class CpuEvents:
     sums: bytes of sums of gradients.
     """
 
-    moments: list[Moment] = field(default_factory=list)
+    moments: list[MemoryEvent] = field(default_factory=list)
     sums: GradientSums = field(default_factory=GradientSums)
 
     @property
@@ -125,7 +125,9 @@ class CpuEvents:
                 largest_bytes[memory_block.kernel] = max(largest_bytes.get(memory_block.kernel, 0), memory_block.size)
         return largest_bytes
 
-    def pass_bytes(self, counts_block: Callable[[Block], bool] = lambda memory_block: memory_block.is_counted) -> PassBytes:
+    def pass_bytes(
+        self, counts_block: Callable[[Block], bool] = lambda memory_block: memory_block.is_counted
+    ) -> PassBytes:
         """Returns the bytes of the forward and of the backward pass.
 
         counts_block: whether a block counts; default blocks that the simulator counts.
@@ -150,7 +152,9 @@ def read_events(profile: Any, kernel_of: Callable[[list[Any]], Any | None] = out
     kernel_of: the operation that allocates, among the operations around an allocation, outermost first.
     """
     events, blocks_by_pointer, phase = CpuEvents(), dict[int, tuple[Block, Any]](), FORWARD
-    for event, operations in sorted(_memory_events(profile), key=lambda event_and_operations: event_and_operations[0].start_time_ns):
+    for event, operations in sorted(
+        _memory_events(profile), key=lambda event_and_operations: event_and_operations[0].start_time_ns
+    ):
         if event.tag != torch._C._profiler._EventType.Allocation:
             events.sums = events.sums.plus_sum(_sum_bytes(event), SUMS[event.name])
             continue
@@ -161,13 +165,13 @@ def read_events(profile: Any, kernel_of: Callable[[list[Any]], Any | None] = out
         if byte_count > 0:
             memory_block = Block(byte_count, "" if kernel_event is None else kernel_event.name)
             blocks_by_pointer[pointer] = memory_block, kernel_event
-            events.moments.append(Moment(1, memory_block, phase))
+            events.moments.append(MemoryEvent(1, memory_block, phase))
         elif pointer in blocks_by_pointer:
             memory_block, allocator = blocks_by_pointer.pop(pointer)
             memory_block.is_scratch = (
                 allocator is not None and kernel_event is not None and allocator.id == kernel_event.id
             )
-            events.moments.append(Moment(-1, memory_block, phase))
+            events.moments.append(MemoryEvent(-1, memory_block, phase))
     return events
 
 
@@ -198,7 +202,8 @@ def _is_kernel(operation_name: str) -> bool:
     ]
     overload_names = [f"{schema.name}.{schema.overload_name}".rstrip(".") for schema in schemas]
     return any(
-        not torch._C._dispatch_has_kernel_for_dispatch_key(schema, "CompositeImplicitAutograd") for schema in overload_names
+        not torch._C._dispatch_has_kernel_for_dispatch_key(schema, "CompositeImplicitAutograd")
+        for schema in overload_names
     )
 
 

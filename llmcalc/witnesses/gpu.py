@@ -169,7 +169,7 @@ def measure_gpu(spec: ModelSpec, settings: Settings, statistics: Statistics) -> 
 # --- comparison -------------------------------------------------------------------------------------------------------
 
 
-def computed_memory(device: DeviceMemory) -> dict[str, int]:
+def closed_form(device: DeviceMemory) -> dict[str, int]:
     """Returns bytes by quantity from `llmcalc memory`, with workspaces in requested bytes."""
     workspaces = sum(memory_part.bytes for memory_part in device.terms if memory_part.name == "cuBLAS workspaces")
     return {
@@ -226,13 +226,13 @@ def compare_on_gpu(
             )
             continue
         computed_bytes, measured_bytes = (
-            computed_memory(device_memory),
+            closed_form(device_memory),
             measure_gpu(spec, run_settings, statistics).data(),
         )
         comparison.runs.append(run_text(spec, run_settings))
         comparison.checks += memory_checks(computed_bytes, measured_bytes, run_settings.phase, "torch on cuda")
         comparison.info["runs_measured"].append(
-            {"phase": run_settings.phase, "computed_memory": computed_bytes, "measured": measured_bytes}
+            {"phase": run_settings.phase, "closed_form": computed_bytes, "measured": measured_bytes}
         )
     return comparison
 

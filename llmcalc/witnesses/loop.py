@@ -171,7 +171,9 @@ class TrainingLoop:
         training = self.training
         self.ids: Tensor = token_ids(self.spec, training.batch, training.seq, self.device)
         source_length = training.seq if training.source is None else training.source
-        self.source: Tensor | None = encoder_input(self.spec, training.batch, source_length, training.dtype, self.device)
+        self.source: Tensor | None = encoder_input(
+            self.spec, training.batch, source_length, training.dtype, self.device
+        )
 
     def loss(self) -> Tensor:
         """Computes the loss of the current tokens."""

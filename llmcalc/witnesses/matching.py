@@ -13,7 +13,7 @@ from .modules import ModulesByNode, NodeModules
 def compare_modules(
     tree: Node,
     quantity: str,
-    computed_memory: Callable[[Place], int],
+    closed_form: Callable[[Place], int],
     modules_of_nodes: ModulesByNode,
     measured_by_path: Mapping[str, int],
     witness: str,
@@ -21,7 +21,7 @@ def compare_modules(
 ) -> Iterator[Check]:
     """Yields a check for every node with a matched module, and a joint check for nodes with the same modules.
 
-    computed_memory: the count of one repeat of a node. measured_by_path: path in the class → measured number.
+    closed_form: the count of one repeat of a node. measured_by_path: path in the class → measured number.
     """
     for node_positions in _group_nodes_by_modules(tree, modules_of_nodes, run_config):
         paths = module_paths(node_positions[0])
@@ -29,7 +29,7 @@ def compare_modules(
             path: modules_of_nodes[path].measured(measured_by_path) for path in paths
         }
         yield from check_repeats(
-            _fused_nodes_name(node_positions), quantity, sum(map(computed_memory, node_positions)), counts_by_path, witness
+            _fused_nodes_name(node_positions), quantity, sum(map(closed_form, node_positions)), counts_by_path, witness
         )
 
 

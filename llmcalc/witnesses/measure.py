@@ -88,7 +88,8 @@ def tensors(module: nn.Module, listed_modules: Sequence[str] = ()) -> dict[str, 
         names_by_tensor.setdefault(id(parameter), []).append(tensor_name)
         elements_by_id[id(parameter)] = parameter.numel()
     return _sum_over_submodules(
-        (min(aliases, key=list_position), elements_by_id[path_and_name]) for path_and_name, aliases in names_by_tensor.items()
+        (min(aliases, key=list_position), elements_by_id[path_and_name])
+        for path_and_name, aliases in names_by_tensor.items()
     )
 
 
@@ -244,6 +245,7 @@ def cache_bytes_by_path(stored_cache: dict[nn.Module, tuple[Tensor, ...]], modul
     """Returns the bytes of the cached tensors by module path. A view of a longer storage counts as its elements."""
     path_by_module = {id(submodule): module_name for module_name, submodule in module.named_modules()}
     elements_by_id = (
-        (path_by_module[id(submodule)], sum(tensor.nbytes for tensor in tensors)) for submodule, tensors in stored_cache.items()
+        (path_by_module[id(submodule)], sum(tensor.nbytes for tensor in tensors))
+        for submodule, tensors in stored_cache.items()
     )
     return _sum_over_submodules(elements_by_id)

@@ -185,7 +185,9 @@ class _Search:
             pattern_part if "*" in pattern_part else f"{pattern_part}.*" for pattern_part in list_names.split(" + ")
         ]
         modules = [
-            module_path for pattern_part in patterns for module_path in self._matching_paths(_join_path(root, pattern_part))
+            module_path
+            for pattern_part in patterns
+            for module_path in self._matching_paths(_join_path(root, pattern_part))
         ]
         return {"first]": modules[:layer_count], "last]": modules[-layer_count:]}.get(list_part, modules)
 
@@ -271,7 +273,9 @@ class _Search:
                 return NodeModules(tuple(modules), tuple(subtracted_names), int(share_text or 1))
         return None
 
-    def _modules_below(self, module_name: str, parent_paths: tuple[str, ...], outer_modules: tuple[str, ...]) -> list[str]:
+    def _modules_below(
+        self, module_name: str, parent_paths: tuple[str, ...], outer_modules: tuple[str, ...]
+    ) -> list[str]:
         """Returns the modules with a name below the first parent that has them.
 
         A name with a leading dot is searched in `outer_modules`.

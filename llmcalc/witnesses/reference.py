@@ -29,6 +29,7 @@ from .difference import list_sizes
 from .measure import (
     buffers,
     cache_bytes_by_path,
+    copy_to_repeats,
     count_flops,
     default_dtype,
     encoder_input,
@@ -36,7 +37,6 @@ from .measure import (
     parameters,
     skip_modules,
     token_ids,
-    copy_to_repeats,
 )
 from .speed import measure_forward
 

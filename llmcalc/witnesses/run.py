@@ -63,5 +63,7 @@ def _add_memory_checks(verdict: Verdict, spec: ModelSpec, device: Device, batch:
     else:
         from .gpu import compare_on_gpu
 
-        memory_comparison = compare_on_gpu(spec, default_runs(spec, batch, seq or gpu_filling_seq(spec, verdict.info["seq"])))
+        memory_comparison = compare_on_gpu(
+            spec, default_runs(spec, batch, seq or gpu_filling_seq(spec, verdict.info["seq"]))
+        )
     return memory_comparison.add_memory_checks(verdict, time.perf_counter() - started_at)

@@ -123,10 +123,19 @@ def shape_cache_key(operation_input: Any) -> Hashable | None:
     if value_type in _PLAIN:
         return value_type, operation_input
     if isinstance(operation_input, torch.Tensor):
-        return (operation_input.shape, operation_input.stride(), operation_input.dtype) if operation_input.is_meta else None
+        return (
+            (operation_input.shape, operation_input.stride(), operation_input.dtype)
+            if operation_input.is_meta
+            else None
+        )
     if isinstance(operation_input, tuple | list):
         element_keys = tuple(
-            [(type(nested_element), nested_element) if type(nested_element) in _PLAIN else shape_cache_key(nested_element) for nested_element in operation_input]
+            [
+                (type(nested_element), nested_element)
+                if type(nested_element) in _PLAIN
+                else shape_cache_key(nested_element)
+                for nested_element in operation_input
+            ]
         )
         return None if None in element_keys else element_keys
     return None

@@ -106,7 +106,9 @@ def saved_tensors(outputs: torch.Tensor) -> list[torch.Tensor]:
     visited_nodes: set[Any] = set(pending_nodes)
     while pending_nodes:
         autograd_node = pending_nodes.pop()
-        saved_values = tree_leaves([getattr(autograd_node, attribute_name) for attribute_name in _tensors_saved_by(type(autograd_node))])
+        saved_values = tree_leaves(
+            [getattr(autograd_node, attribute_name) for attribute_name in _tensors_saved_by(type(autograd_node))]
+        )
         tensors += [saved_value for saved_value in saved_values if isinstance(saved_value, torch.Tensor)]
         for next_node, _ in autograd_node.next_functions:
             if next_node is not None and next_node not in visited_nodes:

@@ -37,7 +37,7 @@ from .matching import compare_modules, coverage_of_leaves
 from .measure import count_flops, default_dtype, module_names, tensor_names, tensors
 from .modules import ModulesByNode, find_modules_of_nodes, nodes_called_once, remove_shared_parameters
 from .reference import LARGEST_REAL, LEAST_SEQ
-from .witness import load_class, family_of_class, class_config_fields, require_library_class, witness_of
+from .witness import family_of_class, fields_of, load_class, require_library_class, witness_of
 
 if TYPE_CHECKING:
     import torch
@@ -106,7 +106,7 @@ def build(config: dict[str, Any], is_to_run: bool = True) -> nn.Module:
     require_library_class(config)
     class_settings = class_settings_of(config)
     config_object = transformers.AutoConfig.for_model(
-        witness_of(config["model_type"]), **{**class_config_fields(config), **class_settings.counted_field_values}
+        witness_of(config["model_type"]), **{**fields_of(config), **class_settings.counted_field_values}
     )
     config_object._attn_implementation = "eager"
     config_object._experts_implementation = (

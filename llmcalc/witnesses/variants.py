@@ -27,7 +27,11 @@ from ..workload.recompute import PRODUCTS, Recompute
 
 
 def use_kernels(
-    module: nn.Module, kernel_choices: Choices, recompute: Recompute, adapters: Adapters | None = None, device: str = "cpu"
+    module: nn.Module,
+    kernel_choices: Choices,
+    recompute: Recompute,
+    adapters: Adapters | None = None,
+    device: str = "cpu",
 ) -> None:
     """Makes a reference use these kernels inside `kernel_context`, with dropout in training mode."""
     if module.training:
@@ -347,7 +351,9 @@ class LigerLogProbabilities(torch.autograd.Function):
         )
         for first_row in range(0, x.shape[0], LIGER_ROWS):
             part_rows, row_labels = x[first_row : first_row + LIGER_ROWS], labels[first_row : first_row + LIGER_ROWS]
-            row_gradients, row_log_sums = (values[first_row : first_row + LIGER_ROWS] for values in (gradients[0], log_sums))
+            row_gradients, row_log_sums = (
+                values[first_row : first_row + LIGER_ROWS] for values in (gradients[0], log_sums)
+            )
             row_indices = torch.arange(part_rows.shape[0], device=x.device)
             for first_token in range(0, weight.shape[0], LIGER_VOCABULARY):
                 logits, end_token = logits_of_part(part_rows, weight, bias, first_token)
@@ -441,7 +447,9 @@ def loss_of(module: Any, kernel_choices: Choices, model_output: Any, ids: Any, l
     elif kernel_choices.cross_entropy == "split":
         loss = chunk_by_chunk(output_layer(module), kernel_choices, model_output, ids)
     else:
-        loss = _loss_of_logits(kernel_choices, model_output.div_(1.5) if kernel_choices.divides_logits else model_output, labels)
+        loss = _loss_of_logits(
+            kernel_choices, model_output.div_(1.5) if kernel_choices.divides_logits else model_output, labels
+        )
     for logits in logits_ahead:
         loss = loss + _loss_of_logits(kernel_choices, logits, labels)
     return loss
@@ -485,7 +493,10 @@ def entropies_of(logits: Any) -> Any:
 
 def chunk_by_chunk(layer: nn.Linear, kernel_choices: Choices, x: Any, ids: Any) -> Any:
     """Runs torchtune's `chunked_output` and `CEWithChunkedOutputLoss`, by default in eighths."""
-    chunk_tokens, dtype = kernel_choices.loss_chunk or -(-x.shape[1] // 8), getattr(torch, kernel_choices.logits_dtype or "float32")
+    chunk_tokens, dtype = (
+        kernel_choices.loss_chunk or -(-x.shape[1] // 8),
+        getattr(torch, kernel_choices.logits_dtype or "float32"),
+    )
     chunks = [logits_of_chunk(layer, chunk) for chunk in x.split(chunk_tokens, dim=1)]
     labels = [chunk.reshape(-1) for chunk in ids.split(chunk_tokens, dim=1)]
     chunks = [chunk.reshape(-1, chunk.size(-1)) for chunk in chunks]
@@ -507,7 +518,10 @@ def _loss_of_logits(kernel_choices: Choices, logits: Any, labels: Any) -> Any:
         loss_dtype = torch.float32 if kernel_choices.float32_loss else logits.dtype
         return log_probability_loss(logits.to(dtype or loss_dtype), labels)
     if kernel_choices.cross_entropy.startswith("flash"):
-        logit_rows, in_place = logits.to(dtype or logits.dtype).flatten(0, 1), kernel_choices.cross_entropy == "flash-in-place"
+        logit_rows, in_place = (
+            logits.to(dtype or logits.dtype).flatten(0, 1),
+            kernel_choices.cross_entropy == "flash-in-place",
+        )
         return FlashCrossEntropy.apply(logit_rows, labels, in_place)[0].mean()  # type: ignore[no-untyped-call]
     if kernel_choices.cross_entropy == "fused":
         return LigerCrossEntropy.apply(logits.to(dtype or logits.dtype).flatten(0, 1), labels)  # type: ignore[no-untyped-call]

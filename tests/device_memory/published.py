@@ -269,10 +269,10 @@ def _cache(row: Row) -> Iterator[Outcome]:
         per_token = cache.bytes_per_token
         yield Outcome(f"{row['id']} per token", measured["bytes_per_token"], per_token, per_token, note=stored)
     if measured.get("k_mib") is not None:
-        yield from _scaled_sides(row, name, stored)
+        yield from _sides(row, name, stored)
 
 
-def _scaled_sides(row: Row, name: str, stored: str) -> Iterator[Outcome]:
+def _sides(row: Row, name: str, stored: str) -> Iterator[Outcome]:
     """Keys and values apart. llama.cpp's absorbed MLA keeps rotary keys as K and latents as V."""
     (op,) = {place.node.op for place in spec(name).tree().walk() if type(place.node.op).__name__ == "KVCache"}
     layers, bits = spec(name).decoder.num_hidden_layers, {"f16": 16}[stored]  # type: ignore[union-attr]

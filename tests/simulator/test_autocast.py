@@ -12,7 +12,7 @@ from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.mixers.mla import MLA
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.norm import Norm
-from tests.builders import class_config_fields
+from tests.builders import fields_of
 from tests.contracts.test_parts import around_a_model
 from tests.samples import sampled
 from tests.simulator.models import by_torch, without_values
@@ -25,7 +25,7 @@ PARTS = {
 
 
 @pytest.mark.parametrize(
-    "name", sampled({name: name for name in PARTS}, lambda name: [type(PARTS[name]), *class_config_fields(PARTS[name])])
+    "name", sampled({name: name for name in PARTS}, lambda name: [type(PARTS[name]), *fields_of(PARTS[name])])
 )
 def test_autocast_holds_what_torch_holds(name: str) -> None:
     spec = around_a_model(PARTS[name])

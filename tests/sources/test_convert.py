@@ -34,7 +34,7 @@ from llmcalc.sources.to_toml import dump_toml
 from llmcalc.witnesses.measure import parameters
 from llmcalc.witnesses.reference import LEAST_SEQ
 from llmcalc.witnesses.transformers import build, verify_config
-from tests.builders import SOME_PRESETS, class_config_fields, kinds_of_parts, run_config, spec_of
+from tests.builders import SOME_PRESETS, fields_of, kinds_of_parts, run_config, spec_of
 from tests.components.towers.test_towers import wrapped
 from tests.components.towers.tower_shapes import WRAPPERS
 from tests.families import shapes_of
@@ -176,7 +176,7 @@ def test_a_written_config_is_one_that_its_class_computes(kind: str) -> None:
     config = _config_of(shape)
     if config is not None:
         verdict = verify_config(spec_of(shape), config, seq=LEAST_SEQ)
-        assert verdict.ok, (config, [(c.node, c.quantity, c.computed_memory, c.measured) for c in verdict.failures[:5]])
+        assert verdict.ok, (config, [(c.node, c.quantity, c.closed_form, c.measured) for c in verdict.failures[:5]])
 
 
 WITH_TOWERS = ("gemma3", "shieldgemma2", "paligemma", "gemma4")
@@ -186,7 +186,7 @@ WITH_TOWERS = ("gemma3", "shieldgemma2", "paligemma", "gemma4")
 def causes_of_wrapper(wrapper: tuple[str, dict[str, Any]]) -> set[Any]:
     """What decides whether encoders are written: the wrapper, if its encoders can be, or else the encoders' fields."""
     kind, shape = wrapper
-    return {(kind, *shape)} if kind in WITH_TOWERS else set(class_config_fields(spec_of(wrapped(kind, shape)).towers))
+    return {(kind, *shape)} if kind in WITH_TOWERS else set(fields_of(spec_of(wrapped(kind, shape)).towers))
 
 
 BESIDE = sampled(

@@ -265,7 +265,7 @@ def damage_all(config: Config, found: list[tuple[Place, Any]], file: Path, sever
     return refusals
 
 
-def class_config_fields(kind: str) -> set[str]:
+def fields_of(kind: str) -> set[str]:
     """The fields of a family's first shape, and those with a default in its class."""
     return {*family_of(kind).defaults, *shapes_of(kind)[0]}
 
@@ -298,7 +298,7 @@ def damaged(kinds: list[str], fields: Callable[[str], set[str]]) -> list[Paramet
     return [*few, *every]
 
 
-FAMILIES = damaged(READ, class_config_fields)
+FAMILIES = damaged(READ, fields_of)
 
 
 @pytest.mark.parametrize(("kind", "fields"), FAMILIES)
@@ -308,7 +308,7 @@ def test_every_field_of_a_family(kind: str, fields: set[str], tmp_path: Path) ->
     defaults = [((name,), value) for name, value in family_of(kind).defaults.items() if name not in shape]
     found = [(path, value) for path, value in [*places(shape), *defaults] if path[0] in fields]
     refusals = damage_all(shape, found, tmp_path / "config.json", several=1)
-    assert refusals >= 8 or fields < class_config_fields(kind)
+    assert refusals >= 8 or fields < fields_of(kind)
 
 
 @pytest.mark.parametrize(("kind", "fields"), FAMILIES)

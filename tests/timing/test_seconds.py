@@ -68,7 +68,7 @@ def simulated_seconds(layout: Layout, micro_batches: int, forward: Sequence[floa
     return max(free)
 
 
-def computed_memory(layout: Layout, micro_batches: int, forward: Sequence[float]) -> float:
+def closed_form(layout: Layout, micro_batches: int, forward: Sequence[float]) -> float:
     """m · slowest + (p − 1)/v · mean, of stages whose backward pass takes twice as long."""
     kinds = tuple(LayerKind("", (i,)) for i in range(len(forward)))
     costs: Any = load_costs(kinds, [3 * seconds for seconds in forward], list(forward))
@@ -91,14 +91,14 @@ def test_pipelines_take_as_long_as_their_orders(layout: Layout) -> None:
     equal = [1.0] * (layout.pp * layout.vpp)
     for micro_batches in (8, 32):
         expected = simulated_seconds(layout, micro_batches, equal, [2.0] * len(equal))
-        assert computed_memory(layout, micro_batches, equal) == pytest.approx(expected, rel=1e-12)
+        assert closed_form(layout, micro_batches, equal) == pytest.approx(expected, rel=1e-12)
         assert expected == float(timetable(pipeline(layout, micro_batches)).time)
     rng = random.Random(layout.pp * 10 + layout.vpp)
     for _ in range(20):
         micro_batches = rng.choice((8, 16, 32))
         forward = [1 + 0.3 * rng.random() for _ in equal]
         simulated = simulated_seconds(layout, micro_batches, forward, [2 * seconds for seconds in forward])
-        assert abs(computed_memory(layout, micro_batches, forward) / simulated - 1) < 0.09
+        assert abs(closed_form(layout, micro_batches, forward) / simulated - 1) < 0.09
 
 
 def test_the_orders_of_zero_bubble_schedules_wait_less() -> None:

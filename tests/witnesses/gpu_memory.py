@@ -148,7 +148,7 @@ def checks(document: Mapping[str, Any]) -> Iterator[tuple[str, Check]]:
         if "left_out" in row:
             continue
         run = Configuration(row["target"], row["settings"], row["environment"])
-        ours = gpu.computed_memory(answer(run, document["device"]))
+        ours = gpu.closed_form(answer(run, document["device"]))
         for check in gpu.memory_checks(ours, row["measured"], row["settings"]["phase"], document["device"]["gpu"]):
             yield row["name"], check
 
@@ -197,9 +197,9 @@ def written(path: Path, document: Mapping[str, Any]) -> None:
 
 def line(check: Check) -> str:
     assert check.measured
-    off = check.computed_memory / check.measured - 1
+    off = check.closed_form / check.measured - 1
     return (
-        f"    {'=' if check.ok else '≠'} {check.quantity:40} {check.computed_memory:>15,} {check.measured:>15,} {off:+.3%}"
+        f"    {'=' if check.ok else '≠'} {check.quantity:40} {check.closed_form:>15,} {check.measured:>15,} {off:+.3%}"
     )
 
 

@@ -52,7 +52,7 @@ def digest(spec: ModelSpec) -> str:
     return sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def computed_memory(quantity: str, preset: Preset, record: dict[str, Any]) -> int:
+def closed_form(quantity: str, preset: Preset, record: dict[str, Any]) -> int:
     """Returns the count of a measured quantity for the whole model and one sequence; parameters include everything that
     was built.
     """

@@ -27,11 +27,11 @@ from llmcalc.witnesses.deviations import class_total
 from llmcalc.witnesses.measure import count_flops
 from llmcalc.witnesses.transformers import (
     CACHE_NAMES,
+    add_channel_axis,
     build,
     cache_argument,
     class_settings_of,
     required_inputs,
-    add_channel_axis,
 )
 from llmcalc.witnesses.witness import family_of_class
 from llmcalc.workload.execution import LatentForm

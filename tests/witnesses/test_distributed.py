@@ -83,7 +83,7 @@ def fours() -> list[Job]:
 )
 def test_every_rank_holds_what_its_replay_does(jobs: Callable[[], list[Job]]) -> None:
     for job, verdict in zip(jobs(), verify_all(jobs()), strict=True):
-        wrong = [(check.where, check.quantity, check.computed_memory, check.measured) for check in verdict.failures]
+        wrong = [(check.where, check.quantity, check.closed_form, check.measured) for check in verdict.failures]
         assert not wrong, (job.layout.options(), wrong)
         assert len(verdict.checks) == job.layout.world * (6 if job.layout.pp > 1 else 7) + 2
 

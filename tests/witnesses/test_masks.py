@@ -16,8 +16,8 @@ import torch
 from llmcalc.model import ModelSpec
 from llmcalc.ops import AttentionCore
 from llmcalc.sources.huggingface.registry import family_of, model_types
-from llmcalc.witnesses.transformers import required_inputs, add_channel_axis
-from llmcalc.witnesses.witness import class_name_of, class_config_fields, witness_of
+from llmcalc.witnesses.transformers import add_channel_axis, required_inputs
+from llmcalc.witnesses.witness import class_name_of, fields_of, witness_of
 from llmcalc.workload.derived_rows import Multiple, PatchVectors, Table
 from llmcalc.workload.rows import Fixed, SourceTokens
 from llmcalc.workload.run_config import RunConfig
@@ -149,7 +149,7 @@ def _weights(config: dict[str, Any], spec: ModelSpec) -> tuple[int, int]:
     """Attention weights of the class that are not 0, in the same two groups."""
     import transformers
 
-    made = transformers.AutoConfig.for_model(witness_of(config["model_type"]), **class_config_fields(config))
+    made = transformers.AutoConfig.for_model(witness_of(config["model_type"]), **fields_of(config))
     made._attn_implementation, made._experts_implementation = "eager", "batched_mm"
     torch.manual_seed(0)
     model = getattr(transformers, class_name_of(config))(made).eval()

@@ -10,7 +10,7 @@ from llmcalc.witnesses.published import verify_published
 from llmcalc.witnesses.reference import LEAST_SEQ, verify_reference
 from llmcalc.witnesses.transformers import verify_transformers
 from tests.builders import SOME_PRESETS
-from tests.witnesses.presets import QUANTITIES, computed_memory, digest, recorded
+from tests.witnesses.presets import QUANTITIES, closed_form, digest, recorded
 from tests.witnesses.verdicts import FOLLOWED
 
 
@@ -21,7 +21,7 @@ def test_every_preset_counts_what_was_measured_of_it() -> None:
         assert record["digest"] == digest(preset.model), f"{name}: run python -m tests.witnesses.presets"
         measured = {q: record[q] for q in QUANTITIES if record.get(q, FOLLOWED) != FOLLOWED}
         assert measured, name
-        counted = {quantity: computed_memory(quantity, preset, record) for quantity in measured}
+        counted = {quantity: closed_form(quantity, preset, record) for quantity in measured}
         if counted != measured:
             wrong[name] = (counted, measured)
     assert not wrong

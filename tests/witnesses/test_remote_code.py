@@ -54,7 +54,7 @@ def test_small_shapes_agree_with_the_reference(config: dict[str, Any]) -> None:
     assert [note for note in reading.notes if not any(words in note for words in about_encoders)] == []
     assert reading.unknown == []
     verdict = verify_reference(spec_of(config), batch=2)
-    assert verdict.ok, [(c.node, c.quantity, c.computed_memory, c.measured) for c in verdict.failures[:8]]
+    assert verdict.ok, [(c.node, c.quantity, c.closed_form, c.measured) for c in verdict.failures[:8]]
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -89,7 +89,7 @@ ENCODERS = {
 @pytest.mark.parametrize("name", ENCODERS)
 def test_encoders_agree_with_the_reference(name: str) -> None:
     verdict = verify_reference(spec_of(ENCODERS[name]), batch=2)
-    assert verdict.ok, [(c.node, c.quantity, c.computed_memory, c.measured) for c in verdict.failures[:8]]
+    assert verdict.ok, [(c.node, c.quantity, c.closed_form, c.measured) for c in verdict.failures[:8]]
     assert {f"towers.{tower}" for tower in spec_of(ENCODERS[name]).towers} < {c.node for c in verdict.checks}
 
 

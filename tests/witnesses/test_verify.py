@@ -270,7 +270,7 @@ def test_json_and_junit(run: Any, tmp_path: Any) -> None:
     documents = result.document
     assert [d["model"]["name"] for d in documents] == ["gpt2", "t5-base"]
     assert all(d["ok"] and d["schema_version"] == 2 for d in documents)
-    assert set(documents[0]["checks"][0]) == {"node", "quantity", "computed_memory", "measured", "witness", "ok"}
+    assert set(documents[0]["checks"][0]) == {"node", "quantity", "closed_form", "measured", "witness", "ok"}
     suites = ET.parse(tmp_path / "j.xml").getroot()
     assert [s.get("name") for s in suites] == ["gpt2", "t5-base"]
     assert [int(s.get("tests", "0")) for s in suites] == [len(d["checks"]) for d in documents]
@@ -295,7 +295,7 @@ def test_published_differences_are_stated(run: Any) -> None:
     assert "differs, explained: −592,130" in result.out
     assert "=" in run("verify", "gpt2", "--against", "published").out.splitlines()[2]
     check = run("verify", "bert-base", "--against", "published", "--format", "json").document["checks"][0]
-    assert (check["computed_memory"] - check["measured"], check["explained"], check["ok"]) == (-592_130, -592_130, True)
+    assert (check["closed_form"] - check["measured"], check["explained"], check["ok"]) == (-592_130, -592_130, True)
 
 
 def test_a_published_difference_that_is_not_explained_fails() -> None:

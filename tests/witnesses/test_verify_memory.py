@@ -63,7 +63,7 @@ def test_every_phase_holds_what_torch_holds(target: str) -> None:
     expected = {"saved_bytes", "live_bytes", "backward_peak_bytes", "step_peak_bytes", "after_step_bytes"}
     assert quantities > expected | {"prefill_peak_bytes"}
     assert ("decode_peak_bytes" in quantities) == (target != "bert-tiny")
-    assert all(check.computed_memory > 0 and check.node == "" for check in found.checks)
+    assert all(check.closed_form > 0 and check.node == "" for check in found.checks)
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def test_the_protocol_finds_what_the_allocator_holds(monkeypatch: pytest.MonkeyP
     assert [check.data() for check in found.checks if not check.ok] == []
     exact = [check for check in found.checks if check.quantity.endswith("_requested_bytes")]
     assert len(exact) == len(found.runs) > 0
-    assert [check.computed_memory for check in exact] == [check.measured for check in exact]
+    assert [check.closed_form for check in exact] == [check.measured for check in exact]
     first = found.info["runs_measured"][0]["measured"]
     assert list(first["phases"]) == ["set-up", "forward", "backward", "step"]
     assert all(run["measured"]["before_bytes"] == 0 for run in found.info["runs_measured"])
@@ -354,9 +354,9 @@ def test_the_runtime_is_that_of_the_measured_gpu() -> None:
     assert gpu.runtime_of_facts({"compute_capability": "8.0"}, set_to) == Runtime(128 << 10)
 
 
-@pytest.mark.parametrize(("computed_memory", "ok"), [(1000, True), (1001, True), (999, True), (1002, False), (998, False)])
-def test_a_check_within_a_bound(computed_memory: int, ok: bool) -> None:
-    check = Check("", f"{MEMORY}training_requested_bytes", computed_memory, 1000, "torch on cuda", within=0.001)
+@pytest.mark.parametrize(("closed_form", "ok"), [(1000, True), (1001, True), (999, True), (1002, False), (998, False)])
+def test_a_check_within_a_bound(closed_form: int, ok: bool) -> None:
+    check = Check("", f"{MEMORY}training_requested_bytes", closed_form, 1000, "torch on cuda", within=0.001)
     assert check.ok == ok
     assert ok or check.explanation().endswith("(at most 0.1 % is expected)")
 
@@ -388,7 +388,7 @@ def test_a_file_is_read_back(tmp_path: Any) -> None:
     """A file of what `llmcalc memory` answers holds its bounds; one of other numbers does not."""
     name, facts = "dense-0.1b-encoder", {"gpu": "NVIDIA H100", "compute_capability": "9.0"}
     run = gpu_memory.CONFIGURATIONS[name]
-    right = gpu.computed_memory(gpu_memory.answer(run, facts))
+    right = gpu.closed_form(gpu_memory.answer(run, facts))
     row = {"name": name, "target": run.target, "settings": dict(run.settings), "environment": {}, "measured": right}
     path = tmp_path / "gpu_memory_h100.json"
     gpu_memory.written(path, {"device": facts, "runs": [row, {"name": "other", "left_out": "it failed: so"}]})

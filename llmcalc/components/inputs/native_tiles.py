@@ -40,14 +40,19 @@ class NativeTiles(Tiles):
         rounded_sides = [round(pixel_length / token_size) * token_size for pixel_length in (height, width)]
         fewest_pixels, most_pixels = (token_count * token_size**2 for token_count in (self.min_tokens, self.tokens))
         is_large = prod(max(patch_size, side_pixels) for side_pixels in rounded_sides) > LARGE * most_pixels
-        enlarged_sides = [max(token_size, side_pixels) for side_pixels in rounded_sides]
-        if prod(enlarged_sides) > most_pixels:
+        image_sides = [max(token_size, side_pixels) for side_pixels in rounded_sides]
+        if prod(image_sides) > most_pixels:
             shrink = sqrt(height * width / most_pixels)
-            enlarged_sides = [max(token_size, floor(side_pixels / shrink / token_size) * token_size) for side_pixels in (height, width)]
-        elif prod(enlarged_sides) < fewest_pixels:
+            image_sides = [
+                max(token_size, floor(side_pixels / shrink / token_size) * token_size)
+                for side_pixels in (height, width)
+            ]
+        elif prod(image_sides) < fewest_pixels:
             enlargement = sqrt(fewest_pixels / (height * width))
-            enlarged_sides = [ceil(pixel_length * enlargement / token_size) * token_size for pixel_length in (height, width)]
-        patches, patches_of_tile = prod(enlarged_sides) // patch_size**2, (self.size // patch_size) ** 2
+            image_sides = [
+                ceil(pixel_length * enlargement / token_size) * token_size for pixel_length in (height, width)
+            ]
+        patches, patches_of_tile = prod(image_sides) // patch_size**2, (self.size // patch_size) ** 2
         tiles = prod(self.tile_grid(height, width)) if is_large else 0
         tokens_of_tiles = tiles * ceil(self.size // patch_size / self.merge) ** 2
         tile_marks = (tiles + 1) * self.tile_marks if tiles else 0

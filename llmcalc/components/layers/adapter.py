@@ -96,11 +96,11 @@ class AdapterLayer(Block):
             x = recorder.add(x, residual_branch)
             recorder.hold(x=x)
             if is_network:
-                return self._with_adapter_output(recorder, x, normed)
+                return self._add_adapter_output(recorder, x, normed)
             x = self._normalize(recorder, f"{sublayer}_post_norm", x) if self.norm_placement == "post" else x
         raise AssertionError("the last sublayer is the feed-forward network")
 
-    def _with_adapter_output(self, recorder: Flow, x: Value, normed: Value) -> Value:
+    def _add_adapter_output(self, recorder: Flow, x: Value, normed: Value) -> Value:
         """Records the adapters and returns the layer's output. x: the residual stream after the feed-forward network.
 
         normed: the network's input.
@@ -194,16 +194,14 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             for sublayer in self.order:
-                sublayer_output = self.get_submodule(sublayer)(
-                    self._normalize(f"{sublayer}_pre_norm", x), forward_pass
-                )
+                sublayer_output = self.get_submodule(sublayer)(self._normalize(f"{sublayer}_pre_norm", x), forward_pass)
                 is_network = sublayer == self.network
                 x = x + apply_dropout(self, "feed_forward" if is_network else "attention_output", sublayer_output)
-                x = self._with_adapter_output(x) if is_network else x
+                x = self._add_adapter_output(x) if is_network else x
                 x = self._normalize(f"{sublayer}_post_norm", x)
             return x
 
-        def _with_adapter_output(self, x: Tensor) -> Tensor:
+        def _add_adapter_output(self, x: Tensor) -> Tensor:
             """Returns the residual stream after the adapter."""
             adapter_input = self._normalize("adapter_norm", x)
             if self.adapter_norm_kind == "shared":

@@ -111,7 +111,7 @@ class AltUpLayer(WholeLayer):
         """Records the layer. x: all residual streams."""
         streams, hidden = x.axes
         router = Weight("router", (streams,), (hidden,))
-        predicted_streams, router_output = self._predicted_streams(recorder, x, router)
+        predicted_streams, router_output = self._predict_streams(recorder, x, router)
         active_stream = recorder.take(predicted_streams, hidden)
         recorder.hold(predicted=predicted_streams)
         normed = recorder.part("self_attn_pre_norm", self.norm, active_stream)
@@ -128,7 +128,7 @@ class AltUpLayer(WholeLayer):
             ),
         )
         recorder.hold(y=layer_output)
-        corrected_streams, first_stream = self._corrected_streams(
+        corrected_streams, first_stream = self._correct_streams(
             recorder, predicted_streams, layer_output, router, router_output
         )
         recorder.hold(corrected=corrected_streams, first=first_stream)
@@ -145,7 +145,7 @@ class AltUpLayer(WholeLayer):
             recorder.hold(x=x)
             return recorder.part(f"{sublayer}_post_norm", self.norm, recorder.part(sublayer, component, x))
 
-    def _predicted_streams(self, recorder: Flow, x: Value, router: Weight) -> tuple[Value, Value]:
+    def _predict_streams(self, recorder: Flow, x: Value, router: Weight) -> tuple[Value, Value]:
         """Predicts every stream: adds a mixture of all streams, with weights computed from the first stream.
 
         Returns all streams and the output of the router's norm.
@@ -176,7 +176,7 @@ class AltUpLayer(WholeLayer):
             )
             return recorder.add(x, recorder.part("norm", self.norm, low_rank_output))
 
-    def _corrected_streams(
+    def _correct_streams(
         self, recorder: Flow, predicted_streams: Value, sublayer_output: Value, router: Weight, router_output: Value
     ) -> tuple[Value, Value]:
         """Corrects all streams by the sublayers' result, and returns the streams and the scaled first stream.
@@ -247,7 +247,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             return self.streams_out(x)
 
-    class Mix(nn.Module):
+    class StreamMixing(nn.Module):
         def forward(self, coefficients: Tensor, x: Tensor) -> Tensor:
             """Mixes streams. coefficients: [batch, tokens, streams, streams], x: [batch, tokens, streams, hidden]."""
             return coefficients @ x
@@ -258,7 +258,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.streams, self.router_norm = streams, norm.reference(model_properties)
             self.router = nn.Linear(model_properties.hidden_size, streams, bias=False)
             self.coefficients = nn.Linear(streams, streams * streams, bias=False)
-            self.mix = Mix()
+            self.mix = StreamMixing()
 
         def routed(self, x: Tensor, router: nn.Module) -> Tensor:
             return torch.tanh(router(self.router_norm(x) / x.shape[-1]))

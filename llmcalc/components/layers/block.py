@@ -114,39 +114,41 @@ class Layer(Component):
     parallel: Literal["shared", "separate"] | None = None
     without_norms: tuple[str, ...] = ()
 
-    def with_mixers(self, change: Callable[[TokenMixer, int], TokenMixer], width: int) -> Self:
-        """The layer after a function `change` is applied to each of its token mixers. width: the layer's width."""
+    def with_mixers(self, replace_mixer: Callable[[TokenMixer, int], TokenMixer], hidden_size: int) -> Self:
+        """The layer after a function `replace_mixer` is applied to each of its token mixers. hidden_size: the layer's width."""
         mixers = {
             field_name: getattr(self, field_name)
             for field_name in ("attention", "cross_attention")
             if hasattr(self, field_name)
         }
         changed_mixers = {
-            field_name: change(component, width)
+            field_name: replace_mixer(component, hidden_size)
             for field_name, component in mixers.items()
             if isinstance(component, TokenMixer)
         }
         return self.model_copy(update=changed_mixers)
 
-    def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
-        """The layer scaled to another width. width: the old width. heads, widened: functions of old sizes.
+    def scaled(
+        self, hidden_size: int, heads: Callable[[HeadSizes], HeadSizes], scale_width: Callable[[int], Number]
+    ) -> Self:
+        """The layer scaled to another width. hidden_size: the old width. heads, widened: functions of old sizes.
 
         Raises `Unscalable`, with the reason, where the layer cannot be scaled that way.
         """
         mixer, network = self.attention, self.feed_forward
         if not isinstance(mixer, TokenMixer) or not isinstance(network, Network):
             raise Unscalable("expected a decoder whose layers all have attention and a feed-forward network or experts")
-        head_sizes = mixer.head_sizes(width)
+        head_sizes = mixer.head_sizes(hidden_size)
         attention = mixer.with_heads(HeadSizes(1, 1, 1) if head_sizes is None else heads(head_sizes))
-        return self.model_copy(update={"attention": attention, "feed_forward": network.widened(widened)})
+        return self.model_copy(update={"attention": attention, "feed_forward": network.widened(scale_width)})
 
     def networks(self) -> list[Any]:
         """The layer's networks, which process each token separately; the feed-forward network is first."""
         return [self.feed_forward]
 
-    def mixers(self, width: int) -> list[tuple[str, Any, int]]:
+    def mixers(self, hidden_size: int) -> list[tuple[str, Any, int]]:
         """The token mixers of a layer of this width: (field, mixer, width of the mixer's input)."""
-        return [("attention", self.attention, width)]
+        return [("attention", self.attention, hidden_size)]
 
     def check_place(self, stack_position: StackPosition) -> None:
         """Raises `ValueError` if the layer cannot be used at this position of the model."""
@@ -160,8 +162,8 @@ class Layer(Component):
     def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
         return self.attention.required_slots() if isinstance(self.attention, Component) else {}
 
-    def check_shared(self, name: str) -> None:
-        """Raises `ValueError` if layers of this kind cannot share parameters. name: the kind's name."""
+    def check_shared(self, layer_name: str) -> None:
+        """Raises `ValueError` if layers of this kind cannot share parameters. layer_name: the kind's name."""
 
     def borrowing_field(self) -> str:
         if not self.alone:
@@ -228,21 +230,17 @@ class Block(Layer):
             raise ValueError("idle_source_size: only idle cross-attention has one; expected none")
         if self.cross_attention is not None:
             self.cross_attention.check_crossing()
-        norm_names = [
-            f"{sublayer}_{position}_norm" for sublayer, _ in self.sublayers() for position in ("pre", "post")
-        ]
+        norm_names = [f"{sublayer}_{position}_norm" for sublayer, _ in self.sublayers() for position in ("pre", "post")]
         for sublayer in self.without_norms:
             if sublayer not in norm_names:
-                raise ValueError(
-                    f"without_norms: there is no '{sublayer}'; expected some of {', '.join(norm_names)}"
-                )
+                raise ValueError(f"without_norms: there is no '{sublayer}'; expected some of {', '.join(norm_names)}")
         return self
 
-    def mixers(self, width: int) -> list[tuple[str, Any, int]]:
+    def mixers(self, hidden_size: int) -> list[tuple[str, Any, int]]:
         cross_attention = self.cross_attention
         return [
-            *super().mixers(width),
-            *([] if cross_attention is None else [("cross_attention", cross_attention, width)]),
+            *super().mixers(hidden_size),
+            *([] if cross_attention is None else [("cross_attention", cross_attention, hidden_size)]),
         ]
 
     def check_place(self, stack_position: StackPosition) -> None:
@@ -265,7 +263,10 @@ class Block(Layer):
     def sublayers(self) -> list[tuple[str, Component]]:
         """The sublayers in execution order: (name in the model's tree, component)."""
         sublayer_parts: list[Any] = [getattr(self, field) for field in SUBLAYERS]
-        sublayer_names = ("cross_attn" if i == 1 else getattr(component, "node_name", "") for i, component in enumerate(sublayer_parts))
+        sublayer_names = (
+            "cross_attn" if i == 1 else getattr(component, "node_name", "")
+            for i, component in enumerate(sublayer_parts)
+        )
         return [
             (sublayer, component)
             for sublayer, component in zip(sublayer_names, sublayer_parts, strict=True)
@@ -391,10 +392,10 @@ def _reference_class() -> type[nn.Module]:
     class Scaling(nn.Module):
         """Scales x elementwise: weight · x, plus an optional bias."""
 
-        def __init__(self, width: int, bias: bool) -> None:
+        def __init__(self, hidden: int, bias: bool) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.ones(width))
-            self.bias = nn.Parameter(torch.zeros(width)) if bias else None
+            self.weight = nn.Parameter(torch.ones(hidden))
+            self.bias = nn.Parameter(torch.zeros(hidden)) if bias else None
 
         def forward(self, x: Tensor) -> Tensor:
             scaled_x = x * self.weight
@@ -430,11 +431,11 @@ def _reference_class() -> type[nn.Module]:
                 self.pre_norm = spec.norm.reference(model_properties)
                 return
             for sublayer in self.order if spec.residual_scale else ():
-                width, scales_both = model_properties.hidden_size, spec.residual_scale is True
+                hidden, scales_both = model_properties.hidden_size, spec.residual_scale is True
                 if scales_both or spec.residual_scale == "output":
-                    self.add_module(f"{sublayer}_out_scale", Scaling(width, bias=scales_both))
+                    self.add_module(f"{sublayer}_out_scale", Scaling(hidden, bias=scales_both))
                 if scales_both or spec.residual_scale == "residual":
-                    self.add_module(f"{sublayer}_residual_scale", Scaling(width, bias=scales_both))
+                    self.add_module(f"{sublayer}_residual_scale", Scaling(hidden, bias=scales_both))
             for sublayer in self.order:
                 norm_positions = {"pre": ["pre"], "sandwich": ["pre", "post"]}.get(spec.norm_placement, ["post"])
                 for norm in (f"{sublayer}_{position}_norm" for position in norm_positions):

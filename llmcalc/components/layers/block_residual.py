@@ -52,7 +52,9 @@ def record_mix(
     query_axes = () if queries == 1 else (query_axis,)
     with recorder.scope(mix_name, kind="residual", source=SOURCE):
         earlier_sums = recorder.copies(x, Axis("sources", block_count))  # as large as those of other layers
-        earlier_and_running_sums = recorder.cat(earlier_sums, x.view(Axis("sources", 1), hidden), axes=(source_axis, hidden))
+        earlier_and_running_sums = recorder.cat(
+            earlier_sums, x.view(Axis("sources", 1), hidden), axes=(source_axis, hidden)
+        )
         recorder.hold(values=earlier_and_running_sums)
         keys = recorder.norm("norm", earlier_and_running_sums, norm, (hidden,))
         earlier_and_running_sums = keys if normed_values else earlier_and_running_sums
@@ -63,8 +65,16 @@ def record_mix(
         mix_weights = recorder.act(scores, "softmax")
         recorder.hold(shares=mix_weights)
         mix_op = ops.Product(queries, source_axis.size, hidden.size, x.rows)
-        mixed_sums = recorder.core("mix", mix_op, mix_weights.view(query_axis, source_axis), earlier_and_running_sums, axes=(query_axis, hidden))
-        return [mixed_sums.view(hidden)] if queries == 1 else [recorder.take(mixed_sums, hidden) for _ in range(queries)]
+        mixed_sums = recorder.core(
+            "mix",
+            mix_op,
+            mix_weights.view(query_axis, source_axis),
+            earlier_and_running_sums,
+            axes=(query_axis, hidden),
+        )
+        return (
+            [mixed_sums.view(hidden)] if queries == 1 else [recorder.take(mixed_sums, hidden) for _ in range(queries)]
+        )
 
 
 class BlockResidualLayer(PreNormLayer):
@@ -116,11 +126,7 @@ class BlockResidualLayer(PreNormLayer):
             recorder.hold(x=x, read=sublayer_input)
             sublayer_output = self._record_sublayer(recorder, sublayer, component, sublayer_input)
             recorder.hold(y=sublayer_output)
-            x = (
-                sublayer_output
-                if sublayer == "self_attn" and self.starts_block
-                else recorder.add(x, sublayer_output)
-            )
+            x = sublayer_output if sublayer == "self_attn" and self.starts_block else recorder.add(x, sublayer_output)
             recorder.hold(x=x)
         return x
 
@@ -153,7 +159,9 @@ class BlockResiduals(ResidualStreams):
         return x
 
     def record_merge(self, recorder: Flow, x: Value) -> Value:
-        (mixed_sums,) = record_mix(recorder, "output_residual", x, self.blocks, self.norm, normed_values=self.normed_values)
+        (mixed_sums,) = record_mix(
+            recorder, "output_residual", x, self.blocks, self.norm, normed_values=self.normed_values
+        )
         return mixed_sums
 
     def flow(self, recorder: Flow, x: Value) -> Value:
@@ -175,7 +183,7 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
     import torch
     from torch import nn
 
-    class Scores(nn.Module):
+    class SumScores(nn.Module):
         """The scores of residual sums. keys: [.., sums, hidden], query: [hidden] or [queries, hidden] → [.., queries, sums]."""
 
         def forward(self, keys: Tensor, query: Tensor) -> Tensor:
@@ -187,7 +195,7 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
         def forward(self, mix_weights: Tensor, sources: Tensor) -> Tensor:
             return mix_weights @ sources
 
-    class Mix(nn.Module):
+    class SumMixing(nn.Module):
         """Attends over residual sums [batch, tokens, hidden]. block_sums: sums of finished blocks. x: the running sum.
 
         Returns one mix for each query, of that shape.
@@ -200,7 +208,7 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
             query_shape = (model_properties.hidden_size,) if queries == 1 else (queries, model_properties.hidden_size)
             self.norm, self.proj = norm.reference(model_properties), vector(torch.zeros(query_shape))
             self.normed_values, self.scale = normed_values, model_properties.hidden_size**-0.5 if normed_values else 1.0
-            self.scores, self.mix = Scores(), WeightedSum()
+            self.scores, self.mix = SumScores(), WeightedSum()
 
         def forward(self, block_sums: list[Tensor], x: Tensor) -> tuple[Tensor, ...]:
             sources = torch.stack([*block_sums, x], 2)
@@ -220,7 +228,7 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
                 ("mlp", spec.feed_forward, spec.feed_forward_blocks),
             ):
                 if block_count or (sublayer == "self_attn" and spec.idle_residual):
-                    self.add_module(f"{sublayer}_residual", Mix(spec.norm, model_properties))
+                    self.add_module(f"{sublayer}_residual", SumMixing(spec.norm, model_properties))
                 self.add_module(f"{sublayer}_pre_norm", spec.norm.reference(model_properties))
                 self.add_module(sublayer, component.reference(model_properties))
 
@@ -230,7 +238,9 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
                 block_sums = forward_pass.memo["block_sums"][
                     :block_count
                 ]  # without those of layers above, when the layer runs again
-                assert len(block_sums) == block_count, f"a layer that reads {block_count} blocks stands above {len(block_sums)}"
+                assert len(block_sums) == block_count, (
+                    f"a layer that reads {block_count} blocks stands above {len(block_sums)}"
+                )
                 (sublayer_input,) = self.get_submodule(f"{sublayer}_residual")(block_sums, x) if block_count else (x,)
                 sublayer_output = self.get_submodule(sublayer)(
                     self.get_submodule(f"{sublayer}_pre_norm")(sublayer_input), forward_pass
@@ -246,7 +256,7 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
 
         def __init__(self, spec: BlockResiduals, model_properties: ModelProperties) -> None:
             super().__init__()
-            self.output_residual = Mix(spec.norm, model_properties, spec.normed_values)
+            self.output_residual = SumMixing(spec.norm, model_properties, spec.normed_values)
 
         def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             forward_pass.memo["block_sums"] = []
@@ -256,4 +266,4 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
             (mixed_sum,) = self.output_residual(forward_pass.memo["block_sums"], x)
             return mixed_sum
 
-    return {"layer": LayerReference, "streams": StreamsReference, "mix": Mix}
+    return {"layer": LayerReference, "streams": StreamsReference, "mix": SumMixing}

@@ -75,16 +75,18 @@ class BottleneckLayer(WholeLayer):
     def networks(self) -> list[Any]:
         return [self.feed_forward] * self.num_feedforward_networks
 
-    def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
+    def scaled(
+        self, hidden_size: int, heads: Callable[[HeadSizes], HeadSizes], scale_width: Callable[[int], Number]
+    ) -> Self:
         raise Unscalable("a 'bottleneck' layer has a width of its own; expected layers as wide as the model")
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         narrow_axis = Axis("bottleneck", self.bottleneck_size)
-        narrow_states = self._into_bottleneck(recorder, "bottleneck", x, narrow_axis)
-        attention_input = self._into_bottleneck(recorder, "attention_bottleneck", x, narrow_axis)
+        narrow_states = self._project_to_bottleneck(recorder, "bottleneck", x, narrow_axis)
+        attention_input = self._project_to_bottleneck(recorder, "attention_bottleneck", x, narrow_axis)
         recorder.hold(x=x, y=narrow_states, read=attention_input)
         attention_output = recorder.part("self_attn", self.attention, attention_input, value_input=x)
-        narrow_states = self._normed_sum(
+        narrow_states = self._add_and_normalize(
             recorder,
             "self_attn",
             narrow_states,
@@ -94,20 +96,20 @@ class BottleneckLayer(WholeLayer):
         for i in range(self.num_feedforward_networks - 1):
             narrow_states = recorder.part("inner", inner_network, narrow_states, list_index=i)
             recorder.hold(y=narrow_states)
-        narrow_states = self._normed_sum(
+        narrow_states = self._add_and_normalize(
             recorder, "mlp", narrow_states, recorder.part("mlp", self.feed_forward, narrow_states)
         )
         layer_output = recorder.linear("output_bottleneck", narrow_states, *x.axes, bias=True)
         layer_output = recorder.dropout(layer_output, "feed_forward", ends_sublayer=True)
         return recorder.part("output_bottleneck_norm", self.norm, recorder.add(x, layer_output))
 
-    def _into_bottleneck(self, recorder: Flow, bottleneck_name: str, x: Value, narrow_axis: Axis) -> Value:
+    def _project_to_bottleneck(self, recorder: Flow, bottleneck_name: str, x: Value, narrow_axis: Axis) -> Value:
         """Returns the linear projection of x into the bottleneck's width."""
         return recorder.part(
             f"{bottleneck_name}_norm", self.norm, recorder.linear(bottleneck_name, x, narrow_axis, bias=True)
         )
 
-    def _normed_sum(self, recorder: Flow, sublayer: str, x: Value, sublayer_output: Value) -> Value:
+    def _add_and_normalize(self, recorder: Flow, sublayer: str, x: Value, sublayer_output: Value) -> Value:
         """Returns the normalized sum of the bottleneck's residual stream and a sublayer's output y."""
         x = recorder.part(f"{sublayer}_post_norm", self.norm, recorder.add(x, sublayer_output))
         recorder.hold(y=x)
@@ -181,12 +183,12 @@ def _reference_class() -> type[nn.Module]:
             self.add_module(bottleneck_name, nn.Linear(wide_width, inner_context.hidden_size))
             self.add_module(f"{bottleneck_name}_norm", norm.reference(inner_context))
 
-        def _into_bottleneck(self, bottleneck_name: str, x: Tensor) -> Tensor:
+        def _project_to_bottleneck(self, bottleneck_name: str, x: Tensor) -> Tensor:
             return self.get_submodule(f"{bottleneck_name}_norm")(self.get_submodule(bottleneck_name)(x))
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            narrow_states = self._into_bottleneck("bottleneck", x)
-            attention_output = self.self_attn(self._into_bottleneck("attention_bottleneck", x), forward_pass, x)
+            narrow_states = self._project_to_bottleneck("bottleneck", x)
+            attention_output = self.self_attn(self._project_to_bottleneck("attention_bottleneck", x), forward_pass, x)
             attention_output = apply_dropout(self, "attention_output", attention_output)
             narrow_states = self.self_attn_post_norm(narrow_states + attention_output)
             for network in self.inner:

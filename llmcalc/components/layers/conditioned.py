@@ -59,13 +59,13 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Condition(nn.Module):
+    class ConditionScale(nn.Module):
         """Scales x by a function of a fixed condition vector. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, width: int, rank: int) -> None:
+        def __init__(self, hidden: int, rank: int) -> None:
             super().__init__()
-            self.width = width
-            self.in_proj, self.out_proj = nn.Linear(width, rank, bias=False), nn.Linear(rank, width, bias=False)
+            self.width = hidden
+            self.in_proj, self.out_proj = nn.Linear(hidden, rank, bias=False), nn.Linear(rank, hidden, bias=False)
 
         def forward(self, x: Tensor) -> Tensor:
             angles = angles_of(torch.ones(1, device=x.device), self.width, 10000.0)
@@ -78,7 +78,7 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: ConditionedLayer, model_properties: ModelProperties) -> None:
             super().__init__(spec, model_properties)
-            self.condition = Condition(model_properties.hidden_size, spec.condition_rank)
+            self.condition = ConditionScale(model_properties.hidden_size, spec.condition_rank)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             x = x + self._sublayer_output("self_attn", x, forward_pass)

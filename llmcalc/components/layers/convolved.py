@@ -37,9 +37,7 @@ class ConvolvedLayer(PreNormLayer):
         for sublayer, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
             sublayer_output = self._record_sublayer(recorder, sublayer, component, x)
             recorder.hold(x=x, y=sublayer_output)
-            x = recorder.add(
-                x, add_convolution(recorder, f"{sublayer}_conv", sublayer_output, self.conv_kernel_size)
-            )
+            x = recorder.add(x, add_convolution(recorder, f"{sublayer}_conv", sublayer_output, self.conv_kernel_size))
             recorder.hold(x=x)
         return x
 

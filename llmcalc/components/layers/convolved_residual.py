@@ -73,9 +73,7 @@ class ConvolvedResidualLayer(BlockResidualLayer):
         recorder.hold(x=x)
         return x
 
-    def _sublayer_inputs(
-        self, recorder: Flow, sublayer: str, x: Value, block_count: int, queries: int
-    ) -> list[Value]:
+    def _sublayer_inputs(self, recorder: Flow, sublayer: str, x: Value, block_count: int, queries: int) -> list[Value]:
         return record_mix(
             recorder, f"{sublayer}_residual", x, block_count, WEIGHTLESS, normed_values=True, queries=queries
         )
@@ -125,7 +123,9 @@ def _reference_class() -> type[nn.Module]:
                 ("mlp", spec.feed_forward, spec.feed_forward_blocks, 1),
             ):
                 if block_count:
-                    self.add_module(f"{sublayer}_residual", mix_class(weightless_norm, model_properties, True, stream_count))
+                    self.add_module(
+                        f"{sublayer}_residual", mix_class(weightless_norm, model_properties, True, stream_count)
+                    )
                 self.add_module(f"{sublayer}_pre_norm", spec.norm.reference(model_properties))
                 self.add_module(sublayer, component.reference(model_properties))
                 convolution = residual_convolution_class()(model_properties.hidden_size, spec.conv_kernel_size)

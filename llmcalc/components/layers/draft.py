@@ -46,8 +46,8 @@ class DraftLayer(PreNormLayer):
     def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
         return {**super().required_slots(), "streams": {"type": "target_states", "start": "states"}}
 
-    def mixers(self, width: int) -> list[tuple[str, Any, int]]:
-        return [("attention", self.attention, 2 * width)]
+    def mixers(self, hidden_size: int) -> list[tuple[str, Any, int]]:
+        return [("attention", self.attention, 2 * hidden_size)]
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         embedded: Value = recorder.memo.get("embedded", x)  # x itself where the layer is recorded alone

@@ -58,8 +58,7 @@ class FunnelAttention(MultiHeadMixer):
         kv_input = x if memory is None else memory
         q = recorder.linear("q_proj", x, heads, head_dim)
         k, v = (
-            recorder.linear(projection, kv_input, heads, head_dim, bias=True)
-            for projection in ("k_proj", "v_proj")
+            recorder.linear(projection, kv_input, heads, head_dim, bias=True) for projection in ("k_proj", "v_proj")
         )
         distances = RelativeDistances(queries=x.rows, keys=None if memory is None else memory.rows)
         distance_keys = recorder.linear("r_proj", recorder.sinusoids(x, distances, *x.axes, once=True), heads, head_dim)
@@ -185,15 +184,15 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     import torch
     from torch import nn
 
-    class Core(nn.Module):
+    class SoftmaxProducts(nn.Module):
         """Softmax attention with a bias. q: [batch, heads, queries, d], k and v: [batch, heads, keys, d]."""
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
             scores = (q @ k.transpose(-1, -2) + bias) * q.shape[-1] ** -0.5
             return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
 
-    class Scores(nn.Module):
-        """Scores of each query with each table row. q: [batch, heads, queries, d], rows: [rows, heads, d]."""
+    class TableScoreProduct(nn.Module):
+        """The scores of each query with each table row. q: [batch, heads, queries, d], rows: [rows, heads, d]."""
 
         def forward(self, q: Tensor, table_rows: Tensor) -> Tensor:
             scores = q.transpose(0, 1).flatten(1, 2) @ table_rows.permute(1, 2, 0)
@@ -204,23 +203,32 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def __init__(self, spec: FunnelAttention, hidden: int) -> None:
             super().__init__()
-            self.heads, self.hidden, width = spec.num_attention_heads, hidden, spec.num_attention_heads * spec.head_dim
-            self.q_proj = nn.Linear(hidden, width, bias=False)
-            self.k_proj, self.v_proj = nn.Linear(hidden, width), nn.Linear(hidden, width)
-            self.r_proj = nn.Linear(hidden, width, bias=False)
+            self.heads, self.hidden, heads_width = (
+                spec.num_attention_heads,
+                hidden,
+                spec.num_attention_heads * spec.head_dim,
+            )
+            self.q_proj = nn.Linear(hidden, heads_width, bias=False)
+            self.k_proj, self.v_proj = nn.Linear(hidden, heads_width), nn.Linear(hidden, heads_width)
+            self.r_proj = nn.Linear(hidden, heads_width, bias=False)
             for bias_name in ("content_bias", "position_bias", "segment_bias"):
                 self.add_module(bias_name, vector(torch.randn(self.heads, spec.head_dim) * 0.02))
             self.segments = vector(torch.randn(2, self.heads, spec.head_dim) * 0.02)
-            self.distances, self.segment_scores, self.core = Scores(), Scores(), Core()
-            self.o_proj = nn.Linear(width, hidden)
+            self.distances, self.segment_scores, self.core = TableScoreProduct(), TableScoreProduct(), SoftmaxProducts()
+            self.o_proj = nn.Linear(heads_width, hidden)
 
         def _split_heads(self, x: Tensor) -> Tensor:
             return x.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
 
-        def forward(self, x: Tensor, forward_pass: ForwardPass, kv_source: Tensor | None = None, key_stride: int = 1) -> Tensor:
+        def forward(
+            self, x: Tensor, forward_pass: ForwardPass, kv_source: Tensor | None = None, key_stride: int = 1
+        ) -> Tensor:
             """Runs attention. key_stride: the distance in tokens between neighbouring keys."""
             key_source = x if kv_source is None else kv_source
-            q, k, v = (self._split_heads(projected) for projected in (self.q_proj(x), self.k_proj(key_source), self.v_proj(key_source)))
+            q, k, v = (
+                self._split_heads(projected)
+                for projected in (self.q_proj(x), self.k_proj(key_source), self.v_proj(key_source))
+            )
             queries, keys, is_halved = x.shape[1], key_source.shape[1], kv_source is not None
             largest_distance = 2 * queries if is_halved else queries  # in steps
             distances = torch.arange(

@@ -69,7 +69,7 @@ class GatedNormLayer(PreNormLayer):
 def _reference_class() -> type[nn.Module]:
     from torch import nn
 
-    class Gate(nn.Module):
+    class NormGate(nn.Module):
         """The gate of a norm. x: [batch, tokens, hidden] → x times a factor between 0 and 1."""
 
         def __init__(self, hidden: int, rank: int) -> None:
@@ -86,7 +86,7 @@ def _reference_class() -> type[nn.Module]:
             super().__init__(spec, model_properties)
             for sublayer in ("self_attn", "mlp") if spec.feed_forward_gate else ("self_attn",):
                 self.add_module(
-                    f"{sublayer}_pre_norm_gate", Gate(model_properties.hidden_size, spec.gated_norm_rank)
+                    f"{sublayer}_pre_norm_gate", NormGate(model_properties.hidden_size, spec.gated_norm_rank)
                 )
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:

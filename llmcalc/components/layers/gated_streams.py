@@ -73,7 +73,9 @@ class GatedStreamsLayer(PreNormLayer):
         for component, connection in ((self.attention, "self_attn_connection"), (self.feed_forward, "mlp_connection")):
             with recorder.scope(connection, kind="stream_gate"):
                 sublayer_input, normed = record_gated_mean(recorder, x, self.norm, self.hc_lowrank)
-                write_weights = recorder.scale(recorder.act(recorder.linear("write", normed, x.axes[0]), "sigmoid"), 2.0)
+                write_weights = recorder.scale(
+                    recorder.act(recorder.linear("write", normed, x.axes[0]), "sigmoid"), 2.0
+                )
             recorder.hold(x=x, written=write_weights)
             sublayer_output = recorder.part(component.node_name, component, sublayer_input)
             x = recorder.add(x, recorder.mul(write_weights, sublayer_output, axes=x.axes))
@@ -124,7 +126,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     from torch import nn
     from torch.nn import functional as F
 
-    class Connection(nn.Module):
+    class GatedConnection(nn.Module):
         """Reads the streams [batch, tokens, streams, hidden] → (gated mean, factor of each stream or None)."""
 
         def __init__(self, norm: Norm, streams: int, rank: int, hidden: int, has_writes: bool) -> None:
@@ -148,7 +150,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.sublayers = []
             self.ngram_input = None if spec.ngram_input is None else spec.ngram_input.reference(model_properties)
             for sublayer, component in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
-                connection = Connection(spec.norm, spec.hc_mult, spec.hc_lowrank, model_properties.hidden_size, True)
+                connection = GatedConnection(
+                    spec.norm, spec.hc_mult, spec.hc_lowrank, model_properties.hidden_size, True
+                )
                 self.add_module(f"{sublayer}_connection", connection)
                 self.add_module(component.node_name, component.reference(model_properties))
                 self.sublayers.append((f"{sublayer}_connection", component.node_name))
@@ -165,7 +169,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def __init__(self, spec: GatedStreams, model_properties: ModelProperties) -> None:
             super().__init__(spec.hc_mult)
-            self.stream_output = Connection(
+            self.stream_output = GatedConnection(
                 spec.norm, spec.hc_mult, spec.hc_lowrank, model_properties.hidden_size, False
             )
 

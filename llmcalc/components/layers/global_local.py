@@ -138,9 +138,7 @@ class GlobalLocalAttention(EqualHeadsMixer):
             wider_rows = Padded(of=text_rows.of, block=text_rows.block, more=self.block_size)
             x = recorder.resized(x, Joined(first=token_rows.first, second=wider_rows))
             recorder.hold(x=x)
-        q, k, v = (
-            recorder.linear(projection, x, heads, head_dim) for projection in ("q_proj", "k_proj", "v_proj")
-        )
+        q, k, v = (recorder.linear(projection, x, heads, head_dim) for projection in ("q_proj", "k_proj", "v_proj"))
         recorder.hold(q=q, k=k, v=v)
         limits: dict[str, Any] = {
             "block": self.block_size,
@@ -221,7 +219,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             return x[:, self.count : self.count + self.tokens]
 
-    class Core(nn.Module):
+    class SoftmaxProducts(nn.Module):
         """Attention of global tokens to all tokens, and of text blocks to themselves and global tokens.
 
         q, k, v: [batch, heads, global tokens and text, d] → same shape. is_text: whether text is no padding.
@@ -261,7 +259,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.shift = spec.block_size // 2 if spec.staggered else 0
             for projection in ("q_proj", "k_proj", "v_proj", "o_proj"):
                 self.add_module(projection, nn.Linear(hidden, hidden, bias=False))
-            self.core = Core(spec)
+            self.core = SoftmaxProducts(spec)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             tokens, padding = forward_pass.memo["text tokens"], (self.shift, self.shift)

@@ -62,7 +62,10 @@ class GroupedConvLayer(PreNormLayer):
             channels = groups, Axis("channels", self.conv_group_size)
             with recorder.scope(f"{sublayer}_conv", kind="convolution"):
                 base_rows = [
-                    [recorder.vector(f"base_kernel_{convolution_side}_{tap}", *channels) for tap in range(self.conv_kernel_size)]
+                    [
+                        recorder.vector(f"base_kernel_{convolution_side}_{tap}", *channels)
+                        for tap in range(self.conv_kernel_size)
+                    ]
                     for convolution_side in range(2)
                 ]
                 computed_kernels = recorder.linear("kernel_projection", normed, side_axis, taps, groups, Axis("one", 1))
@@ -103,16 +106,16 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Kernels(nn.Module):
+    class SublayerKernels(nn.Module):
         """The kernels before and after a sublayer. x: [batch, tokens, width] → [batch, tokens, 2, taps, width]."""
 
-        def __init__(self, width: int, taps: int, group_size: int) -> None:
+        def __init__(self, hidden: int, taps: int, group_size: int) -> None:
             super().__init__()
-            self.sizes, self.group_size = (2, taps, width // group_size), group_size
+            self.sizes, self.group_size = (2, taps, hidden // group_size), group_size
             for convolution_side in range(2):
                 for tap in range(taps):
-                    self.add_module(f"base_kernel_{convolution_side}_{tap}", vector(torch.rand(width)))
-            self.kernel_projection = nn.Linear(width, 2 * taps * (width // group_size), bias=False)
+                    self.add_module(f"base_kernel_{convolution_side}_{tap}", vector(torch.rand(hidden)))
+            self.kernel_projection = nn.Linear(hidden, 2 * taps * (hidden // group_size), bias=False)
 
         def forward(self, x: Tensor) -> Tensor:
             token_kernels = self.kernel_projection(x).unflatten(-1, self.sizes).repeat_interleave(self.group_size, -1)
@@ -135,15 +138,13 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: GroupedConvLayer, model_properties: ModelProperties) -> None:
             super().__init__(spec, model_properties)
             kernel_sizes = model_properties.hidden_size, spec.conv_kernel_size, spec.conv_group_size
-            self.self_attn_conv, self.mlp_conv = Kernels(*kernel_sizes), Kernels(*kernel_sizes)
+            self.self_attn_conv, self.mlp_conv = SublayerKernels(*kernel_sizes), SublayerKernels(*kernel_sizes)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             for sublayer in ("self_attn", "mlp"):
                 normed = self.get_submodule(f"{sublayer}_pre_norm")(x)
                 kernels = self.get_submodule(f"{sublayer}_conv")(normed)
-                sublayer_output = self.get_submodule(sublayer)(
-                    convolve(normed, kernels[..., 0, :, :]), forward_pass
-                )
+                sublayer_output = self.get_submodule(sublayer)(convolve(normed, kernels[..., 0, :, :]), forward_pass)
                 x = x + convolve(sublayer_output, kernels[..., 1, :, :])
             return x
 

@@ -45,14 +45,18 @@ class HybridBlock(PreNormLayer):
             raise ValueError("state_space: a hybrid layer has one; expected another type, or a layer of type 'block'")
         return self
 
-    def with_mixers(self, change: Callable[[TokenMixer, int], TokenMixer], width: int) -> Self:
-        state_space = change(self.state_space, width)
-        return super(HybridBlock, self.model_copy(update={"state_space": state_space})).with_mixers(change, width)
+    def with_mixers(self, replace_mixer: Callable[[TokenMixer, int], TokenMixer], hidden_size: int) -> Self:
+        state_space = replace_mixer(self.state_space, hidden_size)
+        return super(HybridBlock, self.model_copy(update={"state_space": state_space})).with_mixers(
+            replace_mixer, hidden_size
+        )
 
-    def mixers(self, width: int) -> list[tuple[str, Any, int]]:
-        return [*super().mixers(width), ("state_space", self.state_space, width)]
+    def mixers(self, hidden_size: int) -> list[tuple[str, Any, int]]:
+        return [*super().mixers(hidden_size), ("state_space", self.state_space, hidden_size)]
 
-    def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
+    def scaled(
+        self, hidden_size: int, heads: Callable[[HeadSizes], HeadSizes], scale_width: Callable[[int], Number]
+    ) -> Self:
         raise Unscalable(f"a state-space part beside attention has no rule for its sizes at another width; {SCALABLE}")
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:

@@ -157,7 +157,7 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
     import torch
     from torch import nn
 
-    class Offsets(nn.Module):
+    class WeightOffsets(nn.Module):
         """Scales and offsets the mixing weights of a token; each kind of weight has a separate scale and offset."""
 
         def __init__(self, *part_sizes: int) -> None:
@@ -173,26 +173,33 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
                 for weight, scale, offset in zip(weight_parts, self.scale.unbind(), offsets, strict=True)
             )
 
-    def weightless_norm(width: int) -> nn.Module:
+    def weightless_norm(streams_width: int) -> nn.Module:
         """Builds the norm, without learned weights, over all streams of a token together."""
-        return norm_reference(Norm(type="rmsnorm", weight=False, eps=1e-6), width)
+        return norm_reference(Norm(type="rmsnorm", weight=False, eps=1e-6), streams_width)
 
-    class Mix(nn.Module):
+    class StreamMixing(nn.Module):
         """Mixes streams. matrix: [.., in, out], streams: [.., in, hidden] → [.., out, hidden]."""
 
         def forward(self, matrix: Tensor, streams: Tensor) -> Tensor:
             return matrix.transpose(-1, -2) @ streams
 
-    class Connection(nn.Module):
+    class HyperConnection(nn.Module):
         """The hyper-connection of one sublayer. streams → (sublayer input, output weights, mixed streams)."""
 
         def __init__(self, spec: HyperLayer, hidden: int) -> None:
             super().__init__()
             self.spec, stream_count = spec, spec.hc_mult
-            part_sizes = [stream_count, stream_count] if spec.hc_sinkhorn_iters is None else [stream_count, stream_count, stream_count * stream_count]
-            self.stream_norm, self.map = weightless_norm(stream_count * hidden), nn.Linear(stream_count * hidden, sum(part_sizes), bias=False)
-            self.offsets = Offsets(*part_sizes)
-            self.mix = None if spec.hc_sinkhorn_iters is None else Mix()
+            part_sizes = (
+                [stream_count, stream_count]
+                if spec.hc_sinkhorn_iters is None
+                else [stream_count, stream_count, stream_count * stream_count]
+            )
+            self.stream_norm, self.map = (
+                weightless_norm(stream_count * hidden),
+                nn.Linear(stream_count * hidden, sum(part_sizes), bias=False),
+            )
+            self.offsets = WeightOffsets(*part_sizes)
+            self.mix = None if spec.hc_sinkhorn_iters is None else StreamMixing()
 
         def read_weights(self, new_weights: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Returns the weights with which a sublayer reads the streams."""
@@ -215,7 +222,7 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
     class HyperLayerReference(pre_norm_class()):  # type: ignore[misc]
         """The layer with hyper-connections. x: [batch, tokens, streams, hidden] → same shape."""
 
-        connection = Connection
+        connection = HyperConnection
 
         def __init__(self, spec: HyperLayer, model_properties: ModelProperties) -> None:
             super().__init__(spec, model_properties)
@@ -234,8 +241,11 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
     class HeadReference(nn.Module):
         def __init__(self, stream_count: int, hidden: int) -> None:
             super().__init__()
-            self.stream_norm, self.map = weightless_norm(stream_count * hidden), nn.Linear(stream_count * hidden, stream_count, bias=False)
-            self.offsets = Offsets(stream_count)
+            self.stream_norm, self.map = (
+                weightless_norm(stream_count * hidden),
+                nn.Linear(stream_count * hidden, stream_count, bias=False),
+            )
+            self.offsets = WeightOffsets(stream_count)
 
         def forward(self, streams: Tensor) -> Tensor:
             (raw_weights,) = self.offsets(self.map(self.stream_norm(streams.flatten(2))))
@@ -252,4 +262,4 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             return x.mean(2) if self.hyper_streams is None else self.hyper_streams(x)
 
-    return {"layer": HyperLayerReference, "streams": StreamsReference, "connection": Connection}
+    return {"layer": HyperLayerReference, "streams": StreamsReference, "connection": HyperConnection}

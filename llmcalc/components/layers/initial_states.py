@@ -35,7 +35,9 @@ class InitialStatesLayer(PreNormLayer):
         one_channel = (Axis("one", 1),)
         x_share, start_share = recorder.split(recorder.vector("lambdas", Axis("mixed", 2)), one_channel, one_channel)
         recorder.hold(x=x)
-        mixed_states = recorder.add(recorder.mul(x, x_share, axes=x.axes), recorder.mul(initial_x, start_share, axes=x.axes))
+        mixed_states = recorder.add(
+            recorder.mul(x, x_share, axes=x.axes), recorder.mul(initial_x, start_share, axes=x.axes)
+        )
         sublayer_output = self._record_sublayer(recorder, "self_attn", self.attention, mixed_states)
         x = recorder.add(x, recorder.dropout(sublayer_output, "attention_output", ends_sublayer=True))
         recorder.hold(x=x)

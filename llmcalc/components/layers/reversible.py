@@ -80,8 +80,12 @@ class ReversibleLayer(PreNormLayer):
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         hidden: Axis = recorder.memo["hidden"][0]
         first_stream, second_stream = recorder.split(x, (hidden,), (hidden,))
-        first_stream = recorder.add(first_stream, self._record_sublayer(recorder, "self_attn", self.attention, second_stream))
-        second_stream = recorder.add(second_stream, self._record_sublayer(recorder, "mlp", self.feed_forward, first_stream))
+        first_stream = recorder.add(
+            first_stream, self._record_sublayer(recorder, "self_attn", self.attention, second_stream)
+        )
+        second_stream = recorder.add(
+            second_stream, self._record_sublayer(recorder, "mlp", self.feed_forward, first_stream)
+        )
         return recorder.cat(first_stream, second_stream, axes=x.axes)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -126,6 +130,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             first_stream, second_stream = x.chunk(2, -1)
             first_stream = first_stream + self._sublayer_output("self_attn", second_stream, forward_pass)
-            return torch.cat([first_stream, second_stream + self._sublayer_output("mlp", first_stream, forward_pass)], -1)
+            return torch.cat(
+                [first_stream, second_stream + self._sublayer_output("mlp", first_stream, forward_pass)], -1
+            )
 
     return {"streams": StreamsReference, "layer": LayerReference}

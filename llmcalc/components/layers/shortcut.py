@@ -57,8 +57,14 @@ class ShortcutLayer(PreNormLayer):
     def networks(self) -> list[Any]:
         return [self.feed_forward, self.dense]
 
-    def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
-        return super().scaled(width, heads, widened).model_copy(update={"dense": self.dense.widened(widened)})
+    def scaled(
+        self, hidden_size: int, heads: Callable[[HeadSizes], HeadSizes], scale_width: Callable[[int], Number]
+    ) -> Self:
+        return (
+            super()
+            .scaled(hidden_size, heads, scale_width)
+            .model_copy(update={"dense": self.dense.widened(scale_width)})
+        )
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         x, normed = self._attention_sublayer(recorder, x, 0)

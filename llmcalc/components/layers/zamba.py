@@ -137,7 +137,9 @@ class SharedBlock(Part):
         if other_adapters is not None:
             adapter_count, role = other_adapters
             adapter_indices = range(1, adapter_count + 1) if isinstance(adapter_count, int) else None
-            with recorder.scope("adapters", repeat=adapter_count, indices=adapter_indices, role=role, **node_fields) as adapter_positions:
+            with recorder.scope(
+                "adapters", repeat=adapter_count, indices=adapter_indices, role=role, **node_fields
+            ) as adapter_positions:
                 adapter_positions.per_layer = role == "kept"  # the layers that run them create them
                 record_projections()
         return adapter_output
@@ -170,25 +172,27 @@ class ZambaLayer(Layer):
             )
         return self
 
-    def with_mixers(self, change: Callable[[TokenMixer, int], TokenMixer], width: int) -> Self:
-        attention = change(self.transformer.attention, 2 * width)
+    def with_mixers(self, replace_mixer: Callable[[TokenMixer, int], TokenMixer], hidden_size: int) -> Self:
+        attention = replace_mixer(self.transformer.attention, 2 * hidden_size)
         changed_block = self.model_copy(
             update={"transformer": self.transformer.model_copy(update={"attention": attention})}
         )
-        return super(ZambaLayer, changed_block).with_mixers(change, width)
+        return super(ZambaLayer, changed_block).with_mixers(replace_mixer, hidden_size)
 
-    def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
+    def scaled(
+        self, hidden_size: int, heads: Callable[[HeadSizes], HeadSizes], scale_width: Callable[[int], Number]
+    ) -> Self:
         raise Unscalable(f"layers that share a block have no rule for its sizes at another width; {SCALABLE}")
 
-    def check_shared(self, name: str) -> None:
+    def check_shared(self, layer_name: str) -> None:
         if self.transformer.idle_adapters:
             raise ValueError(
-                f"shared_layers: the layers called '{name}' share a block; idle_adapters stand only in blocks "
+                f"shared_layers: the layers called '{layer_name}' share a block; idle_adapters stand only in blocks "
                 "that no layer shares"
             )
 
-    def mixers(self, width: int) -> list[tuple[str, Any, int]]:
-        return [("transformer.attention", self.transformer.attention, 2 * width), *super().mixers(width)]
+    def mixers(self, hidden_size: int) -> list[tuple[str, Any, int]]:
+        return [("transformer.attention", self.transformer.attention, 2 * hidden_size), *super().mixers(hidden_size)]
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         other_adapters: Others | None = None
@@ -260,7 +264,7 @@ def _reference_class() -> type[nn.Module]:
         """Builds the running adapter of this layer, and unused adapters of the other layers."""
         return nn.ModuleList(Adapter(n_in, spec.adapter_rank or 0, n_out) for _ in range(1 + spec.idle_adapters))
 
-    class Adapted(nn.Linear):
+    class AdaptedLinear(nn.Linear):
         """A linear layer with the adapter of the running layer, which also stores the adapters of other layers."""
 
         def __init__(self, n_in: int, n_out: int, spec: SharedBlock, bias: bool) -> None:
@@ -303,7 +307,7 @@ def _reference_class() -> type[nn.Module]:
                 setattr(
                     self.self_attn,
                     projection,
-                    Adapted(linear.in_features, linear.out_features, block, linear.bias is not None),
+                    AdaptedLinear(linear.in_features, linear.out_features, block, linear.bias is not None),
                 )
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:

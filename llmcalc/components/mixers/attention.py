@@ -208,8 +208,8 @@ class Attention(TokenMixer):
                 score_part.check_attention(self)
         return self
 
-    def head_sizes(self, width: Number) -> HeadSizes:
-        return HeadSizes(*self.sizes(width))
+    def head_sizes(self, hidden_size: Number) -> HeadSizes:
+        return HeadSizes(*self.sizes(hidden_size))
 
     def report_label(self) -> str:
         if self.grid_window is not None:
@@ -247,8 +247,12 @@ class Attention(TokenMixer):
         blocks = None if self.block_indexer is None else self.block_indexer.chosen_tokens
         return tuple(limit for limit in (self.sliding_window, self.attention_chunk_size, blocks) if limit is not None)
 
-    def with_kv_heads(self, kv_heads: int, width: int) -> Self:
-        return self if self.sizes(width)[1] == kv_heads else self.model_copy(update={"num_key_value_heads": kv_heads})
+    def with_kv_heads(self, kv_heads: int, hidden_size: int) -> Self:
+        return (
+            self
+            if self.sizes(hidden_size)[1] == kv_heads
+            else self.model_copy(update={"num_key_value_heads": kv_heads})
+        )
 
     def without_window(self) -> Self:
         return self.model_copy(update={"sliding_window": None, "attention_chunk_size": None})
@@ -344,8 +348,8 @@ class Attention(TokenMixer):
         heads, kv_heads, head_dim = Axis("heads", num_heads), Axis("kv_heads", k), Axis("head_dim", d)
         value_axis = head_dim if self.v_head_dim is None else Axis("v_head_dim", self.v_head_dim)
         query_input = x if self.query_rank is None else self.query_rank.flow(recorder, x)
-        projected = self._projected_heads(recorder, "q_proj", query_input, (heads, head_dim), self.q_bias, adapter)
-        q = self._normed_and_rotated(recorder, projected, "q_norm", head_dim)
+        projected = self._project_heads(recorder, "q_proj", query_input, (heads, head_dim), self.q_bias, adapter)
+        q = self._normalize_and_rotate(recorder, projected, "q_norm", head_dim)
         for projection in self.idle_projections:
             with recorder.scope(projection, role="idle"):
                 recorder.linear("", x, heads, head_dim, bias=self.q_bias)
@@ -421,7 +425,7 @@ class Attention(TokenMixer):
             attention_output = recorder.part("sub_norm", self.sub_norm, concatenated_heads)
         return attention_output
 
-    def _projected_heads(
+    def _project_heads(
         self, recorder: Flow, projection: str, x: Value, output_axes: Shape, bias: bool, adapter: Adapter | None
     ) -> Value:
         """Returns queries, keys or values, plus the optional adapter's output."""
@@ -430,7 +434,7 @@ class Attention(TokenMixer):
         with recorder.scope(projection):
             return recorder.add(recorder.linear("", x, *output_axes, bias=bias), adapter(x, output_axes))
 
-    def _normed_and_rotated(self, recorder: Flow, x: Value, norm_name: str, head_dim: Axis) -> Value:
+    def _normalize_and_rotate(self, recorder: Flow, x: Value, norm_name: str, head_dim: Axis) -> Value:
         """Returns queries or keys after norm and positions, in the spec's order."""
         qk = self.qk_norm
 
@@ -465,7 +469,11 @@ class Attention(TokenMixer):
                 Value(x.rows, (heads, head_dim), fixed=True),
                 Value(x.rows, (heads, value_axis), fixed=True),
             )
-            shareable = (lower_layer for lower_layer in reversed(computed_keys_and_values) if self._can_share_with(lower_layer[0]))
+            shareable = (
+                lower_layer
+                for lower_layer in reversed(computed_keys_and_values)
+                if self._can_share_with(lower_layer[0])
+            )
             _, keys, values = next(
                 shareable, computed_keys_and_values[-1] if computed_keys_and_values else empty_keys_and_values
             )  # nothing: the layer is recorded alone
@@ -473,14 +481,14 @@ class Attention(TokenMixer):
                 *recorder.rank_part((heads, value_axis))
             )
         with recorder.function():
-            raw_keys = self._projected_heads(recorder, "k_proj", x, (heads, head_dim), self.k_bias, adapter)
+            raw_keys = self._project_heads(recorder, "k_proj", x, (heads, head_dim), self.k_bias, adapter)
             recorder.hold(raw=raw_keys)
-            keys = self._normed_and_rotated(recorder, raw_keys, "k_norm", head_dim)
+            keys = self._normalize_and_rotate(recorder, raw_keys, "k_norm", head_dim)
             values = raw_keys
             if not self.attention_k_eq_v:
                 values_input = x if value_input is None else value_input
                 values = (
-                    self._projected_heads(recorder, "v_proj", values_input, (heads, value_axis), self.v_bias, adapter)
+                    self._project_heads(recorder, "v_proj", values_input, (heads, value_axis), self.v_bias, adapter)
                     if self.value_experts is None
                     else recorder.part(
                         "value_experts", self.value_experts, values_input, heads=heads, head_axis=value_axis
@@ -601,15 +609,15 @@ def _reference_class() -> type[nn.Module]:
             self.kv_heads = spec.num_key_value_heads or spec.num_attention_heads
             self.head_dim = spec.head_dim or model_properties.hidden_size // spec.num_attention_heads
             self.value_dim = spec.v_head_dim or self.head_dim
-            width = model_properties.hidden_size
-            kv_width = model_properties.source_size or width if model_properties.cross else width
-            query_width = width
+            hidden = model_properties.hidden_size
+            kv_width = model_properties.source_size or hidden if model_properties.cross else hidden
+            query_width = hidden
             if spec.query_rank is not None:
                 query_width = spec.query_rank.rank
                 self.q_a_proj, self.q_a_norm = spec.query_rank.reference(model_properties)
             self.q_proj = nn.Linear(query_width, self.heads * self.head_dim, bias=spec.q_bias)
             for projection in spec.idle_projections:
-                self.add_module(projection, nn.Linear(width, self.heads * self.head_dim, bias=spec.q_bias))
+                self.add_module(projection, nn.Linear(hidden, self.heads * self.head_dim, bias=spec.q_bias))
             if not spec.kv_shared:
                 self.k_proj = nn.Linear(kv_width, self.kv_heads * self.head_dim, bias=spec.k_bias)
             if spec.value_experts is not None:
@@ -619,7 +627,7 @@ def _reference_class() -> type[nn.Module]:
                     model_properties.value_size or kv_width, self.kv_heads * self.value_dim, bias=spec.v_bias
                 )
             self.o_proj = nn.Linear(
-                self.heads * self.value_dim, model_properties.output_size or width, bias=spec.o_bias
+                self.heads * self.value_dim, model_properties.output_size or hidden, bias=spec.o_bias
             )
             if spec.output_gate is not None:
                 self.gate_proj = spec.output_gate.reference(model_properties, self.heads, self.value_dim)
@@ -667,7 +675,7 @@ def _reference_class() -> type[nn.Module]:
             concatenated_heads = x.transpose(1, 2).flatten(2)
             return norm(concatenated_heads).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
-        def _normed_and_rotated(self, x: Tensor, norm: str, forward_pass: ForwardPass, first_position: int) -> Tensor:
+        def _normalize_and_rotate(self, x: Tensor, norm: str, forward_pass: ForwardPass, first_position: int) -> Tensor:
             """Returns queries or keys after norm and positions, in the spec's order."""
             norm_order = self.spec.qk_norm.order if self.spec.qk_norm is not None else None
             if norm_order == "before_rope":
@@ -676,8 +684,8 @@ def _reference_class() -> type[nn.Module]:
                 x = self.spec.position.rotated(x, forward_pass, first_position)
             return self._normalize(x, getattr(self, norm)) if norm_order == "after_rope" else x
 
-        def _split_heads(self, projected: Tensor, width: int) -> Tensor:
-            return projected.unflatten(-1, (-1, width)).transpose(1, 2)
+        def _split_heads(self, projected: Tensor, head_width: int) -> Tensor:
+            return projected.unflatten(-1, (-1, head_width)).transpose(1, 2)
 
         def _projected_values(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             projected = self.v_proj(x) if self.spec.value_experts is None else self.value_experts(x, forward_pass)
@@ -693,7 +701,7 @@ def _reference_class() -> type[nn.Module]:
                 assert forward_pass.memory is not None, "cross-attention needs the encoder's output or a filled cache"
                 x = forward_pass.memory
             raw_keys = self._split_heads(self.k_proj(x), self.head_dim)
-            k = self._normed_and_rotated(raw_keys, "k_norm", forward_pass, 0 if self.cross else forward_pass.past)
+            k = self._normalize_and_rotate(raw_keys, "k_norm", forward_pass, 0 if self.cross else forward_pass.past)
             v = (
                 raw_keys
                 if self.spec.attention_k_eq_v
@@ -770,18 +778,22 @@ def _reference_class() -> type[nn.Module]:
         ) -> Tensor:
             """Returns the output of attention within squares of patches. The patches are ordered row by row."""
             grid = torch.arange(q.shape[2]).unflatten(0, (-1, columns))
-            squares = [square.flatten() for row_band in grid.split(square_side) for square in row_band.split(square_side, 1)]
+            squares = [
+                square.flatten() for row_band in grid.split(square_side) for square in row_band.split(square_side, 1)
+            ]
             square_outputs = []
             for patches in squares:
                 patch_index = patches.to(q.device)
-                square_outputs.append(self.core(q[:, :, patch_index], k[:, :, patch_index], v[:, :, patch_index], cap=cap))
+                square_outputs.append(
+                    self.core(q[:, :, patch_index], k[:, :, patch_index], v[:, :, patch_index], cap=cap)
+                )
             patch_order = torch.cat(squares).argsort().to(q.device)
             return torch.cat(square_outputs, 2)[:, :, patch_order]
 
         def forward(self, x: Tensor, forward_pass: ForwardPass, value_input: Tensor | None = None) -> Tensor:
             """Computes the attention output. x: the input. value_input: input of the value projection; default x."""
             query_input = self.q_a_norm(self.q_a_proj(x)) if hasattr(self, "q_a_proj") else x
-            q = self._normed_and_rotated(
+            q = self._normalize_and_rotate(
                 self._split_heads(self.q_proj(query_input), self.head_dim), "q_norm", forward_pass, forward_pass.past
             )
             k, v = self._own_or_shared_keys(x, forward_pass, value_input)

@@ -137,7 +137,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Core(nn.Module):
+    class KeyScores(nn.Module):
         def forward(self, q: Tensor, k: Tensor) -> Tensor:
             return q @ k[:, None].transpose(-1, -2)
 
@@ -151,7 +151,7 @@ def _reference_class() -> type[nn.Module]:
             self.k_proj = nn.Linear(hidden, spec.index_head_dim, bias=False)
             self.q_norm = norm_reference(spec.norm, spec.index_head_dim)
             self.k_norm = norm_reference(spec.norm, spec.index_head_dim)
-            self.cache, self.core = cache_class()(), Core()
+            self.cache, self.core = cache_class()(), KeyScores()
 
         def _rotate(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             return rotate(x, forward_pass, forward_pass.past, self.spec.index_head_dim // 2 * 2, self.theta)

@@ -117,7 +117,7 @@ def _reference_class() -> type[nn.Module]:
             rotated = (keys @ rotations).unflatten(-1, (self.hashes, self.directions)).permute(0, 1, 3, 2, 4)
             return torch.cat([rotated, -rotated], -1).argmax(-1).argsort(-1).flatten(2)
 
-    class Core(nn.Module):
+    class SoftmaxProducts(nn.Module):
         """Attention within chunks. q, k, v: [batch, heads, rows, d] → same shape and the logarithm of the sums."""
 
         def __init__(self, spec: ChunkedAttention, causal: bool) -> None:
@@ -148,14 +148,17 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: ChunkedAttention, model_properties: ModelProperties) -> None:
             super().__init__()
             self.heads, self.hashes, self.length = spec.num_attention_heads, spec.num_hashes, spec.chunk_length
-            hidden, width = model_properties.hidden_size, spec.num_attention_heads * spec.head_dim
+            hidden, heads_width = model_properties.hidden_size, spec.num_attention_heads * spec.head_dim
             projections = ("q_proj", "k_proj", "v_proj") if spec.num_hashes is None else ("qk_proj", "v_proj")
             for projection in projections:
-                self.add_module(projection, nn.Linear(hidden, width, bias=False))
+                self.add_module(projection, nn.Linear(hidden, heads_width, bias=False))
             self.names = projections
             if spec.num_hashes is not None:
                 self.hashing = Hashing(spec)
-            self.core, self.o_proj = Core(spec, model_properties.causal), nn.Linear(width, hidden, bias=False)
+            self.core, self.o_proj = (
+                SoftmaxProducts(spec, model_properties.causal),
+                nn.Linear(heads_width, hidden, bias=False),
+            )
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             q, *k, v = (

@@ -109,7 +109,7 @@ class CompressedAttention(EntryAttention):
             gate = recorder.add(gate, recorder.vector("position_bias", rate_axis, *series_axes, count=rate_axis.size))
             recorder.hold(kv=kv, gate=gate)
             if self.overlap:
-                kv, gate = self._with_last_window(recorder, kv, gate, rate_axis, head_dim, x.rows)
+                kv, gate = self._join_previous_window(recorder, kv, gate, rate_axis, head_dim, x.rows)
                 recorder.hold(kv=kv, gate=gate)
             entries = recorder.norm("norm", recorder.weighted_mean(kv, gate), self.norm)
             recorder.hold(new=entries)
@@ -118,20 +118,23 @@ class CompressedAttention(EntryAttention):
             op = ops.EntryCache(head_dim.size, rate_axis.size, 2 * unpooled_rows[0].width, rows=x.rows)
             return recorder.keep_entries(op, entries, *unpooled_rows)
 
-    def _with_last_window(
+    def _join_previous_window(
         self, recorder: Flow, kv: Value, gate: Value, rate_axis: Axis, head_dim: Axis, tokens: Rows
     ) -> tuple[Value, Value]:
         """Joins the second feature half of each window with the first feature half of the previous window."""
         window_rows = JoinedShapes(((rate_axis,), (rate_axis,)))
         with recorder.function():
             (delayed_series, current_series), (gate_delayed_series, current_gate) = (
-                recorder.split(series_value, (rate_axis, head_dim), (rate_axis, head_dim)) for series_value in (kv, gate)
+                recorder.split(series_value, (rate_axis, head_dim), (rate_axis, head_dim))
+                for series_value in (kv, gate)
             )
             zero_windows = (
                 recorder.zeros(delayed_series, state="last_window"),
                 recorder.zeros(gate_delayed_series, state="last_window"),
             )
-            first_window, first_gate = (recorder.resumed(zero_window, "last_window", i) for i, zero_window in enumerate(zero_windows))
+            first_window, first_gate = (
+                recorder.resumed(zero_window, "last_window", i) for i, zero_window in enumerate(zero_windows)
+            )
             recorder.hold(first=first_window, gate_first=first_gate)
             op = ops.LastWindow(head_dim.size, rate_axis.size, rows=tokens)
             recorder.record("state", "last_window", (delayed_series, gate_delayed_series), op=op)
@@ -147,9 +150,7 @@ class CompressedAttention(EntryAttention):
         assert self.compress_rate is not None
         op = ops.EntryLinear(x.width, recorder.element_count(output_axes), rows=x.rows, rate=self.compress_rate)
         weight = Weight(projection, output_axes, x.axes)
-        return recorder.step(
-            "linear", projection, (x,), Value(x.rows, output_axes), op=op, weight=weight, bias=False
-        )
+        return recorder.step("linear", projection, (x,), Value(x.rows, output_axes), op=op, weight=weight, bias=False)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
@@ -181,21 +182,21 @@ def _reference_class() -> type[nn.Module]:
     class Compressor(nn.Module):
         """Compresses tokens into entries. x: [batch, tokens, hidden] → all entries, [batch, entries, width]."""
 
-        def __init__(self, spec: CompressedAttention, hidden: int, width: int) -> None:
+        def __init__(self, spec: CompressedAttention, hidden: int, entry_width: int) -> None:
             super().__init__()
             assert spec.compress_rate is not None
             self.rate = spec.compress_rate
-            self.width = width
+            self.width = entry_width
             self.rope = spec.qk_rope_head_dim
             self.theta = spec.position.rope_theta
-            series = 2 * width if spec.overlap else width
+            series = 2 * entry_width if spec.overlap else entry_width
             self.kv_proj, self.gate_proj = nn.Linear(hidden, series, bias=False), nn.Linear(hidden, series, bias=False)
             self.position_bias = vector(torch.zeros(self.rate, series))
-            self.norm = norm_reference(spec.norm, width)
+            self.norm = norm_reference(spec.norm, entry_width)
             self.cache: Any = state_class()()
             self.last_window: Any = state_class()() if spec.overlap else None
 
-        def _with_last_window(self, kv: Tensor, gate: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor]:
+        def _join_previous_window(self, kv: Tensor, gate: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor]:
             """Joins the second feature half of each window of x with the first feature half of the previous window.
 
             [batch, windows, rate, 2·width] → [batch, windows, 2·rate, width].
@@ -231,7 +232,7 @@ def _reference_class() -> type[nn.Module]:
                 kv, gate = (tensor[:, :window_tokens].unflatten(1, (windows, self.rate)) for tensor in (kv, gate))
                 gate = gate + self.position_bias.weight
                 if self.last_window is not None:
-                    kv, gate = self._with_last_window(kv, gate, forward_pass)
+                    kv, gate = self._join_previous_window(kv, gate, forward_pass)
                 new_entries = self.norm((kv * gate.float().softmax(2).to(kv.dtype)).sum(2))
                 first_entry = 0 if entries is None else entries.shape[1]
                 positions = (torch.arange(windows, device=x.device) + first_entry) * self.rate
@@ -282,7 +283,9 @@ def _reference_class() -> type[nn.Module]:
         ) -> tuple[Tensor, Tensor]:
             spec, end_position = self.spec, forward_pass.past + x.shape[1]
             entries = self.compressor(x, forward_pass)
-            complete_entries = (forward_pass.positions(forward_pass.past, end_position, x.device) + 1) // spec.compress_rate
+            complete_entries = (
+                forward_pass.positions(forward_pass.past, end_position, x.device) + 1
+            ) // spec.compress_rate
             allowed_entries = torch.arange(entries.shape[1], device=x.device)[None] < complete_entries[:, None]
             if spec.indexer is None:
                 return entries, allowed_entries

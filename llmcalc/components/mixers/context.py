@@ -115,18 +115,18 @@ def _reference_class() -> type[nn.Module]:
             super().__init__(spec, hidden)
             self.block_core = product_class()()
 
-        def _projected_heads(self, projection: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+        def _project_heads(self, projection: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Returns the projected heads of x, with RoPE for queries and keys."""
             heads: Tensor = self._split_heads(projection, x)
             return heads if projection == "v" else self.spec.position.rotated(heads, forward_pass, forward_pass.past)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec, context = self.spec, forward_pass.memo["target_states"]
-            q, k, v = (self._projected_heads(projection, x, forward_pass) for projection in "qkv")
+            q, k, v = (self._project_heads(projection, x, forward_pass) for projection in "qkv")
             context_k, context_v = self.cache(
                 forward_pass,
-                self._projected_heads("k", context, forward_pass),
-                self._projected_heads("v", context, forward_pass),
+                self._project_heads("k", context, forward_pass),
+                self._project_heads("v", context, forward_pass),
             )
             k, v, context_k, context_v = self._for_each_query_head(k, v, context_k, context_v)
             scores = [self.core(q, context_k.transpose(-1, -2)), self.block_core(q, k.transpose(-1, -2))]

@@ -86,9 +86,9 @@ class DifferentialAttention(WindowedMixer):
     def borrowing_field(self) -> str:
         return "kv_shared" if self.kv_shared else ""
 
-    def with_kv_heads(self, kv_heads: int, width: int) -> Self:
+    def with_kv_heads(self, kv_heads: int, hidden_size: int) -> Self:
         """The mixer with another number of key and value heads; the same mixer for an odd kv_heads."""
-        return self if kv_heads % 2 else super().with_kv_heads(kv_heads, width)
+        return self if kv_heads % 2 else super().with_kv_heads(kv_heads, hidden_size)
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
         if not same(2 * floor_div(head_sizes.kv_heads, 2), head_sizes.kv_heads):

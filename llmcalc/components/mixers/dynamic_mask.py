@@ -120,7 +120,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Core(nn.Module):
+    class SoftmaxProducts(nn.Module):
         """Softmax attention with a mask. mask: the term added to the scores, [batch, heads, queries, keys]."""
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -134,7 +134,7 @@ def _reference_class() -> type[nn.Module]:
             super().__init__(spec, hidden, spec.attention_bias)
             kv_heads, d = spec.num_key_value_heads, spec.head_dim
             self.q_norm, self.k_norm = norm_reference(spec.norm, d), norm_reference(spec.norm, d)
-            self.cache, self.core = cache_class()(spec.sliding_window), Core()
+            self.cache, self.core = cache_class()(spec.sliding_window), SoftmaxProducts()
             self.A = vector(torch.randn(kv_heads) * 0.5)
             self.dt_proj = nn.Linear(kv_heads * d, kv_heads, bias=spec.attention_bias)
 

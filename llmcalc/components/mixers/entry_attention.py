@@ -99,7 +99,7 @@ class EntryAttention(TokenMixer):
         self.position.check_whole("qk_rope_head_dim")
         return self
 
-    def head_sizes(self, width: Any) -> HeadSizes:
+    def head_sizes(self, hidden_size: Any) -> HeadSizes:
         """The mixer's heads: all query heads share one key head, and the keys are also the values."""
         return HeadSizes(self.num_attention_heads, 1, self.head_dim)
 
@@ -190,16 +190,14 @@ class EntryAttention(TokenMixer):
     def describe(self, hidden_size: int) -> str:
         entries_text = "" if self.compress_rate is None else f", {self.entry_noun} of {self.compress_rate} tokens"
         selection_text = "" if self.selected_entries is None else f", {self.selected_entries} of them"
-        return (
-            f"MQA {self.num_attention_heads} × {self.head_dim}, window {self.sliding_window}{entries_text}{selection_text}"
-        )
+        return f"MQA {self.num_attention_heads} × {self.head_dim}, window {self.sliding_window}{entries_text}{selection_text}"
 
 
 @cache
 def single_key_core_class() -> type[nn.Module]:
     from torch import nn
 
-    class Core(nn.Module):
+    class SingleKeyScores(nn.Module):
         """Attention scores of several query heads with a single key head.
 
         Given attention weights, it returns the weighted sum of the values, which are the keys.
@@ -208,7 +206,7 @@ def single_key_core_class() -> type[nn.Module]:
         def forward(self, q: Tensor, k: Tensor, attention_weights: Tensor | None = None) -> Tensor:
             return q @ k[:, None].transpose(-1, -2) if attention_weights is None else attention_weights @ k[:, None]
 
-    return Core
+    return SingleKeyScores
 
 
 @cache
@@ -242,15 +240,19 @@ def entry_attention_class() -> Any:
 
         def __init__(self, spec: EntryAttention, model_properties: ModelProperties) -> None:
             super().__init__()
-            self.spec, hidden, width = spec, model_properties.hidden_size, spec.num_attention_heads * spec.head_dim
+            self.spec, hidden, heads_width = (
+                spec,
+                model_properties.hidden_size,
+                spec.num_attention_heads * spec.head_dim,
+            )
             self.q_a_proj = nn.Linear(hidden, spec.q_lora_rank, bias=False)
             self.q_a_norm, self.unit = norm_reference(spec.norm, spec.q_lora_rank), nn.Identity()
-            self.q_b_proj = nn.Linear(spec.q_lora_rank, width, bias=False)
+            self.q_b_proj = nn.Linear(spec.q_lora_rank, heads_width, bias=False)
             self.kv_proj = nn.Linear(hidden, spec.head_dim, bias=False)
             self.kv_norm = norm_reference(spec.norm, spec.head_dim)
             self.core, self.cache = single_key_core_class()(), cache_class()(spec.sliding_window)
             self.sinks = vector(torch.zeros(spec.num_attention_heads))
-            self.o_a_proj = group_map_class()(spec.o_groups, width // spec.o_groups, spec.o_lora_rank)
+            self.o_a_proj = group_map_class()(spec.o_groups, heads_width // spec.o_groups, spec.o_lora_rank)
             self.o_b_proj = nn.Linear(spec.o_groups * spec.o_lora_rank, hidden, bias=False)
             if spec.compress_rate is not None:
                 self.entry_core = single_key_core_class()()

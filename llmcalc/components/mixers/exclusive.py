@@ -154,7 +154,10 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec = self.spec
             q, k, v = (self._split_heads(projection, x) for projection in "qkv")
-            q, k = (spec.position.rotated(norm(heads), forward_pass, 0) for norm, heads in ((self.q_norm, q), (self.k_norm, k)))
+            q, k = (
+                spec.position.rotated(norm(heads), forward_pass, 0)
+                for norm, heads in ((self.q_norm, q), (self.k_norm, k))
+            )
             v = v + forward_pass.memo["value_embeddings"] if spec.adds_embeddings else v
             k, v = self._for_each_query_head(k, v)
             mask = attention_mask(forward_pass, x, x, causal=False, window=spec.sliding_window)

@@ -90,7 +90,7 @@ class GatedDeltaNet(TokenMixer):
             )
         return self
 
-    def head_sizes(self, width: Number) -> HeadSizes:
+    def head_sizes(self, hidden_size: Number) -> HeadSizes:
         return HeadSizes(self.linear_num_value_heads, self.linear_num_key_heads, self.linear_key_head_dim)
 
     def flow(self, recorder: Flow, x: Value) -> Value:

@@ -50,7 +50,7 @@ class GatedProfileAttention(ProfileAttention):
         )
         q = recorder.linear("q_proj", x, heads, head_dim)
         keys, values = (
-            self._convolved_heads(
+            self._convolve_heads(
                 recorder, f"{letter}_conv", recorder.linear(f"{letter}_proj", token, kv_heads, head_dim), token
             )
             for letter, token in (
@@ -84,7 +84,7 @@ class GatedProfileAttention(ProfileAttention):
         recorder.hold(out=attention_output)
         return recorder.linear("o_proj", attention_output, *x.axes)
 
-    def _convolved_heads(self, recorder: Flow, convolution_name: str, x: Value, token: Value) -> Value:
+    def _convolve_heads(self, recorder: Flow, convolution_name: str, x: Value, token: Value) -> Value:
         """Returns keys or values after their convolution.
 
         token: the vectors from which a part of the filter is computed.
@@ -131,10 +131,10 @@ def _reference_class() -> type[nn.Module]:
     class TokenConvolution(nn.Module):
         """A causal convolution with per-token filters, added to its input. x: [batch, tokens, width]."""
 
-        def __init__(self, hidden: int, heads: int, width: int, kernel: int) -> None:
+        def __init__(self, hidden: int, heads: int, kv_width: int, kernel: int) -> None:
             super().__init__()
-            self.heads, self.kernel, self.size = heads, kernel, width // heads
-            self.static_weight = vector(torch.zeros(width, kernel))
+            self.heads, self.kernel, self.size = heads, kernel, kv_width // heads
+            self.static_weight = vector(torch.zeros(kv_width, kernel))
             self.weight_proj = nn.Linear(hidden, heads * kernel, bias=False)
             self.conv_state: Any = state_class()()
 
@@ -148,7 +148,7 @@ def _reference_class() -> type[nn.Module]:
             convolved: Tensor = (windows * (self.static_weight.weight + taps)).sum(-1)
             return convolved + x
 
-    class Core(nn.Module):
+    class SoftmaxProducts(nn.Module):
         """Softmax attention with a bias and a sink, a score per query without a value.
 
         q: [batch, heads, queries, d]; k, v: [batch, heads, keys, d]; bias: the scores' shape; sinks: [batch, heads,
@@ -176,9 +176,9 @@ def _reference_class() -> type[nn.Module]:
             self.q_scale = vector(torch.ones(heads, head_dim))
             self.share_scale = vector(torch.ones(heads, spec.relative_rank))
             self.v_norm = norm_reference(Norm(type="rmsnorm", weight=False, eps=1e-6), head_dim)
-            self.core = Core()
+            self.core = SoftmaxProducts()
 
-        def _convolved_heads(self, letter: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+        def _convolve_heads(self, letter: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Returns keys or values by head, [batch, heads, tokens, size]."""
             token = [x] if self.spec.dynamic_convolutions else []
             convolved = self.get_submodule(f"{letter}_conv")(
@@ -195,14 +195,16 @@ def _reference_class() -> type[nn.Module]:
         ) -> Tensor:
             spec, heads = self.spec, self.spec.num_attention_heads
             q = self.q_proj(x).unflatten(-1, (heads, -1)) * self.q_scale.weight
-            k = self._convolved_heads("k", x if key_input is None else key_input, forward_pass)
-            v = self._convolved_heads("v", x if value_input is None else value_input, forward_pass)
+            k = self._convolve_heads("k", x if key_input is None else key_input, forward_pass)
+            v = self._convolve_heads("v", x if value_input is None else value_input, forward_pass)
             q = limit_norm(q, 512**0.5).transpose(1, 2)
             k, v = self.cache(forward_pass, limit_norm(k, 512**0.5), self.v_norm(v))
             end_position = forward_pass.past + x.shape[1]
             mask = attention_mask(forward_pass, x, k, causal=True, window=spec.sliding_window)
             profile_weights = self.r_proj(x).unflatten(-1, (heads, -1)) * self.share_scale.weight
-            bias = self.bias_of(limit_norm(profile_weights, 8.0).transpose(1, 2), forward_pass, end_position, k.shape[2])
+            bias = self.bias_of(
+                limit_norm(profile_weights, 8.0).transpose(1, 2), forward_pass, end_position, k.shape[2]
+            )
             k, v = self._for_each_query_head(k, v)
             attention_output = (
                 self.core(q, k, v, mask, bias, self.sink_proj(x).transpose(1, 2)).transpose(1, 2).flatten(2)

@@ -28,13 +28,13 @@ class GroupedQueryMixer(TokenMixer):
         @property
         def position(self) -> Rope | None: ...
 
-    def head_sizes(self, width: Any) -> HeadSizes:
+    def head_sizes(self, hidden_size: Any) -> HeadSizes:
         return HeadSizes(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
 
     def score_position(self) -> Rope | None:
         return self.position
 
-    def with_kv_heads(self, kv_heads: int, width: int) -> Self:
+    def with_kv_heads(self, kv_heads: int, hidden_size: int) -> Self:
         return self.model_copy(update={"num_key_value_heads": kv_heads})
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
@@ -98,7 +98,7 @@ class MultiHeadMixer(TokenMixer):
         num_attention_heads: int
         head_dim: int
 
-    def head_sizes(self, width: Any) -> HeadSizes:
+    def head_sizes(self, hidden_size: Any) -> HeadSizes:
         return HeadSizes(self.num_attention_heads, self.num_attention_heads, self.head_dim)
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
@@ -112,9 +112,9 @@ class EqualHeadsMixer(TokenMixer):
     if TYPE_CHECKING:
         num_attention_heads: int
 
-    def head_sizes(self, width: Any) -> HeadSizes:
+    def head_sizes(self, hidden_size: Any) -> HeadSizes:
         heads = self.num_attention_heads
-        return HeadSizes(heads, heads, exact_div(width, heads))
+        return HeadSizes(heads, heads, exact_div(hidden_size, heads))
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
         check_key_heads(self, head_sizes)
@@ -144,8 +144,8 @@ def grouped_reference_class() -> Any:
         def __init__(self, spec: GroupedQueryMixer, hidden: int, bias: bool = False) -> None:
             super().__init__()
             self.spec, heads, kv_heads, d = spec, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
-            for projection, width in (("q_proj", heads * d), ("k_proj", kv_heads * d), ("v_proj", kv_heads * d)):
-                self.add_module(projection, nn.Linear(hidden, width, bias=bias))
+            for projection, output_width in (("q_proj", heads * d), ("k_proj", kv_heads * d), ("v_proj", kv_heads * d)):
+                self.add_module(projection, nn.Linear(hidden, output_width, bias=bias))
             self.o_proj = nn.Linear(heads * d, hidden, bias=bias)
 
         def _split_heads(self, projection: str, x: Tensor) -> Tensor:
@@ -155,6 +155,8 @@ def grouped_reference_class() -> Any:
         def _for_each_query_head(self, *tensors: Tensor, axis: int = 1) -> tuple[Tensor, ...]:
             """Repeats keys and values to the number of query heads."""
             group_size = self.spec.num_attention_heads // self.spec.num_key_value_heads
-            return tensors if group_size == 1 else tuple(tensor.repeat_interleave(group_size, axis) for tensor in tensors)
+            return (
+                tensors if group_size == 1 else tuple(tensor.repeat_interleave(group_size, axis) for tensor in tensors)
+            )
 
     return GroupedReference

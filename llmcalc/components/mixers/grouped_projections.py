@@ -125,10 +125,10 @@ class GroupedFeedForward(SingleWidthNetwork):
         ]
 
 
-def _grouped_convolution(width: int, output_width: int, groups: int) -> nn.Module:
+def _grouped_convolution(input_width: int, output_width: int, groups: int) -> nn.Module:
     from torch import nn
 
-    return nn.Conv1d(width, output_width, 1, groups=groups)
+    return nn.Conv1d(input_width, output_width, 1, groups=groups)
 
 
 def _apply_convolution(projection: nn.Module, x: Tensor) -> Tensor:

@@ -97,7 +97,7 @@ def indexer_core_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Core(nn.Module):
+    class KeyScores(nn.Module):
         """The scores of keys. q: [batch, queries, heads, d], k: [batch, keys, d] → [batch, queries, keys].
 
         weights: [batch, queries, heads].
@@ -107,7 +107,7 @@ def indexer_core_class() -> type[nn.Module]:
             scores = torch.relu(q @ k[:, None].transpose(-1, -2) * q.shape[-1] ** -0.5)
             return (weights[:, :, None] @ scores)[:, :, 0]
 
-    return Core
+    return KeyScores
 
 
 @cache
@@ -131,7 +131,7 @@ def indexer_reference_class() -> type[nn.Module]:
             self.weights_proj = nn.Linear(hidden, spec.index_n_heads, bias=False)
             self.cache, self.core = cache_class()(), indexer_core_class()()
 
-        def _rotated_heads(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+        def _rotate_heads(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Applies RoPE to the first dimensions of x: [batch, …, tokens, d]."""
             return rotate(x, forward_pass, forward_pass.past, self.rope, self.theta) if self.rope else x
 
@@ -143,9 +143,9 @@ def indexer_reference_class() -> type[nn.Module]:
             q = self.q_proj(compressed_query).unflatten(-1, (spec.index_n_heads, -1)).transpose(1, 2)
             if spec.position_scale:
                 q = self.position_scale(q, forward_pass)
-            k, weights = self._rotated_heads(self.k_norm(self.k_proj(x)), forward_pass), self.weights_proj(x)
+            k, weights = self._rotate_heads(self.k_norm(self.k_proj(x)), forward_pass), self.weights_proj(x)
             (k,) = self.cache(forward_pass, k)
-            scores = self.core(self._rotated_heads(q, forward_pass).transpose(1, 2), k, weights).float()
+            scores = self.core(self._rotate_heads(q, forward_pass).transpose(1, 2), k, weights).float()
             ranked_tokens = scores.masked_fill(~mask, float("-inf")).sort(dim=-1, descending=True, stable=True).indices
             return ranked_tokens[..., : spec.index_topk]
 

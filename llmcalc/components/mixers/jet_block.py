@@ -54,7 +54,7 @@ class JetBlock(TokenMixer):
     chunk_size: ChunkSize = CHUNK_TOKENS
     norm_eps: Real = Field(default=1e-5, ge=0)
 
-    def head_sizes(self, width: Number) -> HeadSizes:
+    def head_sizes(self, hidden_size: Number) -> HeadSizes:
         return HeadSizes(self.linear_num_value_heads, self.linear_num_value_heads, self.linear_key_head_dim)
 
     def flow(self, recorder: Flow, x: Value) -> Value:

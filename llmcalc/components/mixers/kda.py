@@ -83,7 +83,7 @@ class KimiDeltaAttention(TokenMixer):
             raise ValueError("full_rank_output_gate: without low_rank_gates both gates have full rank; expected false")
         return self
 
-    def head_sizes(self, width: Number) -> HeadSizes:
+    def head_sizes(self, hidden_size: Number) -> HeadSizes:
         return HeadSizes(self.linear_num_heads, self.linear_num_heads, self.linear_head_dim)
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
@@ -174,24 +174,24 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: KimiDeltaAttention, hidden: int) -> None:
             super().__init__()
             self.heads, head = spec.linear_num_heads, spec.linear_head_dim
-            width = self.heads * head
-            self.q_proj, self.k_proj, self.v_proj = (nn.Linear(hidden, width, bias=False) for _ in range(3))
-            self.conv1d = causal_conv_class()(3 * width, spec.linear_conv_kernel_dim, False)
+            heads_width = self.heads * head
+            self.q_proj, self.k_proj, self.v_proj = (nn.Linear(hidden, heads_width, bias=False) for _ in range(3))
+            self.conv1d = causal_conv_class()(3 * heads_width, spec.linear_conv_kernel_dim, False)
             self.lower_bound = spec.kda_lower_bound
             low_rank = {"f": spec.low_rank_gates, "g": spec.low_rank_gates and not spec.full_rank_output_gate}
             for gate, is_low_rank in low_rank.items():
                 if is_low_rank:
                     self.add_module(f"{gate}_a_proj", nn.Linear(hidden, head, bias=False))
-                    self.add_module(f"{gate}_b_proj", nn.Linear(head, width, bias=False))
+                    self.add_module(f"{gate}_b_proj", nn.Linear(head, heads_width, bias=False))
                 else:
-                    self.add_module(f"{gate}_proj", nn.Linear(hidden, width, bias=False))
-            self.dt_bias = vector(torch.linspace(-6.0, -2.0, width))
+                    self.add_module(f"{gate}_proj", nn.Linear(hidden, heads_width, bias=False))
+            self.dt_bias = vector(torch.linspace(-6.0, -2.0, heads_width))
             self.A_log = vector(torch.linspace(1.0, 16.0, self.heads).log())
             self.b_proj = nn.Linear(hidden, self.heads, bias=False)
             self.core = delta_rule_class()(spec.chunk_size, decays_by_channel=True)
             self.conv_state, self.recurrent_state = state_class()(), state_class()()
             self.norm = norm_reference(Norm(type="rmsnorm", eps=spec.norm_eps), head)
-            self.o_proj = nn.Linear(width, hidden, bias=False)
+            self.o_proj = nn.Linear(heads_width, hidden, bias=False)
 
         def _split_heads(self, x: Tensor) -> Tensor:
             """Splits heads. [batch, tokens, heads · d] → [batch, heads, tokens, d]."""

@@ -82,7 +82,7 @@ class LatentContextAttention(TokenMixer):
         self.position.check_whole("qk_rope_head_dim")
         return self
 
-    def head_sizes(self, width: Any) -> HeadSizes:
+    def head_sizes(self, hidden_size: Any) -> HeadSizes:
         return HeadSizes(self.num_attention_heads, None, self.qk_nope_head_dim + self.qk_rope_head_dim)
 
     def score_position(self) -> Rope:
@@ -206,7 +206,10 @@ def _reference_class() -> type[nn.Module]:
             )
             scores = [
                 core(q, torch.cat([core_latents, k], -1)[:, None].transpose(-1, -2))
-                for core, core_latents, k in ((self.core, context_latents, context_keys), (self.block_core, latents, keys))
+                for core, core_latents, k in (
+                    (self.core, context_latents, context_keys),
+                    (self.block_core, latents, keys),
+                )
             ]
             scale = (spec.qk_nope_head_dim + spec.qk_rope_head_dim) ** -0.5
             weights = torch.softmax((torch.cat(scores, -1) * scale).float(), -1).to(x.dtype)

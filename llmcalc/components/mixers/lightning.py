@@ -77,8 +77,8 @@ class LightningAttention(MultiHeadMixer):
             recorder.linear(projection, x, *head_axes, bias=self.qkv_bias)
             for projection in ("q_proj", "k_proj", "v_proj")
         )
-        q = self._normed_and_rotated(recorder, "q_norm", q, head_dim)
-        k = self._normed_and_rotated(recorder, "k_norm", k, head_dim)
+        q = self._normalize_and_rotate(recorder, "q_norm", q, head_dim)
+        k = self._normalize_and_rotate(recorder, "k_norm", k, head_dim)
         activated_qkv = (
             recorder.act(q, self.hidden_act),
             recorder.act(k, self.hidden_act),
@@ -96,7 +96,7 @@ class LightningAttention(MultiHeadMixer):
         gated = recorder.mul(recorder.act(recorder.linear("g_proj", x, *head_axes), "sigmoid"), attention_output)
         return recorder.linear("o_proj", gated, *x.axes, bias=self.o_bias)
 
-    def _normed_and_rotated(self, recorder: Flow, norm_name: str, x: Value, head_dim: Axis) -> Value:
+    def _normalize_and_rotate(self, recorder: Flow, norm_name: str, x: Value, head_dim: Axis) -> Value:
         """Returns queries or keys after their norm and RoPE. norm_name: the name of the norm."""
         x = x if self.qk_norm is None else recorder.norm(norm_name, x, self.qk_norm, (head_dim,))
         return x if self.position is None else recorder.rope(x, self.position)
@@ -130,7 +130,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Core(nn.Module):
+    class DecayAttention(nn.Module):
         """Linear attention with decay. q, k, v: [batch, heads, tokens, d] → (same shape, S [batch, heads, d, d]).
 
         old_state: S before these tokens, or None.
@@ -172,16 +172,18 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: LightningAttention, hidden: int) -> None:
             super().__init__()
             self.heads = spec.num_attention_heads
-            width = spec.num_attention_heads * spec.head_dim
+            heads_width = spec.num_attention_heads * spec.head_dim
             self.act = spec.hidden_act
             self.spec = spec
-            self.q_proj, self.k_proj, self.v_proj = (nn.Linear(hidden, width, bias=spec.qkv_bias) for _ in range(3))
-            self.g_proj = nn.Linear(hidden, width, bias=False)
+            self.q_proj, self.k_proj, self.v_proj = (
+                nn.Linear(hidden, heads_width, bias=spec.qkv_bias) for _ in range(3)
+            )
+            self.g_proj = nn.Linear(hidden, heads_width, bias=False)
             if spec.qk_norm is not None:
                 self.q_norm, self.k_norm = (norm_reference(spec.qk_norm, spec.head_dim) for _ in range(2))
-            self.core, self.recurrent_state = Core(self.heads, spec.block_size), state_class()()
-            self.norm = norm_reference(Norm(type="rmsnorm", eps=1e-6), width)
-            self.o_proj = nn.Linear(width, hidden, bias=spec.o_bias)
+            self.core, self.recurrent_state = DecayAttention(self.heads, spec.block_size), state_class()()
+            self.norm = norm_reference(Norm(type="rmsnorm", eps=1e-6), heads_width)
+            self.o_proj = nn.Linear(heads_width, hidden, bias=spec.o_bias)
 
         def _split_heads(self, letter: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Returns the heads of queries, keys or values, [batch, heads, tokens, d]. x: the projection's output."""

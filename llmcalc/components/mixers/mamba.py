@@ -82,14 +82,16 @@ class Mamba(TokenMixer):
         state_axis = Axis("state", self.state_size)
         kernel = self.conv_kernel
         projected = recorder.linear("in_proj", x, JoinedShapes(((inner_axis,), (inner_axis,))), bias=self.use_bias)
-        inner_width, gate = recorder.split(projected, (inner_axis,), (inner_axis,))
+        inner_x, gate = recorder.split(projected, (inner_axis,), (inner_axis,))
         has_bias = self.use_conv_bias
-        inner_width = recorder.conv("conv1d", inner_width, inner_axis, kernel=kernel, groups=inner_width.width, bias=has_bias, padding=kernel - 1)
+        inner_x = recorder.conv(
+            "conv1d", inner_x, inner_axis, kernel=kernel, groups=inner_x.width, bias=has_bias, padding=kernel - 1
+        )
         recorder.state("conv_state", inner_axis, Axis("kernel", kernel), kind="conv_state")
-        inner_width = recorder.act(inner_width, self.hidden_act)
-        time_step, b, c = self._scan_inputs(recorder, inner_width, inner_axis, state_axis)
-        op = SelectiveScan(inner_width.width, self.state_size, inner_width.rows)
-        scan_output = recorder.core("scan", op, inner_width, recorder.act(time_step, "softplus"), b, c, axes=(inner_axis,))
+        inner_x = recorder.act(inner_x, self.hidden_act)
+        time_step, b, c = self._scan_inputs(recorder, inner_x, inner_axis, state_axis)
+        op = SelectiveScan(inner_x.width, self.state_size, inner_x.rows)
+        scan_output = recorder.core("scan", op, inner_x, recorder.act(time_step, "softplus"), b, c, axes=(inner_axis,))
         recorder.state("ssm_state", inner_axis, state_axis, bits=STATE_BITS)
         if self.lends_output:
             recorder.memo[SCAN_OUTPUT] = scan_output
@@ -98,25 +100,31 @@ class Mamba(TokenMixer):
             "out_proj", recorder.mul(scan_output, recorder.act(gate, self.hidden_act)), *x.axes, bias=self.use_bias
         )
 
-    def _scan_inputs(self, recorder: Flow, inner_width: Value, inner_axis: Axis, state_axis: Axis) -> tuple[Value, Value, Value]:
+    def _scan_inputs(
+        self, recorder: Flow, inner_x: Value, inner_axis: Axis, state_axis: Axis
+    ) -> tuple[Value, Value, Value]:
         """Returns Δ per channel, and B and C per head. Every token passes through the projections of all heads."""
         a, rank = self.num_heads, Axis("time_step_rank", self.time_step_rank)
         split_shapes = (rank,), (state_axis,), (state_axis,)
         if a is None:
-            time_step, b, c = recorder.split(recorder.linear("x_proj", inner_width, JoinedShapes(split_shapes)), *split_shapes)
+            time_step, b, c = recorder.split(
+                recorder.linear("x_proj", inner_x, JoinedShapes(split_shapes)), *split_shapes
+            )
             if self.norm is not None:
                 time_step = recorder.norm("dt_norm", time_step, self.norm)
                 b = recorder.norm("b_norm", b, self.norm)
                 c = recorder.norm("c_norm", c, self.norm)
             return recorder.linear("dt_proj", time_step, inner_axis, bias=True), b, c
         heads, channels = Axis("heads", a), Axis("channels", exact_div(self.intermediate_size, a))
-        head_rows = inner_width.view(channels, rows=Routed(of=inner_width.rows, top_k=a))
-        time_step, b, c = recorder.split(recorder.experts("x_proj", head_rows, heads, a, JoinedShapes(split_shapes)), *split_shapes)
+        head_rows = inner_x.view(channels, rows=Routed(of=inner_x.rows, top_k=a))
+        time_step, b, c = recorder.split(
+            recorder.experts("x_proj", head_rows, heads, a, JoinedShapes(split_shapes)), *split_shapes
+        )
         time_step = recorder.experts("dt_proj", time_step, heads, a, channels, bias=True)
         return (
-            time_step.view(inner_axis, rows=inner_width.rows),
-            b.view(heads, state_axis, rows=inner_width.rows),
-            c.view(heads, state_axis, rows=inner_width.rows),
+            time_step.view(inner_axis, rows=inner_x.rows),
+            b.view(heads, state_axis, rows=inner_x.rows),
+            c.view(heads, state_axis, rows=inner_x.rows),
         )
 
     def describe(self, hidden_size: int) -> str:
@@ -230,18 +238,20 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec, heads = self.spec, self.spec.num_heads or 1
-            inner_width, gate = self.in_proj(x).chunk(2, -1)
-            inner_width = activate(spec.hidden_act, self.conv1d(inner_width.transpose(1, 2), forward_pass, self.conv_state)).transpose(1, 2)
+            inner_x, gate = self.in_proj(x).chunk(2, -1)
+            inner_x = activate(
+                spec.hidden_act, self.conv1d(inner_x.transpose(1, 2), forward_pass, self.conv_state)
+            ).transpose(1, 2)
             widths = [spec.time_step_rank, spec.state_size, spec.state_size]
-            time_step, b, c = self.x_proj(inner_width).unflatten(-1, (heads, -1)).split(widths, -1)
+            time_step, b, c = self.x_proj(inner_x).unflatten(-1, (heads, -1)).split(widths, -1)
             if spec.norm is not None:
                 time_step, b, c = self.dt_norm(time_step), self.b_norm(b), self.c_norm(c)
             time_step = nn.functional.softplus(self.dt_proj(time_step.flatten(2)))
             stored_state = self.ssm_state.only_tensor(forward_pass)
             scan_output, last_state = self.scan(
-                inner_width,
+                inner_x,
                 time_step,
-                b.repeat_interleave(inner_width.shape[-1] // heads, 2),
+                b.repeat_interleave(inner_x.shape[-1] // heads, 2),
                 c,
                 stored_state,
             )

@@ -85,7 +85,7 @@ class Mamba2(TokenMixer):
             )
         return self
 
-    def head_sizes(self, width: Number) -> HeadSizes:
+    def head_sizes(self, hidden_size: Number) -> HeadSizes:
         return HeadSizes(self.num_heads, self.n_groups, self.head_dim)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
@@ -97,17 +97,19 @@ class Mamba2(TokenMixer):
         conv_channels = JoinedShapes(
             (inner_axes, (groups, state_axis), (groups, state_axis))
         )  # the gate and Δ skip the convolution
-        gate, inner_width, time_step = recorder.split(
+        gate, inner_x, time_step = recorder.split(
             recorder.linear("in_proj", x, JoinedShapes((inner_axes, (conv_channels,), (heads,))), bias=self.use_bias),
             inner_axes,
             (conv_channels,),
             (heads,),
         )
         has_bias = self.use_conv_bias
-        inner_width = recorder.conv("conv1d", inner_width, conv_channels, kernel=kernel, groups=inner_width.width, bias=has_bias, padding=kernel - 1)
+        inner_x = recorder.conv(
+            "conv1d", inner_x, conv_channels, kernel=kernel, groups=inner_x.width, bias=has_bias, padding=kernel - 1
+        )
         recorder.state("conv_state", conv_channels, Axis("kernel", kernel), kind="conv_state")
-        inner_width, b, c = recorder.split(recorder.act(inner_width, self.hidden_act), *conv_channels.parts)
-        scan_inputs = inner_width, time_step, recorder.repeat(b, heads), recorder.repeat(c, heads)
+        inner_x, b, c = recorder.split(recorder.act(inner_x, self.hidden_act), *conv_channels.parts)
+        scan_inputs = inner_x, time_step, recorder.repeat(b, heads), recorder.repeat(c, heads)
         scan_sizes = time_step.width, self.head_dim, self.state_size, x.rows
         scan_output = recorder.alternatives(
             chunked=lambda: recorder.core(
@@ -280,7 +282,9 @@ def _reference_class() -> type[nn.Module]:
             ).transpose(1, 2)
             x, b, c = convolution_output.split([inner_width, group_width, group_width], -1)
             heads_per_group = spec.num_heads // spec.n_groups
-            b, c = (tensor.unflatten(-1, (spec.n_groups, -1)).repeat_interleave(heads_per_group, 2) for tensor in (b, c))
+            b, c = (
+                tensor.unflatten(-1, (spec.n_groups, -1)).repeat_interleave(heads_per_group, 2) for tensor in (b, c)
+            )
             stored_state = self.ssm_state.only_tensor(forward_pass)
             scan_output, last_state = self.scan(
                 x.unflatten(-1, (spec.num_heads, -1)),

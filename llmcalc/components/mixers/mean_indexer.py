@@ -86,7 +86,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Core(nn.Module):
+    class KeyScores(nn.Module):
         """Scores of blocks. q: [batch, queries, heads, d], k: [batch, blocks, d] → [batch, queries, heads, blocks]."""
 
         def forward(self, q: Tensor, k: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ def _reference_class() -> type[nn.Module]:
             self.q_proj = nn.Linear(hidden, spec.index_n_heads * head_dim, bias=False)
             self.k_proj = nn.Linear(hidden, head_dim, bias=False)
             self.q_norm, self.k_norm = norm_reference(spec.norm, head_dim), norm_reference(spec.norm, head_dim)
-            self.cache, self.core = cache_class()(), Core()
+            self.cache, self.core = cache_class()(), KeyScores()
 
         @torch.no_grad()
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
@@ -130,7 +130,9 @@ def _reference_class() -> type[nn.Module]:
             chosen_positions = (chosen_blocks[..., None] * block + torch.arange(block, device=x.device)).flatten(-2)
             if tokens == 1:
                 end_position = forward_pass.past + 1
-                last_block_tokens = torch.arange(end_position - end_position % block, end_position, device=x.device).expand(x.shape[0], 1, -1)
+                last_block_tokens = torch.arange(
+                    end_position - end_position % block, end_position, device=x.device
+                ).expand(x.shape[0], 1, -1)
                 return torch.cat([chosen_positions, last_block_tokens], -1)
             last_block_tokens = visible_tokens - visible_tokens % block + torch.arange(block - 1, device=x.device)
             last_block_tokens = last_block_tokens.clamp(max=keys.shape[1] - 1).expand(x.shape[0], -1, -1)

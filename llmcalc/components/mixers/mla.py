@@ -139,7 +139,7 @@ class MLA(TokenMixer):
         self.position.check_whole("qk_rope_head_dim")
         return self
 
-    def head_sizes(self, width: Number) -> HeadSizes:
+    def head_sizes(self, hidden_size: Number) -> HeadSizes:
         return HeadSizes(self.num_attention_heads, None, self.qk_nope_head_dim + self.qk_rope_head_dim)
 
     def score_position(self) -> Rope:
@@ -158,7 +158,7 @@ class MLA(TokenMixer):
         selected_tokens = None if self.indexer is None else self.indexer.index_topk
         return tuple(limit for limit in (self.sliding_window, selected_tokens) if limit is not None)
 
-    def with_kv_heads(self, kv_heads: int, width: int) -> Self:
+    def with_kv_heads(self, kv_heads: int, hidden_size: int) -> Self:
         """The mixer with a latent width equal to the keys and values of `kv_heads` heads."""
         nope_dim, rope, v = self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim
         return self.model_copy(update={"kv_lora_rank": kv_heads * (nope_dim + rope + v) - rope})
@@ -208,14 +208,23 @@ class MLA(TokenMixer):
             is_selection_lent = recorder.memo.get("lends_selection", False)
             selection, latents, k_rope = recorder.selected(query, latents, k_rope, lends=is_selection_lent)
             recorder.hold(latent=latents, k_rope=k_rope, mask=selection)
-        attention_options: dict[str, Any] = {"causal": recorder.causal, "sinks": self.sinks, "selection": selection, **limits}
+        attention_options: dict[str, Any] = {
+            "causal": recorder.causal,
+            "sinks": self.sinks,
+            "selection": selection,
+            **limits,
+        }
         core = ops.AttentionCore if limits.get("pool") is None else ops.PooledCore
         head, latent_key = JoinedShapes(((nope_axis,), (rope,))), JoinedShapes(((latent,), (rope,)))
 
         def expanded() -> Value:
             """Records attention on keys and values expanded per head from all tokens' latents."""
             keys_and_values = recorder.linear(
-                "kv_b_proj", latents, heads, JoinedShapes(((nope_axis,), (head_axis,))), rows=WithPast(of=latents.rows, **limits)
+                "kv_b_proj",
+                latents,
+                heads,
+                JoinedShapes(((nope_axis,), (head_axis,))),
+                rows=WithPast(of=latents.rows, **limits),
             )
             recorder.hold(expanded=keys_and_values)
             k_nope, values = recorder.split(keys_and_values, (heads, nope_axis), (heads, head_axis))
@@ -230,7 +239,9 @@ class MLA(TokenMixer):
             q = recorder.cat(recorder.absorb("kv_b_proj", q_nope, weight, latent), q_rope, axes=(heads, latent_key))
             k = recorder.cat(latents, k_rope, axes=(Axis("one", 1), latent_key))
             recorder.hold(q=q, k=k)
-            attention_output = recorder.attention("core", q, k, latents.view(Axis("one", 1), latent), core=core, **attention_options)
+            attention_output = recorder.attention(
+                "core", q, k, latents.view(Axis("one", 1), latent), core=core, **attention_options
+            )
             return recorder.absorb("", attention_output, weight, head_axis)
 
         attention_output = recorder.alternatives(expanded=expanded, absorbed=absorbed)
@@ -254,7 +265,10 @@ class MLA(TokenMixer):
         if self.kv_shared:
             empty_values = Value(x.rows, (latent,), fixed=True), Value(x.rows, (rope,), fixed=True)
             latest_latents = reversed(computed_latents)
-            latents, k_rope = next(((latents, k_rope) for other_key, latents, k_rope in latest_latents if other_key == latent_key), empty_values)
+            latents, k_rope = next(
+                ((latents, k_rope) for other_key, latents, k_rope in latest_latents if other_key == latent_key),
+                empty_values,
+            )
             return latents.view(latent), k_rope.view(rope)
         latent_and_rope = recorder.linear("kv_a_proj", x, JoinedShapes(((latent,), (rope,))), bias=self.attention_bias)
         recorder.hold(latent=latent_and_rope)

@@ -66,7 +66,7 @@ class MLSTM(TokenMixer):
     gate_soft_cap: Real = Field(default=15.0, gt=0)
     norm_eps: Real = Field(default=1e-6, ge=0)
 
-    def head_sizes(self, width: Number) -> HeadSizes:
+    def head_sizes(self, hidden_size: Number) -> HeadSizes:
         return HeadSizes(self.num_heads, self.num_heads, self.qk_head_dim)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
@@ -109,7 +109,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
     from torch.nn import functional as F
 
-    class Core(nn.Module):
+    class MatrixMemoryCell(nn.Module):
         """The matrix memory. q, k: [batch, heads, tokens, d], v: [batch, heads, tokens, v] → (h, (C, n, m)).
 
         i, f: [batch, heads, tokens]. h has the shape of v.
@@ -151,7 +151,9 @@ def _reference_class() -> type[nn.Module]:
             scaled_q = q * (state_exponent - largest_score_exponent).exp()[..., None]
             numerator = scaled_q @ memory + scores @ v
             denominator = (scaled_q @ norm[..., None])[..., 0] + scores.sum(-1)
-            memory_output = numerator / (torch.maximum(denominator.abs(), (-largest_score_exponent).exp()) + 1e-6)[..., None]
+            memory_output = (
+                numerator / (torch.maximum(denominator.abs(), (-largest_score_exponent).exp()) + 1e-6)[..., None]
+            )
             input_exponent, chunk_decay = log_decay[..., -1:] - log_decay + i, log_decay[..., -1:]
             new_largest = torch.maximum(chunk_decay + largest_exponent, input_exponent.max(-1, keepdim=True).values)
             write_strength = k * (input_exponent - new_largest).exp()[..., None]
@@ -183,11 +185,13 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.spec, heads, has_bias = spec, spec.num_heads, spec.use_bias
             keys, value_width = heads * spec.qk_head_dim, heads * spec.v_head_dim
-            for projection, width in (("q", keys), ("k", keys), ("v", value_width), ("ogate", value_width)):
-                self.add_module(projection, nn.Linear(hidden, width, bias=has_bias))
+            for projection, output_width in (("q", keys), ("k", keys), ("v", value_width), ("ogate", value_width)):
+                self.add_module(projection, nn.Linear(hidden, output_width, bias=has_bias))
             self.igate, self.fgate = nn.Linear(hidden, heads), nn.Linear(hidden, heads)
-            self.core, self.recurrent_state = Core(spec.chunk_size), state_class()()
-            self.norm = norm_reference(Norm(type="layernorm", bias=has_bias, eps=spec.norm_eps), value_width, groups=heads)
+            self.core, self.recurrent_state = MatrixMemoryCell(spec.chunk_size), state_class()()
+            self.norm = norm_reference(
+                Norm(type="layernorm", bias=has_bias, eps=spec.norm_eps), value_width, groups=heads
+            )
             self.out_proj = nn.Linear(value_width, hidden, bias=has_bias)
 
         def _split_heads(self, letter: str, x: Tensor) -> Tensor:
@@ -207,7 +211,12 @@ def _reference_class() -> type[nn.Module]:
                     q.new_zeros(*q.shape[:2], 1),
                 )
             memory_output, state = self.core(
-                q, k, v, self._gate("igate", x), self._gate("fgate", x), tuple(tensor.float() for tensor in stored_state)
+                q,
+                k,
+                v,
+                self._gate("igate", x),
+                self._gate("fgate", x),
+                tuple(tensor.float() for tensor in stored_state),
             )
             self.recurrent_state.keep(forward_pass, *(tensor.to(x.dtype) for tensor in state))
             normed = self.norm(memory_output.transpose(1, 2).flatten(2).to(x.dtype))

@@ -68,14 +68,14 @@ class MixtureOfAttention(TokenMixer):
         self.position.check(self.head_dim)
         return self
 
-    def head_sizes(self, width: Any) -> HeadSizes:
+    def head_sizes(self, hidden_size: Any) -> HeadSizes:
         kv_heads = self.num_key_value_heads
         return HeadSizes(self.num_experts_per_tok * kv_heads, kv_heads, self.head_dim)
 
     def score_position(self) -> Rope:
         return self.position
 
-    def with_kv_heads(self, kv_heads: int, width: int) -> Self:
+    def with_kv_heads(self, kv_heads: int, hidden_size: int) -> Self:
         """Returns the mixer unchanged, as each expert has one query head per key head."""
         return self
 
@@ -143,12 +143,15 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: MixtureOfAttention, hidden: int) -> None:
             super().__init__()
-            self.spec, width = spec, spec.num_key_value_heads * spec.head_dim
+            self.spec, heads_width = spec, spec.num_key_value_heads * spec.head_dim
             self.router = nn.Linear(hidden, spec.num_experts, bias=False)
-            self.q_proj = expert_map_class()(spec.num_experts, hidden, width, False)
-            self.k_proj, self.v_proj = nn.Linear(hidden, width, bias=False), nn.Linear(hidden, width, bias=False)
+            self.q_proj = expert_map_class()(spec.num_experts, hidden, heads_width, False)
+            self.k_proj, self.v_proj = (
+                nn.Linear(hidden, heads_width, bias=False),
+                nn.Linear(hidden, heads_width, bias=False),
+            )
             self.core, self.cache = softmax_core_class()(), cache_class()()
-            self.o_proj = expert_map_class()(spec.num_experts, width, hidden, False)
+            self.o_proj = expert_map_class()(spec.num_experts, heads_width, hidden, False)
             self.o_bias = vector(torch.zeros(hidden))
 
         def _split_heads(self, x: Tensor) -> Tensor:

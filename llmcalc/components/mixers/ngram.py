@@ -111,8 +111,7 @@ class NgramAttention(EqualHeadsMixer):
         assert isinstance(x.rows, Multiple)
         tokens, streams = x.rows.of, Multiple(of=x.rows.of, by=self.ngram)
         q, k, v = (
-            recorder.linear(projection, x, heads, head_dim, bias=True)
-            for projection in ("q_proj", "k_proj", "v_proj")
+            recorder.linear(projection, x, heads, head_dim, bias=True) for projection in ("q_proj", "k_proj", "v_proj")
         )
         buckets = recorder.linear(
             "relative_proj", x, JoinedShapes(((Axis("buckets", self.num_buckets), heads),)), bias=True
@@ -203,8 +202,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             (q, *predict_q), (k, *predict_k), (v, *predict_v), (main_scores, *predict_scores) = (
-                self._project_streams(projection, x)
-                for projection in ("q_proj", "k_proj", "v_proj", "relative_proj")
+                self._project_streams(projection, x) for projection in ("q_proj", "k_proj", "v_proj", "relative_proj")
             )
             keys, values = self.cache(forward_pass, k, v)
             key_count, end_position = q.shape[2], keys.shape[2]

@@ -48,10 +48,10 @@ class OutputGate(Part):
         """Builds the gate's projection to [..., heads * size] or [..., heads]."""
         from torch import nn
 
-        width = heads * head_dim if self.per == "element" else heads
+        heads_width = heads * head_dim if self.per == "element" else heads
         if self.bias == "head":
-            return _biased_by_head()(model_properties.hidden_size, width, heads)
-        return nn.Linear(model_properties.hidden_size, width, bias=bool(self.bias))
+            return _biased_by_head()(model_properties.hidden_size, heads_width, heads)
+        return nn.Linear(model_properties.hidden_size, heads_width, bias=bool(self.bias))
 
 
 def gate_values(gate_func: str, projected: Tensor) -> Tensor:
@@ -71,8 +71,8 @@ def _biased_by_head() -> type[nn.Module]:
     class GateBiasedByHead(nn.Linear):
         """A projection with a single bias per head, which is added to all outputs of the head."""
 
-        def __init__(self, hidden: int, width: int, heads: int) -> None:
-            super().__init__(hidden, width, bias=False)
+        def __init__(self, hidden: int, gate_width: int, heads: int) -> None:
+            super().__init__(hidden, gate_width, bias=False)
             self.head_bias = vector(torch.zeros(heads))
 
         def forward(self, x: Tensor) -> Tensor:

@@ -145,7 +145,9 @@ def _reference_class() -> type[nn.Module]:
             chosen_positions = (chosen_pools[..., None] * pool + torch.arange(pool, device=x.device)).flatten(-2)
             if tokens == 1:
                 end_position = forward_pass.past + 1
-                last_pool_tokens = torch.arange(end_position - end_position % pool, end_position, device=x.device).expand(x.shape[0], 1, -1)
+                last_pool_tokens = torch.arange(
+                    end_position - end_position % pool, end_position, device=x.device
+                ).expand(x.shape[0], 1, -1)
                 return torch.cat([chosen_positions, last_pool_tokens], -1)
             last_pool_tokens = visible_tokens - visible_tokens % pool + torch.arange(pool - 1, device=x.device)
             repeated_positions = (

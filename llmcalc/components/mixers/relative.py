@@ -109,18 +109,20 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: RelativeAttention, hidden: int) -> None:
             super().__init__()
-            self.heads, d, width = spec.num_attention_heads, spec.head_dim, spec.num_attention_heads * spec.head_dim
+            self.heads, d, heads_width = (
+                spec.num_attention_heads,
+                spec.head_dim,
+                spec.num_attention_heads * spec.head_dim,
+            )
             self.has_segments = spec.segments
             for projection in ("q_proj", "k_proj", "v_proj", "r_proj"):
-                self.add_module(
-                    projection, nn.Linear(hidden, width, bias=spec.bias and projection != "r_proj")
-                )
+                self.add_module(projection, nn.Linear(hidden, heads_width, bias=spec.bias and projection != "r_proj"))
             self.content_bias, self.position_bias = (vector(torch.randn(self.heads, d) * 0.02) for _ in range(2))
             if spec.segments:
                 self.segment_bias = vector(torch.randn(self.heads, d) * 0.02)
                 self.segments = vector(torch.randn(2, self.heads, d) * 0.02)
             self.core, self.distances = softmax_core_class()(), Distances()
-            self.o_proj = nn.Linear(width, hidden, bias=spec.bias)
+            self.o_proj = nn.Linear(heads_width, hidden, bias=spec.bias)
 
         def _split_heads(self, projection: str, x: Tensor) -> Tensor:
             return self.get_submodule(projection)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
@@ -146,8 +148,13 @@ def _reference_class() -> type[nn.Module]:
             )
             distance_scores = self.distances(q + self.position_bias.weight[:, None], distance_keys)
             positions = forward_pass.positions(0, x.shape[1], x.device)
-            distance_index = (self._largest_distance(x) - (positions[:, None] - positions[None, :])).expand(*q.shape[:-1], -1)
-            q, bias = q + self.content_bias.weight[:, None], distance_scores.gather(-1, distance_index) * q.shape[-1] ** -0.5
+            distance_index = (self._largest_distance(x) - (positions[:, None] - positions[None, :])).expand(
+                *q.shape[:-1], -1
+            )
+            q, bias = (
+                q + self.content_bias.weight[:, None],
+                distance_scores.gather(-1, distance_index) * q.shape[-1] ** -0.5,
+            )
             attention_output = self.core(q, k, v, bias=bias)
             return self.o_proj(attention_output.transpose(1, 2).flatten(2))
 

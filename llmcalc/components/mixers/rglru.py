@@ -57,21 +57,31 @@ class RGLRU(TokenMixer):
         return self
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        width, blocks, kernel = Axis("lru", self.lru_width), Axis("blocks", self.num_attention_heads), self.conv1d_width
-        gate = recorder.act(recorder.linear("linear_y", x, width, bias=True), self.hidden_act)
-        inner_width = recorder.linear("linear_x", x, width, bias=True)
-        inner_width = recorder.conv("conv_1d", inner_width, width, kernel=kernel, groups=inner_width.width, bias=True, padding=kernel - 1)
-        recorder.state("conv_state", width, Axis("kept", kernel - 1), kind="conv_state")
-        recurrence_gate = recorder.act(recorder.blocks("recurrent_gate", inner_width, blocks, width, bias=True), "sigmoid")
-        log_decay = recorder.mul(recurrence_gate, recorder.act(recorder.vector("recurrent_param", width), "softplus"))
+        lru_axis, blocks, kernel = (
+            Axis("lru", self.lru_width),
+            Axis("blocks", self.num_attention_heads),
+            self.conv1d_width,
+        )
+        gate = recorder.act(recorder.linear("linear_y", x, lru_axis, bias=True), self.hidden_act)
+        inner_x = recorder.linear("linear_x", x, lru_axis, bias=True)
+        inner_x = recorder.conv(
+            "conv_1d", inner_x, lru_axis, kernel=kernel, groups=inner_x.width, bias=True, padding=kernel - 1
+        )
+        recorder.state("conv_state", lru_axis, Axis("kept", kernel - 1), kind="conv_state")
+        recurrence_gate = recorder.act(
+            recorder.blocks("recurrent_gate", inner_x, blocks, lru_axis, bias=True), "sigmoid"
+        )
+        log_decay = recorder.mul(
+            recurrence_gate, recorder.act(recorder.vector("recurrent_param", lru_axis), "softplus")
+        )
         input_scale = recorder.act(log_decay, "sqrt_one_minus_exp")  # √(1 − a²)
         gated_input = recorder.mul(
-            inner_width, recorder.act(recorder.blocks("input_gate", inner_width, blocks, width, bias=True), "sigmoid")
+            inner_x, recorder.act(recorder.blocks("input_gate", inner_x, blocks, lru_axis, bias=True), "sigmoid")
         )
         recurrent_states = recorder.scan(
-            "rglru", recorder.act(log_decay, "exp"), recorder.mul(gated_input, input_scale), axes=(width,)
+            "rglru", recorder.act(log_decay, "exp"), recorder.mul(gated_input, input_scale), axes=(lru_axis,)
         )
-        recorder.state("recurrent_state", width, bits=32)
+        recorder.state("recurrent_state", lru_axis, bits=32)
         return recorder.linear("linear_out", recorder.mul(recurrent_states, gate), *x.axes, bias=True)
 
     def describe(self, hidden_size: int) -> str:
@@ -97,9 +107,9 @@ def _reference_class() -> type[nn.Module]:
     class BlockMap(nn.Module):
         """A block-diagonal linear layer. x: [batch, tokens, width] → same shape, with a separate matrix per block."""
 
-        def __init__(self, blocks: int, width: int) -> None:
+        def __init__(self, blocks: int, lru_width: int) -> None:
             super().__init__()
-            block_width = width // blocks
+            block_width = lru_width // blocks
             self.weight = nn.Parameter(torch.randn(blocks, block_width, block_width) * block_width**-0.5)
             self.bias = nn.Parameter(torch.zeros(blocks, block_width))
 
@@ -126,24 +136,26 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: RGLRU, hidden: int) -> None:
             super().__init__()
-            width, self.act = spec.lru_width, spec.hidden_act
-            self.linear_y, self.linear_x = nn.Linear(hidden, width), nn.Linear(hidden, width)
-            self.conv_1d = causal_conv_class()(width, spec.conv1d_width, True, kept_frames=spec.conv1d_width - 1)
-            self.input_gate = BlockMap(spec.num_attention_heads, width)
-            self.recurrent_gate = BlockMap(spec.num_attention_heads, width)
-            self.recurrent_param = vector(torch.linspace(-4.0, 1.0, width))
+            lru_width, self.act = spec.lru_width, spec.hidden_act
+            self.linear_y, self.linear_x = nn.Linear(hidden, lru_width), nn.Linear(hidden, lru_width)
+            self.conv_1d = causal_conv_class()(lru_width, spec.conv1d_width, True, kept_frames=spec.conv1d_width - 1)
+            self.input_gate = BlockMap(spec.num_attention_heads, lru_width)
+            self.recurrent_gate = BlockMap(spec.num_attention_heads, lru_width)
+            self.recurrent_param = vector(torch.linspace(-4.0, 1.0, lru_width))
             self.conv_state, self.recurrent_state = state_class()(), state_class()()
-            self.linear_out = nn.Linear(width, hidden)
+            self.linear_out = nn.Linear(lru_width, hidden)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             gate = activate(self.act, self.linear_y(x))
-            inner_width = self.conv_1d(self.linear_x(x).transpose(1, 2), forward_pass, self.conv_state).transpose(1, 2)
-            log_a = -8.0 * self.recurrent_gate(inner_width).sigmoid().float() * F.softplus(self.recurrent_param.weight.float())
+            inner_x = self.conv_1d(self.linear_x(x).transpose(1, 2), forward_pass, self.conv_state).transpose(1, 2)
+            log_a = (
+                -8.0 * self.recurrent_gate(inner_x).sigmoid().float() * F.softplus(self.recurrent_param.weight.float())
+            )
             is_first = (
                 forward_pass.positions(forward_pass.past, forward_pass.past + x.shape[1], x.device)[:, None] == 0
             )  # the first token has no earlier state to decay
             input_scale = torch.where(is_first, torch.ones_like(log_a), torch.sqrt(-torch.expm1(2 * log_a)))
-            scaled_input = (inner_width * self.input_gate(inner_width).sigmoid()).float() * input_scale
+            scaled_input = (inner_x * self.input_gate(inner_x).sigmoid()).float() * input_scale
             stored_state = self.recurrent_state.load(forward_pass)
             recurrent_states = linear_scan(
                 log_a.exp(),

@@ -127,14 +127,14 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def __init__(self, spec: RwkvTimeMix, hidden: int) -> None:
             super().__init__()
-            width = spec.attention_hidden_size
-            self.time_decay = vector(torch.linspace(-5.0, 3.0, width))
-            self.time_first = vector(torch.linspace(-1.0, 0.5, width))
+            heads_width = spec.attention_hidden_size
+            self.time_decay = vector(torch.linspace(-5.0, 3.0, heads_width))
+            self.time_first = vector(torch.linspace(-1.0, 0.5, heads_width))
             for projection in ("key", "value", "receptance"):
                 self.add_module(f"time_mix_{projection}", vector(torch.linspace(0.1, 0.9, hidden)))
-                self.add_module(projection, nn.Linear(hidden, width, bias=False))
+                self.add_module(projection, nn.Linear(hidden, heads_width, bias=False))
             self.shift_state, self.recurrent_state = state_class()(), state_class()()
-            self.output = nn.Linear(width, hidden, bias=False)
+            self.output = nn.Linear(heads_width, hidden, bias=False)
 
         def _weighted_average(self, k: Tensor, v: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Computes Σ exp(k)·v / Σ exp(k) with a decay per token and a subtracted maximum."""
@@ -169,7 +169,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 )
                 for projection in ("key", "value", "receptance")
             )
-            return self.output(receptance.sigmoid() * self._weighted_average(k.float(), v.float(), forward_pass).to(x.dtype))
+            return self.output(
+                receptance.sigmoid() * self._weighted_average(k.float(), v.float(), forward_pass).to(x.dtype)
+            )
 
     class ChannelMixReference(nn.Module):
         """RWKV-4's channel mixing. x: [batch, tokens, hidden] → same shape."""

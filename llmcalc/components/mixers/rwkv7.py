@@ -69,7 +69,9 @@ class Rwkv7TimeMix(TokenMixer):
         decay = recorder.act(
             self._low_rank(recorder, "w_lora", inputs["w"], self.decay_rank, head_axes, "tanh"), "sigmoid"
         )
-        learning_rate = recorder.act(self._low_rank(recorder, "a_lora", inputs["a"], self.rate_rank, head_axes), "sigmoid")
+        learning_rate = recorder.act(
+            self._low_rank(recorder, "a_lora", inputs["a"], self.rate_rank, head_axes), "sigmoid"
+        )
         if not self.first:
             mix_weight = recorder.act(
                 self._low_rank(recorder, "v_lora", inputs["v"], self.value_rank, head_axes), "sigmoid"
@@ -79,7 +81,9 @@ class Rwkv7TimeMix(TokenMixer):
         removed_key = recorder.mul(key, recorder.vector("k_k", *head_axes))
         key = recorder.mul(key, recorder.mul(learning_rate, recorder.vector("k_a", *head_axes)))
         scan_op = TransitionScan(receptance.axes[0].size, head_dim.size, x.rows)
-        wkv_output = recorder.core("wkv", scan_op, receptance, decay, key, value, removed_key, learning_rate, axes=head_axes)
+        wkv_output = recorder.core(
+            "wkv", scan_op, receptance, decay, key, value, removed_key, learning_rate, axes=head_axes
+        )
         recorder.state("recurrent_state", heads, head_dim, head_dim, bits=32)
         wkv_output = recorder.norm("g_norm", wkv_output, Norm(type="layernorm", eps=self.norm_eps), groups=heads)
         wkv_output = recorder.add(
@@ -140,10 +144,23 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         """S ← S·(diag(w) − κ̂ᵀ(a ⊙ κ̂)) + vᵀk, o = S·r. All: [batch, tokens, heads, d] → (o, the last state)."""
 
         def forward(
-            self, receptance: Tensor, decay: Tensor, k: Tensor, v: Tensor, removal_key: Tensor, learning_rate: Tensor, stored_state: Any
+            self,
+            receptance: Tensor,
+            decay: Tensor,
+            k: Tensor,
+            v: Tensor,
+            removal_key: Tensor,
+            learning_rate: Tensor,
+            stored_state: Any,
         ) -> tuple[Tensor, Tensor]:
-            receptance, k, v, removal_key, learning_rate = (tensor.float() for tensor in (receptance, k, v, removal_key, learning_rate))
-            state = receptance.new_zeros(receptance.shape[0], *receptance.shape[2:], receptance.shape[-1]) if stored_state is None else stored_state[0]
+            receptance, k, v, removal_key, learning_rate = (
+                tensor.float() for tensor in (receptance, k, v, removal_key, learning_rate)
+            )
+            state = (
+                receptance.new_zeros(receptance.shape[0], *receptance.shape[2:], receptance.shape[-1])
+                if stored_state is None
+                else stored_state[0]
+            )
             token_outputs = []
             for token in range(receptance.shape[1]):
                 removed_value = state @ -removal_key[:, token, :, :, None]
@@ -162,20 +179,20 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def __init__(self, spec: Rwkv7TimeMix, hidden: int) -> None:
             super().__init__()
             self.spec = spec
-            width = spec.num_heads * spec.head_dim
+            heads_width = spec.num_heads * spec.head_dim
             for input_name in inputs_of_projections:
                 self.add_module(f"time_mix_{input_name}", vector(torch.linspace(0.1, 0.9, hidden)))
             for input_name in ("r", "k", "v"):
-                self.add_module(f"{input_name}_proj", nn.Linear(hidden, width, bias=False))
+                self.add_module(f"{input_name}_proj", nn.Linear(hidden, heads_width, bias=False))
             for input_name, rank in self._projection_ranks().items():
                 self.add_module(f"{input_name}_lora_a", nn.Linear(hidden, rank, bias=False))
-                self.add_module(f"{input_name}_lora_b", nn.Linear(rank, width, bias=input_name != "g"))
-            self.k_k, self.k_a, self.r_k = (vector(torch.full((width,), 0.5)) for _ in range(3))
+                self.add_module(f"{input_name}_lora_b", nn.Linear(rank, heads_width, bias=input_name != "g"))
+            self.k_k, self.k_a, self.r_k = (vector(torch.full((heads_width,), 0.5)) for _ in range(3))
             self.wkv = Recurrence()
             self.shift_state: Any = state_class()()
             self.recurrent_state: Any = state_class()()
-            self.g_norm = norm_reference(Norm(type="layernorm", eps=spec.norm_eps), width, groups=spec.num_heads)
-            self.o_proj = nn.Linear(width, hidden, bias=False)
+            self.g_norm = norm_reference(Norm(type="layernorm", eps=spec.norm_eps), heads_width, groups=spec.num_heads)
+            self.o_proj = nn.Linear(heads_width, hidden, bias=False)
 
         def _projection_ranks(self) -> dict[str, int]:
             """Returns the rank of each pair of low-rank projections."""
@@ -203,7 +220,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             inputs = {
                 input_name: mix_tokens(x, previous_token, mix_weight) for input_name, mix_weight in mix_weights.items()
             }
-            receptance, k, v = (self.get_submodule(f"{input_name}_proj")(inputs[input_name]) for input_name in ("r", "k", "v"))
+            receptance, k, v = (
+                self.get_submodule(f"{input_name}_proj")(inputs[input_name]) for input_name in ("r", "k", "v")
+            )
             decay = torch.exp(-0.6065 * self._low_rank("w", inputs["w"]).float().sigmoid())
             learning_rate = self._low_rank("a", inputs["a"]).sigmoid()
             if not self.spec.first:

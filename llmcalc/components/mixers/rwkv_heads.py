@@ -125,7 +125,11 @@ def _reference_class() -> type[nn.Module]:
         def forward(
             self, receptance: Tensor, k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, stored_state: Any
         ) -> tuple[Tensor, Tensor]:
-            state = receptance.new_zeros(receptance.shape[0], *receptance.shape[2:], receptance.shape[-1]) if stored_state is None else stored_state[0]
+            state = (
+                receptance.new_zeros(receptance.shape[0], *receptance.shape[2:], receptance.shape[-1])
+                if stored_state is None
+                else stored_state[0]
+            )
             token_outputs, bonus = [], bonus.float().unflatten(-1, (receptance.shape[2], -1))[..., None]
             for token in range(receptance.shape[1]):
                 state_update = k[:, token, :, :, None] @ v[:, token, :, None, :]
@@ -139,7 +143,7 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: RwkvHeadMix, hidden: int) -> None:
             super().__init__()
             self.spec = spec
-            width = spec.num_heads * spec.head_dim
+            heads_width = spec.num_heads * spec.head_dim
             has_low_ranks = spec.shift_rank is not None and spec.decay_rank is not None
             for input_name in inputs_of_projections if has_low_ranks else inputs_of_projections[1:]:
                 self.add_module(f"time_mix_{input_name}", vector(torch.linspace(0.1, 0.9, hidden)))
@@ -149,15 +153,18 @@ def _reference_class() -> type[nn.Module]:
                 for input_name in inputs_of_projections:
                     self.add_module(f"shift_b_{input_name}", nn.Linear(spec.shift_rank, hidden, bias=False))
                 self.decay_a = nn.Linear(hidden, spec.decay_rank, bias=False)
-                self.decay_b = nn.Linear(spec.decay_rank, width, bias=False)
+                self.decay_b = nn.Linear(spec.decay_rank, heads_width, bias=False)
             for input_name in ("receptance", "key", "value", "gate"):
-                self.add_module(input_name, nn.Linear(hidden, width, bias=False))
-            self.time_decay, self.time_first = vector(torch.linspace(-5, 1, width)), vector(torch.zeros(width))
+                self.add_module(input_name, nn.Linear(hidden, heads_width, bias=False))
+            self.time_decay, self.time_first = (
+                vector(torch.linspace(-5, 1, heads_width)),
+                vector(torch.zeros(heads_width)),
+            )
             self.wkv = Recurrence()
             self.shift_state: Any = state_class()()
             self.recurrent_state: Any = state_class()()
-            self.ln_x = norm_reference(Norm(type="layernorm", eps=spec.norm_eps), width, groups=spec.num_heads)
-            self.output = nn.Linear(width, hidden, bias=False)
+            self.ln_x = norm_reference(Norm(type="layernorm", eps=spec.norm_eps), heads_width, groups=spec.num_heads)
+            self.output = nn.Linear(heads_width, hidden, bias=False)
 
         def _mixed_inputs(self, x: Tensor, forward_pass: ForwardPass) -> dict[str, Tensor]:
             previous_token = shift_tokens(x, forward_pass, self.shift_state)
@@ -182,9 +189,7 @@ def _reference_class() -> type[nn.Module]:
             spec = self.spec
             inputs = self._mixed_inputs(x, forward_pass)
             receptance, k, v = (
-                self.get_submodule(projection)(inputs[projection[0]])
-                .unflatten(-1, (spec.num_heads, -1))
-                .float()
+                self.get_submodule(projection)(inputs[projection[0]]).unflatten(-1, (spec.num_heads, -1)).float()
                 for projection in ("receptance", "key", "value")
             )
             decay = self.time_decay.weight.expand(*x.shape[:2], -1)

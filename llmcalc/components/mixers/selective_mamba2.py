@@ -60,7 +60,7 @@ class SelectiveMamba2(TokenMixer):
     chunk_size: ChunkSize = 256
     norm: Norm = Norm(type="rmsnorm")
 
-    def head_sizes(self, width: Number) -> HeadSizes:
+    def head_sizes(self, hidden_size: Number) -> HeadSizes:
         return HeadSizes(self.num_heads, 1, self.head_dim)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
@@ -68,17 +68,19 @@ class SelectiveMamba2(TokenMixer):
         head_dim = Axis("head_dim", self.head_dim)
         state_axis = Axis("state", self.state_size)
         inner_axes: Shape = (heads, head_dim)
-        gate, inner_width = recorder.split(
+        gate, inner_x = recorder.split(
             recorder.linear("in_proj", x, JoinedShapes((inner_axes, inner_axes))), inner_axes, inner_axes
         )
         channels, kernel = JoinedShapes((inner_axes,)), self.conv_kernel
-        inner_width = recorder.conv("conv1d", inner_width, channels, kernel=kernel, groups=inner_width.width, padding=kernel - 1)
+        inner_x = recorder.conv("conv1d", inner_x, channels, kernel=kernel, groups=inner_x.width, padding=kernel - 1)
         recorder.state("conv_state", channels, Axis("kernel", kernel), kind="conv_state")
-        inner_width = recorder.act(inner_width, "silu").view(*inner_axes)
+        inner_x = recorder.act(inner_x, "silu").view(*inner_axes)
         split_shapes: tuple[Shape, ...] = ((state_axis,), (state_axis,), (Axis("time_step_rank", self.time_step_rank),))
-        b, c, time_step = recorder.split(recorder.linear("bcdt_proj", inner_width, JoinedShapes(split_shapes)), *split_shapes)
+        b, c, time_step = recorder.split(
+            recorder.linear("bcdt_proj", inner_x, JoinedShapes(split_shapes)), *split_shapes
+        )
         time_step = recorder.linear("dt_proj", recorder.norm("dt_norm", time_step, self.norm), heads)
-        scan_inputs = inner_width, time_step, recorder.norm("b_norm", b, self.norm), recorder.norm("c_norm", c, self.norm)
+        scan_inputs = inner_x, time_step, recorder.norm("b_norm", b, self.norm), recorder.norm("c_norm", c, self.norm)
         scan_sizes = time_step.width, self.head_dim, self.state_size, x.rows
         scan_output = recorder.alternatives(
             chunked=lambda: recorder.core(
@@ -111,30 +113,34 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: SelectiveMamba2, model_properties: ModelProperties) -> None:
             super().__init__()
             self.spec = spec
-            width, rank, state_size = spec.num_heads * spec.head_dim, spec.time_step_rank, spec.state_size
-            self.in_proj = nn.Linear(model_properties.hidden_size, 2 * width, bias=False)
+            heads_width, rank, state_size = spec.num_heads * spec.head_dim, spec.time_step_rank, spec.state_size
+            self.in_proj = nn.Linear(model_properties.hidden_size, 2 * heads_width, bias=False)
             conv: Any = causal_conv_class()
-            self.conv1d = conv(width, spec.conv_kernel, False)
+            self.conv1d = conv(heads_width, spec.conv_kernel, False)
             self.conv_state: Any = state_class()()
             self.ssm_state: Any = state_class()()
-            self.bcdt_proj = nn.Linear(width, 2 * state_size + rank, bias=False)
+            self.bcdt_proj = nn.Linear(heads_width, 2 * state_size + rank, bias=False)
             self.dt_proj = nn.Linear(rank, spec.num_heads, bias=False)
             self.dt_norm = norm_reference(spec.norm, rank)
             self.b_norm, self.c_norm = norm_reference(spec.norm, state_size), norm_reference(spec.norm, state_size)
             scan: Any = scan_class()
             self.scan = scan(spec.num_heads, spec.chunk_size)
-            self.out_proj = nn.Linear(width, model_properties.hidden_size, bias=False)
+            self.out_proj = nn.Linear(heads_width, model_properties.hidden_size, bias=False)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec = self.spec
-            gate, inner_width = self.in_proj(x).chunk(2, -1)
-            inner_width = nn.functional.silu(self.conv1d(inner_width.transpose(1, 2), forward_pass, self.conv_state)).transpose(1, 2)
-            b, c, time_step = self.bcdt_proj(inner_width).split([spec.state_size, spec.state_size, spec.time_step_rank], -1)
+            gate, inner_x = self.in_proj(x).chunk(2, -1)
+            inner_x = nn.functional.silu(self.conv1d(inner_x.transpose(1, 2), forward_pass, self.conv_state)).transpose(
+                1, 2
+            )
+            b, c, time_step = self.bcdt_proj(inner_x).split([spec.state_size, spec.state_size, spec.time_step_rank], -1)
             time_step = self.dt_proj(self.dt_norm(time_step))
-            b, c = (tensor[:, :, None].expand(-1, -1, spec.num_heads, -1) for tensor in (self.b_norm(b), self.c_norm(c)))
+            b, c = (
+                tensor[:, :, None].expand(-1, -1, spec.num_heads, -1) for tensor in (self.b_norm(b), self.c_norm(c))
+            )
             stored_state = self.ssm_state.only_tensor(forward_pass)
             scan_output, last_state = self.scan(
-                inner_width.unflatten(-1, (spec.num_heads, -1)),
+                inner_x.unflatten(-1, (spec.num_heads, -1)),
                 time_step,
                 b,
                 c,

@@ -117,8 +117,12 @@ class SharedEntryAttention(EntryAttention):
         if compress_rate is None:
             return {}
         field = "entries_shared" if self.entries_shared else ""
-        field_by_result: dict[tuple[Any, ...], str] = {("entries", compress_rate, self.head_dim, self.qk_rope_head_dim): field}
-        field_by_result["selected entries", compress_rate, self.selected_entries] = "" if indexer is not None else "indexer"
+        field_by_result: dict[tuple[Any, ...], str] = {
+            ("entries", compress_rate, self.head_dim, self.qk_rope_head_dim): field
+        }
+        field_by_result["selected entries", compress_rate, self.selected_entries] = (
+            "" if indexer is not None else "indexer"
+        )
         if indexer is not None:
             field_by_result["entry keys", compress_rate, indexer.index_head_dim] = field
             if indexer.finds is not None or indexer.candidates is not None:
@@ -150,7 +154,9 @@ class SharedEntryAttention(EntryAttention):
             selection = recorder.of_lower_layer("selection", x, lower_entries.get("selection"))
         else:
             with recorder.scope("indexer", role="no_grad"):
-                selection = self._record_selection(recorder, self.indexer, x, compressed_query, latent, visible_entries, rope)
+                selection = self._record_selection(
+                    recorder, self.indexer, x, compressed_query, latent, visible_entries, rope
+                )
             lower_entries["selection"] = selection
             recorder.keep(selection=selection)
         recorder.hold(chosen=selection)
@@ -174,7 +180,9 @@ class SharedEntryAttention(EntryAttention):
             recorder.hold(latent=latent)
             entries = recorder.rope(latent, rope, row_stride=compress_rate.size)
             recorder.hold(new=entries)
-            op = ops.EntryCache(head_dim.size, compress_rate.size, sum(unpooled.width for unpooled in unpooled_rows), rows=x.rows)
+            op = ops.EntryCache(
+                head_dim.size, compress_rate.size, sum(unpooled.width for unpooled in unpooled_rows), rows=x.rows
+            )
             return latent, recorder.keep_entries(op, entries, *unpooled_rows)
 
     def _record_selection(
@@ -277,11 +285,11 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: SharedEntryAttention, hidden: int) -> None:
             super().__init__()
             assert spec.compress_rate is not None
-            self.rate, width = spec.compress_rate, spec.head_dim
-            self.kv_proj = nn.Linear(hidden, width, bias=False)
+            self.rate, entry_width = spec.compress_rate, spec.head_dim
+            self.kv_proj = nn.Linear(hidden, entry_width, bias=False)
             if spec.weighted_entries:
-                self.gate_proj = nn.Linear(hidden, width, bias=False)
-            self.spec, self.norm = spec, norm_reference(spec.norm, width)
+                self.gate_proj = nn.Linear(hidden, entry_width, bias=False)
+            self.spec, self.norm = spec, norm_reference(spec.norm, entry_width)
             self.cache: Any = state_class()()
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> tuple[Tensor | None, Tensor]:
@@ -316,9 +324,12 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: SharedEntryAttention, hidden: int) -> None:
             super().__init__(spec, hidden)
             assert spec.indexer is not None
-            width = spec.indexer.index_head_dim
+            index_head_dim = spec.indexer.index_head_dim
             if not spec.entries_shared:
-                self.k_proj, self.k_norm = nn.Linear(spec.head_dim, width, bias=False), norm_reference(spec.norm, width)
+                self.k_proj, self.k_norm = (
+                    nn.Linear(spec.head_dim, index_head_dim, bias=False),
+                    norm_reference(spec.norm, index_head_dim),
+                )
                 self.cache: Any = state_class()()
 
         def _candidate_keys(
@@ -387,7 +398,12 @@ def _reference_class() -> type[nn.Module]:
 
         @torch.no_grad()
         def forward(
-            self, x: Tensor, compressed_query: Tensor, latent: Tensor | None, visible_entries: Tensor, forward_pass: ForwardPass
+            self,
+            x: Tensor,
+            compressed_query: Tensor,
+            latent: Tensor | None,
+            visible_entries: Tensor,
+            forward_pass: ForwardPass,
         ) -> Tensor:
             spec = self.spec
             if not spec.entries_shared:
@@ -420,7 +436,9 @@ def _reference_class() -> type[nn.Module]:
             if not spec.entries_shared:
                 latent, memo["entries"] = self.compressor(x, forward_pass)
             entries: Tensor = memo["entries"]
-            visible_entries = (forward_pass.positions(forward_pass.past, end_position, x.device) + 1) // spec.compress_rate
+            visible_entries = (
+                forward_pass.positions(forward_pass.past, end_position, x.device) + 1
+            ) // spec.compress_rate
             visible = torch.arange(entries.shape[1], device=x.device)[None] < visible_entries[:, None]
             if spec.indexer is not None:
                 memo["selected entries"] = self.indexer(x, compressed_query, latent, visible, forward_pass)

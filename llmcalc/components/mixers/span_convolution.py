@@ -39,9 +39,9 @@ class SpanConvolution(TokenMixer):
     num_attention_heads: Heads
     conv_kernel_size: OddKernel
 
-    def head_sizes(self, width: Any) -> HeadSizes:
+    def head_sizes(self, hidden_size: Any) -> HeadSizes:
         heads = self.num_attention_heads
-        return HeadSizes(heads, heads, width // (2 * heads))
+        return HeadSizes(heads, heads, hidden_size // (2 * heads))
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
         check_key_heads(self, head_sizes)

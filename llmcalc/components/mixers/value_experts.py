@@ -75,14 +75,14 @@ def _reference_class() -> type[nn.Module]:
     class ValueExpertsReference(nn.Module):
         """The routed value projections. x: [batch, tokens, hidden] → [batch, tokens, heads · size]."""
 
-        def __init__(self, spec: ValueExperts, model_properties: ModelProperties, width: int) -> None:
+        def __init__(self, spec: ValueExperts, model_properties: ModelProperties, values_width: int) -> None:
             super().__init__()
             self.spec = spec
             experts, top_k = spec.num_experts, spec.num_experts_per_tok
             self.routing = spec.router.reference(model_properties, experts, top_k, experts)
             for module_name, module in self.routing.modules.items():
                 self.add_module(module_name, module)
-            self.v_experts = expert_map_class()(experts, model_properties.hidden_size, width, False)
+            self.v_experts = expert_map_class()(experts, model_properties.hidden_size, values_width, False)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             weights, top_experts = self.routing(x, forward_pass)

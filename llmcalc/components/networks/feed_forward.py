@@ -154,7 +154,9 @@ class FeedForward(SingleWidthNetwork):
             return recorder.act(x, self.hidden_act)
         with recorder.scope("xielu"):  # α of both sides are parameters, β and ε are buffers
             head_halves = Axis("sides", 2)
-            return recorder.act(x, "xielu", recorder.vector("alpha", head_halves), recorder.buffer("constants", head_halves))
+            return recorder.act(
+                x, "xielu", recorder.vector("alpha", head_halves), recorder.buffer("constants", head_halves)
+            )
 
     def describe(self, hidden_size: int) -> str:
         return f"{self.usual_name} {self.intermediate_size}"

@@ -74,10 +74,10 @@ class GroveMoE(Network):
     def active_width(self) -> int:
         return self.num_experts_per_tok * (self.expert.intermediate_size + self.adjugate_expert.intermediate_size)
 
-    def widened(self, change: Callable[[int], Number]) -> Self:
+    def widened(self, scale_width: Callable[[int], Number]) -> Self:
         networks = {"expert": self.expert, "adjugate_expert": self.adjugate_expert}
         return self.model_copy(
-            update={network_name: network.widened(change) for network_name, network in networks.items()}
+            update={network_name: network.widened(scale_width) for network_name, network in networks.items()}
         )
 
     def flow(self, recorder: Flow, x: Value) -> Value:
@@ -111,8 +111,12 @@ class GroveMoE(Network):
     def examples(cls) -> list[Self]:
         swiglu, small_network = (FeedForward(intermediate_size=n, hidden_act="silu", gated=True) for n in (16, 8))
         return [
-            cls(num_experts=6, num_experts_per_tok=2, experts_per_group=2, expert=swiglu, adjugate_expert=small_network),
-            cls(num_experts=6, num_experts_per_tok=3, experts_per_group=3, expert=small_network, adjugate_expert=swiglu),
+            cls(
+                num_experts=6, num_experts_per_tok=2, experts_per_group=2, expert=swiglu, adjugate_expert=small_network
+            ),
+            cls(
+                num_experts=6, num_experts_per_tok=3, experts_per_group=3, expert=small_network, adjugate_expert=swiglu
+            ),
         ]
 
 
@@ -134,7 +138,10 @@ def _reference_class() -> type[nn.Module]:
             weights, top_experts = self.routing(x, forward_pass)
             is_grouped = forward_pass is not None and forward_pass.grouped_experts
             expert_sums = []
-            for networks, expert_indices in ((self.experts, top_experts), (self.chunk_experts, top_experts // self.group)):
+            for networks, expert_indices in (
+                (self.experts, top_experts),
+                (self.chunk_experts, top_experts // self.group),
+            ):
                 dispatch = dispatch_class()(expert_indices, is_grouped, self.routing.float32_weights)
                 routed_rows = networks(dispatch.copy_rows(x), dispatch.expert, dispatch.grouped)
                 expert_sums.append(dispatch.combine_outputs(routed_rows, weights))

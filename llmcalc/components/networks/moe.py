@@ -36,7 +36,7 @@ from ..base import (
 from ..norm import Norm
 from ..runtime import ForwardPass, apply_dropout, vector
 from .expert_dispatch import capacity_dispatch_class, dispatch_class, ends_of_groups, expert_map_class
-from .feed_forward import FeedForward, record_up_activation, activate
+from .feed_forward import FeedForward, activate, record_up_activation
 from .router import AnyRouter, LinearRouter, RouterMLP, TokenTableRouter
 from .shared_scores import SharedScores
 
@@ -57,7 +57,11 @@ class IdentityExperts(Part):
 
     def flow(self, recorder: Flow, x: Value, expert_sum: Value) -> Value:
         """Records the identity experts. x: the input of all experts. expert_sum: the output of the other experts."""
-        expert_ops = tuple(recorded_step.op for recorded_step in recorder.here.steps() if isinstance(recorded_step.op, ops.ExpertLinear))
+        expert_ops = tuple(
+            recorded_step.op
+            for recorded_step in recorder.here.steps()
+            if isinstance(recorded_step.op, ops.ExpertLinear)
+        )
         identity = ops.IdentityExperts(self.zero_expert_num, expert_ops)
         return recorder.core(
             "zero_experts", identity, x, expert_sum, axes=expert_sum.axes, about={"source": "LongCat-Flash 2025, §2.1"}
@@ -112,15 +116,15 @@ class Latent(Part):
         """Builds the projections to and from the latent width, with the optional norms, as named modules."""
         from torch import nn
 
-        width, latent = model_properties.hidden_size, self.moe_latent_size
+        hidden, latent = model_properties.hidden_size, self.moe_latent_size
         norms = {
             "latent_norm": self.norm,
             "expert_norm": self.expert_norm,
             "latent_output_norm": self.output_norm,
         }
         return {
-            "latent_in": nn.Linear(width, latent, bias=self.bias),
-            "latent_out": nn.Linear(latent, width, bias=self.bias),
+            "latent_in": nn.Linear(hidden, latent, bias=self.bias),
+            "latent_out": nn.Linear(latent, hidden, bias=self.bias),
             **{
                 norm_name: norm.reference(ModelProperties(latent))
                 for norm_name, norm in norms.items()
@@ -155,8 +159,8 @@ class VisionExperts(Part):
             expert_outputs = expert_networks(recorder, self.expert, routed_rows, experts, top_k, x.axes)
         return recorder.combine(expert_outputs, weights, experts, top_k, float32=self.router.float32_weights)
 
-    def widened(self, change: Callable[[int], Number]) -> Self:
-        return self.model_copy(update={"expert": self.expert.widened(change)})
+    def widened(self, scale_width: Callable[[int], Number]) -> Self:
+        return self.model_copy(update={"expert": self.expert.widened(scale_width)})
 
     def reference(self, model_properties: ModelProperties, experts: int, top_k: int) -> nn.Module:
         return _vision_class()(self, model_properties, experts, top_k)
@@ -268,12 +272,12 @@ class MoE(Network):
         shared_width = 0 if self.shared_expert is None else self.shared_expert.intermediate_size
         return self.num_experts_per_tok * self.expert.intermediate_size + shared_width
 
-    def widened(self, change: Callable[[int], Number]) -> Self:
+    def widened(self, scale_width: Callable[[int], Number]) -> Self:
         if self.latent is not None:
             raise Unscalable("experts of a latent width do not scale with hidden_size alone; expected no latent")
         slots = {"expert": self.expert, "shared_expert": self.shared_expert, "vision_experts": self.vision_experts}
         return self.model_copy(
-            update={slot_name: part.widened(change) for slot_name, part in slots.items() if part is not None}
+            update={slot_name: part.widened(scale_width) for slot_name, part in slots.items() if part is not None}
         )
 
     def borrowing_field(self) -> str:
@@ -296,7 +300,14 @@ class MoE(Network):
             recorder.hold(x=routed_rows)
             has_identities = self.identity_experts is not None
             expert_outputs = expert_networks(
-                recorder, self.expert, routed_rows, experts, top_k, expert_input.axes, has_identities, self.sliced_experts
+                recorder,
+                self.expert,
+                routed_rows,
+                experts,
+                top_k,
+                expert_input.axes,
+                has_identities,
+                self.sliced_experts,
             )
             expert_outputs = (
                 expert_outputs
@@ -434,15 +445,14 @@ def expert_networks(
     ffn = Axis("expert_ffn", expert.intermediate_size)
 
     def expert_linear(projection: str, x: Value, *axes: Axis | JoinedShapes, bias: bool) -> Value:
-        return recorder.experts(
-            projection, x, experts, top_k, *axes, bias=bias, identities=identities, sliced=sliced
-        )
+        return recorder.experts(projection, x, experts, top_k, *axes, bias=bias, identities=identities, sliced=sliced)
 
     if expert.gated:
         activated = recorder.act(expert_linear("gate_proj", rows, ffn, bias=expert.gate_bias), expert.hidden_act)
         recorder.hold(y=activated)
         activated = recorder.mul(
-            activated, record_up_activation(recorder, expert.up_act, expert_linear("up_proj", rows, ffn, bias=expert.up_bias))
+            activated,
+            record_up_activation(recorder, expert.up_act, expert_linear("up_proj", rows, ffn, bias=expert.up_bias)),
         )
     else:
         activated = recorder.act(expert_linear("up_proj", rows, ffn, bias=expert.up_bias), expert.hidden_act)
@@ -469,15 +479,15 @@ def routed_class() -> type[nn.Module]:
         """
 
         def __init__(
-            self, expert: FeedForward, expert_count: int, width: int, identities: IdentityExperts | None
+            self, expert: FeedForward, expert_count: int, input_width: int, identities: IdentityExperts | None
         ) -> None:
             super().__init__()
             ffn_width, self.count = expert.intermediate_size, expert_count
             self.act, self.up_act = expert.hidden_act, expert.up_act
             if expert.gated:
-                self.gate_proj = ExpertMap(expert_count, width, ffn_width, expert.gate_bias)
-            self.up_proj = ExpertMap(expert_count, width, ffn_width, expert.up_bias)
-            self.down_proj = ExpertMap(expert_count, ffn_width, width, expert.down_bias)
+                self.gate_proj = ExpertMap(expert_count, input_width, ffn_width, expert.gate_bias)
+            self.up_proj = ExpertMap(expert_count, input_width, ffn_width, expert.up_bias)
+            self.down_proj = ExpertMap(expert_count, ffn_width, input_width, expert.down_bias)
             if identities is not None:
                 self.zero_experts = identities.reference()
 
@@ -490,7 +500,9 @@ def routed_class() -> type[nn.Module]:
                 expert = expert.masked_fill(identity, self.count - 1)
             group_ends = ends_of_groups(expert, self.count) if is_grouped and expert is not None else None
             activated = activate(self.act, (self.gate_proj if has_gate else self.up_proj)(x, expert, group_ends))
-            activated = activated * activate(self.up_act, self.up_proj(x, expert, group_ends)) if has_gate else activated
+            activated = (
+                activated * activate(self.up_act, self.up_proj(x, expert, group_ends)) if has_gate else activated
+            )
             activated = apply_dropout(self, "activation", activated)
             activated = self.down_proj(activated, expert, group_ends)
             return activated if identity is None else torch.where(identity[:, None], self.zero_experts(x), activated)
@@ -503,12 +515,12 @@ def routed_class() -> type[nn.Module]:
             routing: Any,
             expert: FeedForward,
             expert_count: int,
-            width: int,
+            input_width: int,
             identities: IdentityExperts | None = None,
         ) -> None:
             super().__init__()
             self.routing = routing
-            self.experts = ExpertsReference(expert, expert_count, width, identities)
+            self.experts = ExpertsReference(expert, expert_count, input_width, identities)
             for module_name, module in routing.modules.items():
                 self.add_module(module_name, module)
 
@@ -557,12 +569,12 @@ def _reference_class() -> type[nn.Module]:
             hidden, expert_count, top_k = model_properties.hidden_size, spec.num_experts, spec.num_experts_per_tok
             identity_experts = spec.identity_experts
             classes = expert_count if identity_experts is None else expert_count + identity_experts.zero_expert_num
-            width = hidden if spec.latent is None else spec.latent.moe_latent_size
+            expert_width = hidden if spec.latent is None else spec.latent.moe_latent_size
             super().__init__(
                 spec.router.reference(model_properties, expert_count, top_k, classes),
                 spec.expert,
                 expert_count,
-                width,
+                expert_width,
                 identity_experts,
             )
             if spec.vision_experts is not None:

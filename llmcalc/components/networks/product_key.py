@@ -69,7 +69,7 @@ class ProductKeyMoE(Network):
     def activation(self) -> str:
         return self.shared_expert.activation()
 
-    def widened(self, change: Callable[[Any], Any]) -> Self:
+    def widened(self, scale_width: Callable[[Any], Any]) -> Self:
         raise Unscalable(
             "experts of one unit each are a number and no width; expected a dense network or other experts"
         )
@@ -82,8 +82,12 @@ class ProductKeyMoE(Network):
         expert_rows = ops.ExpertRows(self.num_experts, top_k, x.width, x.rows)
         recorder.hold(weights=weights, chosen=top_units)
         with recorder.scope("experts", kind="experts", source="He 2024, §2"):
-            units = recorder.act(recorder.core("down_embed", expert_rows, x, top_units, axes=weights.axes), self.hidden_act)
-            expert_outputs = recorder.core("up_embed", expert_rows, recorder.mul(units, weights), top_units, axes=x.axes)
+            units = recorder.act(
+                recorder.core("down_embed", expert_rows, x, top_units, axes=weights.axes), self.hidden_act
+            )
+            expert_outputs = recorder.core(
+                "up_embed", expert_rows, recorder.mul(units, weights), top_units, axes=x.axes
+            )
         recorder.hold(y=expert_outputs)
         return recorder.add(expert_outputs, recorder.part("shared_expert", self.shared_expert, x, kind="shared_expert"))
 

@@ -254,13 +254,13 @@ def _reference_classes() -> dict[str, type[Any]]:
 
         def __init__(self, spec: RouterMLP, hidden: int, classes: int) -> None:
             super().__init__()
-            width, self.act = spec.router_hidden_size, spec.hidden_act
-            self.down_proj = nn.Linear(hidden, width)
+            router_width, self.act = spec.router_hidden_size, spec.hidden_act
+            self.down_proj = nn.Linear(hidden, router_width)
             if spec.adds_below:
-                self.below_scale = vector(torch.ones(width))
-            self.norm = norm_reference(spec.norm, width)
-            self.fc1, self.fc2 = nn.Linear(width, width), nn.Linear(width, width)
-            self.out_proj = nn.Linear(width, classes, bias=False)
+                self.below_scale = vector(torch.ones(router_width))
+            self.norm = norm_reference(spec.norm, router_width)
+            self.fc1, self.fc2 = nn.Linear(router_width, router_width), nn.Linear(router_width, router_width)
+            self.out_proj = nn.Linear(router_width, classes, bias=False)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             features = self.down_proj(x)

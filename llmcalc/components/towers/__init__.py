@@ -100,10 +100,14 @@ def check_widths(towers: Mapping[str, Tower]) -> None:
                     f"of the {tower.encoders} encoders before it together"
                 )
         elif tower.type == "projector" and input_widths:
-            widths = {tower_name: tower.encoder_layers * width for tower_name, width in input_widths.items()}
+            widths = {
+                tower_name: tower.encoder_layers * input_width for tower_name, input_width in input_widths.items()
+            }
             if tower.input_size in widths.values():
                 continue
-            expected_widths = " or ".join(f"{width}, which {tower_name} gives" for tower_name, width in widths.items())
+            expected_widths = " or ".join(
+                f"{input_width}, which {tower_name} gives" for tower_name, input_width in widths.items()
+            )
             raise ValueError(f"towers.{own_name}.input_size: {tower.input_size}; expected {expected_widths}")
 
 
@@ -114,7 +118,11 @@ def record(recorder: Flow, towers: Mapping[str, Tower]) -> dict[str, Value]:
     for tower_name, tower, readable_towers in towers_before(towers):
         own_input = tower.input_value()
         is_joined = tower.type == "projector" and max(tower.encoders, tower.encoder_layers) > 1
-        tower_input = None if is_joined else _tower_input(own_input, [outputs_by_tower[read_name] for read_name in readable_towers])
+        tower_input = (
+            None
+            if is_joined
+            else _tower_input(own_input, [outputs_by_tower[read_name] for read_name in readable_towers])
+        )
         outputs_by_tower[tower_name] = recorder.part(
             tower_name, tower, own_input if tower_input is None else tower_input.view(*own_input.axes)
         )

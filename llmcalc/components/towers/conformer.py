@@ -147,7 +147,12 @@ class Conformer(TowerPart):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         x = recorder.part("subsampling", self.subsampling, x, width=(Axis("hidden", self.hidden_size),))
-        layer_kind, heads, bias, frames = self.num_hidden_layers, Axis("heads", self.attention.num_attention_heads), None, x.rows
+        layer_kind, heads, bias, frames = (
+            self.num_hidden_layers,
+            Axis("heads", self.attention.num_attention_heads),
+            None,
+            x.rows,
+        )
         if self.segment is not None:
             x = x.view(*x.axes, rows=PaddedBeyond(of=frames, block=self.segment, least=self.segment))
         if self.relative_buckets is not None:
@@ -261,21 +266,23 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: Conformer) -> None:
             super().__init__()
-            attention, width = spec.attention, spec.hidden_size
+            attention, hidden = spec.attention, spec.hidden_size
             self.heads = attention.num_attention_heads
             self.chunk_size = attention.chunk_size or 0
             self.left, self.right = attention.context_left or 0, attention.context_right
             for letter in "qkvo":
-                self.add_module(f"{letter}_proj", nn.Linear(width, width, bias=attention.bias))
+                self.add_module(f"{letter}_proj", nn.Linear(hidden, hidden, bias=attention.bias))
             if attention.relative_keys:
-                self.r_proj = nn.Linear(width, width, bias=False)
-                self.q_scale = vector(torch.zeros(width // attention.num_attention_heads))
+                self.r_proj = nn.Linear(hidden, hidden, bias=False)
+                self.q_scale = vector(torch.zeros(hidden // attention.num_attention_heads))
 
         def _distance_keys(self, x: Tensor) -> Tensor:
             """Projects the sinusoids of the distances in a window, the largest first: [heads, head_dim, distances]."""
             half_width = x.shape[-1] // 2
             distances = torch.arange(self.left - 1, -self.right - 1, -1, device=x.device)
-            frequencies = torch.exp(torch.arange(half_width, device=x.device) * (-math.log(1e4) / max(half_width - 1, 1)))
+            frequencies = torch.exp(
+                torch.arange(half_width, device=x.device) * (-math.log(1e4) / max(half_width - 1, 1))
+            )
             angles = distances[:, None] * frequencies
             sinusoids = torch.cat([angles.sin(), angles.cos()], -1).to(x.dtype)
             return self.r_proj(sinusoids).unflatten(-1, (self.heads, -1)).permute(1, 2, 0)
@@ -352,7 +359,7 @@ def _reference_class() -> type[nn.Module]:
             )
             return self.norm(x)
 
-    class Buffers(nn.Module):
+    class LayerBuffers(nn.Module):
         def __init__(self, layer_count: int) -> None:
             super().__init__()
             self.register_buffer("bounds", torch.full((layer_count,), float("inf")))
@@ -371,7 +378,7 @@ def _reference_class() -> type[nn.Module]:
                 self.relative_bias = nn.Embedding(spec.relative_buckets, spec.attention.num_attention_heads)
             self.layers = nn.ModuleList(Layer(spec) for _ in range(spec.num_hidden_layers))
             if spec.clamps:
-                self.clamps = Buffers(spec.clamps * spec.num_hidden_layers)
+                self.clamps = LayerBuffers(spec.clamps * spec.num_hidden_layers)
             if spec.output_size is not None:
                 self.output_proj = nn.Linear(spec.hidden_size, spec.output_size)
 

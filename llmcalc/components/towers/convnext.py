@@ -130,7 +130,11 @@ class ConvNextEncoder(TowerPart):
         if not depth:
             return x
         return recorder.layers(
-            x, lambda block_input: self._record_block(recorder, block_input, stage_index), depth, range(depth), kind="layer"
+            x,
+            lambda block_input: self._record_block(recorder, block_input, stage_index),
+            depth,
+            range(depth),
+            kind="layer",
         )
 
     def _record_block(self, recorder: Flow, x: Value, stage_index: int) -> Value:
@@ -232,10 +236,14 @@ def _reference_class() -> type[nn.Module]:
             upsampled: Tensor = super().forward(input, output_size)
             return upsampled[..., : input.shape[2] * self.stride[0]]
 
-    def add_stage(parent_module: nn.Module, i: int, convolution: nn.Module, spec: ConvNextEncoder, stage_index: int) -> None:
+    def add_stage(
+        parent_module: nn.Module, i: int, convolution: nn.Module, spec: ConvNextEncoder, stage_index: int
+    ) -> None:
         stage_module = nn.Module()
         stage_module.add_module("conv", convolution)
-        stage_module.add_module("layers", nn.ModuleList(Block(spec, stage_index) for _ in range(spec.depths[stage_index])))
+        stage_module.add_module(
+            "layers", nn.ModuleList(Block(spec, stage_index) for _ in range(spec.depths[stage_index]))
+        )
         parent_module.add_module(f"stage_{i}", stage_module)
 
     def run_stages(parent_module: nn.Module, x: Tensor, stage_count: int) -> Tensor:

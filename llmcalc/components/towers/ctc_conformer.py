@@ -83,17 +83,22 @@ class CtcConformer(TowerPart):
         x = recorder.linear("input_proj", x, hidden, bias=True)
         for half_label, layer_indices in self._layer_halves():
             x = recorder.layers(
-                x, lambda v: self._record_layer(recorder, v), len(layer_indices), layer_indices, kind="layer", label=half_label
+                x,
+                lambda v: self._record_layer(recorder, v),
+                len(layer_indices),
+                layer_indices,
+                kind="layer",
+                label=half_label,
             )
             if layer_indices[-1] == self.num_hidden_layers // 2 - 1:
                 labels = recorder.linear("label_head", x, Axis("labels", self.labels), bias=True)
                 x = recorder.add(x, recorder.linear("label_proj", recorder.act(labels, "softmax"), hidden, bias=True))
         if self.num_hidden_layers == 1:  # whose class has the layers of labels and does not run them
-            for projection, width, output_width in (
+            for projection, input_width, output_width in (
                 ("label_head", self.hidden_size, self.labels),
                 ("label_proj", self.labels, self.hidden_size),
             ):
-                input_value = Value(x.rows, (Axis("width", width),), fixed=True)
+                input_value = Value(x.rows, (Axis("width", input_width),), fixed=True)
                 recorder.linear(projection, input_value, Axis("hidden", output_width), bias=True, role="idle")
         return x
 
@@ -187,11 +192,11 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: CtcConformer) -> None:
             super().__init__()
             self.heads, self.block, self.furthest = spec.num_attention_heads, spec.block, spec.max_distance
-            width = spec.num_attention_heads * spec.head_dim
+            heads_width = spec.num_attention_heads * spec.head_dim
             for letter in "qkv":
-                self.add_module(f"{letter}_proj", nn.Linear(spec.hidden_size, width, bias=False))
+                self.add_module(f"{letter}_proj", nn.Linear(spec.hidden_size, heads_width, bias=False))
             self.distance_keys = nn.Embedding(2 * spec.max_distance + 1, spec.head_dim)
-            self.o_proj = nn.Linear(width, spec.hidden_size)
+            self.o_proj = nn.Linear(heads_width, spec.hidden_size)
 
         def forward(self, x: Tensor) -> Tensor:
             clips, frames = x.shape[:2]
@@ -221,8 +226,8 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: CtcConformer) -> None:
             super().__init__()
-            width, channels = spec.hidden_size, spec.expansion * spec.hidden_size
-            self.in_proj, self.out_proj = nn.Conv1d(width, 2 * channels, 1), nn.Conv1d(channels, width, 1)
+            hidden, channels = spec.hidden_size, spec.expansion * spec.hidden_size
+            self.in_proj, self.out_proj = nn.Conv1d(hidden, 2 * channels, 1), nn.Conv1d(channels, hidden, 1)
             self.conv = nn.Conv1d(channels, channels, spec.kernel_size, groups=channels, bias=False)
             earlier_frames = spec.kernel_size // 2
             self.padding = (earlier_frames, spec.kernel_size - 1 - earlier_frames)

@@ -86,7 +86,9 @@ class WordTimestamps(Part):
     def flow(self, recorder: Flow, x: Value) -> None:
         """Records the head. x: the hidden states of speech recognition."""
         timestamp_rows = Multiple("timestamps", of=x.rows, by=self.upsampling_factor)
-        upsampled = recorder.conv("upsampler", x, *x.axes, kernel=self.upsampling_factor, bias=True, rows=timestamp_rows)
+        upsampled = recorder.conv(
+            "upsampler", x, *x.axes, kernel=self.upsampling_factor, bias=True, rows=timestamp_rows
+        )
         with recorder.apart(causal=False):
             upsampled = self.stack.flow(recorder, upsampled)
         recorder.linear("classifier", upsampled, Axis("classes", self.classes), bias=True)
@@ -179,9 +181,9 @@ class DiarizedEncoder(TowerPart):
         ]
 
 
-def _record_stack(recorder: Flow, stack: Stack, frames: Value, width: int) -> Value:
+def _record_stack(recorder: Flow, stack: Stack, frames: Value, hidden: int) -> Value:
     """Records the linear layer of a position's frames and the layers after it."""
-    x = recorder.linear("patch_embedding", frames, Axis("hidden", width), kind="embedding")
+    x = recorder.linear("patch_embedding", frames, Axis("hidden", hidden), kind="embedding")
     with recorder.apart(causal=False):
         return stack.flow(recorder, x)
 
@@ -197,9 +199,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class Layers(nn.Module):
         """The layers of a stack, as direct submodules. x: [clips, positions, width] → same shape."""
 
-        def __init__(self, stack: Stack, width: int) -> None:
+        def __init__(self, stack: Stack, hidden: int) -> None:
             super().__init__()
-            layers = stack.reference(ModelProperties(width, causal=False))
+            layers = stack.reference(ModelProperties(hidden, causal=False))
             for child_name, child in layers.named_children():
                 self.add_module(child_name, child)
             self._layers = (layers,)  # as a tuple: the stack's children are registered as this module's own
@@ -212,12 +214,12 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def __init__(self, spec: SpeakerEncoder, input_width: int, frame_count: int = 1) -> None:
             super().__init__(spec.stack, spec.hidden_size)
-            width, self.frame_count = spec.head_size, frame_count
+            head_size, self.frame_count = spec.head_size, frame_count
             self.patch_embedding = nn.Linear(input_width, spec.hidden_size, bias=False)
             self.silence = vector(torch.zeros(spec.hidden_size))
-            self.proj = nn.Linear(spec.hidden_size, width)
-            self.upsampler = nn.Conv1d(width, frame_count * width, 3, padding=1)
-            self.dense, self.classifier = nn.Linear(width, width), nn.Linear(width, spec.num_speakers)
+            self.proj = nn.Linear(spec.hidden_size, head_size)
+            self.upsampler = nn.Conv1d(head_size, frame_count * head_size, 3, padding=1)
+            self.dense, self.classifier = nn.Linear(head_size, head_size), nn.Linear(head_size, spec.num_speakers)
 
         def forward(self, frames: Tensor) -> Tensor:
             speaker_features = self.proj(self.through_layers(self.patch_embedding(frames)))
@@ -233,10 +235,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class TimestampReference(Layers):
         """The head for the time of each word. x: [clips, positions, width] → [clips, more positions, classes]."""
 
-        def __init__(self, spec: WordTimestamps, width: int) -> None:
-            super().__init__(spec.stack, width)
-            self.upsampler = nn.ConvTranspose1d(width, width, spec.upsampling_factor, spec.upsampling_factor)
-            self.classifier = nn.Linear(width, spec.classes)
+        def __init__(self, spec: WordTimestamps, hidden: int) -> None:
+            super().__init__(spec.stack, hidden)
+            self.upsampler = nn.ConvTranspose1d(hidden, hidden, spec.upsampling_factor, spec.upsampling_factor)
+            self.classifier = nn.Linear(hidden, spec.classes)
 
         def forward(self, x: Tensor) -> Tensor:
             timestamp_logits: Tensor = self.classifier(
@@ -247,9 +249,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class SpeakerSinusoids(nn.Module):
         """The sum of the active speakers' sinusoids. activity: [clips, positions, speakers] → [..., width]."""
 
-        def __init__(self, speakers: int, width: int) -> None:
+        def __init__(self, speakers: int, hidden: int) -> None:
             super().__init__()
-            self.register_buffer("table", torch.zeros(speakers, width), persistent=False)
+            self.register_buffer("table", torch.zeros(speakers, hidden), persistent=False)
 
         def forward(self, activity: Tensor) -> Tensor:
             return activity @ self.get_buffer("table")

@@ -242,7 +242,9 @@ class ImageTokenizer(TowerPart):
             return recorder.part(norm_name, self.norm, x)
         with recorder.scope(norm_name):
             normed, resized = recorder.part("norm", self.norm, x), recorder.resampled(codes, x.rows)
-            scale, shift = (recorder.conv(projection, resized, *x.axes, kernel=1, bias=True) for projection in ("scale", "shift"))
+            scale, shift = (
+                recorder.conv(projection, resized, *x.axes, kernel=1, bias=True) for projection in ("scale", "shift")
+            )
             return recorder.add(recorder.mul(normed, scale), shift)
 
     def _convolve(
@@ -340,12 +342,14 @@ def _reference_class() -> type[nn.Module]:
     class ResidualBlock(nn.Module):
         """A residual block of two convolutions. x: [images, channels, rows, columns]."""
 
-        def __init__(self, spec: ImageTokenizer, width: int, channels: int, reads_codes: bool) -> None:
+        def __init__(self, spec: ImageTokenizer, input_channels: int, channels: int, reads_codes: bool) -> None:
             super().__init__()
-            self.norm_1, self.norm_2 = (norm_of(spec, norm_width, reads_codes) for norm_width in (width, channels))
-            self.conv_1 = nn.Conv2d(width, channels, 3, padding=1)
+            self.norm_1, self.norm_2 = (
+                norm_of(spec, norm_width, reads_codes) for norm_width in (input_channels, channels)
+            )
+            self.conv_1 = nn.Conv2d(input_channels, channels, 3, padding=1)
             self.conv_2 = nn.Conv2d(channels, channels, 3, padding=1)
-            self.shortcut = nn.Conv2d(width, channels, 1) if width != channels else None
+            self.shortcut = nn.Conv2d(input_channels, channels, 1) if input_channels != channels else None
 
         def forward(self, x: Tensor, *codes: Tensor) -> Tensor:
             convolved = self.conv_1(functional.silu(self.norm_1(x, *codes)))
@@ -358,12 +362,14 @@ def _reference_class() -> type[nn.Module]:
     class FrameConv(nn.Conv3d):
         """A convolution over frames and positions, with zeros before the first frame and around the grid."""
 
-        def __init__(self, width: int, channels: int, kernel: tuple[int, int, int], stride: int = 1) -> None:
-            super().__init__(width, channels, kernel, (stride, 1, 1))
+        def __init__(self, input_channels: int, channels: int, kernel: tuple[int, int, int], stride: int = 1) -> None:
+            super().__init__(input_channels, channels, kernel, (stride, 1, 1))
 
         def forward(self, x: Tensor) -> Tensor:
             side_padding, earlier_frames = self.kernel_size[1] // 2, 0 if self.kernel_size[0] == 1 else 2
-            return super().forward(functional.pad(x, (side_padding, side_padding, side_padding, side_padding, earlier_frames, 0)))
+            return super().forward(
+                functional.pad(x, (side_padding, side_padding, side_padding, side_padding, earlier_frames, 0))
+            )
 
     class FrameBlock(nn.Module):
         """A residual block over frames. x: [images, channels, frames, rows, columns]."""
@@ -377,34 +383,36 @@ def _reference_class() -> type[nn.Module]:
             convolved = self.conv_1(functional.silu(self.norm_1(x)))
             return x + self.conv_2(functional.silu(self.norm_2(convolved)))
 
-    class Half(nn.Module):
+    class TokenizerHalf(nn.Module):
         """The base of the encoder and the decoder."""
 
         def __init__(self, spec: ImageTokenizer, reads_codes: bool) -> None:
             super().__init__()
             self.spec, self.reads_codes = spec, reads_codes
 
-        def add_block(self, module: nn.Module, block_name: str, width: int, channels: int) -> int:
-            module.add_module(block_name, ResidualBlock(self.spec, width, channels, self.reads_codes))
+        def add_block(self, module: nn.Module, block_name: str, input_channels: int, channels: int) -> int:
+            module.add_module(block_name, ResidualBlock(self.spec, input_channels, channels, self.reads_codes))
             return channels
 
-        def add_attention(self, module: nn.Module, attention_name: str, width: int) -> None:
-            module.add_module(f"{attention_name}_norm", norm_of(self.spec, width, self.reads_codes))
-            module.add_module(attention_name, self.spec.attention.reference(ModelProperties(width, causal=False)))
+        def add_attention(self, module: nn.Module, attention_name: str, input_channels: int) -> None:
+            module.add_module(f"{attention_name}_norm", norm_of(self.spec, input_channels, self.reads_codes))
+            module.add_module(
+                attention_name, self.spec.attention.reference(ModelProperties(input_channels, causal=False))
+            )
 
-        def add_level(self, level_index: int, width: int, block_count: int) -> int:
+        def add_level(self, level_index: int, input_channels: int, block_count: int) -> int:
             level_module, channels = nn.Module(), self.spec.base_channels * self.spec.channel_multiplier[level_index]
             for block_index in range(1, block_count + 1):
-                width = self.add_block(level_module, f"block_{block_index}", width, channels)
+                input_channels = self.add_block(level_module, f"block_{block_index}", input_channels, channels)
                 if level_index in self.spec.attn_resolutions:
-                    self.add_attention(level_module, f"attn_{block_index}", width)
+                    self.add_attention(level_module, f"attn_{block_index}", input_channels)
             self.add_module(f"level_{level_index}", level_module)
-            return width
+            return input_channels
 
-        def add_middle(self, width: int) -> None:
-            self.add_block(self, "middle_1", width, width)
-            self.add_attention(self, "middle_attn", width)
-            self.add_block(self, "middle_2", width, width)
+        def add_middle(self, input_channels: int) -> None:
+            self.add_block(self, "middle_1", input_channels, input_channels)
+            self.add_attention(self, "middle_attn", input_channels)
+            self.add_block(self, "middle_2", input_channels, input_channels)
 
         @property
         def frame_block_count(self) -> int:
@@ -423,7 +431,11 @@ def _reference_class() -> type[nn.Module]:
             level_module = self.get_submodule(f"level_{level_index}")
             for block_index in range(1, block_count + 1):
                 x = level_module.get_submodule(f"block_{block_index}")(x, *codes)
-                x = self.attend(level_module, f"attn_{block_index}", x, *codes) if level_index in self.spec.attn_resolutions else x
+                x = (
+                    self.attend(level_module, f"attn_{block_index}", x, *codes)
+                    if level_index in self.spec.attn_resolutions
+                    else x
+                )
             return x
 
         def run_middle(self, x: Tensor, *codes: Tensor) -> Tensor:
@@ -435,20 +447,20 @@ def _reference_class() -> type[nn.Module]:
                 x = self.get_submodule(f"frame_block_{i}")(x)
             return x
 
-    class Encoder(Half):
+    class Encoder(TokenizerHalf):
         """The encoder. frames: [images, channels, frames, height, width] → [images, latents, fewer frames, …]."""
 
         def __init__(self, spec: ImageTokenizer) -> None:
             super().__init__(spec, reads_codes=False)
-            width, latents = spec.base_channels, spec.latent_channels
-            self.conv_in = nn.Conv2d(spec.in_channels, width, 3, padding=1)
+            channels, latents = spec.base_channels, spec.latent_channels
+            self.conv_in = nn.Conv2d(spec.in_channels, channels, 3, padding=1)
             for i in range(len(spec.channel_multiplier)):
-                width = self.add_level(i, width, spec.num_res_blocks)
+                channels = self.add_level(i, channels, spec.num_res_blocks)
                 if i < len(spec.channel_multiplier) - 1:
-                    self.get_submodule(f"level_{i}").add_module("downsample", nn.Conv2d(width, width, 3, 2))
-            self.add_middle(width)
-            self.norm_out = nn.GroupNorm(spec.norm_groups, width, spec.norm.eps)
-            self.conv_out = nn.Conv2d(width, latents, 3, padding=1)
+                    self.get_submodule(f"level_{i}").add_module("downsample", nn.Conv2d(channels, channels, 3, 2))
+            self.add_middle(channels)
+            self.norm_out = nn.GroupNorm(spec.norm_groups, channels, spec.norm.eps)
+            self.conv_out = nn.Conv2d(channels, latents, 3, padding=1)
             for i in range(1, spec.temporal_levels + 1):
                 self.add_module(f"time_conv_{i}", FrameConv(latents, latents, (4, 3, 3), 2))
             self.add_frame_blocks()
@@ -465,24 +477,24 @@ def _reference_class() -> type[nn.Module]:
                 x = functional.silu(self.get_submodule(f"time_conv_{i}")(x))
             return self.run_frame_blocks(x)
 
-    class Decoder(Half):
+    class Decoder(TokenizerHalf):
         """The decoder. codes: [images, embed_dim, frames, rows, columns] → pixels of every frame."""
 
         def __init__(self, spec: ImageTokenizer) -> None:
             super().__init__(spec, reads_codes=spec.over_frames)
-            latents, width = spec.latent_channels, spec.base_channels * spec.channel_multiplier[-1]
+            latents, channels = spec.latent_channels, spec.base_channels * spec.channel_multiplier[-1]
             self.post_quant_conv = FrameConv(spec.embed_dim, latents, (3 if spec.over_frames else 1, 1, 1))
             self.add_frame_blocks()
             for i in range(1, spec.temporal_levels + 1):
                 self.add_module(f"time_conv_{i}", FrameConv(latents, latents, (3, 3, 3)))
-            self.conv_in = nn.Conv2d(latents, width, 3, padding=1)
-            self.add_middle(width)
+            self.conv_in = nn.Conv2d(latents, channels, 3, padding=1)
+            self.add_middle(channels)
             for i in reversed(range(len(spec.channel_multiplier))):
-                width = self.add_level(i, width, spec.num_res_blocks + 1)
+                channels = self.add_level(i, channels, spec.num_res_blocks + 1)
                 if i:
-                    self.get_submodule(f"level_{i}").add_module("upsample", nn.Conv2d(width, width, 3, padding=1))
-            self.norm_out = norm_of(spec, width, spec.over_frames)
-            self.conv_out = nn.Conv2d(width, spec.out_channels, 3, padding=1)
+                    self.get_submodule(f"level_{i}").add_module("upsample", nn.Conv2d(channels, channels, 3, padding=1))
+            self.norm_out = norm_of(spec, channels, spec.over_frames)
+            self.conv_out = nn.Conv2d(channels, spec.out_channels, 3, padding=1)
 
         def forward(self, codes: Tensor) -> Tensor:
             x = self.post_quant_conv(codes)
@@ -501,19 +513,19 @@ def _reference_class() -> type[nn.Module]:
             x = self.conv_out(functional.silu(self.norm_out(x, *codes_of_frames)))
             return x.unflatten(0, (-1, frames)).transpose(1, 2)
 
-    class Generation(nn.Module):
+    class GenerationModules(nn.Module):
         """The modules that generate image tokens, which the encoding of an image does not run."""
 
         def __init__(self, spec: ImageGeneration, codebook_size: int, embed_dim: int) -> None:
             super().__init__()
             self.embeddings = nn.Embedding(codebook_size, embed_dim)
-            for projection, projector, width in (
+            for projection, projector, input_width in (
                 ("map", spec.maps, embed_dim),
                 ("head", spec.head, spec.head_input_size),
             ):
                 for i, linear in enumerate(projector, 1):
-                    self.add_module(f"{projection}_{i}", nn.Linear(width, linear.size, bias=linear.bias))
-                    width = linear.size
+                    self.add_module(f"{projection}_{i}", nn.Linear(input_width, linear.size, bias=linear.bias))
+                    input_width = linear.size
 
     class ImageTokenizerReference(nn.Module):
         """The tokenizer. pixels: [images, channels, frames, height, width] → [images, positions, embed_dim]."""
@@ -525,7 +537,7 @@ def _reference_class() -> type[nn.Module]:
             kernel = (3 if spec.over_frames else 1, 1, 1)
             self.quant_conv = FrameConv(spec.latent_channels, spec.embed_dim, kernel)
             if spec.generation is not None:
-                self.generation = Generation(spec.generation, spec.codebook_size, spec.embed_dim)
+                self.generation = GenerationModules(spec.generation, spec.codebook_size, spec.embed_dim)
             self.codebook = nn.Linear(spec.embed_dim, spec.codebook_size, bias=False)
 
         def forward(self, pixels: Tensor) -> Tensor:

@@ -349,7 +349,10 @@ class MobileNet(TowerPart):
                 stem_channels=6,
                 stages=(
                     GridStage(
-                        groups=(BlockGroup(blocks=edge_blocks), BlockGroup(blocks=(*edge_blocks[1:], *grid_attention[:1]), repeat=2))
+                        groups=(
+                            BlockGroup(blocks=edge_blocks),
+                            BlockGroup(blocks=(*edge_blocks[1:], *grid_attention[:1]), repeat=2),
+                        )
                     ),
                 ),
                 fused_stages=1,
@@ -385,7 +388,9 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor) -> Tensor:
             padding: list[int] = []
-            for grid_side, kernel, stride in zip(x.shape[:1:-1], self.kernel_size[::-1], self.stride[::-1], strict=True):
+            for grid_side, kernel, stride in zip(
+                x.shape[:1:-1], self.kernel_size[::-1], self.stride[::-1], strict=True
+            ):
                 total_padding = max((-(-grid_side // stride) - 1) * stride + kernel - grid_side, 0)
                 padding += [total_padding // 2, total_padding - total_padding // 2]
             return super().forward(nn.functional.pad(x, padding))
@@ -401,10 +406,17 @@ def _reference_class() -> type[nn.Module]:
             self.add_module(norm_name, self.norm_spec.reference(ModelProperties(channels)))
 
         def add_conv(
-            self, convolution_name: str, width: int, channels: int, kernel: int = 1, stride: int = 1, **fields: Any
+            self,
+            convolution_name: str,
+            input_channels: int,
+            channels: int,
+            kernel: int = 1,
+            stride: int = 1,
+            **fields: Any,
         ) -> int:
             self.add_module(
-                convolution_name, SamePaddingConv(width, channels, kernel, stride, bias=fields.pop("bias", False), **fields)
+                convolution_name,
+                SamePaddingConv(input_channels, channels, kernel, stride, bias=fields.pop("bias", False), **fields),
             )
             self.add_norm(f"{convolution_name}_norm", channels)
             return channels
@@ -420,10 +432,10 @@ def _reference_class() -> type[nn.Module]:
     class EdgeReference(GridModule):
         """An edge residual block."""
 
-        def __init__(self, spec: EdgeResidual, width: int, norm: Norm, hidden_act: Activation) -> None:
+        def __init__(self, spec: EdgeResidual, input_channels: int, norm: Norm, hidden_act: Activation) -> None:
             super().__init__(norm, hidden_act)
-            self.has_skip = spec.stride == 1 and spec.channels == width
-            self.add_conv("conv_exp", width, spec.intermediate_size, spec.kernel, spec.stride)
+            self.has_skip = spec.stride == 1 and spec.channels == input_channels
+            self.add_conv("conv_exp", input_channels, spec.intermediate_size, spec.kernel, spec.stride)
             self.width = self.add_conv("conv_proj", spec.intermediate_size, spec.channels)
 
         def forward(self, x: Tensor) -> Tensor:
@@ -433,13 +445,15 @@ def _reference_class() -> type[nn.Module]:
     class InvertedReference(GridModule):
         """A universal inverted residual block."""
 
-        def __init__(self, spec: InvertedResidual, width: int, norm: Norm, hidden_act: Activation) -> None:
+        def __init__(self, spec: InvertedResidual, input_channels: int, norm: Norm, hidden_act: Activation) -> None:
             super().__init__(norm, hidden_act)
-            self.has_skip, inner_width = spec.stride == 1 and spec.channels == width, spec.intermediate_size
+            self.has_skip, inner_width = spec.stride == 1 and spec.channels == input_channels, spec.intermediate_size
             if spec.start_kernel is not None:
                 stride = spec.stride if spec.mid_kernel is None else 1
-                self.add_conv("dw_start", width, width, spec.start_kernel, stride, groups=width)
-            self.add_conv("pw_exp", width, inner_width)
+                self.add_conv(
+                    "dw_start", input_channels, input_channels, spec.start_kernel, stride, groups=input_channels
+                )
+            self.add_conv("pw_exp", input_channels, inner_width)
             if spec.mid_kernel is not None:
                 self.add_conv("dw_mid", inner_width, inner_width, spec.mid_kernel, spec.stride, groups=inner_width)
             self.width = self.add_conv("pw_proj", inner_width, spec.channels)
@@ -455,16 +469,30 @@ def _reference_class() -> type[nn.Module]:
     class AttentionReference(GridModule):
         """Attention over a grid, with one head of keys and values."""
 
-        def __init__(self, spec: GridAttention, width: int, norm: Norm, hidden_act: Activation) -> None:
+        def __init__(self, spec: GridAttention, input_channels: int, norm: Norm, hidden_act: Activation) -> None:
             super().__init__(norm, hidden_act)
-            self.heads, self.width, inner_width = spec.num_attention_heads, width, spec.num_attention_heads * spec.head_dim
-            self.add_norm("norm", width)
-            self.q_proj, self.o_proj = SamePaddingConv(width, inner_width, 1, bias=False), SamePaddingConv(inner_width, width, 1, bias=False)
+            self.heads, self.width, inner_width = (
+                spec.num_attention_heads,
+                input_channels,
+                spec.num_attention_heads * spec.head_dim,
+            )
+            self.add_norm("norm", input_channels)
+            self.q_proj, self.o_proj = (
+                SamePaddingConv(input_channels, inner_width, 1, bias=False),
+                SamePaddingConv(inner_width, input_channels, 1, bias=False),
+            )
             for letter in "kv":
                 if spec.kv_stride > 1:
-                    self.add_conv(f"{letter}_down", width, width, spec.kernel, spec.kv_stride, groups=width)
-                self.add_module(f"{letter}_proj", SamePaddingConv(width, spec.head_dim, 1, bias=False))
-            self.core, self.layer_scale = softmax_core_class()(), vector(torch.ones(width))
+                    self.add_conv(
+                        f"{letter}_down",
+                        input_channels,
+                        input_channels,
+                        spec.kernel,
+                        spec.kv_stride,
+                        groups=input_channels,
+                    )
+                self.add_module(f"{letter}_proj", SamePaddingConv(input_channels, spec.head_dim, 1, bias=False))
+            self.core, self.layer_scale = softmax_core_class()(), vector(torch.ones(input_channels))
 
         def _project(self, letter: str, x: Tensor) -> Tensor:
             """Computes the keys or the values: [images, 1, positions, head_dim]."""
@@ -482,10 +510,10 @@ def _reference_class() -> type[nn.Module]:
     class FusionReference(GridModule):
         """The fusion of the outputs of the last stages, the largest grid first."""
 
-        def __init__(self, spec: MobileNet, width: int) -> None:
+        def __init__(self, spec: MobileNet, input_channels: int) -> None:
             super().__init__(spec.norm, spec.hidden_act)
             self.side, inner_width, hidden = spec.output_side, spec.intermediate_size, spec.hidden_size
-            self.add_conv("pw_exp", width, inner_width)
+            self.add_conv("pw_exp", input_channels, inner_width)
             self.add_conv("pw_proj", inner_width, hidden)
             self.add_norm("norm", hidden)
 
@@ -510,7 +538,7 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: MobileNet) -> None:
             super().__init__(spec.norm, spec.hidden_act)
-            width = self.add_conv("stem", spec.num_channels, spec.stem_channels, 3, 2, bias=True)
+            input_channels = self.add_conv("stem", spec.num_channels, spec.stem_channels, 3, 2, bias=True)
             self.fused_stages, self.stage_count, widths = spec.fused_stages, len(spec.stages), list[int]()
             for i, stage in enumerate(spec.stages, 1):
                 groups = nn.Module()
@@ -519,13 +547,15 @@ def _reference_class() -> type[nn.Module]:
                     for _ in range(group.repeat):
                         blocks = nn.Sequential()
                         for k, block in enumerate(group.blocks, 1):
-                            block_module = BLOCKS[block.type](block, width, spec.norm, spec.hidden_act)
+                            block_module = BLOCKS[block.type](block, input_channels, spec.norm, spec.hidden_act)
                             blocks.add_module(f"block_{k}", block_module)
-                            width = block_module.width
+                            input_channels = block_module.width
                         repeats.append(blocks)
-                    groups.add_module(f"group_{group_index}", repeats[0] if group.repeat == 1 else nn.Sequential(*repeats))
+                    groups.add_module(
+                        f"group_{group_index}", repeats[0] if group.repeat == 1 else nn.Sequential(*repeats)
+                    )
                 self.add_module(f"stage_{i}", groups)
-                widths.append(width)
+                widths.append(input_channels)
             self.fusion = FusionReference(spec, sum(widths[-spec.fused_stages :]))
 
         def forward(self, pixels: Tensor) -> Tensor:

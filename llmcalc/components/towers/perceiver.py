@@ -53,7 +53,9 @@ class Perceiver(LearnedQueries):
         latents = latents.view(hidden, rows=Multiple(name="queries", of=IMAGES, by=self.queries))
         depth = self.num_hidden_layers
         layer_indices = range(depth) if isinstance(depth, int) else None
-        latents = recorder.layers(latents, lambda v: self._record_layer(recorder, v, x), depth, layer_indices, kind="layer")
+        latents = recorder.layers(
+            latents, lambda v: self._record_layer(recorder, v, x), depth, layer_indices, kind="layer"
+        )
         return recorder.part("norm", self.norm, latents)
 
     def _record_layer(self, recorder: Flow, latents: Value, patches: Value) -> Value:
@@ -86,20 +88,20 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class Latents(nn.Module):
-        def __init__(self, latent_count: int, width: int) -> None:
+        def __init__(self, latent_count: int, hidden: int) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.randn(latent_count, width) * 0.02)
+            self.weight = nn.Parameter(torch.randn(latent_count, hidden) * 0.02)
 
     class Layer(nn.Module):
         """A layer. latents: [images, latents, hidden], patches: [images, patches, hidden] → latents."""
 
         def __init__(self, spec: Perceiver) -> None:
             super().__init__()
-            width = spec.hidden_size
+            hidden = spec.hidden_size
             for norm_name in ("latents_norm", "patches_norm", "mlp_pre_norm"):
-                self.add_module(norm_name, spec.norm.reference(ModelProperties(width)))
-            self.self_attn = spec.attention.reference(ModelProperties(width, causal=False, cross=True))
-            self.mlp = spec.feed_forward.reference(ModelProperties(width))
+                self.add_module(norm_name, spec.norm.reference(ModelProperties(hidden)))
+            self.self_attn = spec.attention.reference(ModelProperties(hidden, causal=False, cross=True))
+            self.mlp = spec.feed_forward.reference(ModelProperties(hidden))
 
         def forward(self, latents: Tensor, patches: Tensor) -> Tensor:
             queries = self.get_submodule("latents_norm")(latents)

@@ -105,7 +105,8 @@ class Resampler(LearnedQueries):
         query = recorder.part("query_norm", self.norm, query)
         if self.positions:
             query = recorder.add(
-                query, recorder.vector("positions", query_count, hidden, count=self.queries).view(hidden, rows=query_rows)
+                query,
+                recorder.vector("positions", query_count, hidden, count=self.queries).view(hidden, rows=query_rows),
             )
         value_input: Value | None = None
         if self.double_projections:
@@ -243,11 +244,11 @@ class Projector(TowerPart):
         x = self._merge_patches(recorder, x)
         x = recorder.part("norm", self.norm, x) if norm_after_merge and self.norm is not None else x
         if self.input_marks:
-            x = self._with_marks(recorder, "input_marks", x, self.input_marks, *x.axes)
+            x = self._append_marks(recorder, "input_marks", x, self.input_marks, *x.axes)
         for i, linear in enumerate(self.maps, 1):
             x = linear.flow(recorder, x, f"map_{i}")
         if self.output_marks:
-            x = self._with_marks(recorder, "output_marks", x, self.output_marks, *x.axes)
+            x = self._append_marks(recorder, "output_marks", x, self.output_marks, *x.axes)
         x = x if self.out_norm is None else recorder.part("out_norm", self.out_norm, x)
         x = _activate(recorder, x, self.out_act)
         if self.stack is None:
@@ -263,7 +264,7 @@ class Projector(TowerPart):
         merged_rows = Merged(of=x.rows, side=self.merge, frames=self.frames)
         return recorder.merge(x, merged_rows, Axis("frames", self.frames), *merged_axes, mean=self.merged == "mean")
 
-    def _with_marks(
+    def _append_marks(
         self, recorder: Flow, marks_name: str, x: Value, mark_count: int, *axes: Axis | JoinedShapes
     ) -> Value:
         """Appends learned marker vectors to x."""
@@ -346,10 +347,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     import torch
     from torch import nn
 
-    class Marks(nn.Module):
-        def __init__(self, query_count: int, width: int) -> None:
+    class MarkerVectors(nn.Module):
+        def __init__(self, query_count: int, hidden: int) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.randn(query_count, width) * 0.02)
+            self.weight = nn.Parameter(torch.randn(query_count, hidden) * 0.02)
 
         def forward(self, x: Tensor) -> Tensor:
             return torch.cat([x, self.weight.expand(len(x), -1, -1)], 1)
@@ -357,15 +358,15 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class ResamplerReference(nn.Module):
         """Learned queries that attend to patches. x: [images, patches, input_size] → [images, queries, hidden_size]."""
 
-        def __init__(self, spec: Resampler, width: int) -> None:
+        def __init__(self, spec: Resampler, input_width: int) -> None:
             super().__init__()
             hidden = spec.hidden_size
             if spec.projected:
-                self.kv_proj = nn.Linear(width, hidden, bias=False)
-            self.query, self.kv_norm = Marks(spec.queries, hidden), spec.norm.reference(ModelProperties(hidden))
+                self.kv_proj = nn.Linear(input_width, hidden, bias=False)
+            self.query, self.kv_norm = MarkerVectors(spec.queries, hidden), spec.norm.reference(ModelProperties(hidden))
             self.query_norm = spec.norm.reference(ModelProperties(hidden))
             if spec.positions:
-                self.positions = Marks(spec.queries, hidden)
+                self.positions = MarkerVectors(spec.queries, hidden)
             self.attention = spec.attention.reference(ModelProperties(hidden, causal=False, cross=True))
             if spec.double_projections:
                 self.q_in, self.k_in, self.v_in = (nn.Linear(hidden, hidden, bias=False) for _ in range(3))
@@ -390,30 +391,30 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def __init__(self, spec: Projector) -> None:
             super().__init__()
-            self.spec, width = spec, spec.input_size
+            self.spec, input_width = spec, spec.input_size
             if spec.vocab_size is not None and spec.norm is not None:
-                self.token_embedding = nn.Embedding(spec.vocab_size, width)
-                self.token_norm = spec.norm.reference(ModelProperties(width))
+                self.token_embedding = nn.Embedding(spec.vocab_size, input_width)
+                self.token_norm = spec.norm.reference(ModelProperties(input_width))
             if spec.resampler is not None:
-                self.resampler = spec.resampler.reference(ModelProperties(width))
-                width = spec.resampler.hidden_size
+                self.resampler = spec.resampler.reference(ModelProperties(input_width))
+                input_width = spec.resampler.hidden_size
             if spec.merged == "concat":
-                width = width * spec.merge**2 * spec.frames
+                input_width = input_width * spec.merge**2 * spec.frames
             if spec.input_marks:
-                self.input_marks = Marks(spec.input_marks, width)
+                self.input_marks = MarkerVectors(spec.input_marks, input_width)
             if spec.norm is not None:
-                normed_width = spec.input_size if spec.norm_of == "patch" and spec.resampler is None else width
+                normed_width = spec.input_size if spec.norm_of == "patch" and spec.resampler is None else input_width
                 self.norm = spec.norm.reference(ModelProperties(normed_width))
             for i, linear in enumerate(spec.maps, 1):
-                self.add_module(f"map_{i}", nn.Linear(width, linear.size, bias=linear.bias))
-                width = linear.size // 2 if linear.gated else linear.size
+                self.add_module(f"map_{i}", nn.Linear(input_width, linear.size, bias=linear.bias))
+                input_width = linear.size // 2 if linear.gated else linear.size
             if spec.output_marks:
-                self.output_marks = Marks(spec.output_marks, width)
+                self.output_marks = MarkerVectors(spec.output_marks, input_width)
             if spec.out_norm is not None:
-                self.out_norm = spec.out_norm.reference(ModelProperties(width))
+                self.out_norm = spec.out_norm.reference(ModelProperties(input_width))
             self._stack: tuple[nn.Module, ...] = ()
             if spec.stack is not None:
-                stack = spec.stack.reference(ModelProperties(width, causal=False))
+                stack = spec.stack.reference(ModelProperties(input_width, causal=False))
                 for child_name, child in stack.named_children():
                     self.add_module(child_name, child)
                 self._stack = (stack,)  # as a tuple: the stack's children are registered as this module's own

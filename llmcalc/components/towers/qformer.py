@@ -82,8 +82,12 @@ class QFormer(LearnedQueries):
         with recorder.scope("layers", repeat=1, indices=[0], kind="layer", label="first"):
             queries = self._record_layer(recorder, queries, patches, query_rows)
         for label, reads_patches, layer_indices in self._kinds_of_later_layers():
-            record_layer = partial(self._record_layer, recorder, patches=patches if reads_patches else None, rows=query_rows)
-            queries = recorder.layers(queries, record_layer, len(layer_indices), layer_indices, kind="layer", label=label)
+            record_layer = partial(
+                self._record_layer, recorder, patches=patches if reads_patches else None, rows=query_rows
+            )
+            queries = recorder.layers(
+                queries, record_layer, len(layer_indices), layer_indices, kind="layer", label=label
+            )
         return queries
 
     def _kinds_of_later_layers(self) -> Iterator[tuple[str, bool, list[int]]]:
@@ -149,19 +153,19 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Queries(nn.Module):
-        def __init__(self, query_count: int, width: int) -> None:
+    class LearnedQueryTable(nn.Module):
+        def __init__(self, query_count: int, hidden: int) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.randn(query_count, width) * 0.02)
+            self.weight = nn.Parameter(torch.randn(query_count, hidden) * 0.02)
 
     class Attention(nn.Module):
         """Attention of queries. x: [windows, queries, hidden], memory: [windows, positions, width] → x's shape."""
 
         def __init__(self, spec: QFormer, memory_width: int) -> None:
             super().__init__()
-            self.heads, width = spec.num_attention_heads, spec.hidden_size
-            self.q_proj, self.o_proj = (nn.Linear(width, width) for _ in range(2))
-            self.k_proj, self.v_proj = (nn.Linear(memory_width, width) for _ in range(2))
+            self.heads, hidden = spec.num_attention_heads, spec.hidden_size
+            self.q_proj, self.o_proj = (nn.Linear(hidden, hidden) for _ in range(2))
+            self.k_proj, self.v_proj = (nn.Linear(memory_width, hidden) for _ in range(2))
 
         def forward(self, x: Tensor, memory: Tensor) -> Tensor:
             q, k, v = (
@@ -196,7 +200,7 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: QFormer) -> None:
             super().__init__()
-            self.window, self.query = spec.window, Queries(spec.queries, spec.hidden_size)
+            self.window, self.query = spec.window, LearnedQueryTable(spec.queries, spec.hidden_size)
             self.query_norm = spec.norm.reference(ModelProperties(spec.hidden_size))
             self.layers = nn.ModuleList(Layer(spec, i in spec.reading_layers) for i in range(spec.num_hidden_layers))
 

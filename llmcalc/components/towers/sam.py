@@ -124,7 +124,9 @@ class SamEncoder(TowerPart):
         """Yields the label, the window, the number and the indices of each kind of layer."""
         layer_count: Number = self.num_hidden_layers
         global_indices = sorted({*self.global_layers})
-        windowed_layers = [i for i in range(layer_count) if i not in global_indices] if isinstance(layer_count, int) else None
+        windowed_layers = (
+            [i for i in range(layer_count) if i not in global_indices] if isinstance(layer_count, int) else None
+        )
         if windowed_layers != []:
             yield "window", self.window_size, layer_count - len(global_indices), windowed_layers
         if global_indices:
@@ -149,8 +151,14 @@ class SamEncoder(TowerPart):
             scored_distances = 2 * window_side
             distances = Table(name="distances", length=window_side * window_side)
             for table_name in ("row_distances", "column_distances"):
-                recorder.table(table_name, Axis("distances", 2 * window_side - 1), head_dim, of=distances, by="positions")
-        limits: dict[str, Any] = {"core": ops.ChunkedCore, "chunk": window_side * window_side, "distances": scored_distances}
+                recorder.table(
+                    table_name, Axis("distances", 2 * window_side - 1), head_dim, of=distances, by="positions"
+                )
+        limits: dict[str, Any] = {
+            "core": ops.ChunkedCore,
+            "chunk": window_side * window_side,
+            "distances": scored_distances,
+        }
         attention_output = recorder.attention("", q, k, v, causal=False, masked=False, **limits)
         return recorder.linear("o_proj", attention_output, *x.axes, bias=True).view(*x.axes, rows=patches)
 
@@ -213,14 +221,14 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: SamEncoder, window: int | None) -> None:
             super().__init__()
-            self.heads, self.window, width = spec.num_attention_heads, window, spec.hidden_size
+            self.heads, self.window, hidden = spec.num_attention_heads, window, spec.hidden_size
             for letter in "qkv":
-                self.add_module(f"{letter}_proj", nn.Linear(width, width, bias=spec.qkv_bias))
-            self.o_proj = nn.Linear(width, width)
+                self.add_module(f"{letter}_proj", nn.Linear(hidden, hidden, bias=spec.qkv_bias))
+            self.o_proj = nn.Linear(hidden, hidden)
             if spec.relative_positions:
                 distance_count = 2 * (spec.grid if window is None else window) - 1
                 self.row_distances, self.column_distances = (
-                    nn.Embedding(distance_count, width // spec.num_attention_heads) for _ in range(2)
+                    nn.Embedding(distance_count, hidden // spec.num_attention_heads) for _ in range(2)
                 )
 
         def forward(self, x: Tensor) -> Tensor:
@@ -295,8 +303,8 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: SamEncoder) -> None:
             super().__init__()
             self.spec, hidden, patches = spec, spec.hidden_size, spec.patches
-            width = patches.num_channels * patches.temporal_patch_size * patches.patch_size**2
-            self.patch_embedding = nn.Linear(width, hidden, bias=patches.bias)
+            patch_values = patches.num_channels * patches.temporal_patch_size * patches.patch_size**2
+            self.patch_embedding = nn.Linear(patch_values, hidden, bias=patches.bias)
             if spec.positions is not None:
                 self.position_embedding = nn.Embedding(spec.positions.axes * spec.positions.rows, hidden)
             windows = (None if i in spec.global_layers else spec.window_size for i in range(spec.num_hidden_layers))
@@ -312,7 +320,12 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, pixels: Tensor) -> Tensor:
             patch_size = self.spec.patches.patch_size
-            patches = pixels.unflatten(-1, (-1, patch_size)).unflatten(-3, (-1, patch_size)).permute(0, 3, 5, 1, 2, 4, 6).flatten(3)
+            patches = (
+                pixels.unflatten(-1, (-1, patch_size))
+                .unflatten(-3, (-1, patch_size))
+                .permute(0, 3, 5, 1, 2, 4, 6)
+                .flatten(3)
+            )
             x = self.patch_embedding(patches)
             if hasattr(self, "position_embedding"):
                 x = x + self.position_embedding.weight[: x.shape[1] * x.shape[2]].unflatten(0, x.shape[1:3])

@@ -134,10 +134,10 @@ def _reference_class() -> type[nn.Module]:
     class Attention(nn.Module):
         """Attention and a convolution of the values. x: [clips, frames, width] → [clips, frames, hidden]."""
 
-        def __init__(self, spec: SanMEncoder, width: int) -> None:
+        def __init__(self, spec: SanMEncoder, input_width: int) -> None:
             super().__init__()
             self.heads, hidden = spec.num_attention_heads, spec.hidden_size
-            self.q_proj, self.k_proj, self.v_proj = (nn.Linear(width, hidden) for _ in range(3))
+            self.q_proj, self.k_proj, self.v_proj = (nn.Linear(input_width, hidden) for _ in range(3))
             self.o_proj = nn.Linear(hidden, hidden)
             self.memory = nn.Conv1d(hidden, hidden, spec.kernel_size, groups=hidden, bias=False)
             earlier_frames = (spec.kernel_size - 1) // 2
@@ -157,11 +157,11 @@ def _reference_class() -> type[nn.Module]:
     class Layer(nn.Module):
         """A layer. x: [clips, frames, width] → [clips, frames, hidden]."""
 
-        def __init__(self, spec: SanMEncoder, width: int, has_norm: bool) -> None:
+        def __init__(self, spec: SanMEncoder, input_width: int, has_norm: bool) -> None:
             super().__init__()
             hidden = ModelProperties(spec.hidden_size)
-            self.self_attn_pre_norm = spec.norm.reference(ModelProperties(width))
-            self.self_attn, self.mlp = Attention(spec, width), spec.feed_forward.reference(hidden)
+            self.self_attn_pre_norm = spec.norm.reference(ModelProperties(input_width))
+            self.self_attn, self.mlp = Attention(spec, input_width), spec.feed_forward.reference(hidden)
             self.mlp_pre_norm = spec.norm.reference(hidden)
             if has_norm:
                 self.norm = spec.norm.reference(hidden)

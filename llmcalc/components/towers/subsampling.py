@@ -95,7 +95,11 @@ class Subsampling(Component):
             strides = tuple(convolution.stride[0] for convolution in self.convolutions[:convolution_count])
             return InChunks(chunk=self.chunk, strides=strides, whole=self.whole_chunks)
         convolution = self.convolutions[convolution_count - 1]
-        return frames if convolution_count == 0 else Strided(of=frames, kernel=convolution.kernel[0], stride=convolution.stride[0])
+        return (
+            frames
+            if convolution_count == 0
+            else Strided(of=frames, kernel=convolution.kernel[0], stride=convolution.stride[0])
+        )
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
         """Records the subsampling. width: the axes of the output; default x's axes.
@@ -103,7 +107,9 @@ class Subsampling(Component):
         A convolution runs over each mel bin of each frame: these pairs are its rows, the channels its width.
         """
         if self.standardize:
-            channel_mean, scale = recorder.split(recorder.buffer("standardize", Axis("statistics", 2), *x.axes), x.axes, x.axes)
+            channel_mean, scale = recorder.split(
+                recorder.buffer("standardize", Axis("statistics", 2), *x.axes), x.axes, x.axes
+            )
             x = recorder.mul(recorder.add(x, channel_mean), scale)
         output_axes, frames, pitches = width or x.axes, x.rows, self.num_mel_bins
         convolved = x.view(Axis("channels", 1), rows=Multiple("spectrum", of=frames, by=pitches))

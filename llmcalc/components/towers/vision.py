@@ -198,7 +198,9 @@ class VisionTower(TowerPart):
         if self.clamps:
             recorder.buffer("clamps", Axis("layers", self.stack.num_hidden_layers), Axis("bounds", self.clamps))
         if self.standardize:
-            channel_mean, scale = recorder.split(recorder.buffer("standardize", Axis("statistics", 2), hidden), x.axes, x.axes)
+            channel_mean, scale = recorder.split(
+                recorder.buffer("standardize", Axis("statistics", 2), hidden), x.axes, x.axes
+            )
             x = recorder.mul(recorder.add(x, channel_mean), scale)
         if self.pooling is not None:
             with recorder.scope("pooling"), recorder.apart(causal=False):
@@ -234,7 +236,9 @@ class VisionTower(TowerPart):
         pooling = AttentionPooling(attention=biased_attention, feed_forward=ungated_network, norm=layernorm)
         image, video = Patches(patch_size=2, bias=True), Patches(patch_size=2, num_channels=2, temporal_patch_size=2)
         scaled_block = siglip.model_copy(update={"residual_scale": "output"})
-        convolution_block = Block(attention=ShortConv(grid=True), feed_forward=gated_network, norm=rms, norm_placement="pre")
+        convolution_block = Block(
+            attention=ShortConv(grid=True), feed_forward=gated_network, norm=rms, norm_placement="pre"
+        )
         mixed_stack = Stack(
             num_hidden_layers=3,
             block=convolution_block,
@@ -374,7 +378,9 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, pixels: Tensor) -> Tensor:
             patch_size, temporal_size = self.spec.patches.patch_size, self.spec.patches.temporal_patch_size
             rows, columns = pixels.shape[-2] // patch_size, pixels.shape[-1] // patch_size
-            patches = pixels[:, :, :temporal_size].unflatten(-1, (columns, patch_size)).unflatten(-3, (rows, patch_size))
+            patches = (
+                pixels[:, :, :temporal_size].unflatten(-1, (columns, patch_size)).unflatten(-3, (rows, patch_size))
+            )
             x = self.patch_embedding(patches.permute(0, 3, 5, 1, 2, 4, 6).flatten(3).flatten(1, 2))
             is_positioned_first = hasattr(self, "position_embedding") and self.spec.registers > 0
             x = self._add_position_embeddings(x, rows, columns) if is_positioned_first else x

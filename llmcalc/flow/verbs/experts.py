@@ -34,12 +34,21 @@ class ExpertVerbs(Recorder):
         skip: whether the last class is no expert at all, false by default.
         """
         optional_inputs = {"correction": correction, "scale": scale, "table": table}
-        inputs = {input_name: input_value for input_name, input_value in optional_inputs.items() if input_value is not None}
+        inputs = {
+            input_name: input_value for input_name, input_value in optional_inputs.items() if input_value is not None
+        }
         axis = Axis("top_k", top_k)
         weights, top_experts = Value(logits.rows, (axis,)), Value(logits.rows, (axis,), fixed=True)
         step_inputs = (logits, *inputs.values())
         self.record(
-            "route", "", step_inputs, (weights, top_experts), scoring=scoring, beside=tuple(inputs), skip=skip, top_k=top_k
+            "route",
+            "",
+            step_inputs,
+            (weights, top_experts),
+            scoring=scoring,
+            beside=tuple(inputs),
+            skip=skip,
+            top_k=top_k,
         )
         return weights, top_experts
 

@@ -133,8 +133,8 @@ def shard_layers(module: Any, mesh: DeviceMesh, reshard: bool, dtype: torch.dtyp
 class SharedState:
     """Wraps the shared state of the reference's layers, so that FSDP does not copy it for each layer."""
 
-    def __init__(self, recurrent_state: Any) -> None:
-        self.run = recurrent_state
+    def __init__(self, shared_pass: Any) -> None:
+        self.run = shared_pass
 
 
 def _wrap_state(layer: nn.Module, inputs: tuple[Any, Any]) -> tuple[Any, SharedState]:

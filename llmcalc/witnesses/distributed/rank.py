@@ -261,7 +261,9 @@ class Rank:
         self.last: bool = True
         if layout.pp > 1:
             layers = len(model.layers)
-            (this_stage,) = (pipeline_stage for pipeline_stage in stages(layout, layers) if pipeline_stage.rank == self.at.pp)
+            (this_stage,) = (
+                pipeline_stage for pipeline_stage in stages(layout, layers) if pipeline_stage.rank == self.at.pp
+            )
             parallel.keep_stage(model, this_stage.layers, this_stage.first, this_stage.last)
             self.last = this_stage.last
         if layout.tp > 1:

@@ -26,7 +26,7 @@ from tests.components.towers.tower_shapes import PHI4_AUDIO, WRAPPERS
 from tests.samples import in_one_test
 
 
-def _layer_halves(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _halves(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     first, second = weight.chunk(2)
     return first, second
 
@@ -51,7 +51,7 @@ def _phi4(reference: Any, cls: Any) -> None:
     reference.relative_bias.weight.copy_(cls.relative_attention_bias_layer.bias_values.weight)
     for ours, theirs in zip(reference.layers, cls.encoders, strict=True):
         for mine, network in ((ours.mlp_1, theirs.feed_forward_in), (ours.mlp_2, theirs.feed_forward_out)):
-            (up, gate), (up_bias, gate_bias) = _layer_halves(network.gate_up_proj.weight), _layer_halves(network.gate_up_proj.bias)
+            (up, gate), (up_bias, gate_bias) = _halves(network.gate_up_proj.weight), _halves(network.gate_up_proj.bias)
             for linear, weight, bias in ((mine.up_proj, up, up_bias), (mine.gate_proj, gate, gate_bias)):
                 linear.weight.copy_(weight)
                 linear.bias.copy_(bias)

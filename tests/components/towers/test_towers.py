@@ -25,7 +25,7 @@ from llmcalc.witnesses.measure import buffers, parameters
 from llmcalc.witnesses.reference import verify_reference
 from llmcalc.witnesses.transformers import build, verify_config
 from llmcalc.workload.inputs import Inputs
-from tests.builders import class_config_fields, spec_of
+from tests.builders import fields_of, spec_of
 from tests.components.towers.tower_shapes import GEMMA4, GEMMA4_AUDIO, KIMI, LLAMA4, PIXTRAL, SIGLIP, WRAPPERS
 from tests.families import shapes_of
 from tests.samples import in_one_test, sampled, spread
@@ -136,7 +136,7 @@ def towers_of(spec: ModelSpec) -> dict[str, Node]:
 def kind_and_towers(case: tuple[str, dict[str, Any]]) -> set[Any]:
     """Each kind of wrapper, and what its encoders have."""
     kind, shape = case
-    return {kind, *class_config_fields(ModelSpec.model_validate(read_config(wrapped(kind, shape))[0]).towers)}
+    return {kind, *fields_of(ModelSpec.model_validate(read_config(wrapped(kind, shape))[0]).towers)}
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def wrappers() -> dict[str, ModelSpec]:
     }
 
 
-@pytest.mark.parametrize("spec", sampled(wrappers(), lambda spec: class_config_fields(spec.towers)))
+@pytest.mark.parametrize("spec", sampled(wrappers(), lambda spec: fields_of(spec.towers)))
 def test_towers_agree_with_the_reference(spec: ModelSpec) -> None:
     verdict = verify_reference(spec, batch=2)
     assert verdict.ok, verdict.failures[:8]

@@ -118,8 +118,8 @@ def _number_for_text_experts(config: Config, name: str, maximum: int) -> int:
 
 def _network_kinds(config: Config, layer_kinds: list[str], width: int, head: Table, **expert_fields: Table) -> Table:
     norm, bias = rmsnorm(config.number("rms_norm_eps")), _has_bias(config)
-    remove_shared_parameters = config.data.get("model_type") == OWN_CODE and not config.has("moe_num_shared_experts")
-    shared_expert_count = 0 if remove_shared_parameters else config.count("moe_num_shared_experts")
+    without_shared = config.data.get("model_type") == OWN_CODE and not config.has("moe_num_shared_experts")
+    shared_expert_count = 0 if without_shared else config.count("moe_num_shared_experts")
     experts = moe(
         _number_for_text_experts(config, "num_experts", MOST_EXPERTS)
         if config.has_list("num_experts")
