@@ -72,10 +72,7 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: ResidualGateLayer, model_properties: ModelProperties) -> None:
             super().__init__(spec, model_properties)
-            for sublayer, norm in (
-                ("self_attn", spec.attention_output_norm),
-                ("mlp", spec.feed_forward_output_norm),
-            ):
+            for sublayer, norm in (("self_attn", spec.attention_output_norm), ("mlp", spec.feed_forward_output_norm)):
                 self.add_module(f"{sublayer}_post_norm", norm.reference(model_properties))
                 self.add_module(f"{sublayer}_residual_gate", vector(torch.zeros(model_properties.hidden_size)))
 

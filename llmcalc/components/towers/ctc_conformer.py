@@ -248,13 +248,7 @@ def _reference_class() -> type[nn.Module]:
             for sublayer in ("mlp_1", "mlp_2"):
                 self.add_module(sublayer, spec.feed_forward.reference(properties))
             self.self_attn, self.convolution = Attention(spec), Convolution(spec)
-            for sublayer in (
-                "mlp_1_pre_norm",
-                "self_attn_pre_norm",
-                "convolution_pre_norm",
-                "mlp_2_pre_norm",
-                "norm",
-            ):
+            for sublayer in ("mlp_1_pre_norm", "self_attn_pre_norm", "convolution_pre_norm", "mlp_2_pre_norm", "norm"):
                 self.add_module(sublayer, spec.norm.reference(properties))
 
         def _half_network(self, network_name: str, x: Tensor) -> Tensor:
