@@ -42,7 +42,10 @@ if TYPE_CHECKING:
 else:
     Pooler, ContactHead = component_type("pooler:Pooler"), component_type("contact_head:ContactHead")
     Proposal = component_type("proposal:Proposal")
-    MultiTokenPrediction, UnusedEmbedding = component_type("mtp:MultiTokenPrediction"), component_type("idle:UnusedEmbedding")
+    MultiTokenPrediction, UnusedEmbedding = (
+        component_type("mtp:MultiTokenPrediction"),
+        component_type("idle:UnusedEmbedding"),
+    )
 
 
 class ModelSpec(Part):

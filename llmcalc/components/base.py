@@ -367,7 +367,8 @@ class TokenMixer(Component):
         """
         type_name = type(self).model_fields["type"].default
         raise Unscalable(
-            f"attention of type '{type_name}' has sizes beside its heads, and no rule says what they are at another width; "
+            f"attention of type '{type_name}' has sizes beside its heads, and no rule says what they are at another "
+            "width; "
             f"{SCALABLE}"
         )
 
@@ -448,7 +449,8 @@ class Network(Component):
         """
         type_name = type(self).model_fields["type"].default
         raise Unscalable(
-            f"a feed-forward network of type '{type_name}' has sizes that no rule derives from another width; {SCALABLE}"
+            f"a feed-forward network of type '{type_name}' has sizes that no rule derives from another width; "
+            f"{SCALABLE}"
         )
 
 

@@ -46,7 +46,7 @@ class ByteLayers(Part):
         self.block.check_place(StackPosition(f"{location}.block", width, "decoder"))
 
     def flow(self, recorder: Flow, x: Value, record_before: Callable[[Value], Value] | None = None) -> Value:
-        """Records the layers over bytes. record_before: a function that records the cross-attention before each layer."""
+        """Records the layers over bytes. record_before: records the cross-attention before each layer."""
         depth = self.num_hidden_layers
 
         def record_layer(layer_input: Value) -> Value:

@@ -82,15 +82,9 @@ class ConformerConvolution(Part):
             gated_half, gate = recorder.add(gated_half, value_bias), recorder.add(gate, gate_bias)
         features = recorder.mul(gated_half, recorder.act(gate, self.gate_act))
         conv_axes = (*hidden, Axis("multiplier", self.multiplier))
-        convolution_rows = RowsWithExtra(of=x.rows, more=self.kernel_size - 1) if self.separable else x.rows
+        conv_rows = RowsWithExtra(of=x.rows, more=self.kernel_size - 1) if self.separable else x.rows
         features = recorder.conv(
-            "conv",
-            features,
-            *conv_axes,
-            kernel=self.kernel_size,
-            groups=features.width,
-            bias=self.bias,
-            rows=convolution_rows,
+            "conv", features, *conv_axes, kernel=self.kernel_size, groups=features.width, bias=self.bias, rows=conv_rows
         )
         features = self._record_projection(recorder, "pointwise", features, *hidden) if self.separable else features
         features = features.view(*hidden, rows=x.rows)

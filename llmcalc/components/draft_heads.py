@@ -134,7 +134,7 @@ class SpeculatorHeads(DraftHeads):
     def _next_state(
         self, recorder: Flow, i: int, state: Value, token_vector: Value, first_of_weights: dict[str, Value]
     ) -> Value:
-        """Records a stage and returns its state. first_of_weights: the first output of each weight that stages share."""
+        """Records a stage and returns its state. first_of_weights: the first output of each shared weight."""
         if i > 1 and self.tied:
             projected = recorder.apply_again(state, first_of_weights["proj"])
         else:

@@ -77,12 +77,12 @@ class Latents(ResidualStreams):
         )
         return recorder.part("writes", self.writes, queries, memory=x)
 
-    def _record_learned_vectors(self, recorder: Flow, parameter_name: str, row_count: int, width: Axis) -> Value:
+    def _record_learned_vectors(self, recorder: Flow, param_name: str, row_count: int, width: Axis) -> Value:
         """Records a table of vectors, and returns them as rows of every sequence."""
         learned_vectors = recorder.vector(
-            parameter_name, Axis(parameter_name, row_count), width, count=row_count, kind=self.kind
+            param_name, Axis(param_name, row_count), width, count=row_count, kind=self.kind
         )
-        return learned_vectors.view(width, rows=Multiple(parameter_name, of=SEQUENCES, by=row_count))
+        return learned_vectors.view(width, rows=Multiple(param_name, of=SEQUENCES, by=row_count))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self)
@@ -94,7 +94,9 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class LatentsReference(nn.Module):
-        """Latents [batch, num_latents, latent_size] between embeddings [batch, tokens, query_size] and outputs [batch,
+        """The latents between the embeddings and the outputs of a stack: [batch, num_latents, latent_size].
+
+        [batch, tokens, query_size] → [batch, num_latents, latent_size] → [batch,
         num_queries, query_size].
         """
 

@@ -44,13 +44,12 @@ class Reading(Part):
         """Records the cross-attention. x: the input of the queries. memory: the input of the keys and values."""
         queries, keys = recorder.part("query_norm", self.norm, x), recorder.part("kv_norm", self.norm, memory)
         with recorder.apart(causal=False):
-            attention_output = recorder.part("attention", self.attention, queries, memory=keys)
-        attention_output = recorder.add(x, attention_output) if self.residual else attention_output
+            attn_output = recorder.part("attention", self.attention, queries, memory=keys)
+        attn_output = recorder.add(x, attn_output) if self.residual else attn_output
         if self.feed_forward is None:
-            return attention_output
+            return attn_output
         return recorder.add(
-            attention_output,
-            recorder.part("mlp", self.feed_forward, recorder.part("mlp_norm", self.norm, attention_output)),
+            attn_output, recorder.part("mlp", self.feed_forward, recorder.part("mlp_norm", self.norm, attn_output))
         )
 
     def reference(self, width: int, source_width: int) -> nn.Module:
@@ -79,12 +78,12 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, memory: Tensor) -> Tensor:
             keys = self.get_submodule("kv_norm")(memory)
-            attention_output = self.attention(self.get_submodule("query_norm")(x), ForwardPass(memory=keys))
-            attention_output = x + attention_output if self.residual else attention_output
+            attn_output = self.attention(self.get_submodule("query_norm")(x), ForwardPass(memory=keys))
+            attn_output = x + attn_output if self.residual else attn_output
             return (
-                attention_output + self.mlp(self.mlp_norm(attention_output), ForwardPass())
+                attn_output + self.mlp(self.mlp_norm(attn_output), ForwardPass())
                 if hasattr(self, "mlp")
-                else attention_output
+                else attn_output
             )
 
     return ReadingReference

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-def add_convolution(recorder: Flow, convolution_name: str, x: Value, kernel: Number) -> Value:
+def add_convolution(recorder: Flow, conv_name: str, x: Value, kernel: Number) -> Value:
     """Records a convolution module and the addition of its input. kernel: the convolution's width in tokens."""
-    with recorder.scope(convolution_name):
+    with recorder.scope(conv_name):
         convolved = recorder.conv(
             "conv",
             x,

@@ -27,7 +27,7 @@ def rotate(
     inverse: bool = False,
     concatenated: bool = False,
 ) -> Tensor:
-    """Applies RoPE to the first `rotary_dim` elements of each head. x: [..., tokens, head_dim], from position `first_position` on.
+    """Applies RoPE to the first `rotary_dim` elements of each head. x: [..., tokens, head_dim].
 
     inverse: whether it is undone, false by default. concatenated: as in `Rope`.
     """
@@ -43,7 +43,7 @@ def rotate(
 
 
 def rotate_at(x: Tensor, positions: Tensor, rotary_dim: int, theta: float) -> Tensor:
-    """Applies RoPE to the first `rotary_dim` elements of each head. x: [..., tokens, head_dim]. positions: one per token."""
+    """Applies RoPE to the first `rotary_dim` elements of each head of x. positions: the position of each token."""
     return _rotate_pairs(x, rotary_dim, *_cos_sin(positions, rotary_dim, theta, x))
 
 

@@ -80,11 +80,7 @@ class SpectrumStem(Stem):
     @classmethod
     def examples(cls) -> list[Self]:
         first_convolution = SpectrumConv(channels=4, bias=True)
-        separable_convolution = SpectrumConv(channels=4, separable=True, bias=True)
+        separable_conv = SpectrumConv(channels=4, separable=True, bias=True)
         return [
-            cls(
-                subsampling=Subsampling(
-                    num_mel_bins=9, convolutions=(first_convolution, separable_convolution), bias=True
-                )
-            )
+            cls(subsampling=Subsampling(num_mel_bins=9, convolutions=(first_convolution, separable_conv), bias=True))
         ]

@@ -213,7 +213,8 @@ class Stack(Component):
             for result_kind, field in shared_results.get(layer_name, {}).items():
                 if field and result_kind not in layers_with_scores:
                     raise ValueError(
-                        f"{field}: no layer below '{layer_name}' attends alike and makes what it would share; expected a "
+                        f"{field}: no layer below '{layer_name}' attends alike and makes what it would share; "
+                        "expected a "
                         "layer below that does"
                     )
                 if not field:

@@ -339,8 +339,8 @@ class Checkpoint:
 def _parse_alternatives(joined_names: str, separate_words: Iterable[str] | None) -> list[list[str]]:
     """Parses a table name into alternative names, each of which may join several modules.
 
-    separate_words: names of the node's parts that the tables give from the layer down; None for a node without parts. An
-    alternative that joins several modules is only for a node with a part in one of them (`router + experts`).
+    separate_words: names of the node's parts that the tables give from the layer down; None for a node without parts.
+    An alternative that joins several modules is only for a node with a part in one of them (`router + experts`).
     """
     options = [
         [

@@ -159,7 +159,7 @@ class Recorder:
 
     @contextmanager
     def apart(self, causal: bool, memory: Value | None = None) -> Iterator[None]:
-        """Records the operations inside a `with` block as a separate stack, which shares no values with other layers."""
+        """Records the operations inside a `with` block as a separate stack, without values of other layers."""
         outer_state = self.causal, self.memory, self.memo
         self.causal, self.memory, self.memo = causal, memory, {}
         try:

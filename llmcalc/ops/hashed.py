@@ -45,8 +45,8 @@ class ChunkCore(AttentionCore):
     def _causal_pairs_of_chunks(self, rows: Number) -> Number:
         """Returns the number of (query, key) pairs of unsorted tokens.
 
-        A neighbour `chunk_shift` chunks further is an earlier one for the last `chunk_shift` chunks, which have the first chunks as
-        their neighbours.
+        A neighbour `chunk_shift` chunks further is an earlier one for the last `chunk_shift` chunks, which have the
+        first chunks as their neighbours.
         """
         chunks, pair_count = maximum(floor_div(rows, self.block), 1), 0
         for chunk_offset in range(-self.before, self.after + 1):

@@ -187,13 +187,13 @@ def memory_checks(
     return [
         Check(
             "",
-            f"{MEMORY}{phase}_{quantity_name}",
-            computed_bytes[quantity_name],
-            measured_bytes[quantity_name],
+            f"{MEMORY}{phase}_{quantity}",
+            computed_bytes[quantity],
+            measured_bytes[quantity],
             witness,
             within=tolerance,
         )
-        for quantity_name, tolerance in WITHIN.items()
+        for quantity, tolerance in WITHIN.items()
     ]
 
 

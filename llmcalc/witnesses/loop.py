@@ -125,9 +125,7 @@ class TrainingLoop:
         The order matters because the variable of a loop over tensors still refers to the previous tensor.
         """
         parameters_by_name = {
-            parameter_name: parameter
-            for parameter_name, parameter in self.module.named_parameters()
-            if parameter.requires_grad
+            param_name: parameter for param_name, parameter in self.module.named_parameters() if parameter.requires_grad
         }
         simulated_run = TrainingRun(self.spec, self.training, memory_meter=Meter())
         simulated_run.set_up()
@@ -136,10 +134,10 @@ class TrainingLoop:
             for parameter_key, _ in simulated_run.lowering.parameters
         )
         ordered_parameters = [
-            parameters_by_name.pop(parameter_name)
+            parameters_by_name.pop(param_name)
             for parameter_key in simulated_keys
-            for parameter_name in (parameter_key, f"{parameter_key}.weight", f"{parameter_key}.bias")
-            if parameter_name in parameters_by_name
+            for param_name in (parameter_key, f"{parameter_key}.weight", f"{parameter_key}.bias")
+            if param_name in parameters_by_name
         ]
         return [*ordered_parameters, *parameters_by_name.values()]
 

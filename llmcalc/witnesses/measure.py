@@ -68,7 +68,7 @@ def parameters(module: nn.Module) -> dict[str, int]:
     """Returns the number of parameters by module path. A shared parameter counts in its first module."""
     named_parameters = module.named_parameters()  # yields a shared parameter once, under its first name
     return _sum_over_submodules(
-        (parameter_name.rpartition(".")[0], parameter.numel()) for parameter_name, parameter in named_parameters
+        (param_name.rpartition(".")[0], parameter.numel()) for param_name, parameter in named_parameters
     )
 
 

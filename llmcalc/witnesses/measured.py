@@ -64,7 +64,8 @@ def measure_config(config_path: Path) -> tuple[str, ModuleSize]:
         raise
     except Exception as error:  # any error that a class may raise for a config
         raise InputError(
-            f"{config_path}: {architecture_of(config) or model_type} cannot be built from it: {type(error).__name__}: {error}"
+            f"{config_path}: {architecture_of(config) or model_type} cannot be built from it: "
+            f"{type(error).__name__}: {error}"
         ) from None
     return type(module).__name__, measured_tree(module)
 

@@ -112,8 +112,8 @@ def compare_memory(spec: ModelSpec, settings: Sequence[Settings], device: Device
         simulated_bytes, measured_bytes = simulate_run(spec, run_settings), measure_run(spec, run_settings, device)
         comparison.runs.append(run_text(spec, run_settings))
         comparison.checks += [
-            Check("", MEMORY + quantity_name, bytes, measured_bytes[quantity_name], f"torch on {device}")
-            for quantity_name, bytes in simulated_bytes.items()
+            Check("", MEMORY + quantity, bytes, measured_bytes[quantity], f"torch on {device}")
+            for quantity, bytes in simulated_bytes.items()
         ]
         if run_settings.phase == "training":
             _compare_with_events(spec, run_settings, comparison)
@@ -151,8 +151,8 @@ def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: Memory
     vocabulary = "" if model is spec else f" with a vocabulary of {model.vocab_size:,}"
     comparison.runs.append(f"{SUMS} on the CPU on {training.batch} × {training.seq:,} tokens{vocabulary}")
     comparison.checks += [
-        Check("", MEMORY + quantity_name, bytes, measured_bytes[quantity_name], "CPU events")
-        for quantity_name, bytes in simulated_bytes.items()
+        Check("", MEMORY + quantity, bytes, measured_bytes[quantity], "CPU events")
+        for quantity, bytes in simulated_bytes.items()
     ]
 
 
@@ -354,7 +354,7 @@ class InferenceBytes(NamedTuple):
 
 
 def simulate_steps(spec: ModelSpec, training: Training, step_count: int = STEPS) -> TrainingBytes:
-    """Simulates training steps, and counts bytes as a torch dispatch mode does. step_count: 2, or 1 for the first step only."""
+    """Simulates training steps, counted like a torch dispatch mode. step_count: 2, or 1 for the first step only."""
     meter = Meter()
     steps_run = TrainingRun(spec, training, memory_meter=meter)
     steps_run.graph.adds_in_place = False  # under a dispatch mode torch adds gradients into new tensors

@@ -69,7 +69,7 @@ def _is_composed(func: Any) -> bool:
 
 @cache
 def _only_creates_tensors(func: Any) -> bool:
-    """Whether an operation only creates tensors with shapes from the input shapes.
+    """Whether an operation only creates tensors, whose shapes depend on the input shapes alone.
 
     Views and changes in place say so in their schema. Operations without tensor inputs (`arange`) are left out.
     """

@@ -92,9 +92,7 @@ _SAVED: dict[Any, list[str]] = {}
 def _tensors_saved_by(node_type: Any) -> list[str]:
     if node_type not in _SAVED:
         _SAVED[node_type] = [
-            attribute_name
-            for attribute_name in dir(node_type)
-            if attribute_name.startswith("_saved_") or attribute_name == "saved_tensors"
+            attribute for attribute in dir(node_type) if attribute.startswith("_saved_") or attribute == "saved_tensors"
         ]
     return _SAVED[node_type]
 
@@ -107,7 +105,7 @@ def saved_tensors(outputs: torch.Tensor) -> list[torch.Tensor]:
     while pending_nodes:
         autograd_node = pending_nodes.pop()
         saved_values = tree_leaves(
-            [getattr(autograd_node, attribute_name) for attribute_name in _tensors_saved_by(type(autograd_node))]
+            [getattr(autograd_node, attribute) for attribute in _tensors_saved_by(type(autograd_node))]
         )
         tensors += [saved_value for saved_value in saved_values if isinstance(saved_value, torch.Tensor)]
         for next_node, _ in autograd_node.next_functions:

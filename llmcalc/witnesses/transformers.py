@@ -167,7 +167,7 @@ def _avoid_identity_experts(model: nn.Module) -> None:
 
 
 def _raise_expert_capacity(model: nn.Module) -> None:
-    """Gives the experts of routers with a capacity (Switch Transformers) room for all tokens, as in the count.
+    """Raises the capacity of experts (Switch Transformers) so that no token is dropped, as the count assumes.
 
     Otherwise FLOPs would depend on the random weights: tokens beyond `expert_capacity` are dropped.
     """
@@ -258,9 +258,9 @@ def uncounted_parameters(config: Mapping[str, Any], model: nn.Module) -> dict[st
     ]
     pattern = re.compile(rf"({'|'.join(node_positions)})\.")
     return {
-        parameter_name: parameter.numel()
-        for parameter_name, parameter in model.named_parameters()
-        if pattern.match(f"{parameter_name}.")
+        param_name: parameter.numel()
+        for param_name, parameter in model.named_parameters()
+        if pattern.match(f"{param_name}.")
     }
 
 

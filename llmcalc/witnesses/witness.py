@@ -99,7 +99,7 @@ def class_name_of(config: Mapping[str, Any]) -> str:
 
 
 def load_class(config: Mapping[str, Any]) -> Any:
-    """Returns the class that `class_name_of` names, or a class that the library defines but does not export (Kosmos-2)."""
+    """Returns the class that `class_name_of` names, or one that the library does not export (Kosmos-2)."""
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 

@@ -268,7 +268,9 @@ class Megatron(NodeTrackingEager):
         return self.dropout(y) if step.name in ("o_proj", "down_proj") else y
 
 
-def kept(spec: ModelSpec, training: TrainingSetting, kernels: type[NodeTrackingEager] = NodeTrackingEager) -> Activations:
+def kept(
+    spec: ModelSpec, training: TrainingSetting, kernels: type[NodeTrackingEager] = NodeTrackingEager
+) -> Activations:
     return Activations(Formulas(spec, Setting(seq=T)), training, kernels)
 
 

@@ -115,7 +115,7 @@ class Layer(Component):
     without_norms: tuple[str, ...] = ()
 
     def with_mixers(self, replace_mixer: Callable[[TokenMixer, int], TokenMixer], hidden_size: int) -> Self:
-        """The layer after a function `replace_mixer` is applied to each of its token mixers. hidden_size: the layer's width."""
+        """The layer after `replace_mixer` is applied to each of its token mixers. hidden_size: the layer's width."""
         mixers = {
             field_name: getattr(self, field_name)
             for field_name in ("attention", "cross_attention")
@@ -316,7 +316,7 @@ class Block(Layer):
         return x
 
     def _cross_arguments(self, recorder: Flow, sublayer: str) -> dict[str, Any]:
-        """Returns the encoder's output as keyword argument of the cross-attention sublayer; empty for other sublayers."""
+        """Returns the keyword arguments of a sublayer: for cross-attention the encoder's output, for others none."""
         return {"memory": recorder.memory, "kind": "cross_attention"} if sublayer == "cross_attn" else {}
 
     def _normalize(self, recorder: Flow, norm_name: str, x: Value, role: Role = "own") -> Value:

@@ -184,7 +184,7 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
     from torch import nn
 
     class SumScores(nn.Module):
-        """The scores of residual sums. keys: [.., sums, hidden], query: [hidden] or [queries, hidden] → [.., queries, sums]."""
+        """The scores of sums. keys: [.., sums, hidden], query: [hidden] or [queries, hidden] → [.., queries, sums]."""
 
         def forward(self, keys: Tensor, query: Tensor) -> Tensor:
             return (keys @ query.reshape(-1, query.shape[-1]).t()).transpose(-1, -2)

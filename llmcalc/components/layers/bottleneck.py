@@ -85,12 +85,9 @@ class BottleneckLayer(WholeLayer):
         narrow_states = self._project_to_bottleneck(recorder, "bottleneck", x, narrow_axis)
         attention_input = self._project_to_bottleneck(recorder, "attention_bottleneck", x, narrow_axis)
         recorder.hold(x=x, y=narrow_states, read=attention_input)
-        attention_output = recorder.part("self_attn", self.attention, attention_input, value_input=x)
+        attn_output = recorder.part("self_attn", self.attention, attention_input, value_input=x)
         narrow_states = self._add_and_normalize(
-            recorder,
-            "self_attn",
-            narrow_states,
-            recorder.dropout(attention_output, "attention_output", ends_sublayer=True),
+            recorder, "self_attn", narrow_states, recorder.dropout(attn_output, "attention_output", ends_sublayer=True)
         )
         inner_network = InnerNetwork(feed_forward=self.feed_forward, norm=self.norm)
         for i in range(self.num_feedforward_networks - 1):
@@ -188,9 +185,9 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             narrow_states = self._project_to_bottleneck("bottleneck", x)
-            attention_output = self.self_attn(self._project_to_bottleneck("attention_bottleneck", x), forward_pass, x)
-            attention_output = apply_dropout(self, "attention_output", attention_output)
-            narrow_states = self.self_attn_post_norm(narrow_states + attention_output)
+            attn_output = self.self_attn(self._project_to_bottleneck("attention_bottleneck", x), forward_pass, x)
+            attn_output = apply_dropout(self, "attention_output", attn_output)
+            narrow_states = self.self_attn_post_norm(narrow_states + attn_output)
             for network in self.inner:
                 narrow_states = network(narrow_states, forward_pass)
             narrow_states = self.mlp_post_norm(narrow_states + self.mlp(narrow_states, forward_pass))

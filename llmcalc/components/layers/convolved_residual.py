@@ -61,11 +61,11 @@ class ConvolvedResidualLayer(BlockResidualLayer):
             recorder.part(f"self_attn_{input_name}_norm", self.norm, kv_input) for input_name, kv_input in named_inputs
         ]
         inputs: dict[str, Any] = dict(zip(("key_input", "value_input"), kv_inputs, strict=False))
-        attention_output = recorder.part(
+        attn_output = recorder.part(
             "self_attn", attention, recorder.part("self_attn_pre_norm", self.norm, query_input), **inputs
         )
-        attention_output = add_convolution(recorder, "self_attn_conv", attention_output, kernel)
-        x = attention_output if self.starts_block else recorder.add(x, attention_output)
+        attn_output = add_convolution(recorder, "self_attn_conv", attn_output, kernel)
+        x = attn_output if self.starts_block else recorder.add(x, attn_output)
         recorder.hold(x=x)
         (network_input,) = self._sublayer_inputs(recorder, "mlp", x, self.feed_forward_blocks, 1)
         network_output = self._record_sublayer(recorder, "mlp", network, network_input)
@@ -149,12 +149,10 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec, component = self.spec, self.get_submodule
             block_sums = forward_pass.memo["block_sums"][: spec.attention_blocks]
-            attention_output = component("self_attn_conv")(
-                self._attention_output(block_sums, x, forward_pass), forward_pass
-            )
+            attn_output = component("self_attn_conv")(self._attention_output(block_sums, x, forward_pass), forward_pass)
             if spec.starts_block:
                 forward_pass.memo["block_sums"] = [*block_sums, x]
-            x = attention_output if spec.starts_block else x + attention_output
+            x = attn_output if spec.starts_block else x + attn_output
             (mixed_sum,) = component("mlp_residual")(forward_pass.memo["block_sums"][: spec.feed_forward_blocks], x)
             network_output = component("mlp")(component("mlp_pre_norm")(mixed_sum), forward_pass)
             return x + component("mlp_conv")(network_output, forward_pass)

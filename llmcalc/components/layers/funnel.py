@@ -54,40 +54,37 @@ class FunnelAttention(MultiHeadMixer):
 
     def flow(self, recorder: Flow, x: Value, memory: Value | None = None) -> Value:
         """Records attention. x: the queries' input. memory: the input of keys and values, by default x."""
-        heads, head_dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
+        heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
         kv_input = x if memory is None else memory
-        q = recorder.linear("q_proj", x, heads, head_dim)
-        k, v = (
-            recorder.linear(projection, kv_input, heads, head_dim, bias=True) for projection in ("k_proj", "v_proj")
-        )
+        q = recorder.linear("q_proj", x, heads, dim)
+        k, v = (recorder.linear(projection, kv_input, heads, dim, bias=True) for projection in ("k_proj", "v_proj"))
         distances = RelativeDistances(queries=x.rows, keys=None if memory is None else memory.rows)
-        distance_keys = recorder.linear("r_proj", recorder.sinusoids(x, distances, *x.axes, once=True), heads, head_dim)
-        num_heads, content_q = q.axes[0].size, recorder.add(q, recorder.vector("content_bias", heads, head_dim))
+        distance_keys = recorder.linear("r_proj", recorder.sinusoids(x, distances, *x.axes, once=True), heads, dim)
+        num_heads, content_q = q.axes[0].size, recorder.add(q, recorder.vector("content_bias", heads, dim))
         position_q, segment_q = (
-            recorder.add(q, recorder.vector(f"{projection}_bias", heads, head_dim))
-            for projection in ("position", "segment")
+            recorder.add(q, recorder.vector(f"{projection}_bias", heads, dim)) for projection in ("position", "segment")
         )
         by_distance = recorder.core(
             "distances",
-            ops.SharedTableScores(num_heads, head_dim.size, x.rows, distances),
+            ops.SharedTableScores(num_heads, dim.size, x.rows, distances),
             position_q,
             distance_keys,
             axes=(heads,),
         )
         segments = Fixed("segments", length=2, source=False)
-        segment_keys = recorder.vector("segments", Axis("segments", 2), heads, head_dim)
+        segment_keys = recorder.vector("segments", Axis("segments", 2), heads, dim)
         by_segment = recorder.core(
             "segment_scores",
-            ops.SharedTableScores(num_heads, head_dim.size, x.rows, segments),
+            ops.SharedTableScores(num_heads, dim.size, x.rows, segments),
             segment_q,
             segment_keys,
             axes=(heads,),
         )
         bias = recorder.add(recorder.relative_shift(by_distance, k.rows), by_segment)
         recorder.hold(q=content_q, k=k, v=v, bias=bias)
-        attention_output = recorder.attention("core", content_q, k, v, causal=False, bias=bias, masked=False)
-        recorder.hold(out=attention_output)
-        return recorder.linear("o_proj", attention_output, *x.axes, bias=True)
+        attn_output = recorder.attention("core", content_q, k, v, causal=False, bias=bias, masked=False)
+        recorder.hold(out=attn_output)
+        return recorder.linear("o_proj", attn_output, *x.axes, bias=True)
 
     def describe(self, hidden_size: int) -> str:
         return f"MHA {self.num_attention_heads} × {self.head_dim}, Transformer-XL relative"
@@ -150,16 +147,14 @@ class FunnelLayer(WholeLayer):
             queries = recorder.resampled(x, halved_rows)
             memory = None if self.halves_keys else x
         recorder.hold(x=x, queries=queries)
-        attention_output = recorder.part("self_attn", self.attention, queries, memory=memory)
-        attention_output = recorder.add(
-            queries, recorder.dropout(attention_output, "attention_output", ends_sublayer=True)
-        )
-        attention_output = recorder.part("self_attn_post_norm", self.norm, attention_output)
-        recorder.hold(x=attention_output)
+        attn_output = recorder.part("self_attn", self.attention, queries, memory=memory)
+        attn_output = recorder.add(queries, recorder.dropout(attn_output, "attention_output", ends_sublayer=True))
+        attn_output = recorder.part("self_attn_post_norm", self.norm, attn_output)
+        recorder.hold(x=attn_output)
         network_output = recorder.dropout(
-            recorder.part("mlp", self.feed_forward, attention_output), "feed_forward", ends_sublayer=True
+            recorder.part("mlp", self.feed_forward, attn_output), "feed_forward", ends_sublayer=True
         )
-        x = recorder.part("mlp_post_norm", self.norm, recorder.add(attention_output, network_output))
+        x = recorder.part("mlp_post_norm", self.norm, recorder.add(attn_output, network_output))
         if self.ends_first_block:
             recorder.memo[FIRST_BLOCK] = x
             recorder.keep(first_block=x)
@@ -246,10 +241,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             distance_index = (distance_index + torch.arange(keys, device=x.device)).expand(*q.shape[:3], -1)
             distance_scores = self.distances(position_q, distance_keys).gather(-1, distance_index)
             segment_scores = self.segment_scores(segment_q, self.segments.weight)
-            attention_output = self.core(
+            attn_output = self.core(
                 content_q, k, v, distance_scores + segment_scores[..., 1:]
             )  # all tokens are in one segment
-            return self.o_proj(attention_output.transpose(1, 2).flatten(2))
+            return self.o_proj(attn_output.transpose(1, 2).flatten(2))
 
     class FunnelReference(nn.Module):
         """A layer of Funnel Transformer. x: [batch, tokens, hidden] → [batch, tokens or half as many, hidden]."""
@@ -298,12 +293,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             queries = self._halve_tokens(x) if self.halves else x
             kv_source = x if queries.shape[1] < x.shape[1] and not self.spec.halves_keys else None
             key_stride = 1 if self.spec.lengthens else 2**self.spec.halvings
-            attention_output = self.self_attn(queries, forward_pass, kv_source, key_stride)
-            attention_output = self.self_attn_post_norm(
-                queries + apply_dropout(self, "attention_output", attention_output)
-            )
-            network_output = apply_dropout(self, "feed_forward", self.mlp(attention_output, forward_pass))
-            layer_output: Tensor = self.mlp_post_norm(attention_output + network_output)
+            attn_output = self.self_attn(queries, forward_pass, kv_source, key_stride)
+            attn_output = self.self_attn_post_norm(queries + apply_dropout(self, "attention_output", attn_output))
+            network_output = apply_dropout(self, "feed_forward", self.mlp(attn_output, forward_pass))
+            layer_output: Tensor = self.mlp_post_norm(attn_output + network_output)
             if self.spec.ends_first_block:
                 forward_pass.memo["first block"] = layer_output
             return layer_output

@@ -130,7 +130,7 @@ class GlobalLocalAttention(EqualHeadsMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         head_sizes = self.head_sizes(x.width)
-        heads, head_dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
+        heads, dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
         assert isinstance(x.rows, Joined)
         assert isinstance(x.rows.second, Padded)
         token_rows, text_rows = x.rows, x.rows.second
@@ -138,17 +138,17 @@ class GlobalLocalAttention(EqualHeadsMixer):
             wider_rows = Padded(of=text_rows.of, block=text_rows.block, more=self.block_size)
             x = recorder.resized(x, Joined(first=token_rows.first, second=wider_rows))
             recorder.hold(x=x)
-        q, k, v = (recorder.linear(projection, x, heads, head_dim) for projection in ("q_proj", "k_proj", "v_proj"))
+        q, k, v = (recorder.linear(projection, x, heads, dim) for projection in ("q_proj", "k_proj", "v_proj"))
         recorder.hold(q=q, k=k, v=v)
         limits: dict[str, Any] = {
             "block": self.block_size,
             "global_tokens": self.num_global_tokens,
             "staggered": self.staggered,
         }
-        attention_output = recorder.attention("core", q, k, v, causal=False, core=ops.GlobalLocalCore, **limits)
-        recorder.hold(out=attention_output)
-        attention_output = recorder.linear("o_proj", attention_output, *x.axes)
-        return recorder.resized(attention_output, token_rows) if self.staggered else attention_output
+        attn_output = recorder.attention("core", q, k, v, causal=False, core=ops.GlobalLocalCore, **limits)
+        recorder.hold(out=attn_output)
+        attn_output = recorder.linear("o_proj", attn_output, *x.axes)
+        return recorder.resized(attn_output, token_rows) if self.staggered else attn_output
 
     def describe(self, hidden_size: int) -> str:
         return f"MHA {self.num_attention_heads}, blocks of {self.block_size}, {self.num_global_tokens} global tokens"
@@ -270,10 +270,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 self.get_submodule(projection)(padded_rows).unflatten(-1, (self.heads, -1)).transpose(1, 2)
                 for projection in ("q_proj", "k_proj", "v_proj")
             )
-            attention_output = self.core(q, k, v, nn.functional.pad(is_text, padding)).transpose(1, 2).flatten(2)
-            attention_output = self.get_submodule("o_proj")(attention_output)
-            text_rows = attention_output[:, self.count + self.shift : self.count + self.shift + x.shape[1] - self.count]
-            return torch.cat([attention_output[:, : self.count], text_rows], 1)
+            attn_output = self.core(q, k, v, nn.functional.pad(is_text, padding)).transpose(1, 2).flatten(2)
+            attn_output = self.get_submodule("o_proj")(attn_output)
+            text_rows = attn_output[:, self.count + self.shift : self.count + self.shift + x.shape[1] - self.count]
+            return torch.cat([attn_output[:, : self.count], text_rows], 1)
 
     class GlobalLocalLayerReference(nn.Module):
         """The layer of PEGASUS-X. x: [batch, global tokens and blocks, hidden] → same shape."""
@@ -289,8 +289,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             global_tokens = self.get_submodule("global_pre_norm")(x[:, : self.count])
             text_states = self.get_submodule("self_attn_pre_norm")(x[:, self.count :])
-            attention_output = self.self_attn(torch.cat([global_tokens, text_states], 1), forward_pass)
-            x = x + apply_dropout(self, "attention_output", attention_output)
+            attn_output = self.self_attn(torch.cat([global_tokens, text_states], 1), forward_pass)
+            x = x + apply_dropout(self, "attention_output", attn_output)
             return x + apply_dropout(
                 self, "feed_forward", self.mlp(self.get_submodule("mlp_pre_norm")(x), forward_pass)
             )

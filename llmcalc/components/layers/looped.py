@@ -75,20 +75,20 @@ class LoopedAttention(GroupedQueryMixer):
     def flow(self, recorder: Flow, x: Value, is_second: bool = False) -> Value:
         """Records attention. is_second: whether this is the second loop, which has the gate."""
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
-        head_dim = Axis("head_dim", self.head_dim)
+        dim = Axis("head_dim", self.head_dim)
         role: Role = "shared" if is_second else "own"
-        q = recorder.rope(self._project(recorder, "q_proj", x, role, heads, head_dim), self.position)
-        k = recorder.rope(self._project(recorder, "k_proj", x, role, kv_heads, head_dim), self.position)
-        v = self._project(recorder, "v_proj", x, role, kv_heads, head_dim)
+        q = recorder.rope(self._project(recorder, "q_proj", x, role, heads, dim), self.position)
+        k = recorder.rope(self._project(recorder, "k_proj", x, role, kv_heads, dim), self.position)
+        v = self._project(recorder, "v_proj", x, role, kv_heads, dim)
         if is_second:
-            attention_output = self._mixed_attention(recorder, q, k, v)
+            attn_output = self._mixed_attention(recorder, q, k, v)
         else:
             k, v = recorder.cache("cache", "full_attention", k, v)
             recorder.memo[FIRST_LOOP] = k, v
             recorder.mask(q, k, causal=True)
-            attention_output = self._attend(recorder, "core", q, k, v)
-        recorder.hold(out=attention_output)
-        return self._project(recorder, "o_proj", attention_output, role, *x.axes)
+            attn_output = self._attend(recorder, "core", q, k, v)
+        recorder.hold(out=attn_output)
+        return self._project(recorder, "o_proj", attn_output, role, *x.axes)
 
     def _project(
         self, recorder: Flow, projection: str, x: Value, role: Role, *output_axes: Axis | JoinedShapes
@@ -217,13 +217,13 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 first_k, first_v = forward_pass.memo[self.first_loop[0]]
                 global_output = self._attend(self.global_core, q, first_k, first_v, forward_pass, None)
                 k, v = self.loop_cache(forward_pass, k, v)
-                attention_output = gate * global_output + (1 - gate) * self._attend(
+                attn_output = gate * global_output + (1 - gate) * self._attend(
                     self.core, q, k, v, forward_pass, spec.loop_window_size
                 )
             else:
                 k, v = forward_pass.memo[self] = self.cache(forward_pass, k, v)
-                attention_output = self._attend(self.core, q, k, v, forward_pass, None)
-            return self.o_proj(attention_output.transpose(1, 2).flatten(2))
+                attn_output = self._attend(self.core, q, k, v, forward_pass, None)
+            return self.o_proj(attn_output.transpose(1, 2).flatten(2))
 
     class LoopedReference(pre_norm_class()):  # type: ignore[misc]
         """One loop of the layer. x: [batch, tokens, hidden] → same shape."""

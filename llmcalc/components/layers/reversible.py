@@ -106,7 +106,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     from torch import nn
 
     class StreamsReference(nn.Module):
-        """Two streams of padded tokens. [batch, tokens, hidden] → [batch, padded tokens, 2 · hidden] → [batch, tokens,
+        """The split of padded tokens into two residual streams, and the merge of the streams.
+
+        [batch, tokens, hidden] → [batch, padded tokens, 2 · hidden] → [batch, tokens,
         2 · hidden].
         """
 

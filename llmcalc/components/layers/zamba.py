@@ -104,11 +104,11 @@ class SharedBlock(Part):
         recorder.hold(x=x)
         normed = recorder.part("self_attn_pre_norm", norm, x)
         attention_adapter = adapter if self.attention_adapters else None
-        attention_output = recorder.part("self_attn", self.attention, normed, out=out, adapter=attention_adapter)
-        recorder.hold(y=attention_output)
-        attention_output = recorder.part("mlp_pre_norm", norm, attention_output)
+        attn_output = recorder.part("self_attn", self.attention, normed, out=out, adapter=attention_adapter)
+        recorder.hold(y=attn_output)
+        attn_output = recorder.part("mlp_pre_norm", norm, attn_output)
         with recorder.scope("mlp", kind=self.feed_forward.kind, source=self.feed_forward.formula_source):
-            return self._network_output(recorder, attention_output, None if self.adapter_rank is None else adapter)
+            return self._network_output(recorder, attn_output, None if self.adapter_rank is None else adapter)
 
     def _network_output(self, recorder: Flow, x: Value, adapter: Adapter | None) -> Value:
         """Returns the output of the feed-forward network, optionally with an adapter on its gate and up projections."""
@@ -311,8 +311,8 @@ def _reference_class() -> type[nn.Module]:
                 )
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            attention_output = self.self_attn(self.self_attn_pre_norm(x), forward_pass)
-            return self.mlp(self.mlp_pre_norm(attention_output))
+            attn_output = self.self_attn(self.self_attn_pre_norm(x), forward_pass)
+            return self.mlp(self.mlp_pre_norm(attn_output))
 
     class ZambaReference(nn.Module):
         """Zamba's layer. x: [batch, tokens, hidden] → same shape."""
@@ -339,9 +339,9 @@ def _reference_class() -> type[nn.Module]:
                 stored_adapter.down.weight, stored_adapter.up.weight = run_adapter.down.weight, run_adapter.up.weight
                 adapter_list.append(stored_adapter)
             for path, parameter in list(first_layer.transformer.named_parameters()):
-                module_path, _, parameter_name = path.rpartition(".")
+                module_path, _, param_name = path.rpartition(".")
                 if "adapters." not in path:
-                    setattr(self.transformer.get_submodule(module_path), parameter_name, parameter)
+                    setattr(self.transformer.get_submodule(module_path), param_name, parameter)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             assert forward_pass.embedded is not None

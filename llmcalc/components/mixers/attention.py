@@ -345,17 +345,17 @@ class Attention(TokenMixer):
         value_input: the input of the values where it is not that of the keys.
         """
         num_heads, k, d = self.sizes(x.width)
-        heads, kv_heads, head_dim = Axis("heads", num_heads), Axis("kv_heads", k), Axis("head_dim", d)
-        value_axis = head_dim if self.v_head_dim is None else Axis("v_head_dim", self.v_head_dim)
+        heads, kv_heads, dim = Axis("heads", num_heads), Axis("kv_heads", k), Axis("head_dim", d)
+        value_axis = dim if self.v_head_dim is None else Axis("v_head_dim", self.v_head_dim)
         query_input = x if self.query_rank is None else self.query_rank.flow(recorder, x)
-        projected = self._project_heads(recorder, "q_proj", query_input, (heads, head_dim), self.q_bias, adapter)
-        q = self._normalize_and_rotate(recorder, projected, "q_norm", head_dim)
+        projected = self._project_heads(recorder, "q_proj", query_input, (heads, dim), self.q_bias, adapter)
+        q = self._normalize_and_rotate(recorder, projected, "q_norm", dim)
         for projection in self.idle_projections:
             with recorder.scope(projection, role="idle"):
-                recorder.linear("", x, heads, head_dim, bias=self.q_bias)
+                recorder.linear("", x, heads, dim, bias=self.q_bias)
         kv_input = x if memory is None else memory
         keys, values = self._keys_and_values(
-            recorder, kv_input, kv_heads, head_dim, value_axis, memory is not None, adapter, value_input
+            recorder, kv_input, kv_heads, dim, value_axis, memory is not None, adapter, value_input
         )
         causal = recorder.causal and not self.whole_pass
         if memory is None:
@@ -384,7 +384,7 @@ class Attention(TokenMixer):
             theta = self.position.rope_theta if isinstance(self.position, Rope) else 10000.0
             keys, values, limits = self.block_indexer.flow(recorder, x, Rope(rope_theta=theta), keys, values)
         cap = self.attn_logit_softcapping
-        attention_output = recorder.attention(
+        attn_output = recorder.attention(
             "core",
             q,
             keys,
@@ -402,28 +402,28 @@ class Attention(TokenMixer):
             bias_in_sdpa=bias is not None and recorder.memo.get("bias_in_sdpa", False),
             **limits,
         )
-        recorder.hold(out=attention_output)
+        recorder.hold(out=attn_output)
         if convolved_values is not None:
-            attention_output = recorder.add(attention_output, convolved_values)
-            recorder.hold(out=attention_output)
+            attn_output = recorder.add(attn_output, convolved_values)
+            recorder.hold(out=attn_output)
         if self.sinks:
             recorder.vector("sinks", heads)
-        attention_output = self._normalize_and_gate(recorder, x, attention_output, value_axis)
-        return recorder.linear("o_proj", attention_output, *(x.axes if out is None else out), bias=self.o_bias)
+        attn_output = self._normalize_and_gate(recorder, x, attn_output, value_axis)
+        return recorder.linear("o_proj", attn_output, *(x.axes if out is None else out), bias=self.o_bias)
 
-    def _normalize_and_gate(self, recorder: Flow, x: Value, attention_output: Value, value_axis: Axis) -> Value:
+    def _normalize_and_gate(self, recorder: Flow, x: Value, attn_output: Value, value_axis: Axis) -> Value:
         """Returns the output of the heads after the norms and the gate. x: the layer's input."""
         if self.head_norm is not None:
-            attention_output = recorder.norm("head_norm", attention_output, self.head_norm, (value_axis,))
-            recorder.hold(out=attention_output)
+            attn_output = recorder.norm("head_norm", attn_output, self.head_norm, (value_axis,))
+            recorder.hold(out=attn_output)
         if self.output_gate is not None:
-            attention_output = self.output_gate.flow(recorder, x, attention_output)
-            recorder.hold(out=attention_output)
+            attn_output = self.output_gate.flow(recorder, x, attn_output)
+            recorder.hold(out=attn_output)
         if self.sub_norm is not None:
-            concatenated_heads = recorder.flat(attention_output)
+            concatenated_heads = recorder.flat(attn_output)
             recorder.hold(whole=concatenated_heads)
-            attention_output = recorder.part("sub_norm", self.sub_norm, concatenated_heads)
-        return attention_output
+            attn_output = recorder.part("sub_norm", self.sub_norm, concatenated_heads)
+        return attn_output
 
     def _project_heads(
         self, recorder: Flow, projection: str, x: Value, output_axes: Shape, bias: bool, adapter: Adapter | None
@@ -434,13 +434,13 @@ class Attention(TokenMixer):
         with recorder.scope(projection):
             return recorder.add(recorder.linear("", x, *output_axes, bias=bias), adapter(x, output_axes))
 
-    def _normalize_and_rotate(self, recorder: Flow, x: Value, norm_name: str, head_dim: Axis) -> Value:
+    def _normalize_and_rotate(self, recorder: Flow, x: Value, norm_name: str, dim: Axis) -> Value:
         """Returns queries or keys after norm and positions, in the spec's order."""
         qk = self.qk_norm
 
         def normalize_heads(v: Value) -> Value:
             assert qk is not None
-            normed_axes = v.axes if qk.scope == "projection" else (head_dim,)
+            normed_axes = v.axes if qk.scope == "projection" else (dim,)
             head_axis = v.axes[0] if qk.scope == "per_head" else None
             return recorder.norm(norm_name, v, qk.norm, normed_axes, head_axis if isinstance(head_axis, Axis) else None)
 
@@ -453,7 +453,7 @@ class Attention(TokenMixer):
         recorder: Flow,
         x: Value,
         heads: Axis,
-        head_dim: Axis,
+        dim: Axis,
         value_axis: Axis,
         is_cross_attention: bool,
         adapter: Adapter | None,
@@ -462,11 +462,11 @@ class Attention(TokenMixer):
         """Returns the layer's keys and values, or the shared keys and values of the nearest lower layer."""
         computed_keys_and_values: list[tuple[Attention, Value, Value]] = recorder.memo.setdefault("keys and values", [])
         if self.kv_shared and "from_target" in recorder.memo:
-            return recorder.received(x, heads, head_dim), recorder.received(x, heads, value_axis)
+            return recorder.received(x, heads, dim), recorder.received(x, heads, value_axis)
         if self.kv_shared:
             empty_keys_and_values = (
                 self,
-                Value(x.rows, (heads, head_dim), fixed=True),
+                Value(x.rows, (heads, dim), fixed=True),
                 Value(x.rows, (heads, value_axis), fixed=True),
             )
             shareable = (
@@ -477,13 +477,11 @@ class Attention(TokenMixer):
             _, keys, values = next(
                 shareable, computed_keys_and_values[-1] if computed_keys_and_values else empty_keys_and_values
             )  # nothing: the layer is recorded alone
-            return keys.view(*recorder.rank_part((heads, head_dim))), values.view(
-                *recorder.rank_part((heads, value_axis))
-            )
+            return keys.view(*recorder.rank_part((heads, dim))), values.view(*recorder.rank_part((heads, value_axis)))
         with recorder.function():
-            raw_keys = self._project_heads(recorder, "k_proj", x, (heads, head_dim), self.k_bias, adapter)
+            raw_keys = self._project_heads(recorder, "k_proj", x, (heads, dim), self.k_bias, adapter)
             recorder.hold(raw=raw_keys)
-            keys = self._normalize_and_rotate(recorder, raw_keys, "k_norm", head_dim)
+            keys = self._normalize_and_rotate(recorder, raw_keys, "k_norm", dim)
             values = raw_keys
             if not self.attention_k_eq_v:
                 values_input = x if value_input is None else value_input
@@ -733,7 +731,7 @@ def _reference_class() -> type[nn.Module]:
             return keys_and_values
 
         def _join_target_keys(self, x: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor]:
-            """Returns a target model's cached keys and values (zeros here), followed by the keys and values of this pass."""
+            """Returns a target model's cached keys and values (zeros here), followed by those of this pass."""
             limit = self.spec.sliding_window or self.spec.attention_chunk_size
             past = forward_pass.past if limit is None else min(forward_pass.past, limit - 1)
             heads = x.shape[0], self.kv_heads, past + x.shape[1]
@@ -814,18 +812,14 @@ def _reference_class() -> type[nn.Module]:
             cap = self.spec.attn_logit_softcapping
             if self.spec.grid_window is None:
                 formats = {"float32_softmax": self.spec.float32_softmax, "float32_scores": self.spec.float32_scores}
-                attention_output = self.core(q, k, v, mask, bias, cap, sinks, **formats)
+                attn_output = self.core(q, k, v, mask, bias, cap, sinks, **formats)
             else:
-                attention_output = self._attention_in_squares(q, k, v, forward_pass.columns, self.spec.grid_window, cap)
-            attention_output = (
-                attention_output if convolved_values is None else attention_output + convolved_values
-            ).transpose(1, 2)
-            attention_output = self.head_norm(attention_output) if hasattr(self, "head_norm") else attention_output
+                attn_output = self._attention_in_squares(q, k, v, forward_pass.columns, self.spec.grid_window, cap)
+            attn_output = (attn_output if convolved_values is None else attn_output + convolved_values).transpose(1, 2)
+            attn_output = self.head_norm(attn_output) if hasattr(self, "head_norm") else attn_output
             if hasattr(self, "gate_proj"):
-                attention_output = attention_output * gate_values(self.gate, self.gate_proj(x)).unflatten(
-                    -1, (self.heads, -1)
-                )
-            concatenated_heads = attention_output.flatten(2)
+                attn_output = attn_output * gate_values(self.gate, self.gate_proj(x)).unflatten(-1, (self.heads, -1))
+            concatenated_heads = attn_output.flatten(2)
             return self.o_proj(self.sub_norm(concatenated_heads) if hasattr(self, "sub_norm") else concatenated_heads)
 
     return AttentionReference

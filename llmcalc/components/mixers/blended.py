@@ -59,18 +59,18 @@ class BlendedAttention(WindowedMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
-        head_dim, window = Axis("head_dim", self.head_dim), self.sliding_window
-        q = recorder.rope(recorder.linear("q_proj", x, heads, head_dim), self.position)
-        k = recorder.rope(self._blend(recorder, "k", recorder.linear("k_proj", x, kv_heads, head_dim)), self.position)
-        v = self._blend(recorder, "v", recorder.linear("v_proj", x, kv_heads, head_dim))
+        dim, window = Axis("head_dim", self.head_dim), self.sliding_window
+        q = recorder.rope(recorder.linear("q_proj", x, heads, dim), self.position)
+        k = recorder.rope(self._blend(recorder, "k", recorder.linear("k_proj", x, kv_heads, dim)), self.position)
+        v = self._blend(recorder, "v", recorder.linear("v_proj", x, kv_heads, dim))
         k, v = recorder.cache("cache", self.cache_kind, k, v, limit=window)
         recorder.mask(q, k, causal=True, window=window)
         recorder.hold(q=q, k=k, v=v)
         k, v = recorder.repeat(k, heads), recorder.repeat(v, heads)
         recorder.hold(k=k, v=v)
-        attention_output = recorder.attention("core", q, k, v, causal=True, window=window)
-        recorder.hold(out=attention_output)
-        return recorder.linear("o_proj", attention_output, *x.axes)
+        attn_output = recorder.attention("core", q, k, v, causal=True, window=window)
+        recorder.hold(out=attn_output)
+        return recorder.linear("o_proj", attn_output, *x.axes)
 
     def _blend(self, recorder: Flow, letter: str, x: Value) -> Value:
         """Records the weighted sum of each row and the previous row. x: the keys or the values."""

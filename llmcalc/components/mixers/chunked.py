@@ -80,8 +80,8 @@ class ChunkedAttention(MultiHeadMixer):
             "after": self.chunks_after,
             "hashes": self.num_hashes,
         }
-        attention_output = recorder.attention("core", q, k, v, causal=recorder.causal, core=ops.ChunkCore, **limits)
-        return recorder.linear("o_proj", attention_output, *x.axes)
+        attn_output = recorder.attention("core", q, k, v, causal=recorder.causal, core=ops.ChunkCore, **limits)
+        return recorder.linear("o_proj", attn_output, *x.axes)
 
     def describe(self, hidden_size: int) -> str:
         hashes = "" if self.num_hashes is None else f", {self.num_hashes} hashes"
@@ -137,10 +137,8 @@ def _reference_class() -> type[nn.Module]:
             if self.causal:
                 scores = scores.masked_fill(position[..., None] < key_position[..., None, :], -1e5)
             log_sums = torch.logsumexp(scores, -1, keepdim=True)
-            attention_output = torch.exp(scores - log_sums) @ v
-            return (
-                (attention_output.flatten(2, 3), log_sums.flatten(2, 3)) if has_chunks else (attention_output, log_sums)
-            )
+            attn_output = torch.exp(scores - log_sums) @ v
+            return (attn_output.flatten(2, 3), log_sums.flatten(2, 3)) if has_chunks else (attn_output, log_sums)
 
     class ChunkedReference(nn.Module):
         """Attention in chunks. x: [batch, tokens, hidden] → same shape."""
@@ -169,17 +167,15 @@ def _reference_class() -> type[nn.Module]:
             position = torch.arange(tokens, device=x.device).expand(*q.shape[:3])
             keys = k[0] if k else q * torch.rsqrt(q.square().mean(-1, keepdim=True) + 1e-6)
             if self.hashes is None or not has_chunks:
-                attention_output, _ = self.core(q, keys, v, position, has_chunks)
+                attn_output, _ = self.core(q, keys, v, position, has_chunks)
             else:
                 token_order = self.hashing(q)
                 token_index = token_order[..., None].expand(-1, -1, -1, q.shape[-1])
                 sorted_rows = (row.repeat(1, 1, self.hashes, 1).gather(2, token_index % tokens) for row in (q, keys, v))
-                attention_output, log_sums = self.core(*sorted_rows, token_order % tokens, True)
-                attention_output, log_sums = (
-                    row.unflatten(2, (self.hashes, tokens)) for row in (attention_output, log_sums)
-                )
-                attention_output = (attention_output * torch.softmax(log_sums, 2)).sum(2)
-            output: Tensor = self.o_proj(attention_output.transpose(1, 2).flatten(2))
+                attn_output, log_sums = self.core(*sorted_rows, token_order % tokens, True)
+                attn_output, log_sums = (row.unflatten(2, (self.hashes, tokens)) for row in (attn_output, log_sums))
+                attn_output = (attn_output * torch.softmax(log_sums, 2)).sum(2)
+            output: Tensor = self.o_proj(attn_output.transpose(1, 2).flatten(2))
             return output
 
     return ChunkedReference

@@ -60,18 +60,17 @@ class ContextAttention(TwoSetsMixer):
         """Records one softmax over the scores of both attention cores; each core counts its own keys."""
         context: Value = recorder.memo.get("target_states", x)  # x itself where the part is recorded alone
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
-        head_dim, bias = Axis("head_dim", self.head_dim), self.attention_bias
+        dim, bias = Axis("head_dim", self.head_dim), self.attention_bias
         q = recorder.rope(
-            self._normalize(recorder, "q_norm", recorder.linear("q_proj", x, heads, head_dim, bias=bias), head_dim),
-            self.position,
+            self._normalize(recorder, "q_norm", recorder.linear("q_proj", x, heads, dim, bias=bias), dim), self.position
         )
         joint_rows = Joined(first=x.rows, second=context.rows)
-        keys = recorder.linear("k_proj", x, kv_heads, head_dim, bias=bias, counted=joint_rows)
-        normed = self._normalize(recorder, "k_norm", keys, head_dim)
-        values = recorder.linear("v_proj", x, kv_heads, head_dim, bias=bias, counted=joint_rows)
+        keys = recorder.linear("k_proj", x, kv_heads, dim, bias=bias, counted=joint_rows)
+        normed = self._normalize(recorder, "k_norm", keys, dim)
+        values = recorder.linear("v_proj", x, kv_heads, dim, bias=bias, counted=joint_rows)
         context_keys = recorder.apply_again(context, keys, bias)
         if self.norm is not None:
-            context_keys = recorder.normalized(context_keys, self.norm, (head_dim,), like=normed)
+            context_keys = recorder.normalized(context_keys, self.norm, (dim,), like=normed)
         context_keys, context_values = recorder.cache(
             "cache",
             self.cache_kind,
@@ -79,15 +78,15 @@ class ContextAttention(TwoSetsMixer):
             recorder.apply_again(context, values, bias),
             limit=self.sliding_window,
         )
-        core_sizes = heads.size, head_dim.size, head_dim.size
+        core_sizes = heads.size, dim.size, dim.size
         context_core = ops.AttentionCore(*core_sizes, causal=False, window=self.sliding_window, rows=x.rows)
         block_core = ops.AttentionCore(*core_sizes, causal=False, rows=x.rows, keys=OfThisPass(of=x.rows))
-        attention_output = recorder.core("core", context_core, q, context_keys, context_values, axes=(heads, head_dim))
+        attn_output = recorder.core("core", context_core, q, context_keys, context_values, axes=(heads, dim))
         own_keys = recorder.rope(normed, self.position)
-        attention_output = recorder.add(
-            attention_output, recorder.core("block_core", block_core, q, own_keys, values, axes=(heads, head_dim))
+        attn_output = recorder.add(
+            attn_output, recorder.core("block_core", block_core, q, own_keys, values, axes=(heads, dim))
         )
-        return recorder.linear("o_proj", attention_output, *x.axes, bias=bias)
+        return recorder.linear("o_proj", attn_output, *x.axes, bias=bias)
 
     def describe(self, hidden_size: int) -> str:
         return self._heading_with_keys("of a block")
@@ -132,7 +131,7 @@ def _reference_class() -> type[nn.Module]:
             scores = [self.core(q, context_k.transpose(-1, -2)), self.block_core(q, k.transpose(-1, -2))]
             weights = torch.softmax((torch.cat(scores, -1) * spec.head_dim**-0.5).float(), -1).to(v.dtype)
             context_weights, weights = weights.split((context_k.shape[-2], k.shape[-2]), -1)
-            attention_output = self.core(context_weights, context_v) + self.block_core(weights, v)
-            return self.o_proj(attention_output.transpose(1, 2).flatten(2))
+            attn_output = self.core(context_weights, context_v) + self.block_core(weights, v)
+            return self.o_proj(attn_output.transpose(1, 2).flatten(2))
 
     return ContextReference

@@ -58,11 +58,11 @@ def delta_rule_class() -> type[nn.Module]:
             stored_state = state.load(forward_pass)
             old_state = q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]) if stored_state is None else stored_state[0]
             decodes_one_token = stored_state is not None and q.shape[2] == 1
-            recurrence_output, new_state = (self._run_token if decodes_one_token else self._run_chunks)(
+            scan_output, new_state = (self._run_token if decodes_one_token else self._run_chunks)(
                 q, k, v, g, beta, old_state
             )
             state.keep(forward_pass, new_state)
-            return recurrence_output
+            return scan_output
 
         def _run_token(
             self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor

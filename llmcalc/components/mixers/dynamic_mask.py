@@ -68,15 +68,11 @@ class DynamicMaskAttention(WindowedMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
-        head_dim, has_bias, window = Axis("head_dim", self.head_dim), self.attention_bias, self.sliding_window
-        q = recorder.norm(
-            "q_norm", recorder.linear("q_proj", x, heads, head_dim, bias=has_bias), self.norm, (head_dim,)
-        )
+        dim, has_bias, window = Axis("head_dim", self.head_dim), self.attention_bias, self.sliding_window
+        q = recorder.norm("q_norm", recorder.linear("q_proj", x, heads, dim, bias=has_bias), self.norm, (dim,))
         q = recorder.rope(q, self.position)
-        k = recorder.norm(
-            "k_norm", recorder.linear("k_proj", x, kv_heads, head_dim, bias=has_bias), self.norm, (head_dim,)
-        )
-        k, v = recorder.rope(k, self.position), recorder.linear("v_proj", x, kv_heads, head_dim, bias=has_bias)
+        k = recorder.norm("k_norm", recorder.linear("k_proj", x, kv_heads, dim, bias=has_bias), self.norm, (dim,))
+        k, v = recorder.rope(k, self.position), recorder.linear("v_proj", x, kv_heads, dim, bias=has_bias)
         k, v = recorder.cache("cache", self.cache_kind, k, v, limit=window)
         limits: dict[str, Any] = {"window": window, "keep": self.keep_window_size}
         recorder.hold(q=q, k=k, v=v)
@@ -91,9 +87,9 @@ class DynamicMaskAttention(WindowedMixer):
         recorder.hold(mask=mask)
         k, v, mask = (recorder.repeat(tensor, heads) for tensor in (k, v, mask))
         recorder.hold(k=k, v=v, mask=mask)
-        attention_output = recorder.attention("core", q, k, v, core=ops.MaskedCore, bias=mask, masked=False, **limits)
-        recorder.hold(out=attention_output)
-        return recorder.linear("o_proj", attention_output, *x.axes, bias=has_bias)
+        attn_output = recorder.attention("core", q, k, v, core=ops.MaskedCore, bias=mask, masked=False, **limits)
+        recorder.hold(out=attn_output)
+        return recorder.linear("o_proj", attn_output, *x.axes, bias=has_bias)
 
     def describe(self, hidden_size: int) -> str:
         a, k = self.num_attention_heads, self.num_key_value_heads
@@ -160,7 +156,7 @@ def _reference_class() -> type[nn.Module]:
             k, v = self.cache(forward_pass, k, self._split_heads("v", x))
             mask = self._learned_mask(v, attention_mask(forward_pass, x, k, causal=True, window=spec.sliding_window))
             k, v, mask = self._for_each_query_head(k, v, mask)
-            attention_output = self.core(q, k, v, mask)
-            return self.o_proj(attention_output.transpose(1, 2).flatten(2))
+            attn_output = self.core(q, k, v, mask)
+            return self.o_proj(attn_output.transpose(1, 2).flatten(2))
 
     return DynamicMaskReference

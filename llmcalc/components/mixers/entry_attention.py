@@ -130,16 +130,16 @@ class EntryAttention(TokenMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records one softmax over the scores of tokens, entries and sinks; each core counts its own products."""
-        heads, head_dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
+        heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
         rope = self.position.model_copy(update={"rotary_dim": self.qk_rope_head_dim})
         compressed_query = recorder.norm(
             "q_a_norm", recorder.linear("q_a_proj", x, Axis("q_lora", self.q_lora_rank)), self.norm
         )
-        q = recorder.linear("q_b_proj", compressed_query, heads, head_dim)
+        q = recorder.linear("q_b_proj", compressed_query, heads, dim)
         recorder.hold(small=compressed_query, q=q)
-        q = recorder.rope(self._normed_query(recorder, q, head_dim), rope)
+        q = recorder.rope(self._normed_query(recorder, q, dim), rope)
         recorder.hold(q=q)
-        k = recorder.rope(recorder.norm("kv_norm", recorder.linear("kv_proj", x, head_dim), self.norm), rope)
+        k = recorder.rope(recorder.norm("kv_norm", recorder.linear("kv_proj", x, dim), self.norm), rope)
         cache_kind = "sliding_attention" if self.compress_rate is None else COMPRESSED
         (k,) = recorder.cache("cache", cache_kind, k, limit=self.sliding_window)
         recorder.hold(k=k)
@@ -149,7 +149,7 @@ class EntryAttention(TokenMixer):
         mask: Value | None = None
         if self.compress_rate is not None:
             with recorder.function():
-                mask, entries = self._mask_and_entries(recorder, x, compressed_query, q, head_dim, rope)
+                mask, entries = self._mask_and_entries(recorder, x, compressed_query, q, dim, rope)
             recorder.hold(entries=entries, entries_seen=mask)
             limits: dict[str, Any] = {"rate": self.compress_rate, "chosen": self.selected_entries}
             scores.append(
@@ -161,23 +161,23 @@ class EntryAttention(TokenMixer):
             q, k, *scores, window=self.sliding_window, sinks=True, selection=mask
         )
         recorder.hold(shares=attention_weights)
-        attention_output = recorder.weighted(attention_weights, k)
-        recorder.hold(out=attention_output)
+        attn_output = recorder.weighted(attention_weights, k)
+        recorder.hold(out=attn_output)
         if entries is not None:
-            attention_output = recorder.add(attention_output, recorder.weighted(attention_weights, entries))
-            recorder.hold(out=attention_output)
+            attn_output = recorder.add(attn_output, recorder.weighted(attention_weights, entries))
+            recorder.hold(out=attn_output)
         recorder.vector("sinks", heads)
-        attention_output = recorder.rope(attention_output, rope, inverse=True)
+        attn_output = recorder.rope(attn_output, rope, inverse=True)
         groups = Axis("output_groups", self.o_groups)
-        output_groups = recorder.per_group("o_a_proj", attention_output, groups, Axis("o_lora", self.o_lora_rank))
+        output_groups = recorder.per_group("o_a_proj", attn_output, groups, Axis("o_lora", self.o_lora_rank))
         return recorder.linear("o_b_proj", output_groups, *x.axes)
 
-    def _normed_query(self, recorder: Flow, q: Value, head_dim: Axis) -> Value:
+    def _normed_query(self, recorder: Flow, q: Value, dim: Axis) -> Value:
         """Returns the query of each head before RoPE."""
         return q
 
     def _mask_and_entries(
-        self, recorder: Flow, x: Value, compressed_query: Value, q: Value, head_dim: Axis, rope: Rope
+        self, recorder: Flow, x: Value, compressed_query: Value, q: Value, dim: Axis, rope: Rope
     ) -> tuple[Value, Value]:
         """Returns the mask of the entries that each token attends to, and the entries."""
         raise TypeError(f"{type(self).__name__} computes no entries")
@@ -190,7 +190,8 @@ class EntryAttention(TokenMixer):
     def describe(self, hidden_size: int) -> str:
         entries_text = "" if self.compress_rate is None else f", {self.entry_noun} of {self.compress_rate} tokens"
         selection_text = "" if self.selected_entries is None else f", {self.selected_entries} of them"
-        return f"MQA {self.num_attention_heads} × {self.head_dim}, window {self.sliding_window}{entries_text}{selection_text}"
+        heading = f"MQA {self.num_attention_heads} × {self.head_dim}, window {self.sliding_window}"
+        return heading + entries_text + selection_text
 
 
 @cache
@@ -285,16 +286,16 @@ def entry_attention_class() -> Any:
             sink_scores = self.sinks.weight[None, :, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)
             scores = scores.masked_fill(~allowed_mask, float("-inf"))
             attention_weights = torch.cat([scores, sink_scores], -1).softmax(-1)[..., :-1]
-            attention_output = self.core(q, k, attention_weights[..., :keys])
+            attn_output = self.core(q, k, attention_weights[..., :keys])
             if entries is not None:
-                attention_output = attention_output + self.entry_core(q, entries, attention_weights[..., keys:])
-            attention_output = (
-                self._rotate(attention_output, forward_pass, inverse=True)
+                attn_output = attn_output + self.entry_core(q, entries, attention_weights[..., keys:])
+            attn_output = (
+                self._rotate(attn_output, forward_pass, inverse=True)
                 .transpose(1, 2)
                 .flatten(2)
                 .unflatten(-1, (spec.o_groups, -1))
             )
-            return self.o_b_proj(self.o_a_proj(attention_output).flatten(2))
+            return self.o_b_proj(self.o_a_proj(attn_output).flatten(2))
 
     return EntryAttentionReference
 

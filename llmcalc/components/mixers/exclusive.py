@@ -84,44 +84,38 @@ class ExclusiveAttention(WindowedMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
-        head_dim, bias = Axis("head_dim", self.head_dim), self.attention_bias
-        q = recorder.linear("q_proj", x, heads, head_dim, bias=bias)
-        keys = recorder.linear("k_proj", x, kv_heads, head_dim, bias=bias)
-        values = recorder.linear("v_proj", x, kv_heads, head_dim, bias=bias)
-        q = recorder.rope(recorder.norm("q_norm", q, self.norm, (head_dim,)), self.position)
-        keys = recorder.rope(recorder.norm("k_norm", keys, self.norm, (head_dim,)), self.position)
+        dim, bias = Axis("head_dim", self.head_dim), self.attention_bias
+        q = recorder.linear("q_proj", x, heads, dim, bias=bias)
+        keys = recorder.linear("k_proj", x, kv_heads, dim, bias=bias)
+        values = recorder.linear("v_proj", x, kv_heads, dim, bias=bias)
+        q = recorder.rope(recorder.norm("q_norm", q, self.norm, (dim,)), self.position)
+        keys = recorder.rope(recorder.norm("k_norm", keys, self.norm, (dim,)), self.position)
         if self.adds_embeddings:
             values = recorder.add(values, recorder.memo.get("value_embeddings", values))
         recorder.mask(q, keys, causal=False, window=self.sliding_window)
         recorder.hold(q=q, k=keys, v=values)
         repeated_keys_and_values = recorder.repeat(keys, heads), recorder.repeat(values, heads)
         recorder.hold(k=repeated_keys_and_values[0], v=repeated_keys_and_values[1])
-        attention_output = recorder.attention(
-            "core", q, *repeated_keys_and_values, causal=False, window=self.sliding_window
-        )
-        recorder.hold(out=attention_output, v=values)
-        attention_output = self._subtract_own_value(recorder, attention_output, values)
-        recorder.hold(out=attention_output)
-        attention_output = recorder.mul(
-            attention_output, recorder.act(recorder.linear("gate_proj", x, heads, head_dim), "sigmoid")
-        )
-        return recorder.linear("o_proj", attention_output, *x.axes, bias=bias)
+        attn_output = recorder.attention("core", q, *repeated_keys_and_values, causal=False, window=self.sliding_window)
+        recorder.hold(out=attn_output, v=values)
+        attn_output = self._subtract_own_value(recorder, attn_output, values)
+        recorder.hold(out=attn_output)
+        attn_output = recorder.mul(attn_output, recorder.act(recorder.linear("gate_proj", x, heads, dim), "sigmoid"))
+        return recorder.linear("o_proj", attn_output, *x.axes, bias=bias)
 
-    def _subtract_own_value(self, recorder: Flow, attention_output: Value, values: Value) -> Value:
+    def _subtract_own_value(self, recorder: Flow, attn_output: Value, values: Value) -> Value:
         """Returns the output of the heads minus tanh(α) times its projection on the token's value."""
-        kv_heads, head_dim = values.axes
+        kv_heads, dim = values.axes
         assert isinstance(kv_heads, Axis)
-        heads = attention_output.axes
+        heads = attn_output.axes
         group_axis = Axis("group", exact_div(self.num_attention_heads, self.num_key_value_heads))
-        attention_output = attention_output.view(kv_heads, group_axis, head_dim)
+        attn_output = attn_output.view(kv_heads, group_axis, dim)
         unit_value = recorder.div(values, recorder.root_mean_square(values))
         alpha = recorder.act(recorder.vector("alpha", kv_heads, group_axis), "tanh")
         removed_fraction = recorder.mul(
-            recorder.sum(recorder.mul(attention_output, unit_value), kv_heads, group_axis), alpha
+            recorder.sum(recorder.mul(attn_output, unit_value), kv_heads, group_axis), alpha
         )
-        return recorder.sub(
-            attention_output, recorder.mul(unit_value, removed_fraction, axes=attention_output.axes)
-        ).view(*heads)
+        return recorder.sub(attn_output, recorder.mul(unit_value, removed_fraction, axes=attn_output.axes)).view(*heads)
 
     def describe(self, hidden_size: int) -> str:
         return self._heading("exclusive GQA")
@@ -161,12 +155,12 @@ def _reference_class() -> type[nn.Module]:
             v = v + forward_pass.memo["value_embeddings"] if spec.adds_embeddings else v
             k, v = self._for_each_query_head(k, v)
             mask = attention_mask(forward_pass, x, x, causal=False, window=spec.sliding_window)
-            attention_output = self.core(q, k, v, mask)
-            unit_value = nn.functional.normalize(v.float(), dim=-1).to(attention_output.dtype)
-            removed_fraction = torch.tanh(self.alpha.weight)[:, None, None] * (attention_output * unit_value).sum(
+            attn_output = self.core(q, k, v, mask)
+            unit_value = nn.functional.normalize(v.float(), dim=-1).to(attn_output.dtype)
+            removed_fraction = torch.tanh(self.alpha.weight)[:, None, None] * (attn_output * unit_value).sum(
                 -1, keepdim=True
             )
-            attention_output = (attention_output - removed_fraction * unit_value).transpose(1, 2).flatten(2)
-            return self.o_proj(attention_output * torch.sigmoid(self.gate_proj(x)))
+            attn_output = (attn_output - removed_fraction * unit_value).transpose(1, 2).flatten(2)
+            return self.o_proj(attn_output * torch.sigmoid(self.gate_proj(x)))
 
     return ExclusiveReference

@@ -85,7 +85,8 @@ class GatedDeltaNet(TokenMixer):
         keys, value_heads = self.linear_num_key_heads, self.linear_num_value_heads
         if value_heads % keys:
             raise ValueError(
-                f"linear_num_key_heads: {keys} does not divide linear_num_value_heads {value_heads}; expected a divisor "
+                f"linear_num_key_heads: {keys} does not divide linear_num_value_heads {value_heads}; "
+                "expected a divisor "
                 f"of {value_heads}"
             )
         return self
@@ -117,16 +118,14 @@ class GatedDeltaNet(TokenMixer):
         beta = recorder.act(recorder.linear("b_proj", x, heads), "sigmoid")  # the strength of the correction
         inputs, node_fields = (q, k, v, decay, beta), {"source": "Yang et al. 2024, §3.3"}
         delta_rule = DeltaRule(beta.width, key_dim.size, value_dim.size, self.chunk_size, rows=x.rows)
-        recurrence_output = recorder.alternatives(
+        scan_output = recorder.alternatives(
             chunked=lambda: recorder.core("core", delta_rule, *inputs, axes=value_axes, about=node_fields),
             step=lambda: recorder.core("core", Elementwise(), *inputs, axes=value_axes, about=node_fields),
         )
         recorder.state("recurrent_state", heads, key_dim, value_dim, bits=32)
         gate = recorder.act(recorder.linear("g_proj", x, *value_axes), "silu")
-        recurrence_output = recorder.norm(
-            "norm", recurrence_output, Norm(type=self.norm_type, eps=self.norm_eps), (value_dim,)
-        )
-        return recorder.linear("o_proj", recorder.mul(recurrence_output, gate), *x.axes)
+        scan_output = recorder.norm("norm", scan_output, Norm(type=self.norm_type, eps=self.norm_eps), (value_dim,))
+        return recorder.linear("o_proj", recorder.mul(scan_output, gate), *x.axes)
 
     def describe(self, hidden_size: int) -> str:
         heads = f"{self.linear_num_key_heads}/{self.linear_num_value_heads}"
@@ -204,9 +203,9 @@ def _reference_class() -> type[nn.Module]:
                 decay.transpose(1, 2)[..., None],
                 beta.transpose(1, 2),
             )
-            recurrence_output = self.core(q, k, v, decay, beta, forward_pass, self.recurrent_state)
+            scan_output = self.core(q, k, v, decay, beta, forward_pass, self.recurrent_state)
             gate = F.silu(self.g_proj(x).unflatten(-1, (-1, dv)))
-            normed = self.norm(recurrence_output.transpose(1, 2).to(x.dtype)) * gate
+            normed = self.norm(scan_output.transpose(1, 2).to(x.dtype)) * gate
             return self.o_proj(normed.flatten(2))
 
     return GatedDeltaNetReference

@@ -77,30 +77,26 @@ class GatedProfileAttention(ProfileAttention):
         recorder.hold(q=q, k=keys, v=values, bias=bias, gate=gate, sinks=sinks)
         keys, values = recorder.repeat(keys, heads), recorder.repeat(values, heads)
         recorder.hold(k=keys, v=values)
-        attention_output = recorder.attention("core", q, keys, values, causal=recorder.causal, bias=bias, window=window)
+        attn_output = recorder.attention("core", q, keys, values, causal=recorder.causal, bias=bias, window=window)
         # a key without a value takes a share of each head's output
-        attention_output = recorder.mul(attention_output, recorder.act(sinks, "sigmoid"))
-        attention_output = recorder.mul(attention_output, recorder.act(gate, "sigmoid"))
-        recorder.hold(out=attention_output)
-        return recorder.linear("o_proj", attention_output, *x.axes)
+        attn_output = recorder.mul(attn_output, recorder.act(sinks, "sigmoid"))
+        attn_output = recorder.mul(attn_output, recorder.act(gate, "sigmoid"))
+        recorder.hold(out=attn_output)
+        return recorder.linear("o_proj", attn_output, *x.axes)
 
-    def _convolve_heads(self, recorder: Flow, convolution_name: str, x: Value, token: Value) -> Value:
+    def _convolve_heads(self, recorder: Flow, conv_name: str, x: Value, token: Value) -> Value:
         """Returns keys or values after their convolution.
 
         token: the vectors from which a part of the filter is computed.
         """
         if not self.dynamic_convolutions:
-            return add_convolution(recorder, convolution_name, x, self.conv_kernel_size)
-        (heads, head_dim), taps = x.axes, Axis("kernel", self.conv_kernel_size)
-        with recorder.scope(convolution_name):
+            return add_convolution(recorder, conv_name, x, self.conv_kernel_size)
+        (heads, dim), taps = x.axes, Axis("kernel", self.conv_kernel_size)
+        with recorder.scope(conv_name):
             weights = recorder.linear("weight_proj", token, heads, taps)
-            weights = recorder.mul(
-                weights, recorder.vector("static_weight", heads, head_dim, taps), axes=(heads, head_dim, taps)
-            )
-            recorder.state("conv_state", heads, head_dim, taps, kind="conv_state")
-            return recorder.add(
-                recorder.sum(recorder.mul(weights, x, axes=(heads, head_dim, taps)), heads, head_dim), x
-            )
+            weights = recorder.mul(weights, recorder.vector("static_weight", heads, dim, taps), axes=(heads, dim, taps))
+            recorder.state("conv_state", heads, dim, taps, kind="conv_state")
+            return recorder.add(recorder.sum(recorder.mul(weights, x, axes=(heads, dim, taps)), heads, dim), x)
 
     def describe(self, hidden_size: Any) -> str:
         return f"{super().describe(hidden_size)}, gated"
@@ -206,9 +202,7 @@ def _reference_class() -> type[nn.Module]:
                 limit_norm(profile_weights, 8.0).transpose(1, 2), forward_pass, end_position, k.shape[2]
             )
             k, v = self._for_each_query_head(k, v)
-            attention_output = (
-                self.core(q, k, v, mask, bias, self.sink_proj(x).transpose(1, 2)).transpose(1, 2).flatten(2)
-            )
-            return self.o_proj(attention_output * self.gate_proj(x).sigmoid())
+            attn_output = self.core(q, k, v, mask, bias, self.sink_proj(x).transpose(1, 2)).transpose(1, 2).flatten(2)
+            return self.o_proj(attn_output * self.gate_proj(x).sigmoid())
 
     return GatedProfileReference

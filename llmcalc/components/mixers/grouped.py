@@ -83,7 +83,8 @@ def check_key_heads(mixer: TokenMixer, head_sizes: HeadSizes) -> None:
     if not same(head_sizes.kv_heads, head_sizes.heads):
         type_name = type(mixer).model_fields["type"].default
         raise Unscalable(
-            f"attention.type '{type_name}' requires as many key/value heads as query heads; expected a --kv-ratio of 1, or "
+            f"attention.type '{type_name}' requires as many key/value heads as query heads; expected a --kv-ratio of "
+            "1, or "
             "none"
         )
 
@@ -129,7 +130,8 @@ class EqualHeadsMixer(TokenMixer):
         head_count = getattr(self, field)
         if stack_position.width % head_count:
             raise ValueError(
-                f"{stack_position.where}.{field}: {head_count}; expected a divisor of hidden_size {stack_position.width}"
+                f"{stack_position.where}.{field}: {head_count}; "
+                f"expected a divisor of hidden_size {stack_position.width}"
             )
 
 

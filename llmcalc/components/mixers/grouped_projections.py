@@ -58,16 +58,16 @@ class GroupedProjectionAttention(EqualHeadsMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         head_sizes = self.head_sizes(x.width)
-        heads, head_dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
+        heads, dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
         q, k, v = (
-            recorder.conv(f"{letter}_proj", x, heads, head_dim, kernel=1, groups=groups, bias=True)
+            recorder.conv(f"{letter}_proj", x, heads, dim, kernel=1, groups=groups, bias=True)
             for letter, groups in (("q", self.q_groups), ("k", self.k_groups), ("v", self.v_groups))
         )
         recorder.mask(q, k, causal=False)
         recorder.hold(q=q, k=k, v=v)
-        attention_output = recorder.flat(recorder.attention("core", q, k, v, causal=False))
-        recorder.hold(out=attention_output)
-        return recorder.conv("o_proj", attention_output, *x.axes, kernel=1, groups=self.o_groups, bias=True)
+        attn_output = recorder.flat(recorder.attention("core", q, k, v, causal=False))
+        recorder.hold(out=attn_output)
+        return recorder.conv("o_proj", attn_output, *x.axes, kernel=1, groups=self.o_groups, bias=True)
 
     def describe(self, hidden_size: int) -> str:
         return f"MHA {self.num_attention_heads} in {self.q_groups} groups"

@@ -74,16 +74,14 @@ class JetBlock(TokenMixer):
         beta = recorder.act(recorder.linear("b_proj", x, heads), "sigmoid")  # the strength of the correction
         inputs = (q, k, v, decay, beta)
         delta_rule = DeltaRule(beta.width, key_dim.size, value_dim.size, self.chunk_size, rows=x.rows)
-        recurrence_output = recorder.alternatives(
+        scan_output = recorder.alternatives(
             chunked=lambda: recorder.core("core", delta_rule, *inputs, axes=(heads, value_dim)),
             step=lambda: recorder.core("core", Elementwise(), *inputs, axes=(heads, value_dim)),
         )
         recorder.state("recurrent_state", heads, key_dim, value_dim, bits=32)
         gate = recorder.act(recorder.linear("g_proj", x, heads, value_dim), "silu")
-        recurrence_output = recorder.norm(
-            "norm", recurrence_output, Norm(type="rmsnorm", eps=self.norm_eps), (value_dim,)
-        )
-        return recorder.linear("o_proj", recorder.mul(recurrence_output, gate), *x.axes)
+        scan_output = recorder.norm("norm", scan_output, Norm(type="rmsnorm", eps=self.norm_eps), (value_dim,))
+        return recorder.linear("o_proj", recorder.mul(scan_output, gate), *x.axes)
 
     def describe(self, hidden_size: int) -> str:
         head_dims = f"{self.linear_key_head_dim}/{self.linear_value_head_dim}"
@@ -163,8 +161,8 @@ def _reference_class() -> type[nn.Module]:
             beta = self.b_proj(x).sigmoid().transpose(1, 2)
             heads_of_v = v.unflatten(-1, (-1, value_dim)).transpose(1, 2)
             decay = decay.transpose(1, 2)[..., None]
-            recurrence_output = self.core(q, k, heads_of_v, decay, beta, forward_pass, self.recurrent_state)
+            scan_output = self.core(q, k, heads_of_v, decay, beta, forward_pass, self.recurrent_state)
             gate = F.silu(self.g_proj(x).unflatten(-1, (-1, value_dim)))
-            return self.o_proj((self.norm(recurrence_output.transpose(1, 2).to(x.dtype)) * gate).flatten(2))
+            return self.o_proj((self.norm(scan_output.transpose(1, 2).to(x.dtype)) * gate).flatten(2))
 
     return JetBlockReference

@@ -91,8 +91,8 @@ class KimiDeltaAttention(TokenMixer):
         return self.model_copy(update={"linear_num_heads": head_sizes.heads, "linear_head_dim": head_sizes.head_dim})
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        heads, head_dim = Axis("heads", self.linear_num_heads), Axis("head_dim", self.linear_head_dim)
-        head_axes: Shape = (heads, head_dim)
+        heads, dim = Axis("heads", self.linear_num_heads), Axis("head_dim", self.linear_head_dim)
+        head_axes: Shape = (heads, dim)
         kernel, qkv_axes = self.linear_conv_kernel_dim, JoinedShapes((head_axes, head_axes, head_axes))
         qkv = recorder.cat(
             *(recorder.linear(projection, x, *head_axes) for projection in ("q_proj", "k_proj", "v_proj")),
@@ -104,20 +104,16 @@ class KimiDeltaAttention(TokenMixer):
         beta = recorder.act(recorder.linear("b_proj", x, heads), "sigmoid")  # the strength of the correction, per head
         inputs = (q, k, v, self._record_log_decay(recorder, x, head_axes), beta)
         node_fields = {"source": "Kimi Team 2025, §3.1"}
-        delta_rule = DeltaRule(beta.width, head_dim.size, head_dim.size, self.chunk_size, by_channel=True, rows=x.rows)
-        recurrence_output = recorder.alternatives(
+        delta_rule = DeltaRule(beta.width, dim.size, dim.size, self.chunk_size, by_channel=True, rows=x.rows)
+        scan_output = recorder.alternatives(
             chunked=lambda: recorder.core("core", delta_rule, *inputs, axes=head_axes, about=node_fields),
             step=lambda: recorder.core("core", Elementwise(), *inputs, axes=head_axes, about=node_fields),
         )
-        recorder.state("recurrent_state", heads, head_dim, head_dim, bits=32)
-        recurrence_output = recorder.norm(
-            "norm", recurrence_output, Norm(type="rmsnorm", eps=self.norm_eps), (head_dim,)
-        )
+        recorder.state("recurrent_state", heads, dim, dim, bits=32)
+        scan_output = recorder.norm("norm", scan_output, Norm(type="rmsnorm", eps=self.norm_eps), (dim,))
         return recorder.linear(
             "o_proj",
-            recorder.mul(
-                recurrence_output, recorder.act(self._gate_projection(recorder, "g", x, head_axes), "sigmoid")
-            ),
+            recorder.mul(scan_output, recorder.act(self._gate_projection(recorder, "g", x, head_axes), "sigmoid")),
             *x.axes,
         )
 
@@ -219,7 +215,7 @@ def _reference_class() -> type[nn.Module]:
             qkv = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1).transpose(1, 2)
             q, k, v = F.silu(self.conv1d(qkv, forward_pass, self.conv_state)).transpose(1, 2).chunk(3, -1)
             beta = self.b_proj(x).sigmoid().transpose(1, 2)
-            attention_output = self.core(
+            attn_output = self.core(
                 self._split_heads(q),
                 self._split_heads(k),
                 self._split_heads(v),
@@ -229,8 +225,7 @@ def _reference_class() -> type[nn.Module]:
                 self.recurrent_state,
             )
             normed = (
-                self.norm(attention_output.transpose(1, 2).to(x.dtype)).flatten(2)
-                * self._gate_projection("g", x).sigmoid()
+                self.norm(attn_output.transpose(1, 2).to(x.dtype)).flatten(2) * self._gate_projection("g", x).sigmoid()
             )
             return self.o_proj(normed)
 

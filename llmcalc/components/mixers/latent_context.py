@@ -132,11 +132,11 @@ class LatentContextAttention(TokenMixer):
         core_sizes = heads.size, latent.size + rope.size, latent.size
         context_core = ops.AttentionCore(*core_sizes, causal=False, window=self.sliding_window, rows=x.rows)
         block_core = ops.AttentionCore(*core_sizes, causal=False, rows=x.rows, keys=OfThisPass(of=x.rows))
-        attention_output = recorder.core("core", context_core, q, context_keys, context_c, axes=(heads, latent))
-        attention_output = recorder.add(
-            attention_output, recorder.core("block_core", block_core, q, own_keys, normed, axes=(heads, latent))
+        attn_output = recorder.core("core", context_core, q, context_keys, context_c, axes=(heads, latent))
+        attn_output = recorder.add(
+            attn_output, recorder.core("block_core", block_core, q, own_keys, normed, axes=(heads, latent))
         )
-        return recorder.linear("o_proj", recorder.absorb("", attention_output, weight, value_axis), *x.axes, bias=bias)
+        return recorder.linear("o_proj", recorder.absorb("", attn_output, weight, value_axis), *x.axes, bias=bias)
 
     def _query(self, recorder: Flow, x: Value, heads: Axis, head: JoinedShapes) -> Value:
         if self.q_lora_rank is None:
@@ -214,10 +214,10 @@ def _reference_class() -> type[nn.Module]:
             scale = (spec.qk_nope_head_dim + spec.qk_rope_head_dim) ** -0.5
             weights = torch.softmax((torch.cat(scores, -1) * scale).float(), -1).to(x.dtype)
             context_weights, weights = weights.split((context_latents.shape[1], latents.shape[1]), -1)
-            attention_output = self.core(context_weights, context_latents[:, None]) + self.block_core(
+            attn_output = self.core(context_weights, context_latents[:, None]) + self.block_core(
                 weights, latents[:, None]
             )
-            attention_output = self.kv_b_proj(attention_output, absorbed_form="value")
-            return self.o_proj(attention_output.transpose(1, 2).flatten(2))
+            attn_output = self.kv_b_proj(attn_output, absorbed_form="value")
+            return self.o_proj(attn_output.transpose(1, 2).flatten(2))
 
     return LatentContextReference

@@ -71,34 +71,34 @@ class LightningAttention(MultiHeadMixer):
             self.position.check_place(stack_position, self.head_dim)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        heads, head_dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
-        head_axes: Shape = (heads, head_dim)
+        heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
+        head_axes: Shape = (heads, dim)
         q, k, v = (
             recorder.linear(projection, x, *head_axes, bias=self.qkv_bias)
             for projection in ("q_proj", "k_proj", "v_proj")
         )
-        q = self._normalize_and_rotate(recorder, "q_norm", q, head_dim)
-        k = self._normalize_and_rotate(recorder, "k_norm", k, head_dim)
+        q = self._normalize_and_rotate(recorder, "q_norm", q, dim)
+        k = self._normalize_and_rotate(recorder, "k_norm", k, dim)
         activated_qkv = (
             recorder.act(q, self.hidden_act),
             recorder.act(k, self.hidden_act),
             recorder.act(v, self.hidden_act),
         )
-        core_sizes = q.axes[0].size, head_dim.size, x.rows
-        attention_output = recorder.alternatives(
+        core_sizes = q.axes[0].size, dim.size, x.rows
+        attn_output = recorder.alternatives(
             chunked=lambda: recorder.core(
                 "core", LightningCore(*core_sizes, self.block_size), *activated_qkv, axes=head_axes
             ),
             by_token=lambda: recorder.core("core", DecayScan(*core_sizes), *activated_qkv, axes=head_axes),
         )
-        recorder.state("recurrent_state", heads, head_dim, head_dim)
-        attention_output = recorder.norm("norm", attention_output, Norm(type="rmsnorm", eps=1e-6))
-        gated = recorder.mul(recorder.act(recorder.linear("g_proj", x, *head_axes), "sigmoid"), attention_output)
+        recorder.state("recurrent_state", heads, dim, dim)
+        attn_output = recorder.norm("norm", attn_output, Norm(type="rmsnorm", eps=1e-6))
+        gated = recorder.mul(recorder.act(recorder.linear("g_proj", x, *head_axes), "sigmoid"), attn_output)
         return recorder.linear("o_proj", gated, *x.axes, bias=self.o_bias)
 
-    def _normalize_and_rotate(self, recorder: Flow, norm_name: str, x: Value, head_dim: Axis) -> Value:
+    def _normalize_and_rotate(self, recorder: Flow, norm_name: str, x: Value, dim: Axis) -> Value:
         """Returns queries or keys after their norm and RoPE. norm_name: the name of the norm."""
-        x = x if self.qk_norm is None else recorder.norm(norm_name, x, self.qk_norm, (head_dim,))
+        x = x if self.qk_norm is None else recorder.norm(norm_name, x, self.qk_norm, (dim,))
         return x if self.position is None else recorder.rope(x, self.position)
 
     def describe(self, hidden_size: int) -> str:
@@ -200,9 +200,9 @@ def _reference_class() -> type[nn.Module]:
             q, k, v = (self._split_heads(letter, projected, forward_pass) for letter, projected in projections.items())
             del projections
             stored_state = self.recurrent_state.only_tensor(forward_pass)
-            attention_output, state = self.core(q, k, v, stored_state)
+            attn_output, state = self.core(q, k, v, stored_state)
             self.recurrent_state.keep(forward_pass, state)
-            normed = self.norm(attention_output.transpose(1, 2).flatten(2))
+            normed = self.norm(attn_output.transpose(1, 2).flatten(2))
             return self.o_proj(self.g_proj(x).sigmoid() * normed)
 
     return LightningReference

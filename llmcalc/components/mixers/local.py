@@ -82,7 +82,7 @@ class LocalAttention(MultiHeadMixer):
         recorder.local_mask(x.rows, self.local_radius, self.global_block_size, *bias_tables)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        heads, head_dim, block = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim), None
+        heads, dim, block = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim), None
         kv_input = x
         if self.global_block_size is not None:
             block = self.global_block_size
@@ -95,18 +95,18 @@ class LocalAttention(MultiHeadMixer):
             kv_input = recorder.cat(x, block_sums, axes=x.axes, rows=WithSums(of=x.rows, block=block))
             recorder.hold(read=kv_input)
         block_size = self.local_radius + 1
-        q = recorder.in_blocks(recorder.linear("q_proj", x, heads, head_dim), block_size, x.rows)
+        q = recorder.in_blocks(recorder.linear("q_proj", x, heads, dim), block_size, x.rows)
         recorder.hold(q=q)
         keys, values = (
-            recorder.in_blocks(recorder.linear(projection, kv_input, heads, head_dim), block_size, x.rows, around=True)
+            recorder.in_blocks(recorder.linear(projection, kv_input, heads, dim), block_size, x.rows, around=True)
             for projection in ("k_proj", "v_proj")
         )
         recorder.hold(k=keys, v=values)
         self.share_bias(recorder, x)
         limits: dict[str, Any] = {"radius": self.local_radius, "global_block": block}
-        attention_output = recorder.attention("core", q, keys, values, causal=False, core=ops.LocalCore, **limits)
-        recorder.hold(out=attention_output)
-        return recorder.linear("o_proj", attention_output, *x.axes)
+        attn_output = recorder.attention("core", q, keys, values, causal=False, core=ops.LocalCore, **limits)
+        recorder.hold(out=attn_output)
+        return recorder.linear("o_proj", attn_output, *x.axes)
 
     def describe(self, hidden_size: int) -> str:
         sums_text = "" if self.global_block_size is None else f", sums of {self.global_block_size}"
@@ -247,7 +247,7 @@ def _reference_class() -> type[nn.Module]:
                 for projection in ("k_proj", "v_proj")
             )
             mask, bias = self._shared_bias(forward_pass, tokens, x.device)
-            attention_output = self.core(q, k, v, mask, bias).transpose(-2, -3).flatten(1, 2)[:, :tokens]
-            return self.o_proj(attention_output.flatten(2))
+            attn_output = self.core(q, k, v, mask, bias).transpose(-2, -3).flatten(1, 2)[:, :tokens]
+            return self.o_proj(attn_output.flatten(2))
 
     return LocalReference

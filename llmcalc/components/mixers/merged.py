@@ -71,18 +71,18 @@ class MergedAttention(TwoSetsMixer):
         """Records one softmax over the scores of both attention cores; each core counts its own products."""
         memory = Value(SOURCE, x.axes) if recorder.memory is None else recorder.memory
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
-        head_dim, has_bias, window = Axis("head_dim", self.head_dim), self.attention_bias, self.sliding_window
-        q = self._normalize(recorder, "q_norm", recorder.linear("q_proj", x, heads, head_dim, bias=has_bias), head_dim)
+        dim, has_bias, window = Axis("head_dim", self.head_dim), self.attention_bias, self.sliding_window
+        q = self._normalize(recorder, "q_norm", recorder.linear("q_proj", x, heads, dim, bias=has_bias), dim)
         q = recorder.rope(q, self.position)
         joint_rows = Joined(first=x.rows, second=memory.rows)
-        keys = recorder.linear("k_proj", x, kv_heads, head_dim, bias=has_bias, counted=joint_rows)
-        normed = self._normalize(recorder, "k_norm", keys, head_dim)
+        keys = recorder.linear("k_proj", x, kv_heads, dim, bias=has_bias, counted=joint_rows)
+        normed = self._normalize(recorder, "k_norm", keys, dim)
         own_keys = recorder.rope(normed, self.position)
-        values = recorder.linear("v_proj", x, kv_heads, head_dim, bias=has_bias, counted=joint_rows)
+        values = recorder.linear("v_proj", x, kv_heads, dim, bias=has_bias, counted=joint_rows)
         own_keys, own_values = recorder.cache("cache", self.cache_kind, own_keys, values, limit=window)
         memory_keys = recorder.apply_again(memory, keys, has_bias)
         memory_keys = (
-            memory_keys if self.norm is None else recorder.normalized(memory_keys, self.norm, (head_dim,), like=normed)
+            memory_keys if self.norm is None else recorder.normalized(memory_keys, self.norm, (dim,), like=normed)
         )
         memory_keys, memory_values = recorder.cache(
             "cross_cache", "cross_attention", memory_keys, recorder.apply_again(memory, values, has_bias)
@@ -98,11 +98,9 @@ class MergedAttention(TwoSetsMixer):
             q, own_values, own_scores, memory_scores, cap=self.attn_logit_softcapping, window=window
         )
         recorder.hold(weights=weights)
-        attention_output = recorder.add(
-            recorder.weighted(weights, own_values), recorder.weighted(weights, memory_values)
-        )
-        recorder.hold(out=attention_output)
-        return recorder.linear("o_proj", attention_output, *x.axes, bias=has_bias)
+        attn_output = recorder.add(recorder.weighted(weights, own_values), recorder.weighted(weights, memory_values))
+        recorder.hold(out=attn_output)
+        return recorder.linear("o_proj", attn_output, *x.axes, bias=has_bias)
 
     def describe(self, hidden_size: int) -> str:
         return self._heading_with_keys("with the encoder's keys")
@@ -162,9 +160,9 @@ def _reference_class() -> type[nn.Module]:
             mask = torch.cat([mask, mask.new_ones(tokens, memory_k.shape[-2])], -1)
             scores = scores.masked_fill(~mask, float("-inf"))
             weights = apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype))
-            attention_output = self.core(weights[..., : k.shape[-2]], v) + self.cross_core(
+            attn_output = self.core(weights[..., : k.shape[-2]], v) + self.cross_core(
                 weights[..., k.shape[-2] :], memory_v
             )
-            return self.o_proj(attention_output.transpose(1, 2).flatten(2))
+            return self.o_proj(attn_output.transpose(1, 2).flatten(2))
 
     return MergedReference

@@ -239,24 +239,20 @@ class MLA(TokenMixer):
             q = recorder.cat(recorder.absorb("kv_b_proj", q_nope, weight, latent), q_rope, axes=(heads, latent_key))
             k = recorder.cat(latents, k_rope, axes=(Axis("one", 1), latent_key))
             recorder.hold(q=q, k=k)
-            attention_output = recorder.attention(
+            attn_output = recorder.attention(
                 "core", q, k, latents.view(Axis("one", 1), latent), core=core, **attention_options
             )
-            return recorder.absorb("", attention_output, weight, head_axis)
+            return recorder.absorb("", attn_output, weight, head_axis)
 
-        attention_output = recorder.alternatives(expanded=expanded, absorbed=absorbed)
-        recorder.hold(out=attention_output)
+        attn_output = recorder.alternatives(expanded=expanded, absorbed=absorbed)
+        recorder.hold(out=attn_output)
         if self.sinks:
             recorder.vector("sinks", heads)
-        attention_output = (
-            attention_output if self.output_gate is None else self.output_gate.flow(recorder, x, attention_output)
-        )
+        attn_output = attn_output if self.output_gate is None else self.output_gate.flow(recorder, x, attn_output)
         for gate_part in gate:
-            attention_output = recorder.mul(
-                attention_output, recorder.act(gate_part, "sigmoid", float32=True), float32=True
-            )
-        recorder.hold(out=attention_output)
-        return recorder.linear("o_proj", attention_output, *(out or x.axes), bias=self.attention_bias or self.o_bias)
+            attn_output = recorder.mul(attn_output, recorder.act(gate_part, "sigmoid", float32=True), float32=True)
+        recorder.hold(out=attn_output)
+        return recorder.linear("o_proj", attn_output, *(out or x.axes), bias=self.attention_bias or self.o_bias)
 
     def _latent_and_key(self, recorder: Flow, x: Value, latent: Axis, rope: Axis) -> tuple[Value, Value]:
         """Returns the latents and the shared rotary key of every new and cached token."""
@@ -490,21 +486,17 @@ def _reference_class() -> type[nn.Module]:
                 q = torch.cat([self.kv_b_proj(q_nope, absorbed_form="query"), q_rope], -1)
                 k, v = torch.cat([latent, k_rope], -1)[:, None], latent[:, None]
                 k, v = k.expand(-1, heads, -1, -1), v.expand(-1, heads, -1, -1)
-                attention_output = self.kv_b_proj(
-                    self.core(q, k, v, mask, sinks=sinks, scale=scale), absorbed_form="value"
-                )
+                attn_output = self.kv_b_proj(self.core(q, k, v, mask, sinks=sinks, scale=scale), absorbed_form="value")
             else:
                 keys_and_values = self.kv_b_proj(latent).unflatten(-1, (heads, -1)).transpose(1, 2)
                 k_nope, v = keys_and_values.split([nope_dim, spec.v_head_dim], -1)
                 k = torch.cat([k_nope, k_rope[:, None].expand(-1, heads, -1, -1)], -1)
-                attention_output = self.core(torch.cat([q_nope, q_rope], -1), k, v, mask, sinks=sinks, scale=scale)
-            attention_output = attention_output.transpose(1, 2)
+                attn_output = self.core(torch.cat([q_nope, q_rope], -1), k, v, mask, sinks=sinks, scale=scale)
+            attn_output = attn_output.transpose(1, 2)
             if hasattr(self, "gate_proj"):
-                attention_output = attention_output * gate_values(self.gate, self.gate_proj(x)).unflatten(
-                    -1, (heads, -1)
-                )
+                attn_output = attn_output * gate_values(self.gate, self.gate_proj(x)).unflatten(-1, (heads, -1))
             if gate is not None:
-                attention_output = (attention_output * gate.float().sigmoid()).to(attention_output.dtype)
-            return self.o_proj(attention_output.flatten(2))
+                attn_output = (attn_output * gate.float().sigmoid()).to(attn_output.dtype)
+            return self.o_proj(attn_output.flatten(2))
 
     return MLAReference

@@ -88,7 +88,7 @@ class MixtureOfAttention(TokenMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         top_k, experts = self.num_experts_per_tok, Axis("experts", self.num_experts)
-        kv_heads, head_dim = Axis("kv_heads", self.num_key_value_heads), Axis("head_dim", self.head_dim)
+        kv_heads, dim = Axis("kv_heads", self.num_key_value_heads), Axis("head_dim", self.head_dim)
         heads = Axis("heads", top_k * self.num_key_value_heads)
         weights, top_experts = recorder.route(
             recorder.linear("router", x, experts, kind="router"), top_k, "softmax of chosen"
@@ -96,28 +96,28 @@ class MixtureOfAttention(TokenMixer):
         recorder.hold(weights=weights, chosen=top_experts)
         routed_rows = recorder.dispatch(x, top_experts, experts, top_k)
         recorder.hold(rows=routed_rows)
-        q = recorder.to_tokens(recorder.experts("q_proj", routed_rows, experts, top_k, kv_heads, head_dim))
+        q = recorder.to_tokens(recorder.experts("q_proj", routed_rows, experts, top_k, kv_heads, dim))
         recorder.hold(q=q)
-        q = recorder.rope(q.view(heads, head_dim, rows=x.rows), self.position)
+        q = recorder.rope(q.view(heads, dim, rows=x.rows), self.position)
         recorder.hold(q=q)
-        k = recorder.rope(recorder.linear("k_proj", x, kv_heads, head_dim), self.position)
-        k, v = recorder.cache("cache", "full_attention", k, recorder.linear("v_proj", x, kv_heads, head_dim))
+        k = recorder.rope(recorder.linear("k_proj", x, kv_heads, dim), self.position)
+        k, v = recorder.cache("cache", "full_attention", k, recorder.linear("v_proj", x, kv_heads, dim))
         recorder.hold(k=k, v=v)
         k = recorder.repeat(k, heads, tiled=True)
         recorder.hold(k=k)
         v = recorder.repeat(v, heads, tiled=True)
         recorder.hold(v=v)
-        attention_output = recorder.attention("core", q, k, v)
-        recorder.hold(out=attention_output)
+        attn_output = recorder.attention("core", q, k, v)
+        recorder.hold(out=attn_output)
         routed_rows = recorder.dispatch(
-            attention_output.view(kv_heads, head_dim, rows=Routed(of=x.rows, top_k=top_k)), top_experts, experts, top_k
+            attn_output.view(kv_heads, dim, rows=Routed(of=x.rows, top_k=top_k)), top_experts, experts, top_k
         )
         recorder.hold(rows=routed_rows)
-        attention_output = recorder.combine(
+        attn_output = recorder.combine(
             recorder.experts("o_proj", routed_rows, experts, top_k, *x.axes), weights, experts, top_k
         )
-        recorder.hold(out=attention_output)
-        return recorder.add(attention_output, recorder.vector("o_bias", *x.axes))
+        recorder.hold(out=attn_output)
+        return recorder.add(attn_output, recorder.vector("o_bias", *x.axes))
 
     def describe(self, hidden_size: int) -> str:
         return f"MoA {self.num_experts_per_tok} of {self.num_experts} × {self.num_key_value_heads} × {self.head_dim}"
@@ -178,10 +178,10 @@ def _reference_class() -> type[nn.Module]:
                 k = k.repeat(1, top_k, 1, 1)
                 v = v.repeat(1, top_k, 1, 1)
             mask = attention_mask(forward_pass, x, k, causal=True)
-            attention_output = self.core(q, k, v, mask).transpose(1, 2)
-            routed_rows = dispatch.sort_by_expert(attention_output.reshape(batch * tokens * top_k, -1))
-            attention_output = dispatch.combine_outputs(self.o_proj(routed_rows, dispatch.expert, group_ends), weights)
-            return attention_output + self.o_bias.weight
+            attn_output = self.core(q, k, v, mask).transpose(1, 2)
+            routed_rows = dispatch.sort_by_expert(attn_output.reshape(batch * tokens * top_k, -1))
+            attn_output = dispatch.combine_outputs(self.o_proj(routed_rows, dispatch.expert, group_ends), weights)
+            return attn_output + self.o_bias.weight
 
         def _route_tokens(self, x: Tensor) -> tuple[Tensor, Tensor]:
             """Returns the weights and indices of each token's experts, [batch, tokens, top_k]."""

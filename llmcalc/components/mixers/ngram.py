@@ -107,11 +107,11 @@ class NgramAttention(EqualHeadsMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         head_sizes = self.head_sizes(x.width)
-        heads, head_dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
+        heads, dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
         assert isinstance(x.rows, Multiple)
         tokens, streams = x.rows.of, Multiple(of=x.rows.of, by=self.ngram)
         q, k, v = (
-            recorder.linear(projection, x, heads, head_dim, bias=True) for projection in ("q_proj", "k_proj", "v_proj")
+            recorder.linear(projection, x, heads, dim, bias=True) for projection in ("q_proj", "k_proj", "v_proj")
         )
         buckets = recorder.linear(
             "relative_proj", x, JoinedShapes(((Axis("buckets", self.num_buckets), heads),)), bias=True
@@ -122,16 +122,16 @@ class NgramAttention(EqualHeadsMixer):
             "cache", "full_attention", recorder.resized(k, tokens), recorder.resized(v, tokens)
         )
         main_core = ops.AttentionCore(num_heads, head_sizes.head_dim, head_sizes.head_dim, rows=tokens)
-        attention_output = recorder.core(
-            "core", main_core, recorder.resized(q, tokens), keys, values, buckets, axes=(heads, head_dim), rows=tokens
+        attn_output = recorder.core(
+            "core", main_core, recorder.resized(q, tokens), keys, values, buckets, axes=(heads, dim), rows=tokens
         )
         predict_core = ops.PredictCore(
             num_heads, head_sizes.head_dim, head_sizes.head_dim, rows=tokens, streams=self.ngram
         )
         prediction = recorder.core(
-            "predict_core", predict_core, q, keys, values, k, v, buckets, axes=(heads, head_dim), rows=streams
+            "predict_core", predict_core, q, keys, values, k, v, buckets, axes=(heads, dim), rows=streams
         )
-        joined_streams = recorder.cat(attention_output, prediction, axes=(heads, head_dim), rows=x.rows)
+        joined_streams = recorder.cat(attn_output, prediction, axes=(heads, dim), rows=x.rows)
         recorder.hold(out=joined_streams)
         return recorder.linear("o_proj", joined_streams, *x.axes, bias=True)
 

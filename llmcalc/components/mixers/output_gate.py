@@ -32,17 +32,15 @@ class OutputGate(Part):
     bias: Flag | Literal["head"] = False
     gate_func: Literal["sigmoid", "silu", "softplus"] = "sigmoid"
 
-    def flow(self, recorder: Flow, x: Value, attention_output: Value) -> Value:
-        """Records the gate. x: the layer's input. attention_output: the output of the heads, with axes (heads, size)."""
-        gate_axes = attention_output.axes if self.per == "element" else attention_output.axes[:1]
+    def flow(self, recorder: Flow, x: Value, attn_output: Value) -> Value:
+        """Records the gate. x: the layer's input. attn_output: the output of the heads, with axes (heads, size)."""
+        gate_axes = attn_output.axes if self.per == "element" else attn_output.axes[:1]
         if self.bias != "head":
             gate = recorder.linear("gate_proj", x, *gate_axes, bias=self.bias)
-            return recorder.mul(attention_output, recorder.act(gate, self.gate_func))
+            return recorder.mul(attn_output, recorder.act(gate, self.gate_func))
         with recorder.scope("gate_proj"):
-            gate = recorder.add(
-                recorder.linear("", x, *gate_axes), recorder.vector("head_bias", *attention_output.axes[:1])
-            )
-        return recorder.mul(attention_output, recorder.act(gate, self.gate_func))
+            gate = recorder.add(recorder.linear("", x, *gate_axes), recorder.vector("head_bias", *attn_output.axes[:1]))
+        return recorder.mul(attn_output, recorder.act(gate, self.gate_func))
 
     def reference(self, model_properties: ModelProperties, heads: int, head_dim: int) -> nn.Module:
         """Builds the gate's projection to [..., heads * size] or [..., heads]."""

@@ -75,14 +75,11 @@ class ProfileAttention(WindowedMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
-        head_dim, window = Axis("head_dim", self.head_dim), self.sliding_window
-        q = self._normed(recorder, "q_norm", recorder.linear("q_proj", x, heads, head_dim))
+        dim, window = Axis("head_dim", self.head_dim), self.sliding_window
+        q = self._normed(recorder, "q_norm", recorder.linear("q_proj", x, heads, dim))
         keys, values = (
             add_convolution(
-                recorder,
-                f"{letter}_conv",
-                recorder.linear(f"{letter}_proj", x, kv_heads, head_dim),
-                self.conv_kernel_size,
+                recorder, f"{letter}_conv", recorder.linear(f"{letter}_proj", x, kv_heads, dim), self.conv_kernel_size
             )
             for letter in ("k", "v")
         )
@@ -95,9 +92,9 @@ class ProfileAttention(WindowedMixer):
         recorder.hold(q=q, k=keys, v=values, bias=bias)
         keys, values = recorder.repeat(keys, heads), recorder.repeat(values, heads)
         recorder.hold(k=keys, v=values)
-        attention_output = recorder.attention("core", q, keys, values, causal=recorder.causal, bias=bias, window=window)
-        recorder.hold(out=attention_output)
-        return recorder.linear("o_proj", attention_output, *x.axes)
+        attn_output = recorder.attention("core", q, keys, values, causal=recorder.causal, bias=bias, window=window)
+        recorder.hold(out=attn_output)
+        return recorder.linear("o_proj", attn_output, *x.axes)
 
     def _normed(self, recorder: Flow, norm_name: str, x: Value) -> Value:
         return x if self.norm is None else recorder.norm(norm_name, x, self.norm, x.axes[1:])

@@ -58,8 +58,8 @@ class Rwkv7TimeMix(TokenMixer):
     norm_eps: Real = Field(default=6.4e-4, ge=0)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        heads, head_dim = Axis("heads", self.num_heads), Axis("head_dim", self.head_dim)
-        head_axes: Shape = (heads, head_dim)
+        heads, dim = Axis("heads", self.num_heads), Axis("head_dim", self.head_dim)
+        head_axes: Shape = (heads, dim)
         previous_token = previous_tokens(recorder, x)
         inputs = {input_name: token_shift(recorder, x, previous_token, input_name) for input_name in INPUT_NAMES}
         recorder.hold(previous=previous_token)
@@ -80,11 +80,11 @@ class Rwkv7TimeMix(TokenMixer):
         gate = self._low_rank(recorder, "g_lora", inputs["g"], self.gate_rank, head_axes, "sigmoid", bias=False)
         removed_key = recorder.mul(key, recorder.vector("k_k", *head_axes))
         key = recorder.mul(key, recorder.mul(learning_rate, recorder.vector("k_a", *head_axes)))
-        scan_op = TransitionScan(receptance.axes[0].size, head_dim.size, x.rows)
+        scan_op = TransitionScan(receptance.axes[0].size, dim.size, x.rows)
         wkv_output = recorder.core(
             "wkv", scan_op, receptance, decay, key, value, removed_key, learning_rate, axes=head_axes
         )
-        recorder.state("recurrent_state", heads, head_dim, head_dim, bits=32)
+        recorder.state("recurrent_state", heads, dim, dim, bits=32)
         wkv_output = recorder.norm("g_norm", wkv_output, Norm(type="layernorm", eps=self.norm_eps), groups=heads)
         wkv_output = recorder.add(
             wkv_output, recorder.mul(value, recorder.mul(key, recorder.vector("r_k", *head_axes)))

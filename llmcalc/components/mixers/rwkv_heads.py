@@ -56,8 +56,8 @@ class RwkvHeadMix(TokenMixer):
         return self
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        heads, head_dim = Axis("heads", self.num_heads), Axis("head_dim", self.head_dim)
-        head_axes: Shape = (heads, head_dim)
+        heads, dim = Axis("heads", self.num_heads), Axis("head_dim", self.head_dim)
+        head_axes: Shape = (heads, dim)
         previous_token = previous_tokens(recorder, x)
         inputs = self._mixed_inputs(recorder, x, previous_token)
         recorder.hold(previous=previous_token)
@@ -72,9 +72,9 @@ class RwkvHeadMix(TokenMixer):
             rank = Axis("decay_rank", self.decay_rank)
             low_rank = recorder.act(recorder.linear("decay_a", inputs["w"], rank), "tanh")
             decay = recorder.add(recorder.linear("decay_b", low_rank, *head_axes), decay)
-        scan_op = DecayScan(receptance.axes[0].size, head_dim.size, x.rows)
+        scan_op = DecayScan(receptance.axes[0].size, dim.size, x.rows)
         wkv_output = recorder.core("wkv", scan_op, *scan_inputs, recorder.act(decay, "exp"), axes=head_axes)
-        recorder.state("recurrent_state", heads, head_dim, head_dim, bits=32)
+        recorder.state("recurrent_state", heads, dim, dim, bits=32)
         wkv_output = recorder.norm("ln_x", wkv_output, Norm(type="layernorm", eps=self.norm_eps), groups=heads)
         return recorder.linear("output", recorder.mul(wkv_output, gate), *x.axes)
 

@@ -47,15 +47,15 @@ class SampledBlockAttention(EqualHeadsMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         head_sizes = self.head_sizes(x.width)
-        heads, head_dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
+        heads, dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
         q, k, v = (
-            recorder.linear(projection, x, heads, head_dim, bias=True) for projection in ("q_proj", "k_proj", "v_proj")
+            recorder.linear(projection, x, heads, dim, bias=True) for projection in ("q_proj", "k_proj", "v_proj")
         )
         recorder.hold(q=q, k=k, v=v)
         limits: dict[str, Any] = {"block": self.block_size, "blocks": self.blocks, "approximated": self.approximated}
-        attention_output = recorder.attention("core", q, k, v, causal=False, core=ops.SampledBlocks, **limits)
-        recorder.hold(out=attention_output)
-        return recorder.linear("o_proj", attention_output, *x.axes, bias=True)
+        attn_output = recorder.attention("core", q, k, v, causal=False, core=ops.SampledBlocks, **limits)
+        recorder.hold(out=attn_output)
+        return recorder.linear("o_proj", attn_output, *x.axes, bias=True)
 
     def describe(self, hidden_size: int) -> str:
         return f"MHA {self.num_attention_heads}, {self.blocks} blocks of {self.block_size}²"

@@ -58,27 +58,25 @@ class SpanConvolution(TokenMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         head_sizes, kernel = self.head_sizes(x.width), self.conv_kernel_size
-        heads, head_dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
-        k = recorder.linear("k_proj", x, heads, head_dim, bias=True)
-        v = recorder.linear("v_proj", x, heads, head_dim, bias=True)
+        heads, dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
+        k = recorder.linear("k_proj", x, heads, dim, bias=True)
+        v = recorder.linear("v_proj", x, heads, dim, bias=True)
         span_features = recorder.conv("span_conv", x, *x.axes, kernel=kernel, groups=x.width)
-        span_keys = recorder.conv("span_proj", span_features, heads, head_dim, kernel=1, bias=True)
-        q = recorder.linear("q_proj", x, heads, head_dim, bias=True)
+        span_keys = recorder.conv("span_proj", span_features, heads, dim, kernel=1, bias=True)
+        q = recorder.linear("q_proj", x, heads, dim, bias=True)
         recorder.hold(k=k, v=v, spans=span_keys, q=q)
         filters = recorder.linear("filter_proj", recorder.mul(span_keys, q), heads, Axis("kernel", kernel), bias=True)
         filters = recorder.act(filters, "softmax")
-        conv_values = recorder.linear("conv_v_proj", x, heads, head_dim, bias=True)
+        conv_values = recorder.linear("conv_v_proj", x, heads, dim, bias=True)
         recorder.hold(filters=filters, values=conv_values)
         convolution = ops.DynamicConvolution(head_sizes.heads, head_sizes.head_dim, kernel, x.rows)
-        convolved = recorder.core("convolution", convolution, conv_values, filters, axes=(heads, head_dim))
+        convolved = recorder.core("convolution", convolution, conv_values, filters, axes=(heads, dim))
         recorder.hold(convolved=convolved)
         recorder.mask(q, k, causal=False)
-        attention_output = recorder.attention("core", q, k, v, causal=False)
-        recorder.hold(out=attention_output)
+        attn_output = recorder.attention("core", q, k, v, causal=False)
+        recorder.hold(out=attn_output)
         joined_heads = recorder.cat(
-            recorder.flat(attention_output),
-            recorder.flat(convolved),
-            axes=(JoinedShapes(((heads, head_dim), (heads, head_dim))),),
+            recorder.flat(attn_output), recorder.flat(convolved), axes=(JoinedShapes(((heads, dim), (heads, dim))),)
         )
         return recorder.linear("o_proj", joined_heads, *x.axes, bias=True)
 
@@ -134,7 +132,7 @@ def _reference_class() -> type[nn.Module]:
                 projected.unflatten(-1, (self.heads, -1)).transpose(1, 2)
                 for projected in (q, self.k_proj(x), self.v_proj(x))
             )
-            attention_output = self.core(*heads).transpose(1, 2)
-            return self.o_proj(torch.cat([attention_output.flatten(2), convolved.flatten(2)], -1))
+            attn_output = self.core(*heads).transpose(1, 2)
+            return self.o_proj(torch.cat([attn_output.flatten(2), convolved.flatten(2)], -1))
 
     return SpanConvolutionReference

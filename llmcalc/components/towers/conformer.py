@@ -69,19 +69,19 @@ class ConformerAttention(Part):
 
         bias: a value per head and distance that is added to the scores. segment: the positions that are read at once.
         """
-        head_dim = Axis("head_dim", exact_div(x.width, self.num_attention_heads))
-        head_axes = (Axis("heads", self.num_attention_heads), head_dim)
+        dim = Axis("head_dim", exact_div(x.width, self.num_attention_heads))
+        head_axes = (Axis("heads", self.num_attention_heads), dim)
         q, k, v = (recorder.linear(f"{letter}_proj", x, *head_axes, bias=self.bias) for letter in "qkv")
         chunks: dict[str, Any] = {} if segment is None else {"core": ops.ChunkedCore, "chunk": segment}
         if self.context_left is not None:
             context = self.context_left - 1 + self.context_right
             chunks = {"core": ops.ChunkedCore, "chunk": self.chunk_size, "context": context}
         if self.relative_keys:
-            q = recorder.mul(q, recorder.act(recorder.vector("q_scale", head_dim), "softplus"))
+            q = recorder.mul(q, recorder.act(recorder.vector("q_scale", dim), "softplus"))
             distances = Value(Table(name="distances", length=context + 1), x.axes, fixed=True)
             bias, chunks["distances"] = recorder.linear("r_proj", distances, *head_axes), context + 1
-        attention_output = recorder.attention("", q, k, v, causal=False, masked=False, bias=bias, **chunks)
-        return recorder.linear("o_proj", attention_output, *x.axes, bias=self.bias)
+        attn_output = recorder.attention("", q, k, v, causal=False, masked=False, bias=bias, **chunks)
+        return recorder.linear("o_proj", attn_output, *x.axes, bias=self.bias)
 
 
 class Conformer(TowerPart):
@@ -209,10 +209,10 @@ class Conformer(TowerPart):
         two_convolutions = Subsampling(
             num_mel_bins=12, convolutions=(SpectrumConv(channels=6), SpectrumConv(channels=4)), norm=scale
         )
-        separable_convolution = SpectrumConv(channels=4, separable=True, bias=True)
+        separable_conv = SpectrumConv(channels=4, separable=True, bias=True)
         nemo = Subsampling(
             num_mel_bins=9,
-            convolutions=(SpectrumConv(channels=4, bias=True), separable_convolution, separable_convolution),
+            convolutions=(SpectrumConv(channels=4, bias=True), separable_conv, separable_conv),
             bias=True,
             standardize=True,
         )
@@ -320,12 +320,12 @@ def _reference_class() -> type[nn.Module]:
                 q = q * nn.functional.softplus(self.q_scale.weight) / math.log(2)
                 distance_keys = self._distance_keys(x)
             if self.chunk_size:
-                attention_output = self._attention_in_chunks(q, k, v, distance_keys)
+                attn_output = self._attention_in_chunks(q, k, v, distance_keys)
             else:
                 scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
                 scores = scores if bias is None else scores + bias
-                attention_output = torch.softmax(scores.float(), -1).to(v.dtype) @ v
-            return self.get_submodule("o_proj")(attention_output.transpose(1, 2).flatten(2))
+                attn_output = torch.softmax(scores.float(), -1).to(v.dtype) @ v
+            return self.get_submodule("o_proj")(attn_output.transpose(1, 2).flatten(2))
 
     class Layer(nn.Module):
         def __init__(self, spec: Conformer) -> None:

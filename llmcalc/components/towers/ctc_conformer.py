@@ -130,17 +130,17 @@ class CtcConformer(TowerPart):
         return recorder.add(x, recorder.scale(network_output, 0.5))
 
     def _record_attention(self, recorder: Flow, x: Value) -> Value:
-        frames, head_dim = x.rows, Axis("head_dim", self.head_dim)
-        head_axes = Axis("heads", self.num_attention_heads), head_dim
+        frames, dim = x.rows, Axis("head_dim", self.head_dim)
+        head_axes = Axis("heads", self.num_attention_heads), dim
         x = x.view(*x.axes, rows=Padded(of=frames, block=self.block))
         q, k, v = (recorder.linear(f"{letter}_proj", x, *head_axes) for letter in "qkv")
         distance_rows = Table(name="distances", length=self.block * self.block)
         recorder.table(
-            "distance_keys", Axis("distances", 2 * self.max_distance + 1), head_dim, of=distance_rows, by="positions"
+            "distance_keys", Axis("distances", 2 * self.max_distance + 1), dim, of=distance_rows, by="positions"
         )
         limits: dict[str, Any] = {"core": ops.ChunkedCore, "chunk": self.block, "distances": self.block}
-        attention_output = recorder.attention("", q, k, v, causal=False, masked=False, **limits)
-        return recorder.linear("o_proj", attention_output.view(*attention_output.axes, rows=frames), *x.axes, bias=True)
+        attn_output = recorder.attention("", q, k, v, causal=False, masked=False, **limits)
+        return recorder.linear("o_proj", attn_output.view(*attn_output.axes, rows=frames), *x.axes, bias=True)
 
     def _record_convolution(self, recorder: Flow, x: Value) -> Value:
         """Records a gated linear unit, a depthwise convolution with a batch norm, and a projection."""
@@ -216,10 +216,10 @@ def _reference_class() -> type[nn.Module]:
             scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + bias
             mask = is_padding.repeat(clips, 1)[:, None, None]
             heads = scores.masked_fill(mask, float("-inf")).softmax(-1) @ v
-            attention_output: Tensor = self.o_proj(
+            attn_output: Tensor = self.o_proj(
                 heads.transpose(1, 2).flatten(2).unflatten(0, (clips, -1)).flatten(1, 2)[:, :frames]
             )
-            return attention_output
+            return attn_output
 
     class Convolution(nn.Module):
         """The convolution of a layer. x: [clips, frames, hidden] → same shape."""

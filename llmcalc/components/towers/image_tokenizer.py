@@ -106,7 +106,8 @@ class ImageTokenizer(TowerPart):
         for multiplier in self.channel_multiplier:
             if multiplier < 1 or self.base_channels * multiplier % self.norm_groups:
                 raise ValueError(
-                    f"channel_multiplier: {multiplier} × {self.base_channels} channels have no {self.norm_groups} equal "
+                    f"channel_multiplier: {multiplier} × {self.base_channels} channels have no "
+                    f"{self.norm_groups} equal "
                     f"groups; expected multiples of {self.norm_groups}"
                 )
         if not self.over_frames and self.temporal_levels:
@@ -248,16 +249,10 @@ class ImageTokenizer(TowerPart):
             return recorder.add(recorder.mul(normed, scale), shift)
 
     def _convolve(
-        self,
-        recorder: Flow,
-        convolution_name: str,
-        x: Value,
-        channels: Number,
-        kernel: Number = 9,
-        rows: Rows | None = None,
+        self, recorder: Flow, conv_name: str, x: Value, channels: Number, kernel: Number = 9, rows: Rows | None = None
     ) -> Value:
         """Records a convolution with a bias. kernel: the number of positions under its kernel."""
-        return recorder.conv(convolution_name, x, Axis("channels", channels), kernel=kernel, bias=True, rows=rows)
+        return recorder.conv(conv_name, x, Axis("channels", channels), kernel=kernel, bias=True, rows=rows)
 
     def describe(self, hidden_size: int) -> str:
         return f"VQ-VAE, {self.codebook_size} codes of {self.embed_dim}"
@@ -342,14 +337,14 @@ def _reference_class() -> type[nn.Module]:
     class ResidualBlock(nn.Module):
         """A residual block of two convolutions. x: [images, channels, rows, columns]."""
 
-        def __init__(self, spec: ImageTokenizer, input_channels: int, channels: int, reads_codes: bool) -> None:
+        def __init__(self, spec: ImageTokenizer, in_channels: int, channels: int, reads_codes: bool) -> None:
             super().__init__()
             self.norm_1, self.norm_2 = (
-                norm_of(spec, norm_width, reads_codes) for norm_width in (input_channels, channels)
+                norm_of(spec, norm_width, reads_codes) for norm_width in (in_channels, channels)
             )
-            self.conv_1 = nn.Conv2d(input_channels, channels, 3, padding=1)
+            self.conv_1 = nn.Conv2d(in_channels, channels, 3, padding=1)
             self.conv_2 = nn.Conv2d(channels, channels, 3, padding=1)
-            self.shortcut = nn.Conv2d(input_channels, channels, 1) if input_channels != channels else None
+            self.shortcut = nn.Conv2d(in_channels, channels, 1) if in_channels != channels else None
 
         def forward(self, x: Tensor, *codes: Tensor) -> Tensor:
             convolved = self.conv_1(functional.silu(self.norm_1(x, *codes)))
@@ -362,8 +357,8 @@ def _reference_class() -> type[nn.Module]:
     class FrameConv(nn.Conv3d):
         """A convolution over frames and positions, with zeros before the first frame and around the grid."""
 
-        def __init__(self, input_channels: int, channels: int, kernel: tuple[int, int, int], stride: int = 1) -> None:
-            super().__init__(input_channels, channels, kernel, (stride, 1, 1))
+        def __init__(self, in_channels: int, channels: int, kernel: tuple[int, int, int], stride: int = 1) -> None:
+            super().__init__(in_channels, channels, kernel, (stride, 1, 1))
 
         def forward(self, x: Tensor) -> Tensor:
             side_padding, earlier_frames = self.kernel_size[1] // 2, 0 if self.kernel_size[0] == 1 else 2
@@ -390,29 +385,27 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.spec, self.reads_codes = spec, reads_codes
 
-        def add_block(self, module: nn.Module, block_name: str, input_channels: int, channels: int) -> int:
-            module.add_module(block_name, ResidualBlock(self.spec, input_channels, channels, self.reads_codes))
+        def add_block(self, module: nn.Module, block_name: str, in_channels: int, channels: int) -> int:
+            module.add_module(block_name, ResidualBlock(self.spec, in_channels, channels, self.reads_codes))
             return channels
 
-        def add_attention(self, module: nn.Module, attention_name: str, input_channels: int) -> None:
-            module.add_module(f"{attention_name}_norm", norm_of(self.spec, input_channels, self.reads_codes))
-            module.add_module(
-                attention_name, self.spec.attention.reference(ModelProperties(input_channels, causal=False))
-            )
+        def add_attention(self, module: nn.Module, attention_name: str, in_channels: int) -> None:
+            module.add_module(f"{attention_name}_norm", norm_of(self.spec, in_channels, self.reads_codes))
+            module.add_module(attention_name, self.spec.attention.reference(ModelProperties(in_channels, causal=False)))
 
-        def add_level(self, level_index: int, input_channels: int, block_count: int) -> int:
+        def add_level(self, level_index: int, in_channels: int, block_count: int) -> int:
             level_module, channels = nn.Module(), self.spec.base_channels * self.spec.channel_multiplier[level_index]
             for block_index in range(1, block_count + 1):
-                input_channels = self.add_block(level_module, f"block_{block_index}", input_channels, channels)
+                in_channels = self.add_block(level_module, f"block_{block_index}", in_channels, channels)
                 if level_index in self.spec.attn_resolutions:
-                    self.add_attention(level_module, f"attn_{block_index}", input_channels)
+                    self.add_attention(level_module, f"attn_{block_index}", in_channels)
             self.add_module(f"level_{level_index}", level_module)
-            return input_channels
+            return in_channels
 
-        def add_middle(self, input_channels: int) -> None:
-            self.add_block(self, "middle_1", input_channels, input_channels)
-            self.add_attention(self, "middle_attn", input_channels)
-            self.add_block(self, "middle_2", input_channels, input_channels)
+        def add_middle(self, in_channels: int) -> None:
+            self.add_block(self, "middle_1", in_channels, in_channels)
+            self.add_attention(self, "middle_attn", in_channels)
+            self.add_block(self, "middle_2", in_channels, in_channels)
 
         @property
         def frame_block_count(self) -> int:
@@ -424,8 +417,8 @@ def _reference_class() -> type[nn.Module]:
 
         def attend(self, module: nn.Module, attention_name: str, x: Tensor, *codes: Tensor) -> Tensor:
             normed = module.get_submodule(f"{attention_name}_norm")(x, *codes).flatten(2).transpose(1, 2)
-            attention_output: Tensor = module.get_submodule(attention_name)(normed, ForwardPass())
-            return x + attention_output.transpose(1, 2).unflatten(2, x.shape[2:])
+            attn_output: Tensor = module.get_submodule(attention_name)(normed, ForwardPass())
+            return x + attn_output.transpose(1, 2).unflatten(2, x.shape[2:])
 
         def run_level(self, level_index: int, x: Tensor, block_count: int, *codes: Tensor) -> Tensor:
             level_module = self.get_submodule(f"level_{level_index}")

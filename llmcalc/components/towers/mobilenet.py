@@ -173,12 +173,12 @@ class MobileNet(TowerPart):
         channels = self.stem_channels
         for stage in self.stages:
             for group in stage.groups:
-                input_channels = channels
+                in_channels = channels
                 for block in group.blocks:
                     channels = channels if block.type == "attention" else block.channels
-                if group.repeat > 1 and (channels != input_channels or _stride_of(group.blocks) > 1):
+                if group.repeat > 1 and (channels != in_channels or _stride_of(group.blocks) > 1):
                     raise ValueError(
-                        f"repeat: {group.repeat} groups read {input_channels} channels and give {channels}; expected "
+                        f"repeat: {group.repeat} groups read {in_channels} channels and give {channels}; expected "
                         "blocks without a stride that give as many channels as they read"
                     )
         return self
@@ -263,8 +263,8 @@ class MobileNet(TowerPart):
             if block.kv_stride > 1:
                 kv_input = self._record_conv(recorder, f"{letter}_down", x, None, block.kernel, block.kv_stride)
             keys_and_values.append(recorder.conv(f"{letter}_proj", kv_input, Axis("heads", 1), head_dim, kernel=1))
-        attention_output = recorder.attention("core", query, *keys_and_values, causal=False, masked=False)
-        return recorder.conv("o_proj", attention_output, *x.axes, kernel=1)
+        attn_output = recorder.attention("core", query, *keys_and_values, causal=False, masked=False)
+        return recorder.conv("o_proj", attn_output, *x.axes, kernel=1)
 
     def _fuse_stages(self, recorder: Flow, stage_outputs: list[Value]) -> Value:
         """Records the fusion of the outputs of the last stages."""
@@ -284,7 +284,7 @@ class MobileNet(TowerPart):
     def _record_conv(
         self,
         recorder: Flow,
-        convolution_name: str,
+        conv_name: str,
         x: Value,
         channels: Number,
         kernel: Number = 1,
@@ -299,15 +299,9 @@ class MobileNet(TowerPart):
         axes = x.axes if channels is None else (Axis("channels", channels),)
         groups = x.width if channels is None else 1
         x = recorder.conv(
-            convolution_name,
-            x,
-            *axes,
-            kernel=kernel * kernel,
-            groups=groups,
-            bias=bias,
-            rows=_strided_rows(x.rows, stride),
+            conv_name, x, *axes, kernel=kernel * kernel, groups=groups, bias=bias, rows=_strided_rows(x.rows, stride)
         )
-        x = recorder.part(f"{convolution_name}_norm", self.norm, x)
+        x = recorder.part(f"{conv_name}_norm", self.norm, x)
         return recorder.act(x, self.hidden_act) if is_activated else x
 
     def describe(self, hidden_size: int) -> str:
@@ -406,36 +400,30 @@ def _reference_class() -> type[nn.Module]:
             self.add_module(norm_name, self.norm_spec.reference(ModelProperties(channels)))
 
         def add_conv(
-            self,
-            convolution_name: str,
-            input_channels: int,
-            channels: int,
-            kernel: int = 1,
-            stride: int = 1,
-            **fields: Any,
+            self, conv_name: str, in_channels: int, channels: int, kernel: int = 1, stride: int = 1, **fields: Any
         ) -> int:
             self.add_module(
-                convolution_name,
-                SamePaddingConv(input_channels, channels, kernel, stride, bias=fields.pop("bias", False), **fields),
+                conv_name,
+                SamePaddingConv(in_channels, channels, kernel, stride, bias=fields.pop("bias", False), **fields),
             )
-            self.add_norm(f"{convolution_name}_norm", channels)
+            self.add_norm(f"{conv_name}_norm", channels)
             return channels
 
         def normalize(self, norm_name: str, x: Tensor) -> Tensor:
             normed: Tensor = self.get_submodule(norm_name)(x.permute(0, 2, 3, 1))
             return normed.permute(0, 3, 1, 2)
 
-        def convolve(self, convolution_name: str, x: Tensor, is_activated: bool = False) -> Tensor:
-            x = self.normalize(f"{convolution_name}_norm", self.get_submodule(convolution_name)(x))
+        def convolve(self, conv_name: str, x: Tensor, is_activated: bool = False) -> Tensor:
+            x = self.normalize(f"{conv_name}_norm", self.get_submodule(conv_name)(x))
             return activate(self.hidden_act, x) if is_activated else x
 
     class EdgeReference(GridModule):
         """An edge residual block."""
 
-        def __init__(self, spec: EdgeResidual, input_channels: int, norm: Norm, hidden_act: Activation) -> None:
+        def __init__(self, spec: EdgeResidual, in_channels: int, norm: Norm, hidden_act: Activation) -> None:
             super().__init__(norm, hidden_act)
-            self.has_skip = spec.stride == 1 and spec.channels == input_channels
-            self.add_conv("conv_exp", input_channels, spec.intermediate_size, spec.kernel, spec.stride)
+            self.has_skip = spec.stride == 1 and spec.channels == in_channels
+            self.add_conv("conv_exp", in_channels, spec.intermediate_size, spec.kernel, spec.stride)
             self.width = self.add_conv("conv_proj", spec.intermediate_size, spec.channels)
 
         def forward(self, x: Tensor) -> Tensor:
@@ -445,15 +433,13 @@ def _reference_class() -> type[nn.Module]:
     class InvertedReference(GridModule):
         """A universal inverted residual block."""
 
-        def __init__(self, spec: InvertedResidual, input_channels: int, norm: Norm, hidden_act: Activation) -> None:
+        def __init__(self, spec: InvertedResidual, in_channels: int, norm: Norm, hidden_act: Activation) -> None:
             super().__init__(norm, hidden_act)
-            self.has_skip, inner_width = spec.stride == 1 and spec.channels == input_channels, spec.intermediate_size
+            self.has_skip, inner_width = spec.stride == 1 and spec.channels == in_channels, spec.intermediate_size
             if spec.start_kernel is not None:
                 stride = spec.stride if spec.mid_kernel is None else 1
-                self.add_conv(
-                    "dw_start", input_channels, input_channels, spec.start_kernel, stride, groups=input_channels
-                )
-            self.add_conv("pw_exp", input_channels, inner_width)
+                self.add_conv("dw_start", in_channels, in_channels, spec.start_kernel, stride, groups=in_channels)
+            self.add_conv("pw_exp", in_channels, inner_width)
             if spec.mid_kernel is not None:
                 self.add_conv("dw_mid", inner_width, inner_width, spec.mid_kernel, spec.stride, groups=inner_width)
             self.width = self.add_conv("pw_proj", inner_width, spec.channels)
@@ -469,30 +455,25 @@ def _reference_class() -> type[nn.Module]:
     class AttentionReference(GridModule):
         """Attention over a grid, with one head of keys and values."""
 
-        def __init__(self, spec: GridAttention, input_channels: int, norm: Norm, hidden_act: Activation) -> None:
+        def __init__(self, spec: GridAttention, in_channels: int, norm: Norm, hidden_act: Activation) -> None:
             super().__init__(norm, hidden_act)
             self.heads, self.width, inner_width = (
                 spec.num_attention_heads,
-                input_channels,
+                in_channels,
                 spec.num_attention_heads * spec.head_dim,
             )
-            self.add_norm("norm", input_channels)
+            self.add_norm("norm", in_channels)
             self.q_proj, self.o_proj = (
-                SamePaddingConv(input_channels, inner_width, 1, bias=False),
-                SamePaddingConv(inner_width, input_channels, 1, bias=False),
+                SamePaddingConv(in_channels, inner_width, 1, bias=False),
+                SamePaddingConv(inner_width, in_channels, 1, bias=False),
             )
             for letter in "kv":
                 if spec.kv_stride > 1:
                     self.add_conv(
-                        f"{letter}_down",
-                        input_channels,
-                        input_channels,
-                        spec.kernel,
-                        spec.kv_stride,
-                        groups=input_channels,
+                        f"{letter}_down", in_channels, in_channels, spec.kernel, spec.kv_stride, groups=in_channels
                     )
-                self.add_module(f"{letter}_proj", SamePaddingConv(input_channels, spec.head_dim, 1, bias=False))
-            self.core, self.layer_scale = softmax_core_class()(), vector(torch.ones(input_channels))
+                self.add_module(f"{letter}_proj", SamePaddingConv(in_channels, spec.head_dim, 1, bias=False))
+            self.core, self.layer_scale = softmax_core_class()(), vector(torch.ones(in_channels))
 
         def _project(self, letter: str, x: Tensor) -> Tensor:
             """Computes the keys or the values: [images, 1, positions, head_dim]."""
@@ -510,10 +491,10 @@ def _reference_class() -> type[nn.Module]:
     class FusionReference(GridModule):
         """The fusion of the outputs of the last stages, the largest grid first."""
 
-        def __init__(self, spec: MobileNet, input_channels: int) -> None:
+        def __init__(self, spec: MobileNet, in_channels: int) -> None:
             super().__init__(spec.norm, spec.hidden_act)
             self.side, inner_width, hidden = spec.output_side, spec.intermediate_size, spec.hidden_size
-            self.add_conv("pw_exp", input_channels, inner_width)
+            self.add_conv("pw_exp", in_channels, inner_width)
             self.add_conv("pw_proj", inner_width, hidden)
             self.add_norm("norm", hidden)
 
@@ -538,7 +519,7 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: MobileNet) -> None:
             super().__init__(spec.norm, spec.hidden_act)
-            input_channels = self.add_conv("stem", spec.num_channels, spec.stem_channels, 3, 2, bias=True)
+            in_channels = self.add_conv("stem", spec.num_channels, spec.stem_channels, 3, 2, bias=True)
             self.fused_stages, self.stage_count, widths = spec.fused_stages, len(spec.stages), list[int]()
             for i, stage in enumerate(spec.stages, 1):
                 groups = nn.Module()
@@ -547,15 +528,15 @@ def _reference_class() -> type[nn.Module]:
                     for _ in range(group.repeat):
                         blocks = nn.Sequential()
                         for k, block in enumerate(group.blocks, 1):
-                            block_module = BLOCKS[block.type](block, input_channels, spec.norm, spec.hidden_act)
+                            block_module = BLOCKS[block.type](block, in_channels, spec.norm, spec.hidden_act)
                             blocks.add_module(f"block_{k}", block_module)
-                            input_channels = block_module.width
+                            in_channels = block_module.width
                         repeats.append(blocks)
                     groups.add_module(
                         f"group_{group_index}", repeats[0] if group.repeat == 1 else nn.Sequential(*repeats)
                     )
                 self.add_module(f"stage_{i}", groups)
-                widths.append(input_channels)
+                widths.append(in_channels)
             self.fusion = FusionReference(spec, sum(widths[-spec.fused_stages :]))
 
         def forward(self, pixels: Tensor) -> Tensor:

@@ -65,8 +65,8 @@ class Perceiver(LearnedQueries):
         memory_rows = Joined(name="patches and latents", first=patches.rows, second=queries.rows)
         memory = recorder.cat(patches, queries, axes=patches.axes, rows=memory_rows)
         with recorder.apart(causal=False):
-            attention_output = recorder.part("self_attn", self.attention, queries, memory=memory)
-        latents = recorder.add(latents, attention_output)
+            attn_output = recorder.part("self_attn", self.attention, queries, memory=memory)
+        latents = recorder.add(latents, attn_output)
         return recorder.add(
             latents, recorder.part("mlp", self.feed_forward, recorder.part("mlp_pre_norm", self.norm, latents))
         )

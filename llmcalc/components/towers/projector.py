@@ -115,11 +115,9 @@ class Resampler(LearnedQueries):
                 for projection, projection_input in (("q_in", query), ("k_in", keys), ("v_in", keys))
             )
         with recorder.apart(causal=False):
-            attention_output = recorder.part("attention", self.attention, query, memory=keys, value_input=value_input)
+            attn_output = recorder.part("attention", self.attention, query, memory=keys, value_input=value_input)
         return (
-            recorder.linear("attention_out", attention_output, hidden, bias=True)
-            if self.double_projections
-            else attention_output
+            recorder.linear("attention_out", attn_output, hidden, bias=True) if self.double_projections else attn_output
         )
 
 

@@ -111,24 +111,24 @@ class QFormer(LearnedQueries):
 
     def _record_attention(self, recorder: Flow, x: Value, memory: Value, rows: Rows) -> Value:
         """Records the attention of queries. rows: the queries of all windows, to which the queries are copied."""
-        head_dim = Axis("head_dim", exact_div(self.hidden_size, self.num_attention_heads))
-        head_axes = Axis("heads", self.num_attention_heads), head_dim
+        dim = Axis("head_dim", exact_div(self.hidden_size, self.num_attention_heads))
+        head_axes = Axis("heads", self.num_attention_heads), dim
         inputs = {"q": x, "k": memory, "v": memory}
         q, k, v = (
             recorder.linear(f"{letter}_proj", projection_input, *head_axes, bias=True)
             for letter, projection_input in inputs.items()
         )
         if isinstance(rows, Table):
-            single_set = ops.DistanceScores(q.axes[0].size, 2 * head_dim.size, rows, rows)
-            attention_output = recorder.core("", single_set, q, k, v, axes=v.axes)
-            return recorder.linear("o_proj", attention_output, *x.axes, bias=True)
+            single_set = ops.DistanceScores(q.axes[0].size, 2 * dim.size, rows, rows)
+            attn_output = recorder.core("", single_set, q, k, v, axes=v.axes)
+            return recorder.linear("o_proj", attn_output, *x.axes, bias=True)
         q = q.view(*q.axes, rows=rows)
         limits: dict[str, Any] = {}
         if self.window is not None:
             context = 0 if memory is x else self.window - self.queries
             limits = {"core": ops.ChunkedCore, "chunk": self.queries, "context": context}
-        attention_output = recorder.attention("", q, k, v, causal=False, masked=False, **limits)
-        return recorder.linear("o_proj", attention_output, *x.axes, bias=True)
+        attn_output = recorder.attention("", q, k, v, causal=False, masked=False, **limits)
+        return recorder.linear("o_proj", attn_output, *x.axes, bias=True)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self)
@@ -173,8 +173,8 @@ def _reference_class() -> type[nn.Module]:
                 for projection, projection_input in ((self.q_proj, x), (self.k_proj, memory), (self.v_proj, memory))
             )
             scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-            attention_output: Tensor = self.o_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
-            return attention_output
+            attn_output: Tensor = self.o_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+            return attn_output
 
     class Layer(nn.Module):
         """A layer. x: [windows, queries, hidden], patches: [windows, positions, width] → x's shape."""

@@ -142,8 +142,8 @@ class SamEncoder(TowerPart):
 
     def _record_attention(self, recorder: Flow, x: Value, window: int | None) -> Value:
         window_side, patches = self.grid if window is None else window, x.rows
-        head_dim = Axis("head_dim", exact_div(self.hidden_size, self.num_attention_heads))
-        head_axes = Axis("heads", self.num_attention_heads), head_dim
+        dim = Axis("head_dim", exact_div(self.hidden_size, self.num_attention_heads))
+        head_axes = Axis("heads", self.num_attention_heads), dim
         x = x if window is None else x.view(*x.axes, rows=PaddedSquares(side=window))
         q, k, v = (recorder.linear(f"{letter}_proj", x, *head_axes, bias=self.qkv_bias) for letter in "qkv")
         scored_distances = 0
@@ -151,16 +151,14 @@ class SamEncoder(TowerPart):
             scored_distances = 2 * window_side
             distances = Table(name="distances", length=window_side * window_side)
             for table_name in ("row_distances", "column_distances"):
-                recorder.table(
-                    table_name, Axis("distances", 2 * window_side - 1), head_dim, of=distances, by="positions"
-                )
+                recorder.table(table_name, Axis("distances", 2 * window_side - 1), dim, of=distances, by="positions")
         limits: dict[str, Any] = {
             "core": ops.ChunkedCore,
             "chunk": window_side * window_side,
             "distances": scored_distances,
         }
-        attention_output = recorder.attention("", q, k, v, causal=False, masked=False, **limits)
-        return recorder.linear("o_proj", attention_output, *x.axes, bias=True).view(*x.axes, rows=patches)
+        attn_output = recorder.attention("", q, k, v, causal=False, masked=False, **limits)
+        return recorder.linear("o_proj", attn_output, *x.axes, bias=True).view(*x.axes, rows=patches)
 
     def _record_neck(self, recorder: Flow, x: Value) -> Value:
         """Records two convolutions with norms."""
@@ -258,8 +256,8 @@ def _reference_class() -> type[nn.Module]:
                 bias = by_row[..., :, None] + by_column[..., None, :]
                 scores = scores + bias.flatten(-2).flatten(2, 3)
             heads = (scores.softmax(-1) @ v.flatten(2, 3)).unflatten(2, x.shape[1:3])
-            attention_output: Tensor = self.o_proj(heads.permute(0, 2, 3, 1, 4).flatten(3))
-            return attention_output
+            attn_output: Tensor = self.o_proj(heads.permute(0, 2, 3, 1, 4).flatten(3))
+            return attn_output
 
     class Layer(nn.Module):
         """A layer. x: [images, rows, columns, hidden] → same shape."""

@@ -105,11 +105,11 @@ class SanMEncoder(TowerPart):
         head_axes = Axis("heads", heads), Axis("head_dim", exact_div(self.hidden_size, heads))
         q, k, v = (recorder.linear(f"{letter}_proj", x, *head_axes, bias=True) for letter in "qkv")
         hidden = Axis("hidden", self.hidden_size)
-        attention_output = recorder.attention("", q, k, v, causal=False, masked=False)
-        attention_output = recorder.linear("o_proj", attention_output, hidden, bias=True)
+        attn_output = recorder.attention("", q, k, v, causal=False, masked=False)
+        attn_output = recorder.linear("o_proj", attn_output, hidden, bias=True)
         values = v.view(hidden)
         memory = recorder.conv("memory", values, hidden, kernel=self.kernel_size, groups=values.width)
-        return recorder.add(attention_output, recorder.add(memory, values))
+        return recorder.add(attn_output, recorder.add(memory, values))
 
     def describe(self, hidden_size: int) -> str:
         return f"SAN-M {self.num_hidden_layers} × {self.hidden_size}"
@@ -150,9 +150,9 @@ def _reference_class() -> type[nn.Module]:
                 for projected in (self.q_proj(x), self.k_proj(x), values)
             )
             scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-            attention_output: Tensor = self.o_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+            attn_output: Tensor = self.o_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
             memory = self.memory(functional.pad(values.transpose(1, 2), self.padding)).transpose(1, 2)
-            return attention_output + memory + values
+            return attn_output + memory + values
 
     class Layer(nn.Module):
         """A layer. x: [clips, frames, width] → [clips, frames, hidden]."""
@@ -167,8 +167,8 @@ def _reference_class() -> type[nn.Module]:
                 self.norm = spec.norm.reference(hidden)
 
         def forward(self, x: Tensor) -> Tensor:
-            attention_output = self.self_attn(self.self_attn_pre_norm(x))
-            x = x + attention_output if x.shape == attention_output.shape else attention_output
+            attn_output = self.self_attn(self.self_attn_pre_norm(x))
+            x = x + attn_output if x.shape == attn_output.shape else attn_output
             x = x + self.mlp(self.mlp_pre_norm(x), ForwardPass())
             return self.norm(x) if hasattr(self, "norm") else x
 

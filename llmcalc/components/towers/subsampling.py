@@ -89,15 +89,15 @@ class Subsampling(Component):
         strides = tuple(convolution.stride[0] for convolution in self.convolutions)
         return InChunks(chunk=self.chunk, strides=strides, padded=False)
 
-    def _rows(self, frames: Rows, convolution_count: int) -> Rows:
-        """Returns the rows after `convolution_count` convolutions. frames: the rows before the last convolution."""
+    def _rows(self, frames: Rows, conv_count: int) -> Rows:
+        """Returns the rows after `conv_count` convolutions. frames: the rows before the last convolution."""
         if self.chunk is not None:
-            strides = tuple(convolution.stride[0] for convolution in self.convolutions[:convolution_count])
+            strides = tuple(convolution.stride[0] for convolution in self.convolutions[:conv_count])
             return InChunks(chunk=self.chunk, strides=strides, whole=self.whole_chunks)
-        convolution = self.convolutions[convolution_count - 1]
+        convolution = self.convolutions[conv_count - 1]
         return (
             frames
-            if convolution_count == 0
+            if conv_count == 0
             else Strided(of=frames, kernel=convolution.kernel[0], stride=convolution.stride[0])
         )
 

@@ -49,10 +49,8 @@ class WindowMerger(Part):
         """Records the merger and returns one patch of each square."""
         hidden, merged_rows = x.axes, Merged(of=x.rows, side=self.side)
         with recorder.apart(causal=False):
-            attention_output = recorder.part(
-                "self_attn", self.attention, recorder.part("self_attn_pre_norm", self.norm, x)
-            )
-        x = recorder.add(x, attention_output)
+            attn_output = recorder.part("self_attn", self.attention, recorder.part("self_attn_pre_norm", self.norm, x))
+        x = recorder.add(x, attn_output)
         neighbours = Axis("frames", 1), Axis("rows", self.side), Axis("columns", self.side)
         square_mean = recorder.merge(x, merged_rows, *neighbours, mean=True)
         merged = recorder.part("merged_norm", self.norm, recorder.merge(x, merged_rows, *neighbours))

@@ -49,9 +49,9 @@ class Replicated(ParallelStyle):
 
     @staticmethod
     def _replicate(name: str, module: nn.Module, mesh: DeviceMesh) -> None:
-        for parameter_name, parameter in [*module.named_parameters(recurse=False)]:
+        for param_name, parameter in [*module.named_parameters(recurse=False)]:
             replicated_parameter = DTensor.from_local(parameter.detach(), mesh, (Replicate(),), run_check=False)
-            module.register_parameter(parameter_name, nn.Parameter(replicated_parameter))
+            module.register_parameter(param_name, nn.Parameter(replicated_parameter))
 
     @staticmethod
     def _to_distributed(module: nn.Module, inputs: tuple[torch.Tensor], mesh: DeviceMesh) -> DTensor:
