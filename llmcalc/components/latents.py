@@ -96,8 +96,7 @@ def _reference_class() -> type[nn.Module]:
     class LatentsReference(nn.Module):
         """The latents between the embeddings and the outputs of a stack: [batch, num_latents, latent_size].
 
-        [batch, tokens, query_size] → [batch, num_latents, latent_size] → [batch,
-        num_queries, query_size].
+        [batch, tokens, query_size] → [batch, num_latents, latent_size] → [batch, num_queries, query_size].
         """
 
         def __init__(self, spec: Latents) -> None:

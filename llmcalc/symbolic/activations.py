@@ -152,7 +152,7 @@ class Activations:
         return trained_nodes
 
     def notes(self) -> tuple[str, ...]:
-        """Returns notes about exceptions from the formulas."""
+        """Returns notes about cases in which the saved bytes differ from the formulas."""
         if self.training.batch > 1 or not self.formulas.has_symbols:
             return ()
         root, two_sequences = self.formulas.root, {sequences_symbol(): 2}

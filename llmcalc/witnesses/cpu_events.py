@@ -78,7 +78,7 @@ class PassBytes(NamedTuple):
 
 
 class GradientSums(NamedTuple):
-    """Bytes of sums of gradients, without the accumulation into `grad` over micro-batches.
+    """The bytes of the sums of gradients in a backward pass, without the accumulation over micro-batches.
 
     in_place: sums that overwrite the first gradient.
     out_of_place: sums that are new tensors.

@@ -101,7 +101,7 @@ def _is_cacheable(results: Any, args: tuple[Any, ...]) -> bool:
 
 
 def _result_description(call_result: Any) -> Any:
-    """Returns `torch.empty_strided` arguments for each tensor of a result."""
+    """Returns the arguments with which `torch.empty_strided` creates each tensor of a result again."""
     if isinstance(call_result, torch.Tensor):
         return call_result.shape, call_result.stride(), call_result.dtype
     return [None if tensor is None else _result_description(tensor) for tensor in call_result]

@@ -108,8 +108,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class StreamsReference(nn.Module):
         """The split of padded tokens into two residual streams, and the merge of the streams.
 
-        [batch, tokens, hidden] → [batch, padded tokens, 2 · hidden] → [batch, tokens,
-        2 · hidden].
+        [batch, tokens, hidden] → [batch, padded tokens, 2 · hidden] → [batch, tokens, 2 · hidden].
         """
 
         def __init__(self, spec: ReversibleStreams, hidden: int) -> None:

@@ -118,6 +118,6 @@ class EntryVerbs(Recorder):
     def core(
         self, name: str, op: Op, *ins: Value, axes: Shape, rows: Rows | None = None, about: dict[str, Any] | None = None
     ) -> Value:
-        """Records a product, a scan or a look-up with the cost of the given primitive."""
+        """Records a product, a scan or a look-up whose cost is that of the primitive `op`."""
         output = Value(ins[0].rows if rows is None else rows, axes)
         return self.step("core", name, ins, output, op=op, about=about)
