@@ -63,7 +63,7 @@ def capacity_dispatch_class() -> type[Any]:
         indices of each token's experts, [batch, tokens, top_k]. factor: the capacity over an even share of all rows.
         """
 
-        is_grouped, expert = False, None
+        grouped, expert = False, None
 
         def __init__(self, weights: Tensor, expert_indices: Tensor, experts: int, factor: Fraction) -> None:
             weights, expert_indices = weights.flatten(0, 1), expert_indices.flatten(0, 1)
