@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from .components.base import Flag, HiddenSize, ModelProperties, Part, Positions, StackPosition, Vocab, Width
-from .components.choice import class_at
+from .components.choice import component_type
 from .components.choices import Head
 from .components.dropout import ATTENTION_ALONE, Dropout
 from .components.head import LMHead
@@ -40,9 +40,12 @@ if TYPE_CHECKING:
     from .components.pooler import Pooler
     from .components.proposal import Proposal
 else:
-    Pooler, ContactHead = class_at("pooler:Pooler"), class_at("contact_head:ContactHead")
-    Proposal = class_at("proposal:Proposal")
-    MultiTokenPrediction, UnusedEmbedding = class_at("mtp:MultiTokenPrediction"), class_at("idle:UnusedEmbedding")
+    Pooler, ContactHead = component_type("pooler:Pooler"), component_type("contact_head:ContactHead")
+    Proposal = component_type("proposal:Proposal")
+    MultiTokenPrediction, UnusedEmbedding = (
+        component_type("mtp:MultiTokenPrediction"),
+        component_type("idle:UnusedEmbedding"),
+    )
 
 
 class ModelSpec(Part):

@@ -37,8 +37,10 @@ class Learned(Component):
         return f"learned {self.max_position_embeddings}"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        rows = self.max_position_embeddings + self.offset if self.offset else self.max_position_embeddings
-        vectors, recorder.positions = recorder.table("", Axis("positions", rows), *x.axes, of=x.rows, by="positions")
+        row_count = self.max_position_embeddings + self.offset if self.offset else self.max_position_embeddings
+        vectors, recorder.positions = recorder.table(
+            "", Axis("positions", row_count), *x.axes, of=x.rows, by="positions"
+        )
         return vectors
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -72,9 +74,11 @@ class Axial(Component):
     def flow(self, recorder: Flow, x: Value) -> Value:
         row_axes, column_axes = (Axis("row_part", self.row_size),), (Axis("column_part", self.column_size),)
         looked_up_parts = []
-        for name, length, axes in (("by_row", self.rows, row_axes), ("by_column", self.columns, column_axes)):
-            table, _ = recorder.table(name, Axis(name, length), *axes, of=Table(length=length), by="all")
-            looked_up_parts.append(recorder.resampled(table, x.rows))
+        for table_name, length, axes in (("by_row", self.rows, row_axes), ("by_column", self.columns, column_axes)):
+            position_table, _ = recorder.table(
+                table_name, Axis(table_name, length), *axes, of=Table(length=length), by="all"
+            )
+            looked_up_parts.append(recorder.resampled(position_table, x.rows))
         return recorder.cat(*looked_up_parts, axes=(JoinedShapes((row_axes, column_axes)),)).view(*x.axes)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:

@@ -50,22 +50,24 @@ class SubsamplingStem(Stem):
         return self
 
     def frames_read(self) -> Value:
-        rows = Multiple("frames", of=SOURCE, by=2 ** len(self.conv_kernel_sizes))
-        return Value(rows, (Axis("mel", self.num_mel_bins),), fixed=True)
+        frame_rows = Multiple("frames", of=SOURCE, by=2 ** len(self.conv_kernel_sizes))
+        return Value(frame_rows, (Axis("mel", self.num_mel_bins),), fixed=True)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
         """Records the stem. width: the encoder's width. x: token embeddings if recorded without an encoder."""
-        y = recorder.frames = x if x.fixed else self.frames_read()
+        frames = recorder.frames = x if x.fixed else self.frames_read()
         last_layer = len(self.conv_kernel_sizes) - 1
         for i, kernel_size in enumerate(self.conv_kernel_sizes):
-            half: Shape = (Axis("channels", exact_div(self.conv_channels, 2)),) if i < last_layer else width or x.axes
-            rows = SOURCE if i == last_layer else Multiple(of=SOURCE, by=2 ** (last_layer - i))
-            gated_features = recorder.conv(
-                f"conv{i}", y, JoinedShapes((half, half)), kernel=kernel_size, bias=True, rows=rows
+            half_axes: Shape = (
+                (Axis("channels", exact_div(self.conv_channels, 2)),) if i < last_layer else width or x.axes
             )
-            values, gate = recorder.split(gated_features, half, half)
-            y = recorder.mul(values, recorder.act(gate, "sigmoid"))
-        return y
+            frame_rows = SOURCE if i == last_layer else Multiple(of=SOURCE, by=2 ** (last_layer - i))
+            gated_features = recorder.conv(
+                f"conv{i}", frames, JoinedShapes((half_axes, half_axes)), kernel=kernel_size, bias=True, rows=frame_rows
+            )
+            gated_half, gate = recorder.split(gated_features, half_axes, half_axes)
+            frames = recorder.mul(gated_half, recorder.act(gate, "sigmoid"))
+        return frames
 
     def frames(self, batch: int, encoder_positions: int) -> tuple[int, int, int]:
         """Returns the shape of the stem's input: [batch, frames, num_mel_bins]."""
@@ -94,16 +96,21 @@ class WaveformStem(Stem):
         """Records the stem. width: the encoder's width. x: token embeddings if recorded without an encoder."""
         samples = recorder.frames = x if x.fixed else self.frames_read()
         axes, first_rows = width or x.axes, Multiple(of=SOURCE, by=6, more=7)
-        y = recorder.act(recorder.conv("conv1", samples, *axes, kernel=127, rows=first_rows), "tanh")
-        y = recorder.part("groupnorm", Norm(type="layernorm"), y)
+        frames = recorder.act(recorder.conv("conv1", samples, *axes, kernel=127, rows=first_rows), "tanh")
+        frames = recorder.part("groupnorm", Norm(type="layernorm"), frames)
         second_rows = Multiple(of=SOURCE, by=2, more=1)
-        y = recorder.act(
+        frames = recorder.act(
             recorder.conv(
-                "conv2", y, Axis("channels", 2 * recorder.element_count(axes)), kernel=7, bias=True, rows=second_rows
+                "conv2",
+                frames,
+                Axis("channels", 2 * recorder.element_count(axes)),
+                kernel=7,
+                bias=True,
+                rows=second_rows,
             ),
             "gelu",
         )
-        return recorder.act(recorder.conv("conv3", y, *axes, kernel=3, bias=True, rows=SOURCE), "gelu")
+        return recorder.act(recorder.conv("conv3", frames, *axes, kernel=3, bias=True, rows=SOURCE), "gelu")
 
     def frames(self, batch: int, encoder_positions: int) -> tuple[int, int]:
         """Returns the shape of the stem's input: [batch, samples]."""
@@ -126,17 +133,19 @@ def _subsampling_class() -> type[nn.Module]:
 
         def __init__(self, spec: SubsamplingStem, hidden: int) -> None:
             super().__init__()
-            self.count, width = len(spec.conv_kernel_sizes), spec.num_mel_bins
+            self.count, bins = len(spec.conv_kernel_sizes), spec.num_mel_bins
             for i, kernel_size in enumerate(spec.conv_kernel_sizes):
-                out = hidden if i == self.count - 1 else spec.conv_channels // 2
-                self.add_module(f"conv{i}", nn.Conv1d(width, 2 * out, kernel_size, stride=2, padding=kernel_size // 2))
-                width = out
+                output_width = hidden if i == self.count - 1 else spec.conv_channels // 2
+                self.add_module(
+                    f"conv{i}", nn.Conv1d(bins, 2 * output_width, kernel_size, stride=2, padding=kernel_size // 2)
+                )
+                bins = output_width
 
         def forward(self, frames: Tensor) -> Tensor:
-            y = frames.transpose(1, 2)
+            convolved = frames.transpose(1, 2)
             for i in range(self.count):
-                y = nn.functional.glu(self.get_submodule(f"conv{i}")(y), dim=1)
-            return y.transpose(1, 2)
+                convolved = nn.functional.glu(self.get_submodule(f"conv{i}")(convolved), dim=1)
+            return convolved.transpose(1, 2)
 
     return SubsamplingReference
 
@@ -157,8 +166,8 @@ def _waveform_class() -> type[nn.Module]:
             self.conv3 = nn.Conv1d(2 * hidden, hidden, 3, stride=2)
 
         def forward(self, samples: Tensor) -> Tensor:
-            y = self.groupnorm(torch.tanh(self.conv1(samples[:, None])))
-            y = nn.functional.gelu(self.conv3(nn.functional.gelu(self.conv2(y))))
-            return y.transpose(1, 2)
+            normed_waveform = self.groupnorm(torch.tanh(self.conv1(samples[:, None])))
+            normed_waveform = nn.functional.gelu(self.conv3(nn.functional.gelu(self.conv2(normed_waveform))))
+            return normed_waveform.transpose(1, 2)
 
     return WaveformReference

@@ -247,7 +247,7 @@ class StackPosition:
 
 
 class Unscalable(ValueError):
-    """Raised if a component cannot be scaled to another width in a study of shapes; the message gives the reason."""
+    """The error for a component that a study of shapes cannot scale to another width, with the reason."""
 
 
 SCALABLE = "expected a decoder whose layers are multi-head or grouped-query attention and a feed-forward network"
@@ -288,12 +288,12 @@ class AttentionPosition(Part):
     def check_place(self, stack_position: StackPosition, head_dim: int) -> None:
         """Raises `ValueError` if the attention at this stack position cannot use the encoding."""
         if stack_position.side not in self.sides:
-            kind, causal = type(self).model_fields["type"].default, self.sides == ("decoder",)
+            type_name, causal = type(self).model_fields["type"].default, self.sides == ("decoder",)
             directions, expected_place = (
                 ("that is causal", "a decoder") if causal else ("in both directions", "an encoder")
             )
             raise ValueError(
-                f"{stack_position.where}.position.type: '{kind}' is for attention {directions}; expected "
+                f"{stack_position.where}.position.type: '{type_name}' is for attention {directions}; expected "
                 f"{expected_place}"
             )
 
@@ -332,7 +332,7 @@ class TokenMixer(Component):
     uncounted: ClassVar[str] = ""
     kernel_packages: ClassVar[tuple[str, ...]] = ()
 
-    def head_sizes(self, width: Any) -> HeadSizes | None:
+    def head_sizes(self, hidden_size: Any) -> HeadSizes | None:
         """The number and the size of the mixer's heads in a layer of this width; None for a mixer without heads."""
         return None
 
@@ -352,7 +352,7 @@ class TokenMixer(Component):
         """The position encoding that the mixer applies to its scores; None without a position encoding."""
         return None
 
-    def with_kv_heads(self, kv_heads: int, width: int) -> Self:
+    def with_kv_heads(self, kv_heads: int, hidden_size: int) -> Self:
         """The mixer with `kv_heads` key and value heads, all of them cached; the same mixer if it has no such heads."""
         return self
 
@@ -365,9 +365,10 @@ class TokenMixer(Component):
 
         Raises `Unscalable`, with the reason, where its width depends on more than its heads.
         """
-        kind = type(self).model_fields["type"].default
+        type_name = type(self).model_fields["type"].default
         raise Unscalable(
-            f"attention of type '{kind}' has sizes beside its heads, and no rule says what they are at another width; "
+            f"attention of type '{type_name}' has sizes beside its heads, and no rule says what they are at another "
+            "width; "
             f"{SCALABLE}"
         )
 
@@ -396,8 +397,10 @@ class TokenMixer(Component):
     def check_place(self, stack_position: StackPosition) -> None:
         """Raises `ValueError` if the mixer cannot be used at this position of the model."""
         if stack_position.side not in self.sides:
-            kind = type(self).model_fields["type"].default
-            raise ValueError(f"{stack_position.where}.type: '{kind}' is for {self.sides[0]}s; expected 'attention'")
+            type_name = type(self).model_fields["type"].default
+            raise ValueError(
+                f"{stack_position.where}.type: '{type_name}' is for {self.sides[0]}s; expected 'attention'"
+            )
 
 
 class LayerParts(Protocol):
@@ -439,14 +442,15 @@ class Network(Component):
         """The usual name of the network's activation, such as `SwiGLU` or `GELU`; may be empty."""
         return ""
 
-    def widened(self, change: Callable[[Any], Any]) -> Self:
-        """The network after a function `change` is applied to all feed-forward widths.
+    def widened(self, scale_width: Callable[[Any], Any]) -> Self:
+        """The network after a function `scale_width` is applied to all feed-forward widths.
 
         Raises `Unscalable`, with the reason, where it has other widths as well.
         """
-        kind = type(self).model_fields["type"].default
+        type_name = type(self).model_fields["type"].default
         raise Unscalable(
-            f"a feed-forward network of type '{kind}' has sizes that no rule derives from another width; {SCALABLE}"
+            f"a feed-forward network of type '{type_name}' has sizes that no rule derives from another width; "
+            f"{SCALABLE}"
         )
 
 
@@ -459,8 +463,8 @@ class SingleWidthNetwork(Network):
     def active_width(self) -> int:
         return self.intermediate_size
 
-    def widened(self, change: Callable[[Any], Any]) -> Self:
-        return self.model_copy(update={"intermediate_size": change(self.intermediate_size)})
+    def widened(self, scale_width: Callable[[Any], Any]) -> Self:
+        return self.model_copy(update={"intermediate_size": scale_width(self.intermediate_size)})
 
 
 class Nothing(Part):

@@ -17,13 +17,13 @@ AFFINE = Norm.model_construct(type="affine")
 """The product and the sum with the weights of a batch norm."""
 
 
-def record_batch_norm(recorder: Flow, name: str, x: Value, channels: Shape) -> Value:
+def record_batch_norm(recorder: Flow, norm_name: str, x: Value, channels: Shape) -> Value:
     """Records a batch norm with its stored statistics and number of training batches. channels: the normalized axes."""
-    with recorder.scope(name, kind="norm"):
+    with recorder.scope(norm_name, kind="norm"):
         statistics = recorder.buffer("statistics", Axis("statistics", 2), *channels)
         recorder.buffer("num_batches_tracked", Axis("batches", 1), indices=True)
-        mean, scale = recorder.split(statistics, channels, channels)
-        return recorder.norm("", recorder.mul(recorder.add(x, mean), scale), AFFINE)
+        channel_mean, scale = recorder.split(statistics, channels, channels)
+        return recorder.norm("", recorder.mul(recorder.add(x, channel_mean), scale), AFFINE)
 
 
 @cache
@@ -41,7 +41,7 @@ def batch_norm_class() -> type[nn.Module]:
             self.register_buffer("mean", torch.zeros(channels))
             self.register_buffer("variance", torch.ones(channels))
 
-    class Count(nn.Module):
+    class BatchCount(nn.Module):
         """The stored number of training batches."""
 
         def __init__(self) -> None:
@@ -54,10 +54,10 @@ def batch_norm_class() -> type[nn.Module]:
         def __init__(self, channels: int) -> None:
             super().__init__()
             self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
-            self.statistics, self.num_batches_tracked = Statistics(channels), Count()
+            self.statistics, self.num_batches_tracked = Statistics(channels), BatchCount()
 
         def forward(self, x: Tensor) -> Tensor:
-            mean, variance = self.statistics.get_buffer("mean"), self.statistics.get_buffer("variance")
-            return functional.batch_norm(x, mean, variance, self.weight, self.bias)
+            channel_mean, variance = self.statistics.get_buffer("mean"), self.statistics.get_buffer("variance")
+            return functional.batch_norm(x, channel_mean, variance, self.weight, self.bias)
 
     return BatchNorm

@@ -42,26 +42,26 @@ class ByteLayers(Part):
     num_hidden_layers: Layers
     block: Block
 
-    def check_place(self, where: str, width: int) -> None:
-        self.block.check_place(StackPosition(f"{where}.block", width, "decoder"))
+    def check_place(self, location: str, width: int) -> None:
+        self.block.check_place(StackPosition(f"{location}.block", width, "decoder"))
 
-    def flow(self, recorder: Flow, x: Value, before: Callable[[Value], Value] | None = None) -> Value:
-        """Records the layers over bytes. before: a function that records what precedes each layer."""
+    def flow(self, recorder: Flow, x: Value, record_before: Callable[[Value], Value] | None = None) -> Value:
+        """Records the layers over bytes. record_before: records the cross-attention before each layer."""
         depth = self.num_hidden_layers
 
         def record_layer(layer_input: Value) -> Value:
-            if before is None:
+            if record_before is None:
                 return self.block.flow(recorder, layer_input)
-            layer_input = before(layer_input)
+            layer_input = record_before(layer_input)
             with recorder.scope("block"):
                 return self.block.flow(recorder, layer_input)
 
-        indices = range(depth) if isinstance(depth, int) else None
-        return recorder.layers(x, record_layer, depth, indices, source=self.block.formula_source)
+        layer_indices = range(depth) if isinstance(depth, int) else None
+        return recorder.layers(x, record_layer, depth, layer_indices, source=self.block.formula_source)
 
 
 class Patcher(ByteLayers):
-    """A frozen language model of bytes, whose entropy says where patches end.
+    """A frozen language model of bytes, whose next-byte entropy determines the ends of patches.
 
     vocab_size: its vocabulary.
     hidden_size: the width of its layers.
@@ -119,71 +119,77 @@ class PatchStreams(ResidualStreams):
         return self.local_size
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
-        """Accepts any layers."""
+        """Raises no error, because the component accepts all kinds of layers."""
 
     def check_place(self, stack_position: StackPosition) -> None:
-        where, width = stack_position.where, self.local_size
+        location, width = stack_position.where, self.local_size
         if stack_position.side != "decoder":
-            raise ValueError(f"{where}: bytes do not read later bytes; expected a decoder")
+            raise ValueError(f"{location}: bytes do not read later bytes; expected a decoder")
         if not self.projected and self.vectors * width != stack_position.width:
             raise ValueError(
-                f"{where}.projected: {self.vectors} vectors of {width} are not {stack_position.width}; expected true"
+                f"{location}.projected: {self.vectors} vectors of {width} are not {stack_position.width}; expected true"
             )
-        for name, layers in (("encoder", self.encoder), ("decoder", self.decoder)):
-            layers.check_place(f"{where}.{name}", width)
-        for name, reading in (("reads", self.reads), ("writes", self.writes)):
-            reading.check_width(f"{where}.{name}", width)
+        for stack_name, layers in (("encoder", self.encoder), ("decoder", self.decoder)):
+            layers.check_place(f"{location}.{stack_name}", width)
+        for stack_name, cross_attention in (("reads", self.reads), ("writes", self.writes)):
+            cross_attention.check_width(f"{location}.{stack_name}", width)
         if self.patcher is not None:
-            self.patcher.check_place(f"{where}.patcher", self.patcher.hidden_size)
+            self.patcher.check_place(f"{location}.patcher", self.patcher.hidden_size)
 
     def record_split(self, recorder: Flow, x: Value) -> Value:
         """Records the first layers over bytes and the patch vectors. x: the embeddings of the bytes."""
         hidden = recorder.memo["hidden"]
         if self.patcher is not None:
             self._record_patcher(recorder, self.patcher, x)
-        rows = Axis("hashes", self.hash_tables * self.hash_vocab_size)
+        hash_axis = Axis("hashes", self.hash_tables * self.hash_vocab_size)
         groups = Multiple("groups of bytes", of=x.rows, by=self.hash_tables)
-        hashed, _ = recorder.table("hash_embedding", rows, *x.axes, of=groups, rows_read=1, kind=self.kind)
+        hashed, _ = recorder.table("hash_embedding", hash_axis, *x.axes, of=groups, rows_read=1, kind=self.kind)
         x = recorder.add(x, recorder.sum(hashed.view(Axis("tables", self.hash_tables), *x.axes, rows=x.rows), *x.axes))
         with recorder.scope("local_encoder"):
             with recorder.apart(recorder.causal):
                 x = self.encoder.flow(recorder, x)
             patches, vectors = BytePatches(of=x.rows, patch=self.patch_size), Axis("vectors", self.vectors)
             patch_means = recorder.resampled(x, patches)
-            y = recorder.linear("patch_proj", patch_means, vectors, *x.axes, kind=self.kind)
-            y = recorder.part("reads", self.reads, self._as_vectors(y, x, patches), memory=x)
-            y = y.view(vectors, *x.axes, rows=patches)
+            patch_vectors = recorder.linear("patch_proj", patch_means, vectors, *x.axes, kind=self.kind)
+            patch_vectors = recorder.part(
+                "reads", self.reads, self._view_as_vectors(patch_vectors, x, patches), memory=x
+            )
+            patch_vectors = patch_vectors.view(vectors, *x.axes, rows=patches)
         recorder.memo["bytes"] = x
         recorder.keep(bytes=x)
-        return recorder.linear("in_proj", y, *hidden, kind=self.kind) if self.projected else y.view(*hidden)
+        return (
+            recorder.linear("in_proj", patch_vectors, *hidden, kind=self.kind)
+            if self.projected
+            else patch_vectors.view(*hidden)
+        )
 
     def record_merge(self, recorder: Flow, x: Value) -> Value:
         """Records the layers over bytes that follow the layers over patches. x: the patch vectors."""
-        y: Value = recorder.memo["bytes"]
+        byte_rows: Value = recorder.memo["bytes"]
         with recorder.scope("local_decoder"):
-            projected = recorder.linear("patch_proj", x, Axis("vectors", self.vectors), *y.axes, kind=self.kind)
-            memory, layers = self._as_vectors(projected, y, x.rows), self.decoder
+            projected = recorder.linear("patch_proj", x, Axis("vectors", self.vectors), *byte_rows.axes, kind=self.kind)
+            memory, layers = self._view_as_vectors(projected, byte_rows, x.rows), self.decoder
 
             def read_patches(byte_states: Value) -> Value:
                 return recorder.part("writes", self.writes, byte_states, memory=memory)
 
             if not self.writes_every_layer:
-                y = read_patches(y)
+                byte_rows = read_patches(byte_rows)
             with recorder.apart(recorder.causal):
-                y = layers.flow(recorder, y, read_patches if self.writes_every_layer else None)
-            return recorder.part("norm", self.norm, y)
+                byte_rows = layers.flow(recorder, byte_rows, read_patches if self.writes_every_layer else None)
+            return recorder.part("norm", self.norm, byte_rows)
 
-    def _as_vectors(self, y: Value, x: Value, patches: Any) -> Value:
+    def _view_as_vectors(self, projected: Value, x: Value, patches: Any) -> Value:
         """Returns a view of the patch vectors with one row per vector. x: the byte embeddings."""
-        return y.view(*x.axes, rows=PatchVectors(of=patches, by=self.vectors))
+        return projected.view(*x.axes, rows=PatchVectors(of=patches, by=self.vectors))
 
     def _record_patcher(self, recorder: Flow, patcher: Patcher, x: Value) -> None:
         vocab, hidden = Axis("vocab", patcher.vocab_size), Axis("hidden", patcher.hidden_size)
         role: Any = "no_grad" if self.patcher_runs else "idle"
         with recorder.scope("patcher", role=role), recorder.apart(recorder.causal):
-            y, _ = recorder.table("embed_tokens", vocab, hidden, of=x.rows, kind="embedding")
-            y = recorder.part("norm", patcher.norm, patcher.flow(recorder, y))
-            recorder.linear("lm_head", y, vocab, kind="lm_head")
+            byte_embeddings, _ = recorder.table("embed_tokens", vocab, hidden, of=x.rows, kind="embedding")
+            byte_embeddings = recorder.part("norm", patcher.norm, patcher.flow(recorder, byte_embeddings))
+            recorder.linear("lm_head", byte_embeddings, vocab, kind="lm_head")
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
@@ -195,17 +201,17 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class LocalReference(nn.Module):
-        """The base of both stacks of byte layers, with the projection of a patch to its vectors."""
+        """The base class of both stacks of byte layers, with the projection of a patch to its vectors."""
 
-        def __init__(self, layers: ByteLayers, width: int, patch_size: int, vectors: int) -> None:
+        def __init__(self, layers: ByteLayers, local_size: int, patch_size: int, vectors: int) -> None:
             super().__init__()
             self.layers = nn.ModuleList(
-                layers.block.reference(ModelProperties(width)) for _ in range(layers.num_hidden_layers)
+                layers.block.reference(ModelProperties(local_size)) for _ in range(layers.num_hidden_layers)
             )
-            self.patch_proj = nn.Linear(patch_size, vectors * width, bias=False)
+            self.patch_proj = nn.Linear(patch_size, vectors * local_size, bias=False)
             self.vectors = vectors
 
-        def as_vectors(self, patches: Tensor) -> Tensor:
+        def split_into_vectors(self, patches: Tensor) -> Tensor:
             projected: Tensor = self.patch_proj(patches)
             return projected.unflatten(-1, (self.vectors, -1)).flatten(1, 2)
 
@@ -224,16 +230,19 @@ def _reference_class() -> type[nn.Module]:
                 x = layer(x, ForwardPass())
             patches = 1 - (-x.shape[1] // self.patch_size)
             patch_of_byte = torch.arange(x.shape[1], device=x.device).add(self.patch_size - 1) // self.patch_size
-            index, start = patch_of_byte[None, :, None].expand_as(x), x.new_zeros(x.shape[0], patches, x.shape[2])
-            reduced = start.scatter_reduce(1, index, x, "amax", include_self=False)
-            return x, self.reads(self.as_vectors(reduced), x).unflatten(1, (patches, -1)).flatten(2)
+            patch_index, empty_maxima = (
+                patch_of_byte[None, :, None].expand_as(x),
+                x.new_zeros(x.shape[0], patches, x.shape[2]),
+            )
+            patch_maxima = empty_maxima.scatter_reduce(1, patch_index, x, "amax", include_self=False)
+            return x, self.reads(self.split_into_vectors(patch_maxima), x).unflatten(1, (patches, -1)).flatten(2)
 
     class ReadingFirst(nn.Module):
         """A byte layer after cross-attention to the patches."""
 
-        def __init__(self, block: nn.Module, reading: nn.Module) -> None:
+        def __init__(self, block: nn.Module, cross_attention: nn.Module) -> None:
             super().__init__()
-            self.writes, self.block = reading, block
+            self.writes, self.block = cross_attention, block
 
         def forward(self, x: Tensor, memory: Tensor) -> Tensor:
             output: Tensor = self.block(self.writes(x, memory), ForwardPass())
@@ -258,7 +267,7 @@ def _reference_class() -> type[nn.Module]:
             return spec.writes.reference(spec.local_size, spec.local_size)
 
         def forward(self, x: Tensor, patches: Tensor) -> Tensor:
-            memory = self.as_vectors(patches)
+            memory = self.split_into_vectors(patches)
             x = self.writes(x, memory) if hasattr(self, "writes") else x
             for layer in self.layers:
                 x = layer(x, memory) if isinstance(layer, ReadingFirst) else layer(x, ForwardPass())
@@ -266,7 +275,7 @@ def _reference_class() -> type[nn.Module]:
             return output
 
     class PatcherReference(nn.Module):
-        """A language model of bytes, whose logits say where patches end. ids: [batch, bytes] → nothing."""
+        """The language model of bytes that finds the ends of patches. ids: [batch, bytes] → nothing."""
 
         def __init__(self, spec: Patcher) -> None:
             super().__init__()
@@ -288,21 +297,21 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: PatchStreams, model_properties: ModelProperties) -> None:
             super().__init__()
-            self.spec, hidden, width = spec, model_properties.hidden_size, spec.local_size
+            self.spec, hidden, local_size = spec, model_properties.hidden_size, spec.local_size
             if spec.patcher is not None:
                 self.patcher = PatcherReference(spec.patcher)
-            self.hash_embedding = nn.Embedding(spec.hash_tables * spec.hash_vocab_size, width)
+            self.hash_embedding = nn.Embedding(spec.hash_tables * spec.hash_vocab_size, local_size)
             self.local_encoder, self.local_decoder = EncoderReference(spec), DecoderReference(spec, hidden)
             if spec.projected:
-                self.in_proj = nn.Linear(spec.vectors * width, hidden, bias=False)
+                self.in_proj = nn.Linear(spec.vectors * local_size, hidden, bias=False)
 
         def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             if self.spec.patcher is not None and self.spec.patcher_runs:
                 self.patcher(forward_pass.ids)
             ids = torch.zeros(*x.shape[:2], self.spec.hash_tables, dtype=torch.long, device=x.device)
-            x, y = self.local_encoder(x + self.hash_embedding(ids).sum(2))
+            x, byte_states = self.local_encoder(x + self.hash_embedding(ids).sum(2))
             forward_pass.memo["bytes"] = x
-            patches: Tensor = self.in_proj(y) if hasattr(self, "in_proj") else y
+            patches: Tensor = self.in_proj(byte_states) if hasattr(self, "in_proj") else byte_states
             return patches
 
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:

@@ -43,13 +43,13 @@ class PartChoice:
         self.default: str = default
         self.class_paths: dict[str, str] = dict(class_paths)
 
-    def load_component(self, kind: str) -> type[Part]:
+    def load_component(self, type_name: str) -> type[Part]:
         """Imports and returns the component class of a `type`."""
-        return _import_component(self.class_paths[kind])
+        return _import_component(self.class_paths[type_name])
 
     def classes(self) -> list[type[Part]]:
         """Imports and returns the classes of all components that the field accepts."""
-        return [self.load_component(kind) for kind in self.class_paths]
+        return [self.load_component(type_name) for type_name in self.class_paths]
 
     def validate(self, part_or_table: Any) -> Part:
         """Returns a component unchanged, or builds a component from a table whose `type` names the class.
@@ -57,26 +57,28 @@ class PartChoice:
         Raises `PartError` for an error inside the part, and pydantic's own errors for any other value.
         """
         if isinstance(part_or_table, Part):
-            kind = self._kind_of(part_or_table)
-            if kind in self.class_paths and isinstance(part_or_table, self.load_component(kind)):
+            type_name = self._kind_of(part_or_table)
+            if type_name in self.class_paths and isinstance(part_or_table, self.load_component(type_name)):
                 return part_or_table
             raise PydanticCustomError(
                 "union_tag_invalid",
                 "not one of these parts",
-                {"tag": str(kind), "expected_tags": self._expected_types()},
+                {"tag": str(type_name), "expected_tags": self._expected_types()},
             )
         if not isinstance(part_or_table, dict):
             raise PydanticCustomError("model_type", "not a table")
-        kind = (
+        type_name = (
             part_or_table.get("type", self.default) if len(self.class_paths) > 1 else self.default
         )  # one kind checks its own type
-        if not isinstance(kind, str):
+        if not isinstance(type_name, str):
             raise PydanticCustomError("union_tag_not_found", "no type")
-        if kind not in self.class_paths:
+        if type_name not in self.class_paths:
             raise PydanticCustomError(
-                "union_tag_invalid", "not one of these parts", {"tag": kind, "expected_tags": self._expected_types()}
+                "union_tag_invalid",
+                "not one of these parts",
+                {"tag": type_name, "expected_tags": self._expected_types()},
             )
-        cls = self.load_component(kind)
+        cls = self.load_component(type_name)
         try:
             return cls.model_validate(part_or_table)
         except ValidationError as error:
@@ -86,7 +88,7 @@ class PartChoice:
         return str(getattr(part, "type", self.default)) if len(self.class_paths) > 1 else self.default
 
     def _expected_types(self) -> str:
-        return ", ".join(f"'{kind}'" for kind in self.class_paths)
+        return ", ".join(f"'{type_name}'" for type_name in self.class_paths)
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
         dumped = core_schema.plain_serializer_function_ser_schema(lambda part: part.model_dump())
@@ -99,10 +101,10 @@ class PartChoice:
 
 @cache
 def _import_component(class_path: str) -> type[Part]:
-    module, _, name = class_path.partition(":")
-    return getattr(import_module(f".{module}", __package__), name)
+    file_name, _, class_name = class_path.partition(":")
+    return getattr(import_module(f".{file_name}", __package__), class_name)
 
 
-def class_at(class_path: str) -> Any:
+def component_type(class_path: str) -> Any:
     """Returns a field type that accepts a single component class, `file:Class`, which is imported on first use."""
     return Annotated[Part, PartChoice("only", {"only": class_path})]

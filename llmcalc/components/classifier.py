@@ -54,12 +54,16 @@ class Classifier(Component):
         return self
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        transform, rows = self.transform, self._scored_rows()
-        y = x.view(*x.axes, rows=rows)
+        transform, scored_rows = self.transform, self._scored_rows()
+        classifier_input = x.view(*x.axes, rows=scored_rows)
         if transform is not None:
-            y = recorder.act(recorder.linear("dense", y, *x.axes, bias=transform.bias), transform.hidden_act)
-            y = y if transform.norm is None else recorder.part("norm", transform.norm, y)
-        return recorder.linear("out_proj", y, Axis("labels", self.num_labels), bias=self.bias)
+            classifier_input = recorder.act(
+                recorder.linear("dense", classifier_input, *x.axes, bias=transform.bias), transform.hidden_act
+            )
+            classifier_input = (
+                classifier_input if transform.norm is None else recorder.part("norm", transform.norm, classifier_input)
+            )
+        return recorder.linear("out_proj", classifier_input, Axis("labels", self.num_labels), bias=self.bias)
 
     def _scored_rows(self) -> Rows:
         return SEQUENCES if self.over == "sequence" else LOGITS

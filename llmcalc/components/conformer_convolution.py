@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class ConformerConvolution(Part):
-    """The convolution module: hidden → 2 · hidden, where one half gates the other → depthwise convolution → hidden.
+    """The convolution module: a gated linear unit, a depthwise convolution, a norm and a linear projection.
 
     kernel_size: the kernel size of the depthwise convolution.
     hidden_act: the activation before the last projection, silu by default.
@@ -80,22 +80,24 @@ class ConformerConvolution(Part):
                 recorder.vector("gate_bias", Axis("halves", 2), *hidden, count=2), hidden, hidden
             )
             gated_half, gate = recorder.add(gated_half, value_bias), recorder.add(gate, gate_bias)
-        y = recorder.mul(gated_half, recorder.act(gate, self.gate_act))
+        features = recorder.mul(gated_half, recorder.act(gate, self.gate_act))
         conv_axes = (*hidden, Axis("multiplier", self.multiplier))
-        rows = RowsWithExtra(of=x.rows, more=self.kernel_size - 1) if self.separable else x.rows
-        y = recorder.conv("conv", y, *conv_axes, kernel=self.kernel_size, groups=y.width, bias=self.bias, rows=rows)
-        y = self._record_projection(recorder, "pointwise", y, *hidden) if self.separable else y
-        y = y.view(*hidden, rows=x.rows)
-        y = y if self.norm is None else recorder.part("norm", self.norm, y)
+        conv_rows = RowsWithExtra(of=x.rows, more=self.kernel_size - 1) if self.separable else x.rows
+        features = recorder.conv(
+            "conv", features, *conv_axes, kernel=self.kernel_size, groups=features.width, bias=self.bias, rows=conv_rows
+        )
+        features = self._record_projection(recorder, "pointwise", features, *hidden) if self.separable else features
+        features = features.view(*hidden, rows=x.rows)
+        features = features if self.norm is None else recorder.part("norm", self.norm, features)
         if self.batch_norm:
-            y = record_batch_norm(recorder, "norm", y, hidden)
-        return self._record_projection(recorder, "out_proj", recorder.act(y, self.hidden_act), *hidden)
+            features = record_batch_norm(recorder, "norm", features, hidden)
+        return self._record_projection(recorder, "out_proj", recorder.act(features, self.hidden_act), *hidden)
 
-    def _record_projection(self, recorder: Flow, name: str, x: Value, *out: Axis | JoinedShapes) -> Value:
+    def _record_projection(self, recorder: Flow, projection: str, x: Value, *output_axes: Axis | JoinedShapes) -> Value:
         """Records a named projection, as a linear layer or as a convolution of width 1."""
         if self.convolved:
-            return recorder.conv(name, x, *out, kernel=1, bias=self.bias)
-        return recorder.linear(name, x, *out, bias=self.bias)
+            return recorder.conv(projection, x, *output_axes, kernel=1, bias=self.bias)
+        return recorder.linear(projection, x, *output_axes, bias=self.bias)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
@@ -109,15 +111,15 @@ def _reference_class() -> type[nn.Module]:
     class BatchNorm(nn.Module):
         """A batch norm with stored statistics. x: [..., width] → same shape."""
 
-        def __init__(self, width: int) -> None:
+        def __init__(self, channels: int) -> None:
             super().__init__()
-            self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
-            self.statistics, self.num_batches_tracked = Statistics(width), Count()
+            self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
+            self.statistics, self.num_batches_tracked = Statistics(channels), BatchCount()
 
         def forward(self, x: Tensor) -> Tensor:
             return self.statistics(x) * self.weight + self.bias
 
-    class Count(nn.Module):
+    class BatchCount(nn.Module):
         """The stored number of training batches."""
 
         def __init__(self) -> None:
@@ -127,17 +129,17 @@ def _reference_class() -> type[nn.Module]:
     class Pointwise(nn.Conv1d):
         """A convolution of width 1. x: [batch, frames, width] → [batch, frames, output width]."""
 
-        def __init__(self, width: int, output_width: int, bias: bool) -> None:
-            super().__init__(width, output_width, 1, bias=bias)
+        def __init__(self, input_width: int, output_width: int, bias: bool) -> None:
+            super().__init__(input_width, output_width, 1, bias=bias)
 
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x.transpose(1, 2)).transpose(1, 2)
 
     class Statistics(nn.Module):
-        def __init__(self, width: int) -> None:
+        def __init__(self, channels: int) -> None:
             super().__init__()
-            self.register_buffer("mean", torch.zeros(width))
-            self.register_buffer("scale", torch.ones(width))
+            self.register_buffer("mean", torch.zeros(channels))
+            self.register_buffer("scale", torch.ones(channels))
 
         def forward(self, x: Tensor) -> Tensor:
             return (x - self.get_buffer("mean")) * self.get_buffer("scale")
@@ -145,29 +147,29 @@ def _reference_class() -> type[nn.Module]:
     class ConvolutionReference(nn.Module):
         """The conformer's convolution module. x: [clips, frames, hidden] → same shape."""
 
-        def __init__(self, spec: ConformerConvolution, width: int) -> None:
+        def __init__(self, spec: ConformerConvolution, hidden: int) -> None:
             super().__init__()
             self.spec = spec
             earlier_frames = spec.kernel_size // 2 if spec.centred else spec.kernel_size - 1
             later_frames = spec.kernel_size - 1 if spec.separable else spec.kernel_size - 1 - earlier_frames
             self.padding = (earlier_frames, later_frames)
-            self.in_proj = self._projection(width, 2 * width)
+            self.in_proj = self._projection(hidden, 2 * hidden)
             if spec.gate_bias:
-                self.gate_bias = vector(torch.zeros(2, width))
-            conv_width = width * spec.multiplier
-            self.conv = nn.Conv1d(width, conv_width, spec.kernel_size, groups=width, bias=spec.bias)
+                self.gate_bias = vector(torch.zeros(2, hidden))
+            conv_width = hidden * spec.multiplier
+            self.conv = nn.Conv1d(hidden, conv_width, spec.kernel_size, groups=hidden, bias=spec.bias)
             if spec.separable:
-                self.pointwise = self._projection(conv_width, width)
+                self.pointwise = self._projection(conv_width, hidden)
             if spec.norm is not None:
-                self.norm = spec.norm.reference(ModelProperties(width))
+                self.norm = spec.norm.reference(ModelProperties(hidden))
             if spec.batch_norm:
-                self.norm = BatchNorm(width)
-            self.out_proj = self._projection(width, width)
+                self.norm = BatchNorm(hidden)
+            self.out_proj = self._projection(hidden, hidden)
 
-        def _projection(self, width: int, output_width: int) -> nn.Module:
+        def _projection(self, input_width: int, output_width: int) -> nn.Module:
             if not self.spec.convolved:
-                return nn.Linear(width, output_width, bias=self.spec.bias)
-            return Pointwise(width, output_width, bias=self.spec.bias)
+                return nn.Linear(input_width, output_width, bias=self.spec.bias)
+            return Pointwise(input_width, output_width, bias=self.spec.bias)
 
         def forward(self, x: Tensor) -> Tensor:
             gated_half, gate = self.in_proj(x).chunk(2, -1)

@@ -41,8 +41,8 @@ class ContactHead(OutputPart):
     def flow(self, recorder: Flow, x: Value, stack: Stack) -> Value:
         """Records the unused linear layer. stack: the encoder with the attention maps."""
         heads: Number = stack.block.attention.head_sizes(x.width).heads
-        maps = Value(x.rows, (Axis("maps", stack.num_hidden_layers * heads),))
-        return recorder.linear("", maps, Axis("one", 1), bias=True)
+        attention_maps = Value(x.rows, (Axis("maps", stack.num_hidden_layers * heads),))
+        return recorder.linear("", attention_maps, Axis("one", 1), bias=True)
 
     def reference(self, model_properties: ModelProperties, stack: Stack) -> nn.Module:
         """Builds a linear layer that no forward pass calls."""

@@ -88,42 +88,48 @@ class Disentangled(AttentionPosition):
     def flow(
         self, recorder: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]
     ) -> tuple[Value, Value | None]:
-        terms = 1 + self.c2p + self.p2c
+        score_kinds = 1 + self.c2p + self.p2c
         with recorder.scope("disentangled", source="He et al. 2020, §3.1"):
             bias_sum = self._position_scores(recorder, x, q, keys, biases)
-            bias = None if bias_sum is None else recorder.scale(bias_sum, (q.axes[-1].size * terms) ** -0.5)
-            return recorder.scale(q, terms**-0.5), bias
+            bias = None if bias_sum is None else recorder.scale(bias_sum, (q.axes[-1].size * score_kinds) ** -0.5)
+            return recorder.scale(q, score_kinds**-0.5), bias
 
     def _position_scores(
         self, recorder: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]
     ) -> Value | None:
         """Records the position terms of the attention scores and returns their sum; None without such terms."""
         bias_sum: Value | None = None
-        rows = Table(length=2 * self.span, by_tokens=self.within_sequence, of=x.rows)
-        table: Value = recorder.memo.get("relative_embedding", Value(rows, x.axes))
+        table_rows = Table(length=2 * self.span, by_tokens=self.within_sequence, of=x.rows)
+        distance_table: Value = recorder.memo.get("relative_embedding", Value(table_rows, x.axes))
         if self.within_sequence:
-            table = recorder.rows_of_distances(table, rows)
+            distance_table = recorder.rows_of_distances(distance_table, table_rows)
         heads, dim = q.axes
-        for kind, projection, scored_value, position_bias, shared_bias, shared_projection in (
+        for score_kind, projection, scored_value, position_bias, shared_bias, shared_projection in (
             ("c2p", "pos_key", q, self.key_bias, biases[1], "k_proj"),
             ("p2c", "pos_query", keys, True, biases[0], "q_proj"),
         ):
-            if not getattr(self, kind):
+            if not getattr(self, score_kind):
                 continue
             has_distance_buckets = self.position_buckets is not None
-            index = recorder.distances(q, keys, clamped=True, shifted=True, stored=True, binned=has_distance_buckets)
-            recorder.hold(index=index)
+            distance_index = recorder.distances(
+                q, keys, clamped=True, shifted=True, stored=True, binned=has_distance_buckets
+            )
+            recorder.hold(index=distance_index)
             projection_options: dict[str, Any] = {"bias": position_bias, "role": "own"}
             if self.share_att_key:
                 projection_options = {"bias": shared_bias, "role": "shared", "lent": shared_projection}
-            projected = recorder.linear(projection, table, heads, dim, rows=rows, **projection_options)
+            projected = recorder.linear(projection, distance_table, heads, dim, rows=table_rows, **projection_options)
             scores = recorder.core(
-                kind, ops.TableScores(heads.size, dim.size, rows, x.rows), scored_value, projected, axes=(heads,)
+                score_kind,
+                ops.TableScores(heads.size, dim.size, table_rows, x.rows),
+                scored_value,
+                projected,
+                axes=(heads,),
             )
-            term = recorder.at_distance(scores, index, by_key=kind == "p2c")
-            if kind == "p2c":
-                recorder.hold(by_key=term)
-            bias_sum = term if bias_sum is None else recorder.add(bias_sum, term)
+            position_scores = recorder.at_distance(scores, distance_index, by_key=score_kind == "p2c")
+            if score_kind == "p2c":
+                recorder.hold(by_key=position_scores)
+            bias_sum = position_scores if bias_sum is None else recorder.add(bias_sum, position_scores)
             recorder.hold(bias=bias_sum)
         return bias_sum
 
@@ -154,8 +160,8 @@ class RelativeEmbedding(StackPart):
         """Returns all rows of the relative-position table. x: a value of the model's width."""
         length = 2 * self.span
         table_rows = Table(length=length, of=x.rows)
-        rows, _ = recorder.table("table", Axis("distances", length), *x.axes, of=table_rows, by="all")
-        return rows if self.norm is None else recorder.part("norm", self.norm, rows)
+        distance_rows, _ = recorder.table("table", Axis("distances", length), *x.axes, of=table_rows, by="all")
+        return distance_rows if self.norm is None else recorder.part("norm", self.norm, distance_rows)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["table"](self, model_properties)
@@ -225,7 +231,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     from torch import nn
 
     class TableReference(nn.Module):
-        """An embedding table, all of whose rows [2·span, hidden] are the output."""
+        """The table of relative positions, which returns all its rows, [2·span, hidden]."""
 
         def __init__(self, spec: RelativeEmbedding, model_properties: ModelProperties) -> None:
             super().__init__()
@@ -234,17 +240,17 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 self.norm = spec.norm.reference(model_properties)
 
         def forward(self) -> Tensor:
-            rows: Tensor = self.table.weight
-            return self.norm(rows) if hasattr(self, "norm") else rows
+            table_weight: Tensor = self.table.weight
+            return self.norm(table_weight) if hasattr(self, "norm") else table_weight
 
     class ConvolutionReference(nn.Module):
         """The side convolution. A layer's input and output [batch, tokens, hidden] → the new output."""
 
         def __init__(self, spec: SideConvolution, model_properties: ModelProperties) -> None:
             super().__init__()
-            self.act, width = spec.conv_act, model_properties.hidden_size
+            self.act, hidden = spec.conv_act, model_properties.hidden_size
             self.conv = nn.Conv1d(
-                width, width, spec.conv_kernel_size, padding=spec.conv_kernel_size // 2, groups=spec.conv_groups
+                hidden, hidden, spec.conv_kernel_size, padding=spec.conv_kernel_size // 2, groups=spec.conv_groups
             )
             self.norm = spec.norm.reference(model_properties)
 
@@ -258,25 +264,27 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
             return nn.functional.linear(x, weight, bias)
 
-    class Scores(nn.Module):
-        """Scores of tokens and table rows. x: [batch, heads, tokens, d] → [batch, heads, tokens, rows]."""
+    class TableScoreProduct(nn.Module):
+        """The scores of tokens and table rows. x: [batch, heads, tokens, d] → [batch, heads, tokens, rows]."""
 
-        def forward(self, x: Tensor, rows: Tensor) -> Tensor:
-            return x @ rows.unflatten(-1, (x.shape[1], -1)).permute(1, 2, 0)
+        def forward(self, x: Tensor, table_rows: Tensor) -> Tensor:
+            return x @ table_rows.unflatten(-1, (x.shape[1], -1)).permute(1, 2, 0)
 
     class DisentangledReference(nn.Module):
         """Scaled queries and position scores. Queries and keys: [batch, heads, tokens, d]."""
 
         def __init__(self, spec: Disentangled, hidden: int, heads: int, head_dim: int) -> None:
             super().__init__()
-            self.spec, width = spec, heads * head_dim
+            self.spec, heads_width = spec, heads * head_dim
             self.reach = spec.position_buckets or spec.max_relative_positions
             if spec.c2p:
-                self.pos_key = BorrowedLinear() if spec.share_att_key else nn.Linear(hidden, width, bias=spec.key_bias)
-                self.c2p = Scores()
+                self.pos_key = (
+                    BorrowedLinear() if spec.share_att_key else nn.Linear(hidden, heads_width, bias=spec.key_bias)
+                )
+                self.c2p = TableScoreProduct()
             if spec.p2c:
-                self.pos_query = BorrowedLinear() if spec.share_att_key else nn.Linear(hidden, width)
-                self.p2c = Scores()
+                self.pos_query = BorrowedLinear() if spec.share_att_key else nn.Linear(hidden, heads_width)
+                self.p2c = TableScoreProduct()
 
         def _relative_positions(self, forward_pass: ForwardPass, tokens: int, device: Any) -> Tensor:
             """Query position minus key position, binned if the spec has bins."""
@@ -310,12 +318,14 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             bias: Tensor | None = None
             if self.spec.c2p:
                 shared_weights = (key_map.weight, key_map.bias) if self.spec.share_att_key else ()
-                index = (distance + span).clamp(0, 2 * span - 1).expand(*q.shape[:-1], tokens)
-                bias = self.c2p(q, self.pos_key(rows, *shared_weights)).gather(-1, index)
+                distance_index = (distance + span).clamp(0, 2 * span - 1).expand(*q.shape[:-1], tokens)
+                bias = self.c2p(q, self.pos_key(rows, *shared_weights)).gather(-1, distance_index)
             if self.spec.p2c:
                 shared_weights = (query_map.weight, query_map.bias) if self.spec.share_att_key else ()
-                index = (span - distance).clamp(0, 2 * span - 1).expand(*k.shape[:-1], tokens)
-                key_scores = self.p2c(k, self.pos_query(rows, *shared_weights)).gather(-1, index.transpose(-1, -2))
+                distance_index = (span - distance).clamp(0, 2 * span - 1).expand(*k.shape[:-1], tokens)
+                key_scores = self.p2c(k, self.pos_query(rows, *shared_weights)).gather(
+                    -1, distance_index.transpose(-1, -2)
+                )
                 bias = key_scores.transpose(-1, -2) if bias is None else bias + key_scores.transpose(-1, -2)
             scaled_bias = None if bias is None else bias * (q.shape[-1] * term_count) ** -0.5
             return q * term_count**-0.5, scaled_bias

@@ -143,11 +143,13 @@ class LayerBias(Buckets, AttentionPosition):
     ) -> tuple[Value, Value | None]:
         from ..workload.derived_rows import Table
 
-        buckets, source = Axis("buckets", self.relative_attention_num_buckets), "Chung et al. 2023 (UniMax), §4"
-        rows = Table(length=buckets.size)
-        table, _ = recorder.table("relative_bias", buckets, q.axes[0], of=rows, by="all", source=source)
+        buckets, formula_source = Axis("buckets", self.relative_attention_num_buckets), "Chung et al. 2023 (UniMax), §4"
+        table_rows = Table(length=buckets.size)
+        bias_table, _ = recorder.table(
+            "relative_bias", buckets, q.axes[0], of=table_rows, by="all", source=formula_source
+        )
         recorder.memo["bias_in_sdpa"] = self.bias_in_sdpa
-        return q, recorder.distance_bias(table, q)
+        return q, recorder.distance_bias(bias_table, q)
 
     def reference(self, model_properties: ModelProperties, heads: int) -> nn.Module:
         buckets, max_distance = self.relative_attention_num_buckets, self.relative_attention_max_distance
@@ -191,14 +193,14 @@ class RelativeBias(Buckets, StackPart):
 
         buckets = Axis("buckets", self.relative_attention_num_buckets)
         heads, rows = Axis("heads", self.num_attention_heads), Table(length=buckets.size)
-        table, _ = recorder.table("", buckets, heads, of=rows, by="all")
+        bias_table, _ = recorder.table("", buckets, heads, of=rows, by="all")
         recorder.memo["bias_in_sdpa"] = self.bias_in_sdpa
         if self.of_blocks:
             recorder.memo["relative_bias_of_blocks"], _ = recorder.table("blocks", buckets, heads, of=rows, by="all")
         for i, table_buckets in enumerate(self.other_buckets):
             table_rows = Table(length=table_buckets)
             recorder.table(f"other_{i}", Axis("buckets", table_buckets), heads, of=table_rows, by="all", role="idle")
-        return table
+        return bias_table
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         buckets, max_distance = self.relative_attention_num_buckets, self.relative_attention_max_distance

@@ -64,12 +64,15 @@ class MedusaHeads(DraftHeads):
     shared_projection: Flag = False
 
     def _record_logits(self, recorder: Flow, x: Value, vocab: Axis, proposed_tokens: Axis) -> list[Value]:
-        outputs = [self._residual_layers(recorder, x, i) for i in range(self.num_heads)]
+        head_states = [self._residual_layers(recorder, x, i) for i in range(self.num_heads)]
         if not self.shared_projection:
-            return [recorder.linear(f"lm_heads_{i}", y, proposed_tokens) for i, y in enumerate(outputs)]
+            return [
+                recorder.linear(f"lm_heads_{i}", head_state, proposed_tokens)
+                for i, head_state in enumerate(head_states)
+            ]
         total_rows = Multiple(of=x.rows, by=self.num_heads)
-        first_logits = recorder.linear("lm_heads_0", outputs[0], proposed_tokens, counted=total_rows)
-        return [first_logits, *(recorder.apply_again(y, first_logits) for y in outputs[1:])]
+        first_logits = recorder.linear("lm_heads_0", head_states[0], proposed_tokens, counted=total_rows)
+        return [first_logits, *(recorder.apply_again(head_state, first_logits) for head_state in head_states[1:])]
 
     def describe(self) -> str:
         return f"{self.num_heads} Medusa heads of {self.num_layers} layer{'s' * (self.num_layers > 1)}"
@@ -104,17 +107,19 @@ class SpeculatorHeads(DraftHeads):
     input_norm: Norm | None = None
 
     def _record_logits(self, recorder: Flow, x: Value, vocab: Axis, proposed_tokens: Axis) -> list[Value]:
-        inner = Axis("inner", self.inner_size)
+        inner_axis = Axis("inner", self.inner_size)
         state = x if self.input_norm is None else recorder.scale(recorder.norm("ln0", x, self.input_norm), 0.5**0.5)
         recorder.hold(state=state)
         logits: list[Value] = []
         first_of_weights: dict[str, Value] = {}
-        table: Weight | None = None
+        token_table: Weight | None = None
         for i in range(self.num_heads):
-            if table is not None and self.tied:
-                token_vector = recorder.look_up(table, x.rows, by="chosen")
+            if token_table is not None and self.tied:
+                token_vector = recorder.look_up(token_table, x.rows, by="chosen")
             else:
-                token_vector, table = recorder.table(f"emb_{i}", vocab, inner, of=x.rows, by="chosen", kind="embedding")
+                token_vector, token_table = recorder.table(
+                    f"emb_{i}", vocab, inner_axis, of=x.rows, by="chosen", kind="embedding"
+                )
             recorder.hold(token=token_vector)
             with recorder.function():
                 state = self._next_state(recorder, i, state, token_vector, first_of_weights)
@@ -129,7 +134,7 @@ class SpeculatorHeads(DraftHeads):
     def _next_state(
         self, recorder: Flow, i: int, state: Value, token_vector: Value, first_of_weights: dict[str, Value]
     ) -> Value:
-        """Records a stage up to its state. first_of_weights: the first output of each weight that stages share."""
+        """Records a stage and returns its state. first_of_weights: the first output of each shared weight."""
         if i > 1 and self.tied:
             projected = recorder.apply_again(state, first_of_weights["proj"])
         else:
@@ -139,11 +144,13 @@ class SpeculatorHeads(DraftHeads):
         recorder.hold(projected=projected)
         state_weight = 0.5 ** (0.5 / self.num_heads)
         token_weight = ((1 - state_weight**2) * self.inner_size / 2) ** 0.5
-        joined = recorder.add(recorder.scale(projected, state_weight), recorder.scale(token_vector, token_weight))
-        recorder.hold(joined=joined)
+        state_and_token = recorder.add(
+            recorder.scale(projected, state_weight), recorder.scale(token_vector, token_weight)
+        )
+        recorder.hold(joined=state_and_token)
         if i and self.tied:
-            return recorder.act(recorder.normalized(joined, self.norm, like=first_of_weights["ln"]), "gelu")
-        first_of_weights["ln"] = recorder.norm(f"ln_{i}", joined, self.norm)
+            return recorder.act(recorder.normalized(state_and_token, self.norm, like=first_of_weights["ln"]), "gelu")
+        first_of_weights["ln"] = recorder.norm(f"ln_{i}", state_and_token, self.norm)
         return recorder.act(first_of_weights["ln"], "gelu")
 
     def describe(self) -> str:
@@ -165,14 +172,14 @@ def _reference_classes() -> tuple[type[nn.Module], type[nn.Module]]:
             super().__init__()
             self.heads, self.layers, self.spec = spec.num_heads, spec.num_layers, spec
             for i in range(spec.num_heads):
-                for j in range(spec.num_layers):
-                    self.add_module(f"blocks_{i}_{j}", nn.Linear(hidden, hidden, bias=spec.bias))
+                for layer_index in range(spec.num_layers):
+                    self.add_module(f"blocks_{i}_{layer_index}", nn.Linear(hidden, hidden, bias=spec.bias))
             for i in range(1 if spec.shared_projection else spec.num_heads):
                 self.add_module(f"lm_heads_{i}", nn.Linear(hidden, proposed_tokens, bias=False))
 
         def _logits_of_head(self, i: int, x: Tensor) -> Tensor:
-            for j in range(self.layers):
-                x = x + nn.functional.silu(self.get_submodule(f"blocks_{i}_{j}")(x))
+            for layer_index in range(self.layers):
+                x = x + nn.functional.silu(self.get_submodule(f"blocks_{i}_{layer_index}")(x))
             logits: Tensor = self.get_submodule(f"lm_heads_{0 if self.spec.shared_projection else i}")(x)
             return logits
 
@@ -189,35 +196,35 @@ def _reference_classes() -> tuple[type[nn.Module], type[nn.Module]]:
         def __init__(self, spec: SpeculatorHeads, hidden: int, vocab_size: int, proposed_tokens: int) -> None:
             super().__init__()
             self.stages, self.tied = spec.num_heads, spec.tied
-            inner = spec.inner_size
+            inner_width = spec.inner_size
             self.state_weight = 0.5 ** (0.5 / spec.num_heads)
-            self.token_weight = ((1 - self.state_weight**2) * inner / 2) ** 0.5
+            self.token_weight = ((1 - self.state_weight**2) * inner_width / 2) ** 0.5
             if spec.input_norm is not None:
                 self.ln0 = spec.input_norm.reference(ModelProperties(hidden))
             for i in range(spec.num_heads):
                 if i < 2 or not spec.tied:
-                    self.add_module(f"proj_{i}", nn.Linear(inner if i else hidden, inner, bias=False))
+                    self.add_module(f"proj_{i}", nn.Linear(inner_width if i else hidden, inner_width, bias=False))
                 if i == 0 or not spec.tied:
-                    self.add_module(f"emb_{i}", nn.Embedding(vocab_size, inner))
-                    self.add_module(f"ln_{i}", spec.norm.reference(ModelProperties(inner)))
-                    self.add_module(f"head_{i}", nn.Linear(inner, proposed_tokens, bias=False))
+                    self.add_module(f"emb_{i}", nn.Embedding(vocab_size, inner_width))
+                    self.add_module(f"ln_{i}", spec.norm.reference(ModelProperties(inner_width)))
+                    self.add_module(f"head_{i}", nn.Linear(inner_width, proposed_tokens, bias=False))
 
         def _next_state(self, i: int, state: Tensor, token_vector: Tensor) -> Tensor:
             projected = self.get_submodule(f"proj_{min(i, 1) if self.tied else i}")(state)
-            joined = projected * self.state_weight + token_vector * self.token_weight
-            return nn.functional.gelu(self.get_submodule(f"ln_{0 if self.tied else i}")(joined))
+            state_and_token = projected * self.state_weight + token_vector * self.token_weight
+            return nn.functional.gelu(self.get_submodule(f"ln_{0 if self.tied else i}")(state_and_token))
 
         def forward(self, x: Tensor) -> Tensor:
             state = self.ln0(x) * 0.5**0.5 if hasattr(self, "ln0") else x
             logits: list[Tensor] = []
             for i in range(self.stages):
-                stage = 0 if self.tied else i
-                table_module = self.get_submodule(f"emb_{stage}")
+                stage_index = 0 if self.tied else i
+                table_module = self.get_submodule(f"emb_{stage_index}")
                 token_vector = table_module(
                     logits[-1].argmax(-1) if logits else x.new_zeros(x.shape[:-1], dtype=torch.long)
                 )
                 state = self._next_state(i, state, token_vector)
-                logits.append(self.get_submodule(f"head_{stage}")(state))
+                logits.append(self.get_submodule(f"head_{stage_index}")(state))
             return logits[0] if self.stages == 1 else torch.cat(logits, 1)
 
     return MedusaReference, SpeculatorReference

@@ -46,23 +46,31 @@ class Entities(StackPart):
         """Records the entity tables and the entity head. x: the input of the layers."""
         vocab = Axis("entities", self.entity_vocab_size)
         entity_axes = x.axes if self.entity_emb_size is None else (Axis("entity", self.entity_emb_size),)
-        y, table = recorder.table("embed_entities", vocab, *entity_axes, of=x.rows, kind=self.kind)
+        entity_embeddings, entity_table = recorder.table(
+            "embed_entities", vocab, *entity_axes, of=x.rows, kind=self.kind
+        )
         if self.entity_emb_size is not None:
-            y = recorder.linear("proj", y, *x.axes, kind=self.kind)
-        for name, rows in (("positions", self.max_position_embeddings), ("types", self.type_vocab_size)):
-            row, _ = recorder.table(f"embed_{name}", Axis(name, rows), *x.axes, of=x.rows, by="types", kind=self.kind)
-            y = recorder.add(y, row)
-        y = recorder.part("norm", self.norm, y)
-        return y if self.prediction is None else self._record_head(recorder, y, entity_axes, vocab, table)
+            entity_embeddings = recorder.linear("proj", entity_embeddings, *x.axes, kind=self.kind)
+        for table_name, row_count in (("positions", self.max_position_embeddings), ("types", self.type_vocab_size)):
+            row, _ = recorder.table(
+                f"embed_{table_name}", Axis(table_name, row_count), *x.axes, of=x.rows, by="types", kind=self.kind
+            )
+            entity_embeddings = recorder.add(entity_embeddings, row)
+        entity_embeddings = recorder.part("norm", self.norm, entity_embeddings)
+        return (
+            entity_embeddings
+            if self.prediction is None
+            else self._record_head(recorder, entity_embeddings, entity_axes, vocab, entity_table)
+        )
 
-    def _record_head(self, recorder: Flow, x: Value, entity_axes: Shape, vocab: Axis, table: Weight) -> Value:
-        """Records the head that predicts entities. table: the weight of the entities' embedding table."""
+    def _record_head(self, recorder: Flow, x: Value, entity_axes: Shape, vocab: Axis, entity_table: Weight) -> Value:
+        """Records the head that predicts entities. entity_table: the weight of the entities' embedding table."""
         with recorder.scope("prediction", kind="lm_head"):
-            y = recorder.part(
+            transformed = recorder.part(
                 "norm", self.norm, recorder.act(recorder.linear("dense", x, *entity_axes, bias=True), "gelu")
             )
-            output = table if self.prediction == "tied" else None
-            return recorder.linear("decoder", y, vocab, bias=True, weight=output)
+            output = entity_table if self.prediction == "tied" else None
+            return recorder.linear("decoder", transformed, vocab, bias=True, weight=output)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)

@@ -18,12 +18,12 @@ def part_evidence(part: Part) -> Evidence:
     return Evidence(part.noun, kind or snake_case_name(type(part).__name__), witness)
 
 
-def snake_case_name(name: str) -> str:
+def snake_case_name(class_name: str) -> str:
     """Converts a class name to snake case: `TokenTypes` → `token_types`."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", class_name).lower()
 
 
-def parts_below(root: Any, include: frozenset[str] = frozenset()) -> Iterator[Part]:
+def nested_parts(root: Any, include: frozenset[str] = frozenset()) -> Iterator[Part]:
     """Yields every component inside a value, including the value itself; components of type `none` are left out.
 
     include: the names of optional parts (`llmcalc.optional`) that count too; none by default.
@@ -31,15 +31,15 @@ def parts_below(root: Any, include: frozenset[str] = frozenset()) -> Iterator[Pa
     if isinstance(root, Part):
         if getattr(root, "type", "") != "none":
             yield root
-        for name in type(root).model_fields:
-            if name not in OPTIONAL_PARTS or name in include:
-                yield from parts_below(getattr(root, name), include)
+        for field_name in type(root).model_fields:
+            if field_name not in OPTIONAL_PARTS or field_name in include:
+                yield from nested_parts(getattr(root, field_name), include)
     elif isinstance(root, Mapping):
-        for inner in root.values():
-            yield from parts_below(inner, include)
+        for inner_value in root.values():
+            yield from nested_parts(inner_value, include)
     elif isinstance(root, tuple | list):
-        for inner in root:
-            yield from parts_below(inner, include)
+        for inner_value in root:
+            yield from nested_parts(inner_value, include)
 
 
 def evidence_of_parts(spec: Part, include: frozenset[str] = frozenset()) -> list[Evidence]:
@@ -48,5 +48,5 @@ def evidence_of_parts(spec: Part, include: frozenset[str] = frozenset()) -> list
     include: the names of optional parts that run too. Encoders of images and audio never do: no text passes them, and
     a run holds their weights alone.
     """
-    evidence = (part_evidence(part) for part in parts_below(spec, include - {TOWERS.name}) if part is not spec)
+    evidence = (part_evidence(part) for part in nested_parts(spec, include - {TOWERS.name}) if part is not spec)
     return list(dict.fromkeys(evidence))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class FeatureStem(Stem):
-    """Vectors of features, one per position; a row of a table may stand before them, for the style of the output.
+    """The stem of an encoder that reads one feature vector per position, optionally after a style embedding.
 
     num_features: the number of features, which is the encoder's width.
     num_styles: the number of rows of the table, whose look-up is not part of a pass.

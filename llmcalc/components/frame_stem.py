@@ -44,12 +44,14 @@ class FrameStem(Stem):
         axes, wide_axis = width or x.axes, Axis("channels", 2 * recorder.element_count(width or x.axes))
         standardized = recorder.normalized(frames, Norm(type="layernorm", weight=False))
         gain = recorder.act(recorder.vector("log_gain", Axis("one", 1)), "exp")
-        y = recorder.act(
+        projected_frames = recorder.act(
             recorder.linear("proj", recorder.act(recorder.mul(standardized, gain), "asinh"), *axes), "silu"
         )
         half_rows = Multiple(of=SOURCE, by=2)
-        y = recorder.act(recorder.conv("conv1", y, wide_axis, kernel=5, bias=True, rows=half_rows), "silu")
-        return recorder.conv("conv2", y, *axes, kernel=5, bias=True, rows=SOURCE)
+        projected_frames = recorder.act(
+            recorder.conv("conv1", projected_frames, wide_axis, kernel=5, bias=True, rows=half_rows), "silu"
+        )
+        return recorder.conv("conv2", projected_frames, *axes, kernel=5, bias=True, rows=SOURCE)
 
     def frames(self, batch: int, encoder_positions: int) -> tuple[int, int]:
         """Returns the shape of the stem's input: [batch, samples]."""
@@ -85,8 +87,10 @@ def _reference_class() -> type[nn.Module]:
             frames = samples.unflatten(-1, (-1, self.frame_size))
             frames = frames - frames.mean(-1, keepdim=True)
             frames = frames * torch.rsqrt(frames.square().mean(-1, keepdim=True) + 1e-6)
-            y = nn.functional.silu(self.proj(torch.asinh(self.log_gain.weight.exp() * frames))).transpose(1, 2)
-            y = nn.functional.silu(self.conv1(nn.functional.pad(y, (4, 0))))
-            return self.conv2(nn.functional.pad(y, (4, 0))).transpose(1, 2)
+            projected_frames = nn.functional.silu(
+                self.proj(torch.asinh(self.log_gain.weight.exp() * frames))
+            ).transpose(1, 2)
+            projected_frames = nn.functional.silu(self.conv1(nn.functional.pad(projected_frames, (4, 0))))
+            return self.conv2(nn.functional.pad(projected_frames, (4, 0))).transpose(1, 2)
 
     return FrameStemReference

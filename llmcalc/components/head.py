@@ -19,7 +19,7 @@ from ..flow.value import Value, Weight
 from ..workload.derived_rows import Multiple
 from ..workload.rows import LOGITS, SEQUENCES, Rows
 from .base import BY_TORCH, ONE_TOKEN, Component, Flag, ModelProperties, PartWitness, Real, Vocab
-from .choice import class_at
+from .choice import component_type
 from .networks.feed_forward import activate
 
 if TYPE_CHECKING:
@@ -29,8 +29,11 @@ if TYPE_CHECKING:
     from .head_clusters import Clusters
     from .head_transform import Transform
 else:
-    Transform, Clusters = class_at("head_transform:Transform"), class_at("head_clusters:Clusters")
-    MedusaHeads, SpeculatorHeads = class_at("draft_heads:MedusaHeads"), class_at("draft_heads:SpeculatorHeads")
+    Transform, Clusters = component_type("head_transform:Transform"), component_type("head_clusters:Clusters")
+    MedusaHeads, SpeculatorHeads = (
+        component_type("draft_heads:MedusaHeads"),
+        component_type("draft_heads:SpeculatorHeads"),
+    )
 
 
 class LMHead(Component):
@@ -100,40 +103,42 @@ class LMHead(Component):
 
         output: the weight that gives the logits, the embedding's if the head is tied; a separate weight by default.
         """
-        rows: Rows = LOGITS
+        logit_rows: Rows = LOGITS
         tokens_read, vocab = vocab, vocab if self.draft_vocab_size is None else Axis("vocab", self.draft_vocab_size)
         if self.draft_heads is not None:
-            return self.draft_heads.flow(recorder, x, tokens_read, vocab, rows)
+            return self.draft_heads.flow(recorder, x, tokens_read, vocab, logit_rows)
         if isinstance(x.rows, Multiple):  # output queries, or each predict stream
-            rows = x.rows if x.rows.of is SEQUENCES else replace(x.rows, of=LOGITS)
+            logit_rows = x.rows if x.rows.of is SEQUENCES else replace(x.rows, of=LOGITS)
         if self.clusters is not None:
-            return self.clusters.flow(recorder, x, vocab, output, rows)
+            return self.clusters.flow(recorder, x, vocab, output, logit_rows)
         if self.transform is None:
             if output is not None and output.is_counted:
                 recorder.here.about["source"] = "Press & Wolf 2017"
-            return recorder.linear("", x, vocab, bias=self.bias, weight=output, rows=rows)
+            return recorder.linear("", x, vocab, bias=self.bias, weight=output, rows=logit_rows)
         transform, dense_axes = self.transform, (x.axes if width is None or self.more_columns else (width,))
         if transform.size is not None:
             dense_axes = (Axis("transform", transform.size),)
         if transform.bottleneck_size is not None:
             bottleneck = Axis("bottleneck", transform.bottleneck_size)
             x = recorder.act(
-                recorder.linear("bottleneck", x, bottleneck, bias=transform.bias, rows=rows), transform.hidden_act
+                recorder.linear("bottleneck", x, bottleneck, bias=transform.bias, rows=logit_rows), transform.hidden_act
             )
             recorder.hold(x=x)
-        y = recorder.act(recorder.linear("dense", x, *dense_axes, bias=transform.bias, rows=rows), transform.hidden_act)
-        recorder.hold(x=y)
+        transformed = recorder.act(
+            recorder.linear("dense", x, *dense_axes, bias=transform.bias, rows=logit_rows), transform.hidden_act
+        )
+        recorder.hold(x=transformed)
         if transform.norm is not None:
-            y = recorder.norm("norm", y, transform.norm)
-            recorder.hold(x=y)
+            transformed = recorder.norm("norm", transformed, transform.norm)
+            recorder.hold(x=transformed)
         if not self.more_columns:
-            return recorder.linear("decoder", y, vocab, bias=self.bias, weight=output, rows=rows)
+            return recorder.linear("decoder", transformed, vocab, bias=self.bias, weight=output, rows=logit_rows)
         input_axes = x.axes if width is None else (width,)
         embedded, remaining_features = recorder.split(
-            y, input_axes, (Axis("rest", x.width - recorder.element_count(input_axes)),)
+            transformed, input_axes, (Axis("rest", x.width - recorder.element_count(input_axes)),)
         )
-        logits = recorder.linear("decoder", embedded, vocab, bias=self.bias, weight=output, rows=rows)
-        return recorder.add(logits, recorder.linear("more_columns", remaining_features, vocab, rows=rows))
+        logits = recorder.linear("decoder", embedded, vocab, bias=self.bias, weight=output, rows=logit_rows)
+        return recorder.add(logits, recorder.linear("more_columns", remaining_features, vocab, rows=logit_rows))
 
     def reference(self, model_properties: ModelProperties, vocab_size: int = 1, width: int | None = None) -> nn.Module:
         """Builds a head with a separate weight; a model with tied embeddings replaces `output.weight`."""

@@ -64,13 +64,13 @@ class Clusters(Part):
         weight = recorder.unread_table("decoder", vocab, hidden) if output is None else output
         chosen_tokens = self.centroid_intermediate_top_k * exact_div(vocab.size, self.num_centroids)
         embeddings = recorder.look_up(weight, Multiple(of=rows, by=chosen_tokens), by="chosen")
-        scored = Axis("vocab", chosen_tokens)
+        scored_tokens = Axis("vocab", chosen_tokens)
         return recorder.core(
             "scores",
             ops.Product(1, hidden.size, chosen_tokens, rows),
             x.view(hidden, rows=rows),
-            embeddings.view(scored, hidden, rows=rows),
-            axes=(scored,),
+            embeddings.view(scored_tokens, hidden, rows=rows),
+            axes=(scored_tokens,),
         )
 
     def reference(self, model_properties: ModelProperties, vocab_size: int) -> nn.Module:
@@ -82,13 +82,13 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Scores(nn.Module):
+    class TokenScores(nn.Module):
         """The scores of chosen embeddings. x: [batch, positions, hidden] → [batch, positions, chosen]."""
 
         def forward(self, x: Tensor, embeddings: Tensor) -> Tensor:
             return (embeddings @ x[..., None])[..., 0]
 
-    class Ordering(nn.Module):
+    class TokenOrdering(nn.Module):
         """The ordering of the tokens by cluster."""
 
         tokens: Tensor
@@ -108,15 +108,15 @@ def _reference_class() -> type[nn.Module]:
             self.top_k = spec.centroid_intermediate_top_k
             self.centroids = nn.Linear(hidden, spec.num_centroids, bias=False)
             self.decoder = nn.Embedding(vocab_size, hidden)
-            self.token_ordering = Ordering(vocab_size)
-            self.scores = Scores()
+            self.token_ordering = TokenOrdering(vocab_size)
+            self.scores = TokenScores()
 
         def forward(self, x: Tensor) -> Tensor:
             clusters = self.centroids(x).topk(self.top_k, -1).indices
             tokens = self.token_ordering.tokens.unflatten(0, (self.centroids.out_features, -1))[clusters].flatten(-2)
             scores = self.scores(x, self.decoder(tokens))
             lowest_score = scores.amin() - 1
-            out = lowest_score.expand(*x.shape[:-1], self.decoder.num_embeddings).clone()
-            return out.scatter(-1, tokens, scores)
+            vocab_scores = lowest_score.expand(*x.shape[:-1], self.decoder.num_embeddings).clone()
+            return vocab_scores.scatter(-1, tokens, scores)
 
     return ClusteredHead

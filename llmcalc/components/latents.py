@@ -54,7 +54,7 @@ class Latents(ResidualStreams):
         return self.query_size
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
-        """Accepts any layers."""
+        """Raises no error, because the component accepts all kinds of layers."""
 
     def check_place(self, stack_position: StackPosition) -> None:
         if stack_position.side != "encoder":
@@ -68,17 +68,21 @@ class Latents(ResidualStreams):
         self.writes.check_width(f"{stack_position.where}.writes", self.query_size)
 
     def record_split(self, recorder: Flow, x: Value) -> Value:
-        latents = self._learned_rows(recorder, "latents", self.num_latents, Axis("hidden", self.latent_size))
+        latents = self._record_learned_vectors(recorder, "latents", self.num_latents, Axis("hidden", self.latent_size))
         return recorder.part("reads", self.reads, latents, memory=x)
 
     def record_merge(self, recorder: Flow, x: Value) -> Value:
-        queries = self._learned_rows(recorder, "queries", self.num_queries, Axis("embedding", self.query_size))
+        queries = self._record_learned_vectors(
+            recorder, "queries", self.num_queries, Axis("embedding", self.query_size)
+        )
         return recorder.part("writes", self.writes, queries, memory=x)
 
-    def _learned_rows(self, recorder: Flow, name: str, count: int, width: Axis) -> Value:
+    def _record_learned_vectors(self, recorder: Flow, param_name: str, row_count: int, width: Axis) -> Value:
         """Records a table of vectors, and returns them as rows of every sequence."""
-        table = recorder.vector(name, Axis(name, count), width, count=count, kind=self.kind)
-        return table.view(width, rows=Multiple(name, of=SEQUENCES, by=count))
+        learned_vectors = recorder.vector(
+            param_name, Axis(param_name, row_count), width, count=row_count, kind=self.kind
+        )
+        return learned_vectors.view(width, rows=Multiple(param_name, of=SEQUENCES, by=row_count))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self)
@@ -90,8 +94,9 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class LatentsReference(nn.Module):
-        """Latents [batch, num_latents, latent_size] between embeddings [batch, tokens, query_size] and outputs [batch,
-        num_queries, query_size].
+        """The latents between the embeddings and the outputs of a stack: [batch, num_latents, latent_size].
+
+        [batch, tokens, query_size] → [batch, num_latents, latent_size] → [batch, num_queries, query_size].
         """
 
         def __init__(self, spec: Latents) -> None:

@@ -56,7 +56,7 @@ class MultiTokenPrediction(OutputPart):
     layer: str | None = None
     norm: Norm = Norm(type="rmsnorm")
 
-    def block_in(self, stack: Stack) -> Layer:
+    def prediction_block(self, stack: Stack) -> Layer:
         """Returns the decoder layer that each prediction module runs."""
         return stack.layer(self.layer or stack.pattern[-1])
 
@@ -73,50 +73,63 @@ class MultiTokenPrediction(OutputPart):
             raise ValueError(
                 "mtp: its modules share a head that reads hidden_size; expected no embedding_size and no head.transform"
             )
-        field = self.block_in(stack).borrowing_field()
+        field = self.prediction_block(stack).borrowing_field()
         if field:
             raise ValueError(
                 f"mtp.layer: a layer with {field} needs what stands around it in the decoder; expected another "
                 "kind, or no mtp"
             )
 
-    def flow(self, recorder: Flow, x: Value, stack: Stack, vocab: Axis, table: Weight, output: Weight) -> Value:
+    def flow(
+        self, recorder: Flow, x: Value, stack: Stack, vocab: Axis, embedding_weight: Weight, output: Weight
+    ) -> Value:
         """Records all prediction modules in sequence. x: the last hidden states.
 
-        table: the embedding's weight. output: the weight of the model's head.
+        embedding_weight: the embedding's weight. output: the weight of the model's head.
         """
-        n, block = self.num_nextn_predict_layers, self.block_in(stack)
-        indices = range(n) if isinstance(n, int) else None
+        module_count, block = self.num_nextn_predict_layers, self.prediction_block(stack)
+        module_indices = range(module_count) if isinstance(module_count, int) else None
         node_fields = {"kind": self.kind, "optional": MTP.name, "source": self.formula_source}
 
         def record_module(module_input: Value) -> Value:
-            return self._record_module(recorder, module_input, block, vocab, table, output)
+            return self._record_module(recorder, module_input, block, vocab, embedding_weight, output)
 
-        if not self.repeated or (isinstance(n, int) and n == 1):
-            return recorder.layers(x, record_module, n, indices, "mtp", **node_fields)
-        first_index, other_indices = (None, None) if indices is None else (indices[:1], indices[1:])
+        if not self.repeated or (isinstance(module_count, int) and module_count == 1):
+            return recorder.layers(x, record_module, module_count, module_indices, "mtp", **node_fields)
+        first_index, other_indices = (
+            (None, None) if module_indices is None else (module_indices[:1], module_indices[1:])
+        )
         x = recorder.layers(x, record_module, 1, first_index, "mtp", label=MODULE, **node_fields)
         return recorder.layers(
-            x, record_module, n - 1, other_indices, "mtp", label=MODULE + SHARED, role="shared", **node_fields
+            x,
+            record_module,
+            module_count - 1,
+            other_indices,
+            "mtp",
+            label=MODULE + SHARED,
+            role="shared",
+            **node_fields,
         )
 
     def _record_module(
-        self, recorder: Flow, x: Value, block: Layer, vocab: Axis, table: Weight, output: Weight
+        self, recorder: Flow, x: Value, block: Layer, vocab: Axis, embedding_weight: Weight, output: Weight
     ) -> Value:
         """Records one prediction module. x: hidden states of the model or of the previous module."""
-        embedded = recorder.look_up(table, x.rows).view(*x.axes)
+        embedded = recorder.look_up(embedding_weight, x.rows).view(*x.axes)
         recorder.hold(embedded=embedded)
         normed = recorder.part("enorm", self.norm, embedded), recorder.part("hnorm", self.norm, x)
         module_input = recorder.linear(
             "eh_proj", recorder.cat(*normed, axes=(JoinedShapes((x.axes, x.axes)),)), *x.axes
         )
         recorder.hold(joined=module_input)
-        y = recorder.part("block", block, module_input, is_separate_model=True)
-        recorder.hold(y=y)
+        block_output = recorder.part("block", block, module_input, is_separate_model=True)
+        recorder.hold(y=block_output)
         recorder.add_output(
-            recorder.linear("lm_head", recorder.part("norm", self.norm, y), vocab, weight=output, rows=LOGITS)
+            recorder.linear(
+                "lm_head", recorder.part("norm", self.norm, block_output), vocab, weight=output, rows=LOGITS
+            )
         )
-        return y
+        return block_output
 
     def reference(self, model_properties: ModelProperties, stack: Stack, output: Tensor) -> nn.Module:
         """Builds the modules: forward(hidden states, ids, token embedding) → the logits of each module."""
@@ -140,7 +153,7 @@ def _reference_class() -> Callable[..., nn.Module]:
     import torch
     from torch import nn
 
-    class Tied(nn.Linear):
+    class TiedProjection(nn.Linear):
         """An output projection that shares another module's weight."""
 
         def __init__(self, weight: nn.Parameter) -> None:
@@ -162,15 +175,15 @@ def _reference_class() -> Callable[..., nn.Module]:
             self.enorm, self.hnorm = spec.norm.reference(model_properties), spec.norm.reference(model_properties)
             self.eh_proj = nn.Linear(2 * model_properties.hidden_size, model_properties.hidden_size, bias=False)
             self.block, self.norm = block.reference(model_properties), spec.norm.reference(model_properties)
-            self.lm_head = Tied(output)
+            self.lm_head = TiedProjection(output)
 
         def forward(
             self, hidden: Tensor, ids: Tensor, token_embedding: nn.Module, mla: str, **experts: Any
         ) -> tuple[Tensor, Tensor]:
             embedded = token_embedding(ids)
             module_input = self.eh_proj(torch.cat([self.enorm(embedded), self.hnorm(hidden)], -1))
-            out: Tensor = self.block(module_input, ForwardPass(mla=mla, **experts))
-            return out, self.lm_head(self.norm(out))
+            block_output: Tensor = self.block(module_input, ForwardPass(mla=mla, **experts))
+            return block_output, self.lm_head(self.norm(block_output))
 
     class PredictionReference(nn.ModuleList):
         def forward(
@@ -178,8 +191,8 @@ def _reference_class() -> Callable[..., nn.Module]:
         ) -> list[Tensor]:
             """Runs all modules and returns the logits of each. experts: `ForwardPass` options for the experts' rows."""
             predictions = []
-            for module in self:
-                hidden, logits = module(hidden, ids, token_embedding, mla, **experts)
+            for prediction_module in self:
+                hidden, logits = prediction_module(hidden, ids, token_embedding, mla, **experts)
                 predictions.append(logits)
             return predictions
 
@@ -187,11 +200,11 @@ def _reference_class() -> Callable[..., nn.Module]:
         spec: MultiTokenPrediction, model_properties: ModelProperties, block: Layer, output: nn.Parameter
     ) -> nn.Module:
         module_count = spec.num_nextn_predict_layers
-        modules = PredictionReference(
+        prediction = PredictionReference(
             ModuleReference(spec, model_properties, block, output) for _ in range(module_count)
         )
-        for module in modules if spec.repeated else ():
-            share_tensors(modules[0], module)
-        return modules
+        for prediction_module in prediction if spec.repeated else ():
+            share_tensors(prediction[0], prediction_module)
+        return prediction
 
     return build_modules

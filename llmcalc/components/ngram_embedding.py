@@ -35,14 +35,16 @@ class NgramEmbedding(StackPart):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the mean of the token embeddings and all projected n-grams. x: the token embeddings."""
-        summed = x
-        for i, rows in enumerate(self.vocab_sizes):
+        embedding_sum = x
+        for i, row_count in enumerate(self.vocab_sizes):
             ngram = Axis(f"ngram{i}", self.embedding_size)
             ngram_vector, _ = recorder.table(
-                f"embedders_{i}", Axis("ngrams", rows), ngram, of=x.rows, rows_read=1, kind=self.kind
+                f"embedders_{i}", Axis("ngrams", row_count), ngram, of=x.rows, rows_read=1, kind=self.kind
             )
-            summed = recorder.add(summed, recorder.linear(f"post_projs_{i}", ngram_vector, *x.axes, kind=self.kind))
-        return summed
+            embedding_sum = recorder.add(
+                embedding_sum, recorder.linear(f"post_projs_{i}", ngram_vector, *x.axes, kind=self.kind)
+            )
+        return embedding_sum
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         """Builds the n-gram tables and projections: token embeddings [batch, tokens, width] → same shape."""
@@ -61,12 +63,12 @@ def _reference_class() -> type[nn.Module]:
     class NgramEmbeddingReference(nn.Module):
         """Averages every token's embedding with the projected first row of each table."""
 
-        def __init__(self, spec: NgramEmbedding, width: int) -> None:
+        def __init__(self, spec: NgramEmbedding, hidden: int) -> None:
             super().__init__()
             self.tables = len(spec.vocab_sizes)
-            for i, rows in enumerate(spec.vocab_sizes):
-                self.add_module(f"embedders_{i}", nn.Embedding(rows, spec.embedding_size))
-                self.add_module(f"post_projs_{i}", nn.Linear(spec.embedding_size, width, bias=False))
+            for i, row_count in enumerate(spec.vocab_sizes):
+                self.add_module(f"embedders_{i}", nn.Embedding(row_count, spec.embedding_size))
+                self.add_module(f"post_projs_{i}", nn.Linear(spec.embedding_size, hidden, bias=False))
 
         def forward(self, x: Tensor) -> Tensor:
             ids = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)

@@ -52,17 +52,17 @@ class NgramInput(Component):
 
         streams, hidden = x.axes
         assert isinstance(streams, Axis)
-        dim, kernel = Axis("ngram_dim", self.ngram_head_dim), self.conv_kernel_size
+        ngram_dim, kernel = Axis("ngram_dim", self.ngram_head_dim), self.conv_kernel_size
         looked_up_rows = Multiple(of=x.rows, by=self.ngram_heads)
-        rows, _ = recorder.table(
+        ngram_rows, _ = recorder.table(
             "embedding",
             Axis("ngrams", self.ngram_rows),
-            dim,
+            ngram_dim,
             of=looked_up_rows,
             rows_read=self.ngram_heads,
             kind=self.kind,
         )
-        vectors = rows.view(Axis("ngram_heads", self.ngram_heads), dim, rows=x.rows)
+        vectors = ngram_rows.view(Axis("ngram_heads", self.ngram_heads), ngram_dim, rows=x.rows)
         recorder.hold(vectors=vectors)
         keys = recorder.norm("key_norm", recorder.linear("key_proj", vectors, *x.axes), self.norm, groups=streams)
         recorder.hold(keys=keys)
@@ -73,8 +73,8 @@ class NgramInput(Component):
         gate = recorder.act(gate, "signed_root")
         recorder.hold(gate=gate)
         gate = recorder.act(gate, "sigmoid")
-        value = recorder.linear("value_proj", vectors, hidden)
-        gated = recorder.mul(gate, value, axes=x.axes)
+        ngram_value = recorder.linear("value_proj", vectors, hidden)
+        gated = recorder.mul(gate, ngram_value, axes=x.axes)
         recorder.hold(gated=gated)
         if kernel is None:
             return gated
@@ -102,16 +102,27 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: NgramInput, hidden: int) -> None:
             super().__init__()
-            self.spec, width, embedding_width = spec, spec.streams * hidden, spec.ngram_heads * spec.ngram_head_dim
+            self.spec, streams_width, embedding_width = (
+                spec,
+                spec.streams * hidden,
+                spec.ngram_heads * spec.ngram_head_dim,
+            )
             self.embedding = nn.Embedding(spec.ngram_rows, spec.ngram_head_dim)
-            self.key_proj = nn.Linear(embedding_width, width, bias=False)
+            self.key_proj = nn.Linear(embedding_width, streams_width, bias=False)
             self.value_proj = nn.Linear(embedding_width, hidden, bias=False)
-            self.key_norm, self.query_norm = (norm_reference(spec.norm, width, groups=spec.streams) for _ in range(2))
+            self.key_norm, self.query_norm = (
+                norm_reference(spec.norm, streams_width, groups=spec.streams) for _ in range(2)
+            )
             if spec.conv_kernel_size is None:
                 return
-            self.conv_norm = norm_reference(spec.norm, width, groups=spec.streams)
+            self.conv_norm = norm_reference(spec.norm, streams_width, groups=spec.streams)
             self.conv1d = nn.Conv1d(
-                width, width, spec.conv_kernel_size, groups=width, dilation=spec.dilation, bias=False
+                streams_width,
+                streams_width,
+                spec.conv_kernel_size,
+                groups=streams_width,
+                dilation=spec.dilation,
+                bias=False,
             )
             self.conv_state: Any = state_class()()
 
@@ -119,8 +130,12 @@ def _reference_class() -> type[nn.Module]:
             """Returns the convolution over the last tokens. x: [batch, tokens, width] → same shape."""
             assert self.spec.conv_kernel_size is not None
             past_length = (self.spec.conv_kernel_size - 1) * self.spec.dilation
-            stored, rows = self.conv_state.load(forward_pass), x.transpose(1, 2)
-            padded_rows = F.pad(rows, (past_length, 0)) if stored is None else torch.cat([stored[0], rows], -1)
+            stored_rows, token_rows = self.conv_state.load(forward_pass), x.transpose(1, 2)
+            padded_rows = (
+                F.pad(token_rows, (past_length, 0))
+                if stored_rows is None
+                else torch.cat([stored_rows[0], token_rows], -1)
+            )
             self.conv_state.keep(forward_pass, padded_rows[..., padded_rows.shape[-1] - past_length :])
             return self.conv1d(padded_rows).transpose(1, 2)
 

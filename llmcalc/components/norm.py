@@ -55,10 +55,10 @@ class Norm(Component):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        for name in ("unit_offset", "float32_product"):
-            copies_input = name == "float32_product" and self.type == "layernorm"
-            if getattr(self, name) and not self.weight and not copies_input:
-                raise ValueError(f"{name}: there is no weight to multiply by; expected false, or weight = true")
+        for field_name in ("unit_offset", "float32_product"):
+            copies_input = field_name == "float32_product" and self.type == "layernorm"
+            if getattr(self, field_name) and not self.weight and not copies_input:
+                raise ValueError(f"{field_name}: there is no weight to multiply by; expected false, or weight = true")
         if self.groups != 1 and self.type == "affine":
             raise ValueError("groups: an affine norm normalizes nothing; expected 1")
         if self.scales_x and self.type != "rmsnorm":
@@ -128,15 +128,15 @@ def _reference_class() -> type[nn.Module]:
             self.bias = nn.Parameter(torch.zeros(shape)) if bias else None
 
         def _normalize(self, x: torch.Tensor) -> torch.Tensor:
-            y = x.float().unflatten(-1, (self.groups, -1))
-            scaled = x.unflatten(-1, (self.groups, -1)) if self.scales_x else y
+            normed = x.float().unflatten(-1, (self.groups, -1))
+            scaled_x = x.unflatten(-1, (self.groups, -1)) if self.scales_x else normed
             if self.kind == "layernorm":
-                mean = y.mean(-1, keepdim=True)
-                scaled = centered = y - mean
-                y = y - mean if self.float32_product and self.weight is not None else centered
-                del mean, centered
+                row_mean = normed.mean(-1, keepdim=True)
+                scaled_x = centered = normed - row_mean
+                normed = normed - row_mean if self.float32_product and self.weight is not None else centered
+                del row_mean, centered
             dtype = torch.float32 if self.float32_product else x.dtype
-            return (scaled * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)).flatten(-2).to(dtype)
+            return (scaled_x * torch.rsqrt(normed.square().mean(-1, keepdim=True) + self.eps)).flatten(-2).to(dtype)
 
         def factor(self, in_float32: bool = False) -> Any:
             """The factor that multiplies the normalized values: the weight, or 1 + weight."""
@@ -145,10 +145,10 @@ def _reference_class() -> type[nn.Module]:
             return 1 + (self.weight.float() if in_float32 else self.weight)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y = x if self.kind == "affine" else self._normalize(x)
-            y = y if self.weight is None else y * self.factor(self.float32_product)
-            y = y if self.bias is None else y + self.bias
-            return y.to(x.dtype) if self.float32_product else y
+            normed = x if self.kind == "affine" else self._normalize(x)
+            normed = normed if self.weight is None else normed * self.factor(self.float32_product)
+            normed = normed if self.bias is None else normed + self.bias
+            return normed.to(x.dtype) if self.float32_product else normed
 
     return NormReference
 

@@ -84,12 +84,12 @@ class Rope(AttentionPosition):
             rotated = self.rotary_size(head_sizes.head_dim)
             raise Unscalable(f"{head_sizes.head_dim} is less than the {rotated} dimensions that RoPE turns")
 
-    def rotated(self, x: Tensor, forward_pass: ForwardPass, start: int) -> Tensor:
-        """Applies RoPE to x [..., tokens, head_dim], whose first token is at position `start`."""
+    def rotated(self, x: Tensor, forward_pass: ForwardPass, first_position: int) -> Tensor:
+        """Applies RoPE to x [..., tokens, head_dim], whose first token is at position `first_position`."""
         rotary_dim = self.rotary_dim
         if rotary_dim is None:  # the given fraction of a head, in whole pairs
             rotary_dim = 2 * int(x.shape[-1] * (self.partial_rotary_factor or 1.0) / 2)
-        return rotate(x, forward_pass, start, rotary_dim, self.rope_theta, concatenated=self.concatenated)
+        return rotate(x, forward_pass, first_position, rotary_dim, self.rope_theta, concatenated=self.concatenated)
 
 
 SCORE_POSITIONS = PartChoice(

@@ -52,8 +52,8 @@ class PromptTokens(ResidualStreams):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the prompt and the text. x: the token embeddings."""
-        table = recorder.unread_table("", Axis("table", self.prompt_types * self.prompt_length), *x.axes)
-        return recorder.prefixed(x, table, WithPrompt(of=x.rows, more=self.prompt_length))
+        prompt_table = recorder.unread_table("", Axis("table", self.prompt_types * self.prompt_length), *x.axes)
+        return recorder.prefixed(x, prompt_table, WithPrompt(of=x.rows, more=self.prompt_length))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)

@@ -83,12 +83,12 @@ class Proposal(OutputPart):
         if self.markov_rank is not None:
             token = self._previous_token_bias(recorder, x, Axis("rank", self.markov_rank), vocab, proposed_tokens)
         if self.gru_size is not None:
-            size, rank = Axis("gru", self.gru_size), Axis("rank", self.gru_rank)
-            gates = JoinedShapes(((size,), (size,), (size,)))
+            state_axis, rank = Axis("gru", self.gru_size), Axis("rank", self.gru_rank)
+            gates = JoinedShapes(((state_axis,), (state_axis,), (state_axis,)))
             recorder.linear("gru_input", x, gates)
-            recorder.linear("gru_state", Value(FromZeros(of=LOGITS), (size,)), gates)
-            state = Value(LOGITS, (size,))
-            joined_input = recorder.cat(x, state, axes=(JoinedShapes((x.axes, (size,))),))
+            recorder.linear("gru_state", Value(FromZeros(of=LOGITS), (state_axis,)), gates)
+            state = Value(LOGITS, (state_axis,))
+            joined_input = recorder.cat(x, state, axes=(JoinedShapes((x.axes, (state_axis,))),))
             recorder.linear(
                 "gru_up", recorder.act(recorder.linear("gru_down", joined_input, rank), "silu"), proposed_tokens
             )
@@ -104,18 +104,18 @@ class Proposal(OutputPart):
         return x
 
     def _pair_scores(self, recorder: Flow, x: Value, vocab: Axis, proposed_tokens: Axis) -> None:
-        """Records the scores of all pairs of a position's best tokens and those of the position before."""
-        rank, chosen = Axis("rank", self.selector_rank), Axis("chosen", self.selector_top_k)
-        rows = Multiple(of=LOGITS, by=self.selector_top_k)
-        predecessor, _ = recorder.table("predecessor_codebook", vocab, rank, of=rows, by="chosen")
-        successor, _ = recorder.table("successor_codebook", proposed_tokens, rank, of=rows, by="chosen")
+        """Records the scores of all pairs of a position's best tokens and the previous position's best tokens."""
+        rank, candidates = Axis("rank", self.selector_rank), Axis("chosen", self.selector_top_k)
+        candidate_rows = Multiple(of=LOGITS, by=self.selector_top_k)
+        predecessor, _ = recorder.table("predecessor_codebook", vocab, rank, of=candidate_rows, by="chosen")
+        successor, _ = recorder.table("successor_codebook", proposed_tokens, rank, of=candidate_rows, by="chosen")
         context = recorder.mul(predecessor, recorder.linear("hidden_projection", x, rank))
         recorder.core(
             "pairs",
-            ops.Product(1, rank.size, chosen.size, rows),
+            ops.Product(1, rank.size, candidates.size, candidate_rows),
             context,
-            successor.view(chosen, rank, rows=LOGITS),
-            axes=(chosen,),
+            successor.view(candidates, rank, rows=LOGITS),
+            axes=(candidates,),
         )
 
     def _previous_token_bias(self, recorder: Flow, x: Value, rank: Axis, vocab: Axis, proposed_tokens: Axis) -> Value:
@@ -178,28 +178,28 @@ def _reference_class() -> type[nn.Module]:
                 self.hidden_projection = nn.Linear(hidden, spec.selector_rank, bias=False)
                 self.pairs = product_class()()
             if spec.confidence:
-                width = hidden + (spec.markov_rank or 0) * spec.confidence_reads_token
-                self.confidence = nn.Linear(width, 1)
+                score_width = hidden + (spec.markov_rank or 0) * spec.confidence_reads_token
+                self.confidence = nn.Linear(score_width, 1)
             if spec.state_size is not None:
                 self.state_proj = nn.Linear(hidden, spec.state_size, bias=False)
 
-        def _gated_token_row(self, x: Tensor, token: Tensor) -> Tensor:
+        def _gate_token_row(self, x: Tensor, token: Tensor) -> Tensor:
             """Returns the input of the bias projection, from the token's embedding through a gate or a recurrence."""
             if self.spec.markov == "gated":
                 gate: Tensor = self.gate_proj(torch.cat([x, token], -1)).sigmoid()
                 return gate * token
             if self.spec.markov == "vanilla":
                 return token
-            state, outputs = torch.zeros_like(token[:, :1]), []
+            state, token_outputs = torch.zeros_like(token[:, :1]), []
             for i in range(x.shape[1]):
                 joint_input = torch.cat([state, token[:, i : i + 1], x[:, i : i + 1]], -1)
-                gate, candidate_state, out = self.joint_proj(joint_input).chunk(3, -1)
+                gate, candidate_state, output_gate = self.joint_proj(joint_input).chunk(3, -1)
                 state = gate.sigmoid() * state + (1 - gate.sigmoid()) * torch.tanh(candidate_state)
-                outputs.append(torch.tanh(out))
-            return torch.cat(outputs, 1)
+                token_outputs.append(torch.tanh(output_gate))
+            return torch.cat(token_outputs, 1)
 
         def _pair_scores(self, x: Tensor) -> Tensor:
-            """Returns the scores of pairs of the first tokens, which stand for the best of neighbouring positions."""
+            """Returns the scores of pairs of the vocabulary's first tokens, instead of each position's best tokens."""
             tokens = torch.arange(self.spec.selector_top_k or 0, device=x.device).expand(*x.shape[:-1], -1)
             context = self.predecessor_codebook(tokens) * self.hidden_projection(x)[..., None, :]
             scores: Tensor = self.pairs(context, self.successor_codebook(tokens).transpose(-1, -2))
@@ -207,36 +207,36 @@ def _reference_class() -> type[nn.Module]:
 
         def _run_gru(self, x: Tensor) -> Tensor:
             """Returns the states of a GRU (Cho 2014) over the rows."""
-            state, states = x.new_zeros(x.shape[0], 1, self.spec.gru_size or 0), []
+            state, gru_states = x.new_zeros(x.shape[0], 1, self.spec.gru_size or 0), []
             for i in range(x.shape[1]):
-                reset, update, new_state = self.gru_input(x[:, i : i + 1]).chunk(3, -1)
+                reset, update_part, new_state = self.gru_input(x[:, i : i + 1]).chunk(3, -1)
                 state_reset, state_update, state_new = self.gru_state(state).chunk(3, -1)
-                update_gate = (update + state_update).sigmoid()
+                update_gate = (update_part + state_update).sigmoid()
                 candidate_state = torch.tanh(new_state + (reset + state_reset).sigmoid() * state_new)
                 state = update_gate * state + (1 - update_gate) * candidate_state
-                states.append(state)
-            return torch.cat(states, 1)
+                gru_states.append(state)
+            return torch.cat(gru_states, 1)
 
         def forward(self, x: Tensor, ids: Tensor) -> tuple[Tensor, list[Tensor]]:
-            """Returns the logit bias, and the next states, the scores of pairs and the acceptance score."""
+            """Returns the logit bias, and a list of the next states, the pair scores and the acceptance score."""
             logit_bias: Any = 0
-            outputs: list[Tensor] = []
+            extra_outputs: list[Tensor] = []
             if hasattr(self, "state_proj"):
-                outputs.append(self.state_proj(x))
+                extra_outputs.append(self.state_proj(x))
             if hasattr(self, "pairs"):
-                outputs.append(self._pair_scores(x))
+                extra_outputs.append(self._pair_scores(x))
             token: Tensor | None = None
             if hasattr(self, "markov_w1"):
                 token = self.markov_w1(ids)
-                logit_bias = self.markov_w2(self._gated_token_row(x, token))
+                logit_bias = self.markov_w2(self._gate_token_row(x, token))
             if hasattr(self, "gru_input"):
-                states = self._run_gru(x)
-                up_projection: Tensor = self.gru_up(nn.functional.silu(self.gru_down(torch.cat([x, states], -1))))
+                gru_states = self._run_gru(x)
+                up_projection: Tensor = self.gru_up(nn.functional.silu(self.gru_down(torch.cat([x, gru_states], -1))))
                 logit_bias = logit_bias + up_projection
             if not hasattr(self, "confidence"):
-                return logit_bias, outputs
+                return logit_bias, extra_outputs
             if self.spec.confidence_reads_token and token is not None:
                 x = torch.cat([x, token], -1)
-            return logit_bias, [*outputs, self.confidence(x)]
+            return logit_bias, [*extra_outputs, self.confidence(x)]
 
     return ProposalReference

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Reading(Part):
-    """Cross-attention by which the rows of a sequence read the rows of another sequence.
+    """Cross-attention of the rows of one sequence to the rows of another sequence.
 
     attention: the attention of the reading rows.
     norm: the norm of the reading rows, that of the rows that are read, and that before the network.
@@ -35,20 +35,22 @@ class Reading(Part):
     feed_forward: FeedForward | None = None
     residual: Flag = True
 
-    def check_width(self, where: str, width: int) -> None:
+    def check_width(self, location: str, query_width: int) -> None:
         """Raises `ValueError` if the attention cannot have queries of this width."""
-        self.attention.check_place(StackPosition(f"{where}.attention", width, "encoder"))
+        self.attention.check_place(StackPosition(f"{location}.attention", query_width, "encoder"))
         self.attention.check_crossing()
 
     def flow(self, recorder: Flow, x: Value, memory: Value) -> Value:
-        """Records the cross-attention. x: the reading rows. memory: the rows that are read."""
+        """Records the cross-attention. x: the input of the queries. memory: the input of the keys and values."""
         queries, keys = recorder.part("query_norm", self.norm, x), recorder.part("kv_norm", self.norm, memory)
         with recorder.apart(causal=False):
-            y = recorder.part("attention", self.attention, queries, memory=keys)
-        y = recorder.add(x, y) if self.residual else y
+            attn_output = recorder.part("attention", self.attention, queries, memory=keys)
+        attn_output = recorder.add(x, attn_output) if self.residual else attn_output
         if self.feed_forward is None:
-            return y
-        return recorder.add(y, recorder.part("mlp", self.feed_forward, recorder.part("mlp_norm", self.norm, y)))
+            return attn_output
+        return recorder.add(
+            attn_output, recorder.part("mlp", self.feed_forward, recorder.part("mlp_norm", self.norm, attn_output))
+        )
 
     def reference(self, width: int, source_width: int) -> nn.Module:
         """Builds the cross-attention. width: the width of the queries. source_width: the width of the keys."""
@@ -62,22 +64,26 @@ def _reference_class() -> type[nn.Module]:
     class ReadingReference(nn.Module):
         """Cross-attention. x: [batch, rows, width], memory: [batch, other rows, source width] → shape of x."""
 
-        def __init__(self, spec: Reading, width: int, source_width: int) -> None:
+        def __init__(self, spec: Reading, query_width: int, source_width: int) -> None:
             super().__init__()
             self.residual = spec.residual
-            for name, size in (("query_norm", width), ("kv_norm", source_width)):
-                self.add_module(name, spec.norm.reference(ModelProperties(size)))
+            for norm_name, norm_width in (("query_norm", query_width), ("kv_norm", source_width)):
+                self.add_module(norm_name, spec.norm.reference(ModelProperties(norm_width)))
             self.attention = spec.attention.reference(
-                ModelProperties(width, causal=False, cross=True, source_size=source_width)
+                ModelProperties(query_width, causal=False, cross=True, source_size=source_width)
             )
             if spec.feed_forward is not None:
-                self.mlp_norm = spec.norm.reference(ModelProperties(width))
-                self.mlp = spec.feed_forward.reference(ModelProperties(width))
+                self.mlp_norm = spec.norm.reference(ModelProperties(query_width))
+                self.mlp = spec.feed_forward.reference(ModelProperties(query_width))
 
         def forward(self, x: Tensor, memory: Tensor) -> Tensor:
             keys = self.get_submodule("kv_norm")(memory)
-            y = self.attention(self.get_submodule("query_norm")(x), ForwardPass(memory=keys))
-            y = x + y if self.residual else y
-            return y + self.mlp(self.mlp_norm(y), ForwardPass()) if hasattr(self, "mlp") else y
+            attn_output = self.attention(self.get_submodule("query_norm")(x), ForwardPass(memory=keys))
+            attn_output = x + attn_output if self.residual else attn_output
+            return (
+                attn_output + self.mlp(self.mlp_norm(attn_output), ForwardPass())
+                if hasattr(self, "mlp")
+                else attn_output
+            )
 
     return ReadingReference

@@ -54,9 +54,9 @@ class RelativeKeys(StackPart):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the look-up of a key for each pair of positions."""
-        pairs = value_of_pairs(x.rows).rows
+        pair_rows = value_of_pairs(x.rows).rows
         dim, distances = Axis("head_dim", self.head_dim), Axis("distances", 2 * self.max_distance)
-        keys, _ = recorder.table("", distances, dim, of=pairs, by="positions")
+        keys, _ = recorder.table("", distances, dim, of=pair_rows, by="positions")
         return keys
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -87,7 +87,7 @@ class RelativeKeyAttention(TokenMixer):
     max_distance: Positions
     bias: Flag = False
 
-    def head_sizes(self, width: Any) -> HeadSizes:
+    def head_sizes(self, hidden_size: Any) -> HeadSizes:
         return HeadSizes(self.num_attention_heads, self.num_attention_heads, self.head_dim)
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
@@ -100,16 +100,20 @@ class RelativeKeyAttention(TokenMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
-        q, k, v = (recorder.linear(name, x, heads, dim, bias=self.bias) for name in ("q_proj", "k_proj", "v_proj"))
-        pairs = value_of_pairs(x.rows, heads, batched=True)
+        q, k, v = (
+            recorder.linear(projection, x, heads, dim, bias=self.bias) for projection in ("q_proj", "k_proj", "v_proj")
+        )
+        pair_value = value_of_pairs(x.rows, heads, batched=True)
         keys = recorder.memo.get("relative_keys", Value(value_of_pairs(x.rows).rows, (dim,)))
         op = ops.PairScores(q.axes[0].size, dim.size, x.rows)
         recorder.hold(q=q, k=k, v=v)
-        bias = recorder.scale(recorder.core("pairs", op, q, keys, axes=pairs.axes, rows=pairs.rows), dim.size**-0.5)
+        bias = recorder.scale(
+            recorder.core("pairs", op, q, keys, axes=pair_value.axes, rows=pair_value.rows), dim.size**-0.5
+        )
         recorder.hold(q=q, k=k, v=v, bias=bias)
-        y = recorder.attention("core", q, k, v, causal=False, bias=bias, masked=False)
-        recorder.hold(out=y)
-        return recorder.linear("o_proj", y, *x.axes, bias=self.bias)
+        attn_output = recorder.attention("core", q, k, v, causal=False, bias=bias, masked=False)
+        recorder.hold(out=attn_output)
+        return recorder.linear("o_proj", attn_output, *x.axes, bias=self.bias)
 
     def describe(self, hidden_size: int) -> str:
         return f"MHA {self.num_attention_heads} × {self.head_dim}, relative keys"
@@ -151,16 +155,16 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def __init__(self, spec: RelativeKeyAttention, hidden: int) -> None:
             super().__init__()
-            self.heads, width = spec.num_attention_heads, spec.num_attention_heads * spec.head_dim
-            for name in ("q_proj", "k_proj", "v_proj"):
-                self.add_module(name, nn.Linear(hidden, width, bias=spec.bias))
+            self.heads, heads_width = spec.num_attention_heads, spec.num_attention_heads * spec.head_dim
+            for projection in ("q_proj", "k_proj", "v_proj"):
+                self.add_module(projection, nn.Linear(hidden, heads_width, bias=spec.bias))
             self.pairs, self.core = PairScores(), softmax_core_class()()
-            self.o_proj = nn.Linear(width, hidden, bias=spec.bias)
+            self.o_proj = nn.Linear(heads_width, hidden, bias=spec.bias)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             q, k, v = (
-                self.get_submodule(name)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-                for name in ("q_proj", "k_proj", "v_proj")
+                self.get_submodule(projection)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                for projection in ("q_proj", "k_proj", "v_proj")
             )
             bias = self.pairs(q, forward_pass.memo["relative_keys"]) * q.shape[-1] ** -0.5
             return self.o_proj(self.core(q, k, v, bias=bias).transpose(1, 2).flatten(2))

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-def add_convolution(recorder: Flow, name: str, x: Value, kernel: Number) -> Value:
+def add_convolution(recorder: Flow, conv_name: str, x: Value, kernel: Number) -> Value:
     """Records a convolution module and the addition of its input. kernel: the convolution's width in tokens."""
-    with recorder.scope(name):
-        y = recorder.conv(
+    with recorder.scope(conv_name):
+        convolved = recorder.conv(
             "conv",
             x,
             *x.axes,
@@ -32,7 +32,7 @@ def add_convolution(recorder: Flow, name: str, x: Value, kernel: Number) -> Valu
             kind="convolution",
         )
         recorder.state("conv_state", *x.axes, Axis("kernel", kernel), kind="conv_state")
-        return recorder.add(y, x)
+        return recorder.add(convolved, x)
 
 
 @cache
@@ -42,9 +42,9 @@ def residual_convolution_class() -> type[nn.Module]:
     class ResidualConvolution(nn.Module):
         """The convolution plus its input. x: [batch, tokens, width] → same shape."""
 
-        def __init__(self, width: int, kernel: int) -> None:
+        def __init__(self, channels: int, kernel: int) -> None:
             super().__init__()
-            self.conv, self.conv_state = causal_conv_class()(width, kernel, False), state_class()()
+            self.conv, self.conv_state = causal_conv_class()(channels, kernel, False), state_class()()
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             convolved: Tensor = self.conv(x.transpose(1, 2), forward_pass, self.conv_state).transpose(1, 2)

@@ -10,57 +10,59 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def angles_of(positions: Tensor, dim: int, theta: float) -> Tensor:
+def angles_of(positions: Tensor, rotary_dim: int, theta: float) -> Tensor:
     """Computes the angles position · θ^(−2i / dim), [positions, dim / 2]."""
     import torch
 
-    exponents = torch.arange(0, dim, 2, device=positions.device, dtype=torch.float32) / dim
+    exponents = torch.arange(0, rotary_dim, 2, device=positions.device, dtype=torch.float32) / rotary_dim
     return positions[:, None].float() * theta**-exponents
 
 
 def rotate(
     x: Tensor,
     forward_pass: ForwardPass,
-    start: int,
-    dim: int,
+    first_position: int,
+    rotary_dim: int,
     theta: float,
     inverse: bool = False,
     concatenated: bool = False,
 ) -> Tensor:
-    """Applies RoPE to the first `dim` elements of each head. x: [..., tokens, head_dim], from position `start` on.
+    """Applies RoPE to the first `rotary_dim` elements of each head. x: [..., tokens, head_dim].
 
     inverse: whether it is undone, false by default. concatenated: as in `Rope`.
     """
-    end = start + x.shape[-2]
+    end_position = first_position + x.shape[-2]
 
     def cos_and_sin() -> tuple[Tensor, Tensor]:
-        return _cos_sin(forward_pass.positions(start, end, x.device), dim, theta, x)
+        return _cos_sin(forward_pass.positions(first_position, end_position, x.device), rotary_dim, theta, x)
 
-    cos, sin = forward_pass.computed_once(("rope", start, end, dim, theta, x.dtype), cos_and_sin)
-    return _rotate_pairs(x, dim, cos, -sin if inverse else sin, concatenated)
-
-
-def rotate_at(x: Tensor, positions: Tensor, dim: int, theta: float) -> Tensor:
-    """Applies RoPE to the first `dim` elements of each head. x: [..., tokens, head_dim]. positions: one per token."""
-    return _rotate_pairs(x, dim, *_cos_sin(positions, dim, theta, x))
+    cos, sin = forward_pass.computed_once(
+        ("rope", first_position, end_position, rotary_dim, theta, x.dtype), cos_and_sin
+    )
+    return _rotate_pairs(x, rotary_dim, cos, -sin if inverse else sin, concatenated)
 
 
-def _cos_sin(positions: Tensor, dim: int, theta: float, reference_tensor: Tensor) -> tuple[Tensor, Tensor]:
+def rotate_at(x: Tensor, positions: Tensor, rotary_dim: int, theta: float) -> Tensor:
+    """Applies RoPE to the first `rotary_dim` elements of each head of x. positions: the position of each token."""
+    return _rotate_pairs(x, rotary_dim, *_cos_sin(positions, rotary_dim, theta, x))
+
+
+def _cos_sin(positions: Tensor, rotary_dim: int, theta: float, reference_tensor: Tensor) -> tuple[Tensor, Tensor]:
     import torch
 
-    angles = angles_of(positions, dim, theta)
+    angles = angles_of(positions, rotary_dim, theta)
     angles = torch.cat([angles, angles], -1)
     return angles.cos().to(reference_tensor.dtype), angles.sin().to(reference_tensor.dtype)
 
 
-def _rotate_pairs(x: Tensor, dim: int, cos: Tensor, sin: Tensor, concatenated: bool = False) -> Tensor:
+def _rotate_pairs(x: Tensor, rotary_dim: int, cos: Tensor, sin: Tensor, concatenated: bool = False) -> Tensor:
     """Rotates pairs of dimensions as the library transformers does; the result keeps the order of x's axes."""
     import torch
 
-    rotates_every_dimension = dim == x.shape[-1] and not concatenated
-    rotary_part = x if rotates_every_dimension else x[..., :dim]
+    rotates_every_dimension = rotary_dim == x.shape[-1] and not concatenated
+    rotary_part = x if rotates_every_dimension else x[..., :rotary_dim]
     rotary_part = rotary_part * cos + _quarter_turned(rotary_part) * sin
-    return rotary_part if rotates_every_dimension else torch.cat([rotary_part, x[..., dim:]], -1)
+    return rotary_part if rotates_every_dimension else torch.cat([rotary_part, x[..., rotary_dim:]], -1)
 
 
 def _quarter_turned(x: Tensor) -> Tensor:

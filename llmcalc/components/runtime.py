@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 def share_tensors(source_module: nn.Module, target: nn.Module) -> None:
     """Replaces the target module's parameters and buffers by those of a source module with the same structure."""
-    for path, tensor in [*source_module.named_parameters(), *source_module.named_buffers()]:
-        module_path, _, name = path.rpartition(".")
-        setattr(target.get_submodule(module_path), name, tensor)
+    for tensor_path, tensor in [*source_module.named_parameters(), *source_module.named_buffers()]:
+        module_path, _, tensor_name = tensor_path.rpartition(".")
+        setattr(target.get_submodule(module_path), tensor_name, tensor)
 
 
 @dataclass(eq=False)
@@ -85,9 +85,9 @@ def apply_dropout(module: nn.Module, dropout_place: str, x: Tensor) -> Tensor:
     return dropouts[dropout_place](x) if dropout_place in dropouts else x
 
 
-def vector(values: Tensor) -> Any:
+def vector(parameter_values: Tensor) -> Any:
     """Creates a module with one vector parameter `weight`, which is added to or multiplied with the input."""
-    return _vector_class()(values)
+    return _vector_class()(parameter_values)
 
 
 @cache
@@ -95,9 +95,9 @@ def _vector_class() -> type[nn.Module]:
     from torch import nn
 
     class Vector(nn.Module):
-        def __init__(self, values: Tensor) -> None:
+        def __init__(self, parameter_values: Tensor) -> None:
             super().__init__()
-            self.weight = nn.Parameter(values)
+            self.weight = nn.Parameter(parameter_values)
 
     return Vector
 
@@ -106,13 +106,13 @@ def _vector_class() -> type[nn.Module]:
 def product_class() -> type[nn.Module]:
     from torch import nn
 
-    class Products(nn.Module):
+    class AttentionProducts(nn.Module):
         """Scores of queries and keys, or the weighted sum of values: [batch, heads, queries, ·]."""
 
-        def forward(self, x: Tensor, y: Tensor) -> Tensor:
-            return x @ y
+        def forward(self, x: Tensor, second_factor: Tensor) -> Tensor:
+            return x @ second_factor
 
-    return Products
+    return AttentionProducts
 
 
 @cache
@@ -187,18 +187,32 @@ def cache_class() -> type[nn.Module]:
         def forward(self, forward_pass: ForwardPass, *new_tensors: Tensor) -> tuple[Tensor, ...]:
             if forward_pass.store is None:
                 return new_tensors
-            cached_tensors = [[t] for t in forward_pass.store.pop(self, ())] or [[] for _ in new_tensors]
+            cached_tensors = [[cached_tensor] for cached_tensor in forward_pass.store.pop(self, ())] or [
+                [] for _ in new_tensors
+            ]
             if self.limit is None:
                 for i, new_tensor in enumerate(new_tensors):
                     cached_tensors[i] = [torch.cat([*cached_tensors[i], new_tensor], -2)]
-                joined_tensors = forward_pass.store[self] = tuple(t for (t,) in cached_tensors)
+                joined_tensors = forward_pass.store[self] = tuple(cached_tensor for (cached_tensor,) in cached_tensors)
                 return joined_tensors
             joined_tensors = tuple(
                 # the oldest token leaves the window when a new one enters
-                torch.cat([*(h[..., max(0, h.shape[-2] - self.limit + 1) :, :] for h in cached), new_tensor], -2)
-                for cached, new_tensor in zip(cached_tensors, new_tensors, strict=True)
+                torch.cat(
+                    [
+                        *(
+                            cached_part[..., max(0, cached_part.shape[-2] - self.limit + 1) :, :]
+                            for cached_part in cached_list
+                        ),
+                        new_tensor,
+                    ],
+                    -2,
+                )
+                for cached_list, new_tensor in zip(cached_tensors, new_tensors, strict=True)
             )
-            forward_pass.store[self] = tuple(t[..., max(0, t.shape[-2] - self.limit) :, :] for t in joined_tensors)
+            forward_pass.store[self] = tuple(
+                cached_tensor[..., max(0, cached_tensor.shape[-2] - self.limit) :, :]
+                for cached_tensor in joined_tensors
+            )
             return joined_tensors
 
     return Cache
@@ -229,7 +243,7 @@ def state_class() -> type[nn.Module]:
         def keep(self, forward_pass: ForwardPass, *tensors: Tensor) -> None:
             if forward_pass.store is not None:
                 forward_pass.store[self] = tuple(
-                    t.clone() for t in tensors
+                    tensor.clone() for tensor in tensors
                 )  # a slice would keep the whole tensor alive
 
     return State
@@ -251,21 +265,23 @@ def causal_conv_class() -> type[nn.Module]:
             super().__init__(channels, channels, kernel, groups=channels, bias=bias, padding=kernel - 1)
             self.kept_frames = kernel if kept_frames is None else kept_frames
 
-        def forward(self, x: Tensor, forward_pass: ForwardPass, state: Any) -> Tensor:  # type: ignore[override]
+        def forward(self, x: Tensor, forward_pass: ForwardPass, state_module: Any) -> Tensor:  # type: ignore[override]
             kernel, tokens = self.kernel_size[0], x.shape[-1]
-            stored_input = state.load(forward_pass)
+            stored_input = state_module.load(forward_pass)
             if stored_input is None:
-                out = super().forward(x)[..., :tokens]  # padded on both sides; outputs beyond the tokens are cut off
+                convolved = super().forward(x)[
+                    ..., :tokens
+                ]  # padded on both sides; outputs beyond the tokens are cut off
                 if forward_pass.store is None:
-                    return out
+                    return convolved
                 padded_input = nn.functional.pad(x, (self.kept_frames, 0))
             else:
                 padded_input = torch.cat([stored_input[0], x], -1)
-                out = nn.functional.conv1d(
+                convolved = nn.functional.conv1d(
                     padded_input[..., self.kept_frames - kernel + 1 :], self.weight, self.bias, groups=self.groups
                 )
-            state.keep(forward_pass, padded_input[..., padded_input.shape[-1] - self.kept_frames :])
-            return out
+            state_module.keep(forward_pass, padded_input[..., padded_input.shape[-1] - self.kept_frames :])
+            return convolved
 
     return CausalConv1d
 
@@ -283,13 +299,15 @@ def attention_mask(
 
     q, k: tensors with a row for each query and for each key, [..., rows, width].
     """
-    queries, keys, end = q.shape[-2], k.shape[-2], forward_pass.past + q.shape[-2]
+    queries, keys, end_position = q.shape[-2], k.shape[-2], forward_pass.past + q.shape[-2]
 
     def compute_mask() -> Tensor:
-        query_positions = forward_pass.positions(end - queries, end, q.device)[:, None]
-        key_positions = forward_pass.positions(end - keys, end, q.device)[None, :]
+        query_positions = forward_pass.positions(end_position - queries, end_position, q.device)[:, None]
+        key_positions = forward_pass.positions(end_position - keys, end_position, q.device)[None, :]
         if not causal:
-            tokens_before, tokens_after = (end, end) if window is None else ((window - 1) // 2, window // 2)
+            tokens_before, tokens_after = (
+                (end_position, end_position) if window is None else ((window - 1) // 2, window // 2)
+            )
             return (query_positions - key_positions <= tokens_before) & (
                 key_positions - query_positions <= tokens_after
             )
@@ -300,4 +318,4 @@ def attention_mask(
             mask = mask & (key_positions // chunk == query_positions // chunk)
         return mask
 
-    return forward_pass.computed_once(("mask", end, queries, keys, causal, window, chunk), compute_mask)
+    return forward_pass.computed_once(("mask", end_position, queries, keys, causal, window, chunk), compute_mask)

@@ -42,11 +42,11 @@ class SelfConditioning(ResidualStreams):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Returns the input of the first layer. x: the token embeddings."""
-        signal = recorder.part("pre_norm", self.norm, recorder.received(x, *x.axes))
-        recorder.hold(signal=signal)
-        y = recorder.add(x, recorder.part("mlp", self.feed_forward, signal))
-        recorder.hold(y=y)
-        return recorder.normalized(y, Norm(type="rmsnorm", weight=False, eps=self.norm.eps))
+        condition = recorder.part("pre_norm", self.norm, recorder.received(x, *x.axes))
+        recorder.hold(signal=condition)
+        conditioned = recorder.add(x, recorder.part("mlp", self.feed_forward, condition))
+        recorder.hold(y=conditioned)
+        return recorder.normalized(conditioned, Norm(type="rmsnorm", weight=False, eps=self.norm.eps))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)

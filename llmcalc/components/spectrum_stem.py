@@ -48,15 +48,15 @@ class SpectrumStem(Stem):
     def frames_read(self) -> Value:
         if self.subsampling.chunk is not None:
             return self.subsampling.input_value()
-        rows = Multiple("frames", of=SOURCE, by=self.frames_per_position)
-        return Value(rows, (Axis("mel", self.subsampling.num_mel_bins),), fixed=True)
+        frame_rows = Multiple("frames", of=SOURCE, by=self.frames_per_position)
+        return Value(frame_rows, (Axis("mel", self.subsampling.num_mel_bins),), fixed=True)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
         """Records the stem. width: the encoder's width. x: token embeddings if recorded without an encoder."""
         frames = recorder.frames = x if x.fixed else self.frames_read()
         axes = width or x.axes
-        y = recorder.part("subsampling", self.subsampling, frames, width=axes)
-        return y if frames.rows is PATCHES else y.view(*axes, rows=self.positions)
+        subsampled = recorder.part("subsampling", self.subsampling, frames, width=axes)
+        return subsampled if frames.rows is PATCHES else subsampled.view(*axes, rows=self.positions)
 
     def frames(self, batch: int, encoder_positions: int) -> tuple[int, int, int]:
         """Returns the shape of the stem's input: [batch, frames, num_mel_bins]."""
@@ -80,5 +80,7 @@ class SpectrumStem(Stem):
     @classmethod
     def examples(cls) -> list[Self]:
         first_convolution = SpectrumConv(channels=4, bias=True)
-        separable = SpectrumConv(channels=4, separable=True, bias=True)
-        return [cls(subsampling=Subsampling(num_mel_bins=9, convolutions=(first_convolution, separable), bias=True))]
+        separable_conv = SpectrumConv(channels=4, separable=True, bias=True)
+        return [
+            cls(subsampling=Subsampling(num_mel_bins=9, convolutions=(first_convolution, separable_conv), bias=True))
+        ]

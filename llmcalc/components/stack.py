@@ -34,7 +34,7 @@ from .base import (
     Vocab,
     Width,
 )
-from .choice import class_at
+from .choice import component_type
 from .choices import AnyLayer, AnyStem, Streams
 from .layers.block import Block, Layer, Sharing
 from .mixers.attention import Attention
@@ -58,20 +58,20 @@ if TYPE_CHECKING:
     from .token_types import TokenTypes
 else:
     PerLayerEmbedding, TokenTypes = (
-        class_at("layers.per_layer:PerLayerEmbedding"),
-        class_at("token_types:TokenTypes"),
+        component_type("layers.per_layer:PerLayerEmbedding"),
+        component_type("token_types:TokenTypes"),
     )
     RelativeEmbedding, SideConvolution = (
-        class_at("disentangled:RelativeEmbedding"),
-        class_at("disentangled:SideConvolution"),
+        component_type("disentangled:RelativeEmbedding"),
+        component_type("disentangled:SideConvolution"),
     )
-    SecondStream, Entities = class_at("idle:SecondStream"), class_at("entities:Entities")
+    SecondStream, Entities = component_type("idle:SecondStream"), component_type("entities:Entities")
     InputFeatures, NgramEmbedding = (
-        class_at("input_features:InputFeatures"),
-        class_at("ngram_embedding:NgramEmbedding"),
+        component_type("input_features:InputFeatures"),
+        component_type("ngram_embedding:NgramEmbedding"),
     )
-    RelativeKeys = class_at("relative_keys:RelativeKeys")
-    RelativeBias, Pooler = class_at("distance:RelativeBias"), class_at("pooler:Pooler")
+    RelativeKeys = component_type("relative_keys:RelativeKeys")
+    RelativeBias, Pooler = component_type("distance:RelativeBias"), component_type("pooler:Pooler")
 
 BASE = "block"
 """The name of `block` in a pattern."""
@@ -166,8 +166,8 @@ class Stack(Component):
         if not isinstance(variants, dict) or not isinstance(block, dict):
             return stack_table
         full_variants = {
-            name: overlaid_table(block, changes) if isinstance(changes, dict) else changes
-            for name, changes in variants.items()
+            layer_name: overlaid_table(block, variant_table) if isinstance(variant_table, dict) else variant_table
+            for layer_name, variant_table in variants.items()
         }
         return {**stack_table, "variants": full_variants}
 
@@ -177,10 +177,10 @@ class Stack(Component):
             raise ValueError(f"variants.{BASE}: 'block' is the name of the base layer; expected another name")
         layer_kinds = dict.fromkeys((BASE, *self.variants))
         for field in ("first_layers", "pattern", "shared_layers"):
-            for name in getattr(self, field):
-                if name not in layer_kinds:
+            for layer_name in getattr(self, field):
+                if layer_name not in layer_kinds:
                     raise ValueError(
-                        f"{field}: there is no layer called '{name}'; expected one of {', '.join(layer_kinds)}"
+                        f"{field}: there is no layer called '{layer_name}'; expected one of {', '.join(layer_kinds)}"
                     )
         if not self.pattern:
             raise ValueError("pattern: is empty; expected at least one name of a layer")
@@ -188,20 +188,20 @@ class Stack(Component):
         slots, layers = self.slots(), self.kinds()
         for component in slots.values():
             component.check_layers(layers)
-        for name, layer in layers.items():
+        for layer_name, layer in layers.items():
             for slot, fields in layer.required_slots().items():
                 if slot not in slots:
-                    requirement = ", ".join(f"{field} = {value!r}" for field, value in fields.items())
-                    raise ValueError(f"{slot}: missing; the layers called '{name}' need one with {requirement}")
+                    requirement = ", ".join(f"{field} = {field_value!r}" for field, field_value in fields.items())
+                    raise ValueError(f"{slot}: missing; the layers called '{layer_name}' need one with {requirement}")
         return self
 
     def _check_sharing(self) -> None:
         """Raises `ValueError` if layers cannot share parameters, or a reused result has no lower layer."""
-        for name in self.shared_layers:
-            self.layer(name).check_shared(name)
+        for layer_name in self.shared_layers:
+            self.layer(layer_name).check_shared(layer_name)
         shared_results = {
-            name: layer.attention.shared_results()
-            for name, layer in self.kinds().items()
+            layer_name: layer.attention.shared_results()
+            for layer_name, layer in self.kinds().items()
             if isinstance(layer.attention, TokenMixer)
         }
         if self.reads_no_embedding or not any(
@@ -209,15 +209,16 @@ class Stack(Component):
         ):
             return
         layers_with_scores: set[object] = set()
-        for name in self.layer_names():
-            for key, field in shared_results.get(name, {}).items():
-                if field and key not in layers_with_scores:
+        for layer_name in self.layer_names():
+            for result_kind, field in shared_results.get(layer_name, {}).items():
+                if field and result_kind not in layers_with_scores:
                     raise ValueError(
-                        f"{field}: no layer below '{name}' attends alike and makes what it would share; expected a "
+                        f"{field}: no layer below '{layer_name}' attends alike and makes what it would share; "
+                        "expected a "
                         "layer below that does"
                     )
                 if not field:
-                    layers_with_scores.add(key)
+                    layers_with_scores.add(result_kind)
 
     @property
     def reads_no_embedding(self) -> bool:
@@ -231,7 +232,7 @@ class Stack(Component):
 
     @property
     def keeps_embedding_width(self) -> bool:
-        """Whether the stack's input and output have the embeddings' width, from which the layers' may differ."""
+        """Whether the stack's input and output have the embeddings' width even if the layers have another width."""
         return self.streams is not None and self.streams.embedding_width() is not None
 
     def kinds(self) -> dict[str, Layer]:
@@ -240,7 +241,7 @@ class Stack(Component):
 
     def slots(self) -> dict[str, StackPart]:
         """Returns the stack's components other than layers (positions, norms, …) by field."""
-        parts: dict[str, StackPart | None] = {
+        stack_parts: dict[str, StackPart | None] = {
             "input_features": self.input_features,
             "ngram_embedding": self.ngram_embedding,
             "token_types": self.token_types,
@@ -253,19 +254,24 @@ class Stack(Component):
             "second_stream": self.second_stream,
             "entities": self.entities,
         }
-        return {name: component for name, component in parts.items() if component is not None}
+        return {slot_name: component for slot_name, component in stack_parts.items() if component is not None}
 
     def check_place(self, stack_position: StackPosition) -> None:
         """Raises `ValueError` for a layer or component that cannot be used at its position in the stack."""
-        for name, block in self.kinds().items():
+        for layer_name, block in self.kinds().items():
             block.check_place(
-                replace(stack_position, where=f"{stack_position.where}.{BASE if name == BASE else f'variants.{name}'}")
+                replace(
+                    stack_position,
+                    where=f"{stack_position.where}.{BASE if layer_name == BASE else f'variants.{layer_name}'}",
+                )
             )
-        for name, component in self.slots().items():
-            component.check_place(replace(stack_position, where=f"{stack_position.where}.{name}"))
-        width = self.input_size or stack_position.width
-        if self.streams is not None and self.streams.embedding_width() not in (None, width):
-            raise ValueError(f"{stack_position.where}.streams.query_size: expected {width}, the embeddings' width")
+        for layer_name, component in self.slots().items():
+            component.check_place(replace(stack_position, where=f"{stack_position.where}.{layer_name}"))
+        input_width = self.input_size or stack_position.width
+        if self.streams is not None and self.streams.embedding_width() not in (None, input_width):
+            raise ValueError(
+                f"{stack_position.where}.streams.query_size: expected {input_width}, the embeddings' width"
+            )
 
     def layer_names(self) -> list[str]:
         """Returns the kind of each layer in execution order."""
@@ -273,28 +279,32 @@ class Stack(Component):
         repeated_pattern = self.pattern * (repeated_layers // len(self.pattern) + 1)
         return [*self.first_layers, *repeated_pattern][: self.num_hidden_layers]
 
-    def layer(self, name: str) -> Layer:
+    def layer(self, layer_name: str) -> Layer:
         """Returns the layer of the named kind."""
-        return self.block if name == BASE else self.variants[name]
+        return self.block if layer_name == BASE else self.variants[layer_name]
 
     def groups(self) -> Iterator[tuple[str, Layer, Number, list[int] | range | None]]:
         """Yields (name, layer, number, indices) of each kind of layer. Indices are None if the depth is symbolic."""
         depth: Number = self.num_hidden_layers
         if not self.first_layers and len(set(self.pattern)) == 1:
-            name = self.pattern[0]
-            yield name, self.layer(name), depth, range(depth) if isinstance(depth, int) else None
+            layer_name = self.pattern[0]
+            yield layer_name, self.layer(layer_name), depth, range(depth) if isinstance(depth, int) else None
             return
         if isinstance(depth, int):
             indices_by_name: dict[str, list[int]] = {}
-            for i, name in enumerate(self.layer_names()):
-                indices_by_name.setdefault(name, []).append(i)
-            for name, indices in indices_by_name.items():
-                yield name, self.layer(name), len(indices), indices
+            for i, layer_name in enumerate(self.layer_names()):
+                indices_by_name.setdefault(layer_name, []).append(i)
+            for layer_name, layer_indices in indices_by_name.items():
+                yield layer_name, self.layer(layer_name), len(layer_indices), layer_indices
             return
         repeated_layers, period = depth - len(self.first_layers), len(self.pattern)
-        for name in dict.fromkeys((*self.first_layers, *self.pattern)):
-            repeats = sum(ceil_div(repeated_layers - i, period) for i, n in enumerate(self.pattern) if n == name)
-            yield name, self.layer(name), self.first_layers.count(name) + repeats, None
+        for layer_name in dict.fromkeys((*self.first_layers, *self.pattern)):
+            repeats = sum(
+                ceil_div(repeated_layers - i, period)
+                for i, ffn_width in enumerate(self.pattern)
+                if ffn_width == layer_name
+            )
+            yield layer_name, self.layer(layer_name), self.first_layers.count(layer_name) + repeats, None
 
     def flow(
         self,
@@ -325,10 +335,10 @@ class Stack(Component):
             ("relative_embedding", self.relative_embedding, {}),
             ("per_layer_embedding", self.per_layer_embedding, {"layers": self.num_hidden_layers}),
         )
-        for name, component, arguments in slots:
+        for slot_name, component, arguments in slots:
             if component is not None:  # from here on, every layer reads it under the field's name
-                recorder.memo[name] = recorder.part(name, component, x, **arguments)
-            if name == "relative_bias" and component is not None:
+                recorder.memo[slot_name] = recorder.part(slot_name, component, x, **arguments)
+            if slot_name == "relative_bias" and component is not None:
                 for layer in self.kinds().values():
                     layer.attention.share_bias(recorder, x)
         if self.second_stream is not None:
@@ -348,8 +358,8 @@ class Stack(Component):
         x = x if self.streams is None else self.streams.record_split(recorder, x)
         if self.side_convolution is not None:
             recorder.part("side_convolution", self.side_convolution, x, first_layer_output=Value(x.rows, x.axes))
-        for label, block, repeat, indices in self.groups():
-            x = self._record_layers(recorder, x, label, block, repeat, indices)
+        for kind_name, block, repeat, layer_indices in self.groups():
+            x = self._record_layers(recorder, x, kind_name, block, repeat, layer_indices)
         recorder.hold(x=x, y=x)
         if self.streams is not None:
             x = self.streams.record_merge(recorder, x)
@@ -395,14 +405,19 @@ class Stack(Component):
             return x
         return recorder.linear("input_proj", x, *hidden, bias=True, kind="embedding")
 
-    def _record_layers(self, recorder: Flow, x: Value, label: str, block: Layer, repeat: Number, indices: Any) -> Value:
+    def _record_layers(
+        self, recorder: Flow, x: Value, kind_name: str, block: Layer, repeat: Number, layer_indices: Any
+    ) -> Value:
         """Records the layers of one kind. If the layers share parameters, the first layer stores them."""
-        shown_label, node_fields = "" if label == BASE else label, {"kind": "layer", "source": block.formula_source}
-        if label not in self.shared_layers:
+        shown_label, node_fields = (
+            "" if kind_name == BASE else kind_name,
+            {"kind": "layer", "source": block.formula_source},
+        )
+        if kind_name not in self.shared_layers:
             return recorder.layers(
-                x, lambda v: block.flow(recorder, v), repeat, indices, label=shown_label, **node_fields
+                x, lambda v: block.flow(recorder, v), repeat, layer_indices, label=shown_label, **node_fields
             )
-        first_index, other_indices = (None, None) if indices is None else (indices[:1], indices[1:])
+        first_index, other_indices = (None, None) if layer_indices is None else (layer_indices[:1], layer_indices[1:])
         is_single = isinstance(repeat, int) and repeat == 1
         others_count = 0 if is_single else repeat - 1
         sharing = None if is_single else Sharing(is_first=True, other_layers=others_count)
@@ -411,7 +426,7 @@ class Stack(Component):
         )
         if is_single:
             return x
-        role = {"role": "shared"} if block.shares_all else {}
+        role_field = {"role": "shared"} if block.shares_all else {}
         shared_label = (shown_label or BASE) + SHARED
         later_sharing = Sharing(is_first=False, other_layers=others_count)
         return recorder.layers(
@@ -421,7 +436,7 @@ class Stack(Component):
             other_indices,
             label=shared_label,
             **node_fields,
-            **role,
+            **role_field,
         )
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -473,7 +488,7 @@ class Stack(Component):
                 update={"attention": grouped_attention.model_copy(update={"kv_shared": True})}
             )
         }
-        table = PerLayerEmbedding(vocab_size_per_layer_input=40, hidden_size_per_layer_input=6, norm=rms)
+        embedding_table = PerLayerEmbedding(vocab_size_per_layer_input=40, hidden_size_per_layer_input=6, norm=rms)
         altup = AltUpLayer(
             attention=grouped_attention,
             feed_forward=dense_network,
@@ -486,7 +501,7 @@ class Stack(Component):
             cls(
                 num_hidden_layers=2,
                 block=altup,
-                per_layer_embedding=table,
+                per_layer_embedding=embedding_table,
                 streams=AltUp(altup_num_inputs=3),
                 final_norm=rms,
             ),
@@ -496,7 +511,7 @@ class Stack(Component):
                 variants=sharing_layers,
                 first_layers=(BASE, BASE),
                 pattern=("shares",),
-                per_layer_embedding=table,
+                per_layer_embedding=embedding_table,
             ),
             cls(num_hidden_layers=2, block=block, final_norm=Norm(type="rmsnorm")),
             cls(num_hidden_layers=2, block=hyper_example(), streams=HyperStreams(hc_mult=3), final_norm=rms),
@@ -563,8 +578,8 @@ class Stack(Component):
                 num_hidden_layers=5,
                 block=delayed_hyper_example(attention=shared_entry_layers["reusing"]),
                 variants={
-                    name: delayed_hyper_example(attention=mixer, ngram_input=ngram_inputs.get(name))
-                    for name, mixer in shared_entry_layers.items()
+                    layer_name: delayed_hyper_example(attention=mixer, ngram_input=ngram_inputs.get(layer_name))
+                    for layer_name, mixer in shared_entry_layers.items()
                 },
                 first_layers=("finding", "scoring", BASE, "local", "computing"),
                 streams=DelayedHyperStreams(hc_mult=3),
@@ -590,19 +605,19 @@ class Stack(Component):
         ]
 
 
-def overlaid_table(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Returns `base` updated recursively with `changes`; a table with another `type` replaces the old table."""
-    overlaid = dict(base)
-    for key, value in changes.items():
-        base_value = overlaid.get(key)
+def overlaid_table(base_table: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Returns `base_table` updated recursively with `changes`; a table with another `type` replaces the old table."""
+    overlaid = dict(base_table)
+    for changed_key, changed_value in changes.items():
+        base_value = overlaid.get(changed_key)
         if (
-            isinstance(value, dict)
+            isinstance(changed_value, dict)
             and isinstance(base_value, dict)
-            and value.get("type", base_value.get("type")) == base_value.get("type")
+            and changed_value.get("type", base_value.get("type")) == base_value.get("type")
         ):
-            overlaid[key] = overlaid_table(base_value, value)
+            overlaid[changed_key] = overlaid_table(base_value, changed_value)
         else:
-            overlaid[key] = value
+            overlaid[changed_key] = changed_value
     return overlaid
 
 
@@ -625,7 +640,7 @@ def _reference_class() -> type[nn.Module]:
             is_projected = spec.streams is None or spec.streams.type not in ("latents", "byte_patches")
             if spec.input_size is not None and is_projected:
                 self.input_proj = nn.Linear(spec.input_size, model_properties.hidden_size)
-            for name, component, *arguments in (
+            for slot_name, component, *arguments in (
                 ("stem", spec.stem, model_properties),
                 ("input_features", spec.input_features, embedding_context),
                 ("ngram_embedding", spec.ngram_embedding, embedding_context),
@@ -643,22 +658,26 @@ def _reference_class() -> type[nn.Module]:
                 ("output_positions", spec.output_positions, model_properties),
             ):
                 if component is not None:
-                    self.add_module(name, component.reference(*arguments))
+                    self.add_module(slot_name, component.reference(*arguments))
             self._streams = self._optional_modules(spec.streams, model_properties)
             repeated_pattern = spec.pattern * spec.num_hidden_layers
-            names = (*spec.first_layers, *repeated_pattern)[: spec.num_hidden_layers]
+            layer_names = (*spec.first_layers, *repeated_pattern)[: spec.num_hidden_layers]
             layers_by_kind = {BASE: spec.block, **spec.variants}
-            self.lends = any(getattr(layers_by_kind[name].attention, "kv_shared", False) for name in names)
-            self.layers = nn.ModuleList(layers_by_kind[name].reference(model_properties) for name in names)
+            self.lends = any(
+                getattr(layers_by_kind[slot_name].attention, "kv_shared", False) for slot_name in layer_names
+            )
+            self.layers = nn.ModuleList(
+                layers_by_kind[slot_name].reference(model_properties) for slot_name in layer_names
+            )
             self.layer_kinds = [
-                f"{name}, again"
-                if names.index(name) < i and not getattr(self.layers[i], "repeats_alike", True)
-                else name
-                for i, name in enumerate(names)
+                f"{slot_name}, again"
+                if layer_names.index(slot_name) < i and not getattr(self.layers[i], "repeats_alike", True)
+                else slot_name
+                for i, slot_name in enumerate(layer_names)
             ]
-            for i, name in enumerate(names):
-                if name in spec.shared_layers:
-                    self._share_parameters(self.layers[names.index(name)], self.layers[i])
+            for i, slot_name in enumerate(layer_names):
+                if slot_name in spec.shared_layers:
+                    self._share_parameters(self.layers[layer_names.index(slot_name)], self.layers[i])
             if spec.output_size is not None:
                 self.output_proj = nn.Linear(model_properties.hidden_size, spec.output_size, bias=spec.output_bias)
 
@@ -669,10 +688,10 @@ def _reference_class() -> type[nn.Module]:
             """
             if component is None:
                 return ()
-            module = component.reference(model_properties)
-            for name, child in module.named_children():
-                self.add_module(name, child)
-            return (module,)
+            component_module = component.reference(model_properties)
+            for child_name, child in component_module.named_children():
+                self.add_module(child_name, child)
+            return (component_module,)
 
         def _share_parameters(self, first_layer: nn.Module, layer: nn.Module) -> None:
             """Ties a layer's parameters and buffers to the first layer of the same kind."""
@@ -682,26 +701,26 @@ def _reference_class() -> type[nn.Module]:
                 return
             share_tensors(first_layer, layer)
 
-        def _output_of(self, name: str, x: Tensor) -> Tensor:
+        def _output_of(self, module_name: str, x: Tensor) -> Tensor:
             """Returns an optional module's output for x, or x without a module."""
-            module: Any = getattr(self, name, None)
-            return x if module is None else module(x)
+            optional_module: Any = getattr(self, module_name, None)
+            return x if optional_module is None else optional_module(x)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            for name in ("stem", "embed_tokens", "input_features", "ngram_embedding"):
-                x = self._output_of(name, x)
+            for module_name in ("stem", "embed_tokens", "input_features", "ngram_embedding"):
+                x = self._output_of(module_name, x)
             if hasattr(self, "embed_positions"):
                 x = x + self.get_submodule("embed_positions")(
                     torch.arange(forward_pass.past, forward_pass.past + x.shape[1], device=x.device)
                 ).to(x.dtype)
-            for types in self._token_types:
-                x = types(x)
+            for type_table in self._token_types:
+                x = type_table(x)
             x = apply_dropout(self, "embedding", self._output_of("embed_norm", x))
             x = self._output_of("input_proj", x)
             forward_pass.bias = getattr(self, "relative_bias", None)
             if forward_pass.bias is not None:  # no layer owns what all of them add
-                for module in self.layers.modules():
-                    share_bias: Any = getattr(module, "compute_shared_bias", None)
+                for layer_module in self.layers.modules():
+                    share_bias: Any = getattr(layer_module, "compute_shared_bias", None)
                     if share_bias is not None:
                         share_bias(x, forward_pass)
             if hasattr(self, "relative_keys"):
@@ -715,10 +734,10 @@ def _reference_class() -> type[nn.Module]:
                 x = streams.split_streams(x, forward_pass)
             for i, layer in enumerate(self.layers):
                 forward_pass.layer = i
-                y = layer(x, forward_pass)
+                layer_output = layer(x, forward_pass)
                 if i == 0 and hasattr(self, "side_convolution"):
-                    y = self.get_submodule("side_convolution")(x, y)
-                x = y
+                    layer_output = self.get_submodule("side_convolution")(x, layer_output)
+                x = layer_output
             for streams in self._streams:
                 x = streams.merge_streams(x, forward_pass)
             x = apply_dropout(self, "final", self._output_of("norm", x))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Stem(Component):
-    """The base class of stems: a stem computes an encoder's input, in the place of token embeddings.
+    """The base class of stems, which compute an encoder's input in the place of token embeddings.
 
     input_name: the name of its input in classes of `transformers` (class attribute).
     """
@@ -40,11 +40,11 @@ class Stem(Component):
         return None
 
     def frames_read(self) -> Value:
-        """The recorded input of the stem: frames or samples."""
+        """Returns the recorder's value for the stem's input: frames or samples."""
         raise TypeError(f"{type(self).__name__} has no input")
 
     def frames_of_recording(self) -> Value:
-        """The recorded input of the stem of an encoder beside a text model."""
+        """Returns the recorder's value for the stem's input in an encoder beside a text model."""
         return self.frames_read()
 
     def frames(self, batch: int, encoder_positions: int) -> tuple[int, ...]:
@@ -81,20 +81,22 @@ class ConvStem(Stem):
         return self.max_source_positions if self.chunk is None else None
 
     def frames_read(self) -> Value:
-        """The stem's input: two frames per position."""
-        rows: Rows = Multiple("frames", of=self.positions, by=2)
+        """Returns the recorder's value for the stem's input: two frames per position."""
+        frame_rows: Rows = Multiple("frames", of=self.positions, by=2)
         if self.chunk is not None:
-            rows = InChunks(chunk=self.chunk)
-        return Value(rows, (Axis("mel", self.num_mel_bins),), fixed=True)
+            frame_rows = InChunks(chunk=self.chunk)
+        return Value(frame_rows, (Axis("mel", self.num_mel_bins),), fixed=True)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
         """Records the stem. width: the encoder's width. x: token embeddings if recorded without an encoder."""
         frames = recorder.frames = x if x.fixed else self.frames_read()
         axes = width or x.axes
-        y = recorder.act(recorder.conv("conv1", frames, *axes, kernel=3, bias=True), "gelu")
-        rows = self.positions if self.chunk is None else InChunks(chunk=self.chunk, strides=(2,))
-        y = recorder.act(recorder.conv("conv2", y, *axes, kernel=3, bias=True, rows=rows), "gelu")
-        return y if self.chunk is None else y.view(*axes, rows=self.positions)
+        convolved_frames = recorder.act(recorder.conv("conv1", frames, *axes, kernel=3, bias=True), "gelu")
+        position_rows = self.positions if self.chunk is None else InChunks(chunk=self.chunk, strides=(2,))
+        convolved_frames = recorder.act(
+            recorder.conv("conv2", convolved_frames, *axes, kernel=3, bias=True, rows=position_rows), "gelu"
+        )
+        return convolved_frames if self.chunk is None else convolved_frames.view(*axes, rows=self.positions)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)

@@ -37,7 +37,7 @@ class ResidualStreams(StackPart):
 
     @property
     def one_pass_model(self) -> str:
-        """The name, in messages, of a model whose streams need the sequence in one pass; else empty."""
+        """The name, in messages, of a model whose streams need the sequence in one pass; empty for others."""
         return ""
 
     def embedding_width(self) -> int | None:
@@ -45,7 +45,7 @@ class ResidualStreams(StackPart):
         return None
 
     def _check_every_layer(self, layers: Mapping[str, LayerParts], stream_type: str, **count: int) -> None:
-        """Raises `ValueError` unless all layers have the streams' type and number. count: its field and value."""
+        """Raises `ValueError` unless all layers require streams of this type. count: the field of their number."""
         if any(layer.required_slots().get("streams") != {"type": stream_type, **count} for layer in layers.values()):
             raise ValueError(
                 f"streams: those of type '{stream_type}' stand where every layer is of type '{stream_type}' with their "

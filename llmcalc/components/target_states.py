@@ -90,8 +90,14 @@ class TargetStates(ResidualStreams):
 
     @property
     def formula_source(self) -> str:
-        sources = {"joined": EAGLE, "states": EAGLE_3, "embedding": DFLASH, "target": "Gemma 4 2026", "state": MEDUSA}
-        return sources[self.start]
+        source_of_kind = {
+            "joined": EAGLE,
+            "states": EAGLE_3,
+            "embedding": DFLASH,
+            "target": "Gemma 4 2026",
+            "state": MEDUSA,
+        }
+        return source_of_kind[self.start]
 
     def record_split(self, recorder: Flow, x: Value) -> Value:
         if self.start == "state":
@@ -108,21 +114,24 @@ class TargetStates(ResidualStreams):
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the projection. x: the token embeddings."""
         hidden = x.axes[-1]
-        state_count, size = Axis("states", self.states), hidden if self.size is None else Axis("target", self.size)
-        states = recorder.received(x, state_count, size)
+        state_count, state_width = (
+            Axis("states", self.states),
+            hidden if self.size is None else Axis("target", self.size),
+        )
+        target_states = recorder.received(x, state_count, state_width)
         if self.masked:
-            recorder.vector("mask_hidden", state_count, size, role="kept")
-        recorder.hold(states=states)
+            recorder.vector("mask_hidden", state_count, state_width, role="kept")
+        recorder.hold(states=target_states)
         if self.state_norm is not None:
-            states = recorder.norm("state_norm", states, self.state_norm, (size,), state_count)
+            target_states = recorder.norm("state_norm", target_states, self.state_norm, (state_width,), state_count)
         elif self.joined_norm is not None:
-            states = recorder.norm("joined_norm", states, self.joined_norm)
-        projected_states = states
+            target_states = recorder.norm("joined_norm", target_states, self.joined_norm)
+        projected_states = target_states
         if self.start == "joined":
-            projected_states = recorder.cat(x, states, axes=(JoinedShapes((x.axes, states.axes)),))
-        recorder.hold(states=states, joined=projected_states)
-        y = recorder.linear("fc", projected_states, hidden, bias=self.bias)
-        return y if self.output_norm is None else recorder.part("output_norm", self.output_norm, y)
+            projected_states = recorder.cat(x, target_states, axes=(JoinedShapes((x.axes, target_states.axes)),))
+        recorder.hold(states=target_states, joined=projected_states)
+        projected = recorder.linear("fc", projected_states, hidden, bias=self.bias)
+        return projected if self.output_norm is None else recorder.part("output_norm", self.output_norm, projected)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
@@ -151,19 +160,19 @@ def _reference_class() -> type[nn.Module]:
                 self.state_norm = norm_reference(spec.state_norm, self.states, self.size)
             if spec.joined_norm is not None:
                 self.joined_norm = spec.joined_norm.reference(ModelProperties(self.states * self.size))
-            width = self.states * self.size + (hidden if self.joins else 0)
-            self.fc = nn.Linear(width, hidden, bias=spec.bias)
+            states_width = self.states * self.size + (hidden if self.joins else 0)
+            self.fc = nn.Linear(states_width, hidden, bias=spec.bias)
             if spec.output_norm is not None:
                 self.output_norm = spec.output_norm.reference(model_properties)
 
         def forward(self, x: Tensor) -> Tensor:
-            states = x.new_zeros(*x.shape[:-1], self.states * self.size)
+            target_states = x.new_zeros(*x.shape[:-1], self.states * self.size)
             if hasattr(self, "state_norm"):
-                states = self.state_norm(states.unflatten(-1, (self.states, self.size))).flatten(-2)
+                target_states = self.state_norm(target_states.unflatten(-1, (self.states, self.size))).flatten(-2)
             if hasattr(self, "joined_norm"):
-                states = self.joined_norm(states)
-            out: Tensor = self.fc(torch.cat([x, states], -1) if self.joins else states)
-            return self.output_norm(out) if hasattr(self, "output_norm") else out
+                target_states = self.joined_norm(target_states)
+            projected: Tensor = self.fc(torch.cat([x, target_states], -1) if self.joins else target_states)
+            return self.output_norm(projected) if hasattr(self, "output_norm") else projected
 
     class TargetStatesReference(nn.Module):
         """The projections of target states, as the split and the merge of a stack's residual stream."""

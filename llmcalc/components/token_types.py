@@ -49,13 +49,15 @@ class TokenTypes(StackPart):
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the sum of token embeddings and a row of each type table. x: the token embeddings."""
         other_tables = ((f"embed_other_{i}", vocab_size) for i, vocab_size in enumerate(self.other_vocab_sizes))
-        for name, types in (
+        for table_name, type_count in (
             ("embed_types", self.type_vocab_size),
             ("embed_tasks", self.task_type_vocab_size),
             *other_tables,
         ):
-            if types is not None:
-                row, _ = recorder.table(name, Axis("types", types), *x.axes, of=x.rows, by="types", kind=self.kind)
+            if type_count is not None:
+                row, _ = recorder.table(
+                    table_name, Axis("types", type_count), *x.axes, of=x.rows, by="types", kind=self.kind
+                )
                 x = recorder.add(x, row)
         return x
 
@@ -81,19 +83,19 @@ def _reference_class() -> type[nn.Module]:
     class TokenTypesReference(nn.Module):
         """Adds the first row of each table to every token."""
 
-        def __init__(self, spec: TokenTypes, width: int) -> None:
+        def __init__(self, spec: TokenTypes, hidden: int) -> None:
             super().__init__()
             if spec.type_vocab_size is not None:
-                self.embed_types = nn.Embedding(spec.type_vocab_size, width)
+                self.embed_types = nn.Embedding(spec.type_vocab_size, hidden)
             if spec.task_type_vocab_size is not None:
-                self.embed_tasks = nn.Embedding(spec.task_type_vocab_size, width)
+                self.embed_tasks = nn.Embedding(spec.task_type_vocab_size, hidden)
             for i, vocab_size in enumerate(spec.other_vocab_sizes):
-                self.add_module(f"embed_other_{i}", nn.Embedding(vocab_size, width))
+                self.add_module(f"embed_other_{i}", nn.Embedding(vocab_size, hidden))
 
         def forward(self, x: Tensor) -> Tensor:
             zero_ids = torch.zeros(x.shape[1], dtype=torch.long, device=x.device)
-            for table in self.children():
-                x = x + table(zero_ids)
+            for type_table in self.children():
+                x = x + type_table(zero_ids)
             return x
 
     return TokenTypesReference

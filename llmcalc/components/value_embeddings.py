@@ -35,16 +35,16 @@ class ValueEmbeddings(ResidualStreams):
     head_dim: HeadDim
 
     def record_split(self, recorder: Flow, x: Value) -> Value:
-        values = recorder.part("value_embeddings", self, x)
-        recorder.memo["value_embeddings"] = values
-        recorder.keep(value_embeddings=values)
+        value_vectors = recorder.part("value_embeddings", self, x)
+        recorder.memo["value_embeddings"] = value_vectors
+        recorder.keep(value_embeddings=value_vectors)
         return x
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the table look-up. x: the first layer's input."""
         axes = Axis("kv_heads", self.num_key_value_heads), Axis("head_dim", self.head_dim)
-        values, _ = recorder.table("", Axis("vocab", self.vocab_size), *axes, of=x.rows)
-        return values
+        value_vectors, _ = recorder.table("", Axis("vocab", self.vocab_size), *axes, of=x.rows)
+        return value_vectors
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self)
@@ -64,8 +64,8 @@ def _reference_class() -> type[nn.Module]:
 
         def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             assert forward_pass.ids is not None
-            rows = self.value_embeddings(forward_pass.ids)
-            forward_pass.memo["value_embeddings"] = rows.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            token_values = self.value_embeddings(forward_pass.ids)
+            forward_pass.memo["value_embeddings"] = token_values.unflatten(-1, (self.heads, -1)).transpose(1, 2)
             return x
 
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:

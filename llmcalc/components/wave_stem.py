@@ -64,26 +64,30 @@ class WaveStem(Stem):
 
     def _rows_per_convolution(self) -> list[Rows]:
         """The rows before and after each convolution, from audio samples to encoder positions."""
-        stride, padding, rows = 1, 0, list[Rows]()
+        stride, padding, rows_per_convolution = 1, 0, list[Rows]()
         for convolution in reversed(self.convolutions):
             padding = padding * convolution.stride + convolution.kernel - convolution.stride
             stride *= convolution.stride
-            rows.append(Multiple("samples", of=SOURCE, by=stride, more=padding))
-        return [*reversed(rows), SOURCE]
+            rows_per_convolution.append(Multiple("samples", of=SOURCE, by=stride, more=padding))
+        return [*reversed(rows_per_convolution), SOURCE]
 
     def frames_read(self) -> Value:
         return Value(self._rows_per_convolution()[0], (Axis("sample", 1),), fixed=True)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
         """Records the stem. width: the encoder's width. x: token embeddings if recorded without an encoder."""
-        y = recorder.frames = x if x.fixed else self.frames_read()
+        frames = recorder.frames = x if x.fixed else self.frames_read()
         axes, norm = width or x.axes, Norm(type="layernorm")
-        for i, (convolution, rows) in enumerate(zip(self.convolutions, self._rows_per_convolution()[1:], strict=True)):
+        for i, (convolution, output_rows) in enumerate(
+            zip(self.convolutions, self._rows_per_convolution()[1:], strict=True)
+        ):
             channels = Axis("channels", convolution.channels)
-            y = recorder.conv(f"conv_{i}", y, channels, kernel=convolution.kernel, bias=self.bias, rows=rows)
-            y = recorder.part(f"norm_{i}", norm, y) if i == 0 or self.norms == "all" else y
-            y = recorder.act(y, self.hidden_act)
-        y = recorder.linear("proj", recorder.part("proj_norm", norm, y), *axes, bias=True)
+            frames = recorder.conv(
+                f"conv_{i}", frames, channels, kernel=convolution.kernel, bias=self.bias, rows=output_rows
+            )
+            frames = recorder.part(f"norm_{i}", norm, frames) if i == 0 or self.norms == "all" else frames
+            frames = recorder.act(frames, self.hidden_act)
+        frames = recorder.linear("proj", recorder.part("proj_norm", norm, frames), *axes, bias=True)
         if self.mask:
             recorder.vector("mask", *axes, role="idle")
         with recorder.scope("position"):
@@ -92,8 +96,8 @@ class WaveStem(Stem):
             padding = 2 * floor_div(kernel, 2) + 1 - kernel  # an even kernel has one output more, which is cut off
             padded_rows = Multiple("padded positions", of=SOURCE, by=1, more=padding)
             groups = self.position_groups
-            z = recorder.conv("conv", y, *axes, kernel=kernel, groups=groups, bias=True, rows=padded_rows)
-        return recorder.add(y, recorder.act(z.view(*axes, rows=SOURCE), self.hidden_act))
+            positions = recorder.conv("conv", frames, *axes, kernel=kernel, groups=groups, bias=True, rows=padded_rows)
+        return recorder.add(frames, recorder.act(positions.view(*axes, rows=SOURCE), self.hidden_act))
 
     def frames(self, batch: int, encoder_positions: int) -> tuple[int, int]:
         """Returns the shape of the stem's input: [batch, samples]."""
@@ -122,15 +126,15 @@ def _reference_class() -> type[nn.Module]:
 
     from .runtime import vector
 
-    class Position(nn.Module):
+    class PositionConvolution(nn.Module):
         """A convolutional position embedding with groups and weight norm.
 
         x: [batch, channels, positions] → same shape, or one position more.
         """
 
-        def __init__(self, width: int, kernel: int, groups: int) -> None:
+        def __init__(self, hidden: int, kernel: int, groups: int) -> None:
             super().__init__()
-            self.conv = nn.Conv1d(width, width, kernel, padding=kernel // 2, groups=groups)
+            self.conv = nn.Conv1d(hidden, hidden, kernel, padding=kernel // 2, groups=groups)
             self.length = vector(torch.ones(kernel))
 
         def forward(self, x: Tensor) -> Tensor:
@@ -154,17 +158,19 @@ def _reference_class() -> type[nn.Module]:
             self.proj = nn.Linear(channels, model_properties.hidden_size)
             if spec.mask:
                 self.mask = vector(torch.zeros(model_properties.hidden_size))
-            self.position = Position(model_properties.hidden_size, spec.position_kernel, spec.position_groups)
+            self.position = PositionConvolution(
+                model_properties.hidden_size, spec.position_kernel, spec.position_groups
+            )
 
         def forward(self, samples: Tensor) -> Tensor:
-            y: Any = samples[:, None]
+            frames: Any = samples[:, None]
             for i in range(len(self.spec.convolutions)):
-                y = self.get_submodule(f"conv_{i}")(y)
+                frames = self.get_submodule(f"conv_{i}")(frames)
                 if hasattr(self, f"norm_{i}"):
-                    y = self.get_submodule(f"norm_{i}")(y.transpose(1, 2)).transpose(1, 2)
-                y = activate(self.spec.hidden_act, y)
-            y = self.proj(self.proj_norm(y.transpose(1, 2)))
-            position = self.position(y.transpose(1, 2))[..., : y.shape[1]].transpose(1, 2)
-            return y + activate(self.spec.hidden_act, position)
+                    frames = self.get_submodule(f"norm_{i}")(frames.transpose(1, 2)).transpose(1, 2)
+                frames = activate(self.spec.hidden_act, frames)
+            frames = self.proj(self.proj_norm(frames.transpose(1, 2)))
+            position = self.position(frames.transpose(1, 2))[..., : frames.shape[1]].transpose(1, 2)
+            return frames + activate(self.spec.hidden_act, position)
 
     return WaveStemReference

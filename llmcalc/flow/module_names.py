@@ -79,62 +79,70 @@ class ModuleNames:
         tree: Node,
         kind: str,
         names: Mapping[str, str],
-        earlier: Mapping[str, str] | None = None,
+        earlier_names: Mapping[str, str] | None = None,
         prefixes: Sequence[str] = WRAPPED,
     ) -> None:
         """Builds the names for the modules of a spec's tree. kind: the kind of the spec.
 
         names: the modules of its family's record.
-        earlier: the names of earlier checkpoints in that record.
+        earlier_names: the names of earlier checkpoints in that record.
         prefixes: prefixes of the modules of its classes, `` or ending with a dot.
         """
-        self._earlier_patterns = [_name_pattern(name, earlier_name) for name, earlier_name in (earlier or {}).items()]
+        self._earlier_patterns = [
+            _name_pattern(current_name, earlier_name) for current_name, earlier_name in (earlier_names or {}).items()
+        ]
         self._published_names_by_path, self._names = names, {**USUAL, **names}
         self._names_outside_layers: dict[str, tuple[str, ...]] = {}
-        self._layers: dict[str, list[_Layers]] = {}
-        text_prefixes = [f"{name}." for name in _split_alternatives(names.get("", "")) if name]
-        roots = tuple(dict.fromkeys((*prefixes, *(f"{prefix}{name}" for prefix in prefixes for name in text_prefixes))))
+        self._layers: dict[str, list[_LayerNames]] = {}
+        text_prefixes = [f"{current_name}." for current_name in _split_alternatives(names.get("", "")) if current_name]
+        roots = tuple(
+            dict.fromkeys(
+                (*prefixes, *(f"{prefix}{current_name}" for prefix in prefixes for current_name in text_prefixes))
+            )
+        )
         stacks = {child.name: child for child in tree.children if child.is_stack and kind == "encoder-decoder"}
         other_children = [child for child in tree.children if child.name not in stacks and child.optional != "towers"]
         if stacks:
             self._stack_names("", other_children, roots)
-            for name, stack in stacks.items():
-                self._stack_names(f"{name}.", stack.children, self._side_names(name, roots))
+            for current_name, stack in stacks.items():
+                self._stack_names(f"{current_name}.", stack.children, self._side_names(current_name, roots))
         else:
-            has_one_side = kind == "encoder" or any(key.startswith("decoder.") for key in names)
+            has_one_side = kind == "encoder" or any(table_key.startswith("decoder.") for table_key in names)
             self._stack_names("", other_children, self._side_names(kind, roots) if has_one_side else roots)
 
     def __call__(self, path: str) -> tuple[str, ...]:
         names = self._published_names(path)
         return tuple(dict.fromkeys((*names, *map(self._earlier_name, names)))) if self._earlier_patterns else names
 
-    def _earlier_name(self, name: str) -> str:
-        for pattern, replacement in self._earlier_patterns:
-            name = pattern.sub(replacement, name)
-        return name
+    def _earlier_name(self, current_name: str) -> str:
+        for name_pattern, replacement in self._earlier_patterns:
+            current_name = name_pattern.sub(replacement, current_name)
+        return current_name
 
     def _published_names(self, path: str) -> tuple[str, ...]:
-        match = re.fullmatch(r"((?:\w+\.)?layers|mtp)\.(\d+)\.(?:block\.)?(.+)", path)
-        pattern = _without_numbers(path if match is None else match[3])
-        if match is None:
-            names, numbers = self._names_outside_layers.get(pattern, ()), re.findall(r"(?<=\.)\d+(?=\.|$)", path)
-            return tuple(_fill_stars(name, numbers) for name in names) or (path,)
-        layers, layer_nodes = self._layer_names(match[1], int(match[2]))
-        numbers = re.findall(r"(?<=\.)\d+(?=\.|$)", "." + match[3])
-        names = tuple(_fill_stars(name, numbers) for name in layer_nodes.get(pattern, ()))
-        joined_names = (_name_in_layer(layer, name) for layer in layers for name in names)
-        return tuple(name for name in joined_names if name) or (path,)
+        layer_match = re.fullmatch(r"((?:\w+\.)?layers|mtp)\.(\d+)\.(?:block\.)?(.+)", path)
+        pattern = _replace_numbers(path if layer_match is None else layer_match[3])
+        if layer_match is None:
+            names, layer_numbers = self._names_outside_layers.get(pattern, ()), re.findall(r"(?<=\.)\d+(?=\.|$)", path)
+            return tuple(_fill_stars(name_with_stars, layer_numbers) for name_with_stars in names) or (path,)
+        layers, layer_nodes = self._layer_names(layer_match[1], int(layer_match[2]))
+        layer_numbers = re.findall(r"(?<=\.)\d+(?=\.|$)", "." + layer_match[3])
+        names = tuple(_fill_stars(name_with_stars, layer_numbers) for name_with_stars in layer_nodes.get(pattern, ()))
+        joined_names = (_name_in_layer(layer, name_with_stars) for layer in layers for name_with_stars in names)
+        return tuple(name_with_stars for name_with_stars in joined_names if name_with_stars) or (path,)
 
-    def _layer_names(self, stack: str, index: int) -> tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]]:
+    def _layer_names(self, stack: str, layer_index: int) -> tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]]:
         """Returns the published names of a layer and of the layer's modules by path."""
         for layers in reversed(self._layers.get(stack, [])):
-            if index in layers.indices:
-                return layers.names(index), layers.parts
+            if layer_index in layers.indices:
+                return layers.names(layer_index), layers.parts
         return (), {}
 
-    def _side_names(self, name: str, roots: tuple[str, ...]) -> tuple[str, ...]:
-        sides = [f"{root}{side}." for side in _split_alternatives(self._names.get(name, name)) for root in roots]
-        return (*roots, *sides)
+    def _side_names(self, side_name: str, roots: tuple[str, ...]) -> tuple[str, ...]:
+        side_prefixes = [
+            f"{root}{side}." for side in _split_alternatives(self._names.get(side_name, side_name)) for root in roots
+        ]
+        return (*roots, *side_prefixes)
 
     def _stack_names(self, stack_name: str, children: Sequence[Node], roots: tuple[str, ...]) -> None:
         """Adds the names of a stack's nodes: layers by module list, and parts before and after the layers."""
@@ -142,9 +150,11 @@ class ModuleNames:
         predictors = [child for child in children if child.name == "mtp"]
         for child in children:
             if child.name not in ("layers", "mtp"):
-                nodes = self._node_names(child, child.name, roots, roots, (f"{stack_name}{child.name}", child.name))
+                child_names = self._node_names(
+                    child, child.name, roots, roots, (f"{stack_name}{child.name}", child.name)
+                )
                 self._names_outside_layers |= {
-                    f"{stack_name}{path}": _with_earlier_names(path, names) for path, names in nodes
+                    f"{stack_name}{path}": _add_earlier_names(path, names) for path, names in child_names
                 }
         labels_of_own_lists = {
             layer.label for layer in layers if f"{stack_name}layers.{layer.label}" in self._published_names_by_path
@@ -155,56 +165,71 @@ class ModuleNames:
             list_key, members = (
                 (f"{stack_name}layers.{layer.label}", [layer]) if is_apart else (f"{stack_name}layers", common_layers)
             )
-            indices = sorted(i for member in members if member.role != "shared" for i in member.indices or ())
-            numbers = {index: position for position, index in enumerate(indices)}
+            layer_indices = sorted(i for member in members if member.role != "shared" for i in member.indices or ())
+            layer_numbers = {layer_index: position for position, layer_index in enumerate(layer_indices)}
             lists = _split_alternatives(self._published_names_by_path.get(list_key, self._names["layers"]))
             part_names: dict[str, tuple[str, ...]] = {}
-            for part in _layer_parts(layer):
-                keys = (f"{stack_name}{part.name}", part.name)
+            for layer_part in _layer_parts(layer):
+                keys = (f"{stack_name}{layer_part.name}", layer_part.name)
                 part_names |= {
-                    path: _with_earlier_names(path, names)
-                    for path, names in self._node_names(part, part.name, ("",), ("",), keys)
+                    path: _add_earlier_names(path, names)
+                    for path, names in self._node_names(layer_part, layer_part.name, ("",), ("",), keys)
                 }
-            module_lists = tuple(stack_name for name in lists for stack_name in name.split(" & "))
+            module_lists = tuple(stack_name for list_name in lists for stack_name in list_name.split(" & "))
             self._layers.setdefault(f"{stack_name}{layer.name}", []).append(
-                _Layers(frozenset(layer.indices or ()), layer in predictors, numbers, module_lists, roots, part_names)
+                _LayerNames(
+                    frozenset(layer.indices or ()), layer in predictors, layer_numbers, module_lists, roots, part_names
+                )
             )
 
     def _node_names(
-        self, node: Node, path: str, parents: tuple[str, ...], outer_parents: tuple[str, ...], keys: tuple[str, ...]
+        self,
+        node: Node,
+        path: str,
+        parent_paths: tuple[str, ...],
+        outer_parents: tuple[str, ...],
+        keys: tuple[str, ...],
     ) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Yields the path and published names of a node and all nodes below.
 
-        parents: the prefixes of its parent's modules.
+        parent_paths: the prefixes of its parent's modules.
         outer_parents: the prefixes of its layer, or of the stack outside of layers.
         keys: its path in the layer, and every suffix of that path.
         """
-        child_keys = {child.name: (*(f"{key}.{child.name}" for key in keys), child.name) for child in node.children}
-        outer_words = {
-            module for keys in child_keys.values() for module in self._table_words(keys) if module.startswith(".")
+        child_keys = {
+            child.name: (*(f"{table_key}.{child.name}" for table_key in keys), child.name) for child in node.children
         }
-        parts = outer_words if node.children else None
+        outer_words = {
+            module for keys in child_keys.values() for module in self._table_names(keys) if module.startswith(".")
+        }
+        separate_words = outer_words if node.children else None
         name_entry = self._table_entry(keys)
         if name_entry == "":
             names: tuple[str, ...] = ()
-            child_prefixes = parents
+            child_prefixes = parent_paths
         else:
-            options = _parse_alternatives(name_entry or node.name, parts)
+            alternatives = _parse_alternatives(name_entry or node.name, separate_words)
             separate_parts = (
                 [[node.name]] if "/" in (name_entry or "") else []
             )  # checkpoints with the parts of a fused layer apart
             names = tuple(
                 dict.fromkeys(
-                    name for option in options + separate_parts for name in _paths_below(option, parents, outer_parents)
+                    module_name
+                    for option in alternatives + separate_parts
+                    for module_name in _paths_below(option, parent_paths, outer_parents)
                 )
             )
-            holders = [_without_parts(option, outer_words) for option in options]
+            holders = [_without_parts(option, outer_words) for option in alternatives]
             child_prefixes = tuple(
-                dict.fromkeys(f"{name}." for option in holders for name in _paths_below(option, parents, outer_parents))
+                dict.fromkeys(
+                    f"{module_name}."
+                    for option in holders
+                    for module_name in _paths_below(option, parent_paths, outer_parents)
+                )
             )
             if node.indices is not None:
-                names = tuple(f"{name}.*" for name in names)
-                child_prefixes = tuple(f"{name}*." for name in child_prefixes)
+                names = tuple(f"{module_name}.*" for module_name in names)
+                child_prefixes = tuple(f"{module_name}*." for module_name in child_prefixes)
         path = path if node.indices is None else f"{path}.*"
         yield path, names
         for child in node.children:
@@ -215,15 +240,21 @@ class ModuleNames:
     def _table_entry(self, keys: tuple[str, ...]) -> str | None:
         """Returns the published-name entry for a node's path, from the family's table first; None without an entry."""
         return next(
-            (names[key] for names in (self._published_names_by_path, self._names) for key in keys if key in names), None
+            (
+                names[table_key]
+                for names in (self._published_names_by_path, self._names)
+                for table_key in keys
+                if table_key in names
+            ),
+            None,
         )
 
-    def _table_words(self, keys: tuple[str, ...]) -> Iterator[str]:
+    def _table_names(self, keys: tuple[str, ...]) -> Iterator[str]:
         name_entry = self._table_entry(keys)
-        return (module for option in _parse_alternatives(name_entry or "", None) for module in option)
+        return (module_name for option in _parse_alternatives(name_entry or "", None) for module_name in option)
 
 
-class _Layers(NamedTuple):
+class _LayerNames(NamedTuple):
     """The layers of one kind in a stack.
 
     indices: their indices. are_predictors: whether they are modules of multi-token prediction, numbered after the rest.
@@ -239,21 +270,25 @@ class _Layers(NamedTuple):
     roots: tuple[str, ...]
     parts: Mapping[str, tuple[str, ...]]
 
-    def names(self, index: int) -> tuple[str, ...]:
+    def names(self, layer_index: int) -> tuple[str, ...]:
         """Returns the published names of a layer."""
-        number = len(self.numbers) + index if self.are_predictors else self.numbers.get(index, index)
-        layer_names = [_layer_name(name, number, len(self.numbers)) for name in self.lists]
-        names = tuple(f"{root}{name}" for root in self.roots for name in layer_names)
-        return (*names, f"mtp.layers.{index}", f"model.mtp.layers.{index}") if self.are_predictors else names
+        layer_number = (
+            len(self.numbers) + layer_index if self.are_predictors else self.numbers.get(layer_index, layer_index)
+        )
+        layer_names = [_layer_name(list_name, layer_number, len(self.numbers)) for list_name in self.lists]
+        names = tuple(f"{root}{list_name}" for root in self.roots for list_name in layer_names)
+        return (
+            (*names, f"mtp.layers.{layer_index}", f"model.mtp.layers.{layer_index}") if self.are_predictors else names
+        )
 
 
-def _name_in_layer(layer: str, name: str) -> str:
+def _name_in_layer(layer: str, name_in_layer: str) -> str:
     """Returns the published name of a module in a layer; empty for modules of another module list."""
-    if name.startswith("&"):
-        module_list, _, name = name[1:].partition(".")
+    if name_in_layer.startswith("&"):
+        module_list, _, name_in_layer = name_in_layer[1:].partition(".")
         if module_list not in layer.split("."):
             return ""
-    return f"{layer}.{name}" if name else layer
+    return f"{layer}.{name_in_layer}" if name_in_layer else layer
 
 
 def _layer_name(lists: str, layer_number: int, layers: int) -> str:
@@ -264,12 +299,12 @@ def _layer_name(lists: str, layer_number: int, layers: int) -> str:
     """
     list_names = lists.split(" + ")
     length = max(1, layers // len(list_names))
-    name, layer_number = (
+    list_name, layer_number = (
         (list_names[0], layer_number)
         if len(list_names) == 1
         else (list_names[min(layer_number // length, len(list_names) - 1)], layer_number % length)
     )
-    return name.replace("*", str(layer_number)) if "*" in name else f"{name}.{layer_number}"
+    return list_name.replace("*", str(layer_number)) if "*" in list_name else f"{list_name}.{layer_number}"
 
 
 def _layer_parts(layer: Node) -> Iterator[Node]:
@@ -277,8 +312,8 @@ def _layer_parts(layer: Node) -> Iterator[Node]:
 
     DeepSeek-V3 stores the module after the last layer, as one layer more (README_WEIGHTS.md).
     """
-    for part in layer.children:
-        yield from part.children if layer.name == "mtp" and part.name == "block" else (part,)
+    for layer_part in layer.children:
+        yield from layer_part.children if layer.name == "mtp" and layer_part.name == "block" else (layer_part,)
 
 
 @frozen(slots=True)
@@ -301,27 +336,28 @@ class Checkpoint:
         return ModuleNames(tree, kind, self.modules, self.earlier, self.prefixes)
 
 
-def _parse_alternatives(joined_names: str, parts: Iterable[str] | None) -> list[list[str]]:
+def _parse_alternatives(joined_names: str, separate_words: Iterable[str] | None) -> list[list[str]]:
     """Parses a table name into alternative names, each of which may join several modules.
 
-    parts: names of the node's parts that the tables give from the layer down; None for a node without parts. An
-    alternative that joins several modules is only for a node with a part in one of them (`router + experts`).
+    separate_words: names of the node's parts that the tables give from the layer down; None for a node without parts.
+    An alternative that joins several modules is only for a node with a part in one of them (`router + experts`).
     """
     options = [
         [
-            module
-            for module in option.partition("/")[0].replace(" - ", " + -").split(" + ")
-            if not module.startswith("-")
+            module_name
+            for module_name in option.partition("/")[0].replace(" - ", " + -").split(" + ")
+            if not module_name.startswith("-")
         ]
         for option in _split_alternatives(joined_names)
     ]
-    if parts is None:
+    if separate_words is None:
         return options
-    first_names = [name.removeprefix(".") for name in parts]
+    first_names = [name.removeprefix(".") for name in separate_words]
     alternatives = [
         option
         for option in options
-        if len(option) > 1 and any(f"{name}.".startswith(f"{module}.") for name in first_names for module in option)
+        if len(option) > 1
+        and any(f"{name}.".startswith(f"{module_name}.") for name in first_names for module_name in option)
     ]
     return alternatives or [option for option in options if len(option) == 1] or options
 
@@ -330,19 +366,21 @@ def _without_parts(option: list[str], part_names: Iterable[str]) -> list[str]:
     """Returns an alternative's modules that can contain others, except joined modules inside of these."""
     if len(option) == 1:
         return option
-    return [word for word in option if f".{word.removeprefix('.')}" not in part_names] or option
+    return [module_name for module_name in option if f".{module_name.removeprefix('.')}" not in part_names] or option
 
 
-def _paths_below(words: list[str], parents: tuple[str, ...], outer_parents: tuple[str, ...]) -> Iterator[str]:
+def _paths_below(
+    module_names: list[str], parent_paths: tuple[str, ...], outer_parents: tuple[str, ...]
+) -> Iterator[str]:
     """Yields the paths of modules below parents. A name with a leading dot is below `outer_parents`."""
-    for word in words:
-        for prefix in outer_parents if word.startswith(".") else parents:
-            yield prefix + word.removeprefix(".")
+    for module_name in module_names:
+        for prefix in outer_parents if module_name.startswith(".") else parent_paths:
+            yield prefix + module_name.removeprefix(".")
 
 
-def _name_pattern(name: str, earlier_name: str) -> tuple[re.Pattern[str], str]:
+def _name_pattern(current_name: str, earlier_name: str) -> tuple[re.Pattern[str], str]:
     """Returns a regular expression for a module's name, and the text that replaces a match. `*` is an index in both."""
-    components = re.escape(name).replace(r"\*", r"(\d+)")
+    components = re.escape(current_name).replace(r"\*", r"(\d+)")
     return re.compile(rf"(?<![^.]){components}(?![^.])"), earlier_name.replace("*", r"\1")
 
 
@@ -350,30 +388,34 @@ def _split_alternatives(joined_names: str) -> list[str]:
     return joined_names.split(" | ")
 
 
-def _with_earlier_names(path: str, names: tuple[str, ...]) -> tuple[str, ...]:
+def _add_earlier_names(path: str, names: tuple[str, ...]) -> tuple[str, ...]:
     """Adds names in earlier checkpoints and names of single experts to the names of the node at `path`.
 
     A stacked tensor of experts also has the name of its module, which has no linear layers.
     """
-    *ancestors, node = path.split(".")
+    *ancestors, last_name = path.split(".")
     known_names = list(names)
     if ancestors and ancestors[-1] == "experts":
-        modules = [name.rpartition(".")[0] for name in names if name.split(".")[-2:-1] == ["experts"]]
-        known_names += [f"{module}.0.{leaf}" for module in modules for leaf in EXPERT.get(node, (node,))] + modules
+        expert_modules = [
+            module_name.rpartition(".")[0] for module_name in names if module_name.split(".")[-2:-1] == ["experts"]
+        ]
+        known_names += [
+            f"{module}.0.{leaf}" for module in expert_modules for leaf in EXPERT.get(last_name, (last_name,))
+        ] + expert_modules
     variants: list[str] = []
-    for name in dict.fromkeys(known_names):
-        *path_names, leaf = name.split(".")
-        choices = [(path_name, *EARLIER.get(path_name, ())) for path_name in path_names]
+    for module_name in dict.fromkeys(known_names):
+        *path_names, leaf = module_name.split(".")
+        choices = [(module_path, *EARLIER.get(module_path, ())) for module_path in path_names]
         last_names = (leaf, *EARLIER.get(leaf, ()))
         variants += [".".join(name_parts) for name_parts in product(*choices, last_names)]
     return tuple(dict.fromkeys(variants))
 
 
-def _without_numbers(path: str) -> str:
+def _replace_numbers(path: str) -> str:
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path)
 
 
-def _fill_stars(name: str, numbers: Sequence[str]) -> str:
+def _fill_stars(name_with_stars: str, layer_numbers: Sequence[str]) -> str:
     """Replaces the stars of a name by layer indices in order, and further stars by 0."""
-    remaining = iter(numbers)
-    return re.sub(r"\*", lambda _: next(remaining, "0"), name)
+    remaining = iter(layer_numbers)
+    return re.sub(r"\*", lambda _: next(remaining, "0"), name_with_stars)

@@ -37,7 +37,7 @@ class Step:
     def __init__(
         self,
         verb: str,
-        name: str,
+        step_name: str,
         ins: tuple[Value, ...],
         outs: tuple[Value, ...],
         op: Op | None = None,
@@ -46,7 +46,7 @@ class Step:
         about: Mapping[str, Any] | None = None,
     ) -> None:
         self.verb: str = verb
-        self.name: str = name
+        self.name: str = step_name
         self.ins: tuple[Value, ...] = ins
         self.outs: tuple[Value, ...] = outs
         self.op: Op | None = op
@@ -87,8 +87,8 @@ class Scope:
         "stacked_axis",
     )
 
-    def __init__(self, name: str, about: dict[str, Any]) -> None:
-        self.name: str = name
+    def __init__(self, scope_name: str, about: dict[str, Any]) -> None:
+        self.name: str = scope_name
         self.about: dict[str, Any] = about
         self.items: list[Item] = []
         self.first_input: Value | None = None
@@ -123,11 +123,11 @@ class Scope:
     def scopes(self) -> Iterator[Scope]:
         """Yields this scope and all nested scopes in order; of alternative branches, only the first."""
         yield self
-        for item in self.items:
-            if isinstance(item, Scope):
-                yield from item.scopes()
-            elif isinstance(item, Alternatives):
-                _, *inner_scopes = next(iter(item.branches.values())).scopes()
+        for program_item in self.items:
+            if isinstance(program_item, Scope):
+                yield from program_item.scopes()
+            elif isinstance(program_item, Alternatives):
+                _, *inner_scopes = next(iter(program_item.branches.values())).scopes()
                 yield from inner_scopes
 
     def steps(self, idle: bool = True) -> Iterator[Step]:
@@ -135,15 +135,15 @@ class Scope:
 
         idle: whether to include steps that no pass runs, true by default.
         """
-        for item in self.items:
-            if isinstance(item, Alternatives):
-                yield from next(iter(item.branches.values())).steps(idle)
-            elif not idle and item.about.get("role") in NEVER_RUN:
+        for program_item in self.items:
+            if isinstance(program_item, Alternatives):
+                yield from next(iter(program_item.branches.values())).steps(idle)
+            elif not idle and program_item.about.get("role") in NEVER_RUN:
                 continue
-            elif isinstance(item, Step):
-                yield item
+            elif isinstance(program_item, Step):
+                yield program_item
             else:
-                yield from item.steps(idle)
+                yield from program_item.steps(idle)
 
 
 class Alternatives:
@@ -161,59 +161,63 @@ class Alternatives:
 Item: TypeAlias = Step | Scope | Alternatives
 
 
-def every_step(items: Iterable[Item]) -> Iterator[Step]:
+def every_step(program_items: Iterable[Item]) -> Iterator[Step]:
     """Yields all steps of a program's items and nested scopes, in every alternative branch."""
-    for item in items:
-        if isinstance(item, Step):
-            yield item
-        elif isinstance(item, Alternatives):
-            for branch in item.branches.values():
+    for program_item in program_items:
+        if isinstance(program_item, Step):
+            yield program_item
+        elif isinstance(program_item, Alternatives):
+            for branch in program_item.branches.values():
                 yield from every_step(branch.items)
         else:
-            yield from every_step(item.items)
+            yield from every_step(program_item.items)
 
 
-def _nodes_of_items(items: Sequence[Item]) -> tuple[Op | None, dict[str, Op], list[Node]]:
+def _nodes_of_items(program_items: Sequence[Item]) -> tuple[Op | None, dict[str, Op], list[Node]]:
     """Returns a scope's operation, the operations of its alternative forms, and its child nodes."""
     op: Op | None = None
     forms: dict[str, Op] = {}
     children: list[Node] = []
-    for item in items:
-        if isinstance(item, Scope) and item.list_index:
-            i, first_copy = next((i, child) for i, child in enumerate(children) if child.name == item.name)
-            children[i] = replace(first_copy, repeat=item.list_index + 1, indices=range(item.list_index + 1))
-        elif isinstance(item, Scope):
-            children.append(item.node())
-        elif isinstance(item, Alternatives):
-            branch_op, branch_forms, branch_children = _merge_forms(item)
+    for program_item in program_items:
+        if isinstance(program_item, Scope) and program_item.list_index:
+            i, first_copy = next((i, child) for i, child in enumerate(children) if child.name == program_item.name)
+            children[i] = replace(
+                first_copy, repeat=program_item.list_index + 1, indices=range(program_item.list_index + 1)
+            )
+        elif isinstance(program_item, Scope):
+            children.append(program_item.node())
+        elif isinstance(program_item, Alternatives):
+            branch_op, branch_forms, branch_children = _merge_forms(program_item)
             op, forms = (op, forms) if branch_op is None else (branch_op, branch_forms)
             children += branch_children
-        elif item.name:
-            children.append(Node(item.name, item.op, is_fused=bool(item.options.get("fused")), **item.about))
-        elif item.op is not None:
-            op = item.op
+        elif program_item.name:
+            is_fused = bool(program_item.options.get("fused"))
+            children.append(Node(program_item.name, program_item.op, is_fused=is_fused, **program_item.about))
+        elif program_item.op is not None:
+            op = program_item.op
     return op, forms, children
 
 
 def _merge_forms(alternatives: Alternatives) -> tuple[Op | None, dict[str, Op], list[Node]]:
-    """Returns the nodes of the first form, each with the operations of differing forms."""
+    """Returns the nodes of the first form, each with the operations by which the other forms differ."""
     (_, first_branch), *other_branches = alternatives.branches.items()
-    other_nodes = [(name, _nodes_of_items(branch.items)) for name, branch in other_branches]
+    other_nodes = [(form_name, _nodes_of_items(branch.items)) for form_name, branch in other_branches]
     op, forms, children = _nodes_of_items(first_branch.items)
     forms |= {
-        name: other_op
-        for name, (other_op, _, _) in other_nodes
+        form_name: other_op
+        for form_name, (other_op, _, _) in other_nodes
         if other_op is not None and not _are_equal_ops(other_op, op)
     }
     merged_children = []
     for child in children:
-        counterparts = {
-            name: next(node for node in nodes if node.name == child.name) for name, (_, _, nodes) in other_nodes
+        nodes_by_form = {
+            form_name: next(form_node for form_node in form_nodes if form_node.name == child.name)
+            for form_name, (_, _, form_nodes) in other_nodes
         }
         different_ops = {
-            name: node.op
-            for name, node in counterparts.items()
-            if node.op is not None and not _are_equal_ops(node.op, child.op)
+            form_name: form_node.op
+            for form_name, form_node in nodes_by_form.items()
+            if form_node.op is not None and not _are_equal_ops(form_node.op, child.op)
         }
         merged_children.append(
             Node(**{**_fields_of_node(child), "forms": {**child.forms, **different_ops}}) if different_ops else child
@@ -224,9 +228,9 @@ def _merge_forms(alternatives: Alternatives) -> tuple[Op | None, dict[str, Op], 
 def _are_equal_ops(op: Op, other_op: Op | None) -> bool:
     """Whether two ops are known to be equal, for integer, array or symbolic sizes."""
     return type(op) is type(other_op) and all(
-        same(getattr(op, name), getattr(other_op, name)) for name in op.__dataclass_fields__
+        same(getattr(op, field_name), getattr(other_op, field_name)) for field_name in op.__dataclass_fields__
     )
 
 
 def _fields_of_node(node: Node) -> dict[str, Any]:
-    return {name: getattr(node, name) for name in Node.__dataclass_fields__}
+    return {field_name: getattr(node, field_name) for field_name in Node.__dataclass_fields__}

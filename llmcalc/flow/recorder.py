@@ -42,8 +42,8 @@ class Recorder:
 
     has_output = True
 
-    def __init__(self, name: str = "model", causal: bool = True, memory: Value | None = None) -> None:
-        self.root: Scope = Scope(name, {})
+    def __init__(self, model_name: str = "model", causal: bool = True, memory: Value | None = None) -> None:
+        self.root: Scope = Scope(model_name, {})
         self.here: Scope = self.root
         self.causal: bool = causal
         self.memory = memory
@@ -58,18 +58,18 @@ class Recorder:
 
     @contextmanager
     def scope(self, name: str, *, is_counted_whole: bool = False, **node_fields: Any) -> Iterator[Scope]:
-        """Records everything inside a `with` as part of the module `name`.
+        """Records the operations inside a `with` block as operations of a named module.
 
         is_counted_whole: whether everything inside is counted under its kind. node_fields: fields of its node.
         """
-        parent, parent_whole = self.here, self._is_counted_whole
+        outer_scope, parent_whole = self.here, self._is_counted_whole
         self.here = Scope(name, self._node_fields(node_fields))
-        parent.items.append(self.here)
+        outer_scope.items.append(self.here)
         self._is_counted_whole = parent_whole or is_counted_whole
         try:
             yield self.here
         finally:
-            self.here, self._is_counted_whole = parent, parent_whole
+            self.here, self._is_counted_whole = outer_scope, parent_whole
 
     def part(
         self,
@@ -93,8 +93,8 @@ class Recorder:
             is recorded.
         arguments: further arguments of its flow.
         """
-        indices: dict[str, Any] = {} if list_index is None else {"indices": (list_index,)}
-        with self.scope(name, kind=kind or part.kind, source=part.formula_source, role=role, **indices) as scope:
+        index_field: dict[str, Any] = {} if list_index is None else {"indices": (list_index,)}
+        with self.scope(name, kind=kind or part.kind, source=part.formula_source, role=role, **index_field) as scope:
             scope.list_index, scope.argument = list_index, x
             scope.is_separate_model, scope.first_layer_output = is_separate_model, first_layer_output
             output = (
@@ -124,7 +124,7 @@ class Recorder:
         name: str,
         over: Axis,
         x: Value,
-        run: Callable[[Value], Value],
+        record_module: Callable[[Value], Value],
         *,
         after: Value,
         split: bool = False,
@@ -134,11 +134,11 @@ class Recorder:
 
         split: whether each module reads its own slice of x's first axis instead of all of x, false by default.
         """
-        indices = range(over.size) if isinstance(over.size, int) else None
+        module_indices = range(over.size) if isinstance(over.size, int) else None
         module_input = x.view(*x.axes[1:]) if split else x
-        with self.scope(name, repeat=over.size, indices=indices, **node_fields) as scope:
+        with self.scope(name, repeat=over.size, indices=module_indices, **node_fields) as scope:
             scope.stacked_axis, scope.argument, scope.argument_slice = over, x, module_input if split else None
-            output = scope.output = run(module_input)
+            output = scope.output = record_module(module_input)
         stacked_axis = Axis(over.name, over.size + 1)
         return self.step("stack", "", (after, output), Value(output.rows, (stacked_axis, *output.axes)))
 
@@ -147,19 +147,19 @@ class Recorder:
 
         Returns the value of the first form; each branch's scope has its own.
         """
-        parent, scopes = self.here, dict[str, Scope]()
-        for name, branch in branches.items():
-            self.here = scopes[name] = Scope(name, {})
+        outer_scope, scopes = self.here, dict[str, Scope]()
+        for form_name, branch in branches.items():
+            self.here = scopes[form_name] = Scope(form_name, {})
             self.here.output = branch()
-        self.here = parent
-        parent.items.append(Alternatives(scopes))
+        self.here = outer_scope
+        outer_scope.items.append(Alternatives(scopes))
         first_scope, *_ = scopes.values()
         assert first_scope.output is not None
         return first_scope.output
 
     @contextmanager
     def apart(self, causal: bool, memory: Value | None = None) -> Iterator[None]:
-        """Records a separate stack of layers inside a `with`, without values that other layers share."""
+        """Records the operations inside a `with` block as a separate stack, without values of other layers."""
         outer_state = self.causal, self.memory, self.memo
         self.causal, self.memory, self.memo = causal, memory, {}
         try:
@@ -167,13 +167,13 @@ class Recorder:
         finally:
             self.causal, self.memory, self.memo = outer_state
 
-    def _node_fields(self, fields: dict[str, Any]) -> dict[str, Any]:
+    def _node_fields(self, node_fields: dict[str, Any]) -> dict[str, Any]:
         if self._is_counted_whole:
-            fields.pop("kind", None)
-        return fields
+            node_fields.pop("kind", None)
+        return node_fields
 
     def rank_part(self, argument: Any) -> Any:
-        """Returns an axis, a shape or a weight unchanged; `RankFlow` overrides this to return one rank's part."""
+        """Returns an axis, a shape or a weight unchanged; `RankFlow` overrides the method to return one rank's part."""
         return argument
 
     def element_count(self, shape: Shape) -> Number:
@@ -202,23 +202,24 @@ class Recorder:
             Step(verb, name, ins, outs, op, weight, options, self._node_fields(about) if about else None)
         )
 
-    def step(self, verb: str, name: str, ins: tuple[Value, ...], out: Value, **options: Any) -> Value:
+    def step(self, verb: str, node_name: str, ins: tuple[Value, ...], output: Value, **options: Any) -> Value:
         """Records one step and returns the step's output."""
-        self.record(verb, name, ins, (out,), **options)
-        return out
+        self.record(verb, node_name, ins, (output,), **options)
+        return output
 
     @contextmanager
     def function(self) -> Iterator[None]:
-        """Records everything inside a `with` as a function without a module of its own: at its end, the variables that
-        `hold` names inside let go of their values.
+        """Records the operations inside a `with` block as a function without a module.
+
+        At its end, the variables that `hold` names inside let go of their values.
         """
         self.record("enter", "", ())
         yield
         self.record("leave", "", ())
 
-    def add_output(self, value: Value) -> None:
+    def add_output(self, output: Value) -> None:
         """Records a second model output besides `result`: predictions with a separate loss."""
-        self.record("add_output", "", (value,))
+        self.record("add_output", "", (output,))
 
     def hold(self, **variables: Value) -> None:
         """Gives variable names to values of the forward pass, which stay in memory until reassignment or return.

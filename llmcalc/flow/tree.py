@@ -94,16 +94,20 @@ class Node:
 
     def with_effect(self, effect: str) -> Node:
         """Returns a tree of the nodes that may have an effect, such as parameters, with equal totals."""
-        reduced = (child.with_effect(effect) for child in self.children)
-        children = tuple(node for node in reduced if node.children or node._may_have(effect))
+        reduced_children = (child.with_effect(effect) for child in self.children)
+        children = tuple(
+            reduced_child
+            for reduced_child in reduced_children
+            if reduced_child.children or reduced_child._may_have(effect)
+        )
         return replace(self, children=children)
 
     def _may_have(self, effect: str) -> bool:
         return self.op is not None and any(effect in op.effects for op in (self.op, *self.forms.values()))
 
-    def has_form(self, name: str) -> bool:
+    def has_form(self, form_name: str) -> bool:
         """Whether this node or a node below has the named form."""
-        return name in self.forms or any(child.has_form(name) for child in self.children)
+        return form_name in self.forms or any(child.has_form(form_name) for child in self.children)
 
     def place(self, run_config: RunConfig | None = None) -> Place:
         """Returns the place of this node as the root of a tree."""
@@ -283,14 +287,14 @@ def cost_by_kind(
     root: Node, cost: Cost, run_config: RunConfig | None = None, include: frozenset[str] = frozenset()
 ) -> dict[str, Number]:
     """Returns the cost of every primitive, summed per component. The components add up to the total."""
-    costs: dict[str, Number] = {}
+    costs_by_kind: dict[str, Number] = {}
     for node_place in root.walk(run_config):
         if node_place.optional and node_place.optional not in include:
             continue
         cost_of_node = times(node_place.own_cost(cost), node_place.times)
         if not is_zero(cost_of_node):
-            costs[node_place.kind] = add(costs.get(node_place.kind, 0), cost_of_node)
-    return costs
+            costs_by_kind[node_place.kind] = add(costs_by_kind.get(node_place.kind, 0), cost_of_node)
+    return costs_by_kind
 
 
 def index_ranges(indices: Sequence[int]) -> str:
@@ -299,11 +303,11 @@ def index_ranges(indices: Sequence[int]) -> str:
         stride = indices[1] - indices[0]
         if stride > 1 and all(last - first == stride for first, last in pairwise(indices)):
             return f"{indices[0]}..{indices[-1]}/{stride}"
-    runs: list[list[int]] = []
+    index_runs: list[list[int]] = []
     for i in indices:
-        if runs and i == runs[-1][1] + 1:
-            runs[-1][1] = i
+        if index_runs and i == index_runs[-1][1] + 1:
+            index_runs[-1][1] = i
         else:
-            runs.append([i, i])
-    texts = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
-    return texts[0] if len(texts) == 1 else "{" + ",".join(texts) + "}"
+            index_runs.append([i, i])
+    range_texts = [str(first) if first == last else f"{first}-{last}" for first, last in index_runs]
+    return range_texts[0] if len(range_texts) == 1 else "{" + ",".join(range_texts) + "}"

@@ -46,21 +46,27 @@ class AttentionCore(Op):
 
     def pairs(self, run_config: RunConfig) -> Number:
         """Returns the number of (query, key) pairs per head and sequence by the run's convention."""
-        new, past = run_config.new_rows(self.rows), run_config.past_rows(self.rows)
+        new_tokens, past_tokens = run_config.new_rows(self.rows), run_config.past_rows(self.rows)
         if self.keys is not None:
             vectors = self.rows if isinstance(self.rows, PatchVectors) else self.keys
             if run_config.pairs == "causal" and isinstance(vectors, PatchVectors):
                 return vectors.pairs_with_bytes(run_config.workload)
-            return new * run_config.available_rows(self.keys)
+            return new_tokens * run_config.available_rows(self.keys)
         if self.square is not None:
             return _pairs_in_squares(run_config, self.square, self.rows)
         if run_config.pairs == "full":
-            return new * (new + self._cached_keys(past, run_config))
+            return new_tokens * (new_tokens + self._cached_keys(past_tokens, run_config))
         if not self.causal:
-            pairs = _centred_pairs(new, self.window)
-            return pairs if is_zero(past) else pairs + new * self._cached_keys(past, run_config)
+            pair_count = _centred_pairs(new_tokens, self.window)
+            return (
+                pair_count
+                if is_zero(past_tokens)
+                else pair_count + new_tokens * self._cached_keys(past_tokens, run_config)
+            )
         window = self.window if self.selected is None else self.selected  # as many keys, selected or last
-        return _causal_pairs(past + new, window, self.chunk) - _causal_pairs(past, window, self.chunk)
+        return _causal_pairs(past_tokens + new_tokens, window, self.chunk) - _causal_pairs(
+            past_tokens, window, self.chunk
+        )
 
     def _cached_keys(self, past: Number, run_config: RunConfig) -> Number:
         """Returns the number of cached keys that new tokens attend to; at most W − 1 with a window W."""
@@ -73,8 +79,10 @@ class AttentionCore(Op):
         return 2 * run_config.batch * self.heads * self.pairs(run_config) * (self.qk_dim + self.v_dim)
 
     def backward_flops(self, run_config: RunConfig) -> Number:
-        """Returns the FLOPs of dQ, dK, dP and dV: twice the forward FLOPs. Flash recomputes the scores once (Dao 2023,
-        §3.1)."""
+        """Returns the FLOPs of dQ, dK, dP and dV: twice the forward FLOPs.
+
+        Flash attention recomputes the scores once (Dao 2023, §3.1).
+        """
         scores = 3 if run_config.attention in ("flash", "sdpa") else 2
         return 2 * run_config.batch * self.heads * self.pairs(run_config) * (scores * self.qk_dim + 2 * self.v_dim)
 
@@ -101,10 +109,10 @@ class OverlappingChunks(AttentionCore):
     """
 
     def forward_flops(self, run_config: RunConfig) -> Number:
-        new, square_side = run_config.new_rows(self.rows), floor_div(self.window, 2)
-        if is_zero(new):
+        new_tokens, square_side = run_config.new_rows(self.rows), floor_div(self.window, 2)
+        if is_zero(new_tokens):
             return 0
-        chunks = 2 * ceil_div(new, 2 * square_side)
+        chunks = 2 * ceil_div(new_tokens, 2 * square_side)
         scores, value_sums = (chunks - 1) * (2 * square_side) ** 2, chunks * square_side * 3 * square_side
         return 2 * run_config.batch * self.heads * (scores * self.qk_dim + value_sums * self.v_dim)
 
@@ -114,7 +122,7 @@ class OverlappingChunks(AttentionCore):
 
 @frozen(slots=True)
 class ChunkedCore(AttentionCore):
-    """Attention in chunks of queries, each to its own positions and those around it, as conformers compute it.
+    """Attention of each chunk of queries to its positions and to the positions around it, as in conformers.
 
     chunk: the number of queries of a chunk; the last one is padded.
     context: the number of further keys of a chunk. Without any, fewer positions than a chunk are not padded.
@@ -125,17 +133,17 @@ class ChunkedCore(AttentionCore):
     distances: Number = 0
 
     def _padded_rows(self, run_config: RunConfig) -> Number:
-        new = run_config.new_rows(self.rows)
-        return new if is_zero(self.context) else ceil_div(new, self.chunk) * self.chunk
+        new_tokens = run_config.new_rows(self.rows)
+        return new_tokens if is_zero(self.context) else ceil_div(new_tokens, self.chunk) * self.chunk
 
     def pairs(self, run_config: RunConfig) -> Number:
-        rows = self._padded_rows(run_config)
-        return rows * (minimum(rows, self.chunk) + self.context)
+        padded_rows = self._padded_rows(run_config)
+        return padded_rows * (minimum(padded_rows, self.chunk) + self.context)
 
     def forward_flops(self, run_config: RunConfig) -> Number:
         by_distance = self._padded_rows(run_config) * self.distances * self.qk_dim
-        pairs = self.pairs(run_config) * (self.qk_dim + self.v_dim)
-        return 2 * run_config.batch * self.heads * (pairs + by_distance)
+        pair_count = self.pairs(run_config) * (self.qk_dim + self.v_dim)
+        return 2 * run_config.batch * self.heads * (pair_count + by_distance)
 
     def backward_flops(self, run_config: RunConfig) -> Number:
         return 2 * self.forward_flops(run_config)
@@ -171,15 +179,15 @@ class KVCache(Op):
         return run_config.batch * tokens * self.width * kv_bits
 
 
-def _causal_pairs(n: Number, window: Number, chunk: Number) -> Number:
+def _causal_pairs(depth: Number, window: Number, chunk: Number) -> Number:
     """Returns the number of allowed pairs of n tokens: Σ min(p + 1, window), or Σ (p mod chunk) + 1."""
     if window is not None:
-        m = minimum(n, window)
-        return triangle(m) + (n - m) * window
+        m = minimum(depth, window)
+        return triangle(m) + (depth - m) * window
     if chunk is not None:
-        whole_chunks = floor_div(n, chunk)
-        return whole_chunks * triangle(chunk) + triangle(n - whole_chunks * chunk)
-    return triangle(n)
+        whole_chunks = floor_div(depth, chunk)
+        return whole_chunks * triangle(chunk) + triangle(depth - whole_chunks * chunk)
+    return triangle(depth)
 
 
 def _pairs_in_squares(run_config: RunConfig, square_side: Number, rows: Rows) -> Number:
@@ -190,12 +198,14 @@ def _pairs_in_squares(run_config: RunConfig, square_side: Number, rows: Rows) ->
     image_run = run_config.workload
     if not isinstance(image_run, EncoderPass):
         raise TypeError("squares of patches: an image is read by an encoder's pass")
-    pairs: Number = 1
-    for side in (run_config.new_rows(rows),) if isinstance(rows, InChunks) else (image_run.rows, image_run.columns):
-        whole_squares = floor_div(side, square_side)
-        last_rows = side - whole_squares * square_side
-        pairs = pairs * (whole_squares * square_side * square_side + last_rows * last_rows)
-    return pairs
+    pair_count: Number = 1
+    for grid_side in (
+        (run_config.new_rows(rows),) if isinstance(rows, InChunks) else (image_run.rows, image_run.columns)
+    ):
+        whole_squares = floor_div(grid_side, square_side)
+        last_rows = grid_side - whole_squares * square_side
+        pair_count = pair_count * (whole_squares * square_side * square_side + last_rows * last_rows)
+    return pair_count
 
 
 def _centred_pairs(n: Number, window: Number) -> Number:

@@ -104,7 +104,7 @@ class Weight(Op):
 
     def tensors(self) -> tuple[ParamTensor, ...]:
         if self.rows is None:
-            return (ParamTensor(split_by_head(self.size, self.heads), "vector"),)
+            return (ParamTensor(per_head_shape(self.size, self.heads), "vector"),)
         row_size = exact_div(self.size, self.rows)
         shape = (
             (self.rows, row_size) if self.heads is None else (self.rows, self.heads, exact_div(row_size, self.heads))
@@ -129,6 +129,6 @@ class Elementwise(Op):
     """An elementwise computation without parameters, which counts 0 FLOPs."""
 
 
-def split_by_head(size: Number, heads: Number) -> tuple[Number, ...]:
+def per_head_shape(vector_size: Number, heads: Number) -> tuple[Number, ...]:
     """Returns the shape of a vector, or of one vector per head."""
-    return (size,) if heads is None else (heads, 1, exact_div(size, heads))
+    return (vector_size,) if heads is None else (heads, 1, exact_div(vector_size, heads))

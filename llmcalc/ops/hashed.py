@@ -13,7 +13,9 @@ from .base import FLOPS, Op
 
 @frozen(slots=True)
 class ChunkCore(AttentionCore):
-    """Attention of each chunk of queries to its own keys and those of neighbouring chunks; of one chunk, to all keys.
+    """Attention of each chunk of queries to the keys of the chunk and of neighbouring chunks.
+
+    A single chunk attends to all keys.
 
     The first chunk is the neighbour after the last one. A mask of sorted tokens depends on their values, so the causal
     pairs of their chunks are all pairs.
@@ -29,31 +31,35 @@ class ChunkCore(AttentionCore):
     hashes: Number = None
 
     def pairs(self, run_config: RunConfig) -> Number:
-        rows, is_masked = run_config.new_rows(self.rows), self.causal and run_config.pairs == "causal"
-        has_chunks = is_beyond(rows, self.block)
+        row_count, is_masked = run_config.new_rows(self.rows), self.causal and run_config.pairs == "causal"
+        has_chunks = is_beyond(row_count, self.block)
         if is_masked and self.hashes is None:
-            pairs_of_chunks = self._causal_pairs_of_chunks(rows)
+            pairs_of_chunks = self._causal_pairs_of_chunks(row_count)
         else:
             order_count = 1 if self.hashes is None else self.hashes
-            pairs_of_chunks = rows * order_count * self.block * (self.before + 1 + self.after)
-        return has_chunks * pairs_of_chunks + (1 - has_chunks) * (triangle(rows) if is_masked else rows * rows)
+            pairs_of_chunks = row_count * order_count * self.block * (self.before + 1 + self.after)
+        return has_chunks * pairs_of_chunks + (1 - has_chunks) * (
+            triangle(row_count) if is_masked else row_count * row_count
+        )
 
     def _causal_pairs_of_chunks(self, rows: Number) -> Number:
         """Returns the number of (query, key) pairs of unsorted tokens.
 
-        A neighbour `shift` chunks further is an earlier one for the last `shift` chunks, which have the first chunks as
-        their neighbours.
+        A neighbour `chunk_shift` chunks further is an earlier one for the last `chunk_shift` chunks, which have the
+        first chunks as their neighbours.
         """
-        chunks, pairs = maximum(floor_div(rows, self.block), 1), 0
+        chunks, pair_count = maximum(floor_div(rows, self.block), 1), 0
         for chunk_offset in range(-self.before, self.after + 1):
-            shift = chunk_offset - chunks * floor_div(chunk_offset, chunks)
-            pairs += shift * self.block**2 + (1 - minimum(1, shift)) * chunks * triangle(self.block)
-        return pairs
+            chunk_shift = chunk_offset - chunks * floor_div(chunk_offset, chunks)
+            pair_count += chunk_shift * self.block**2 + (1 - minimum(1, chunk_shift)) * chunks * triangle(self.block)
+        return pair_count
 
 
 @frozen(slots=True)
 class HashRotations(Op):
-    """The product of the keys with random directions, whose largest result is a key's bucket; of one chunk, none.
+    """The product of the keys with random directions; the direction with the largest product is a key's bucket.
+
+    A single chunk needs no buckets and no product.
 
     columns: the number of directions of one hash.
     """

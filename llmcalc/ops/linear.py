@@ -8,7 +8,7 @@ from ..algebra import Number, add, minimum
 from ..frozen import frozen
 from ..workload.rows import TOKENS, Rows
 from ..workload.run_config import RunConfig
-from .base import FLOPS, PARAMS, Op, ParamTensor, split_by_head
+from .base import FLOPS, PARAMS, Op, ParamTensor, per_head_shape
 
 
 @frozen(slots=True)
@@ -66,9 +66,9 @@ class Linear(Op):
 
     def backward_flops(self, run_config: RunConfig) -> Number:
         """Returns the FLOPs of dW over all rows, and of dx over the rows that depend on parameters."""
-        rows = run_config.rows(self.rows)
-        gradient_rows = 0 if self.constant else rows - run_config.constant_rows(self.rows)
-        return 2 * add(rows, gradient_rows) * self.n_in * self.n_out
+        row_count = run_config.rows(self.rows)
+        gradient_rows = 0 if self.constant else row_count - run_config.constant_rows(self.rows)
+        return 2 * add(row_count, gradient_rows) * self.n_in * self.n_out
 
 
 @frozen(slots=True)
@@ -121,4 +121,4 @@ class Norm(Op):
         return self.width * (self.weight + self.bias) if self.weight or self.bias else 0
 
     def tensors(self) -> tuple[ParamTensor, ...]:
-        return (ParamTensor(split_by_head(self.width, self.heads), "vector"),) * (self.weight + self.bias)
+        return (ParamTensor(per_head_shape(self.width, self.heads), "vector"),) * (self.weight + self.bias)

@@ -177,9 +177,9 @@ class StreamOffsets(Op):
 
 @frozen(slots=True)
 class Conv1d(Op):
-    """A convolution along the tokens.  x: [batch, n_in, tokens] → y: [batch, n_out, tokens].  W: [n_out, n_in / groups,
-    kernel].
+    """A convolution along the tokens.  x: [batch, n_in, tokens] → y: [batch, n_out, tokens].
 
+    W: [n_out, n_in / groups, kernel].
     kernel: the kernel size.
     groups: the number of channel groups, 1 by default.
     bias: whether it has a bias, false by default.
@@ -216,9 +216,9 @@ class Conv1d(Op):
         return (weight, ParamTensor((self.n_out,), "vector")) if self.bias else (weight,)
 
     def forward_flops(self, run_config: RunConfig) -> Number:
-        outputs = add(run_config.new_rows(self.rows), self.overlap)
-        outputs = outputs if run_config.has_earlier_tokens(self.rows) else add(outputs, self.padding)
-        return 2 * run_config.batch * outputs * self.n_out * exact_div(self.n_in, self.groups) * self.kernel
+        output_rows = add(run_config.new_rows(self.rows), self.overlap)
+        output_rows = output_rows if run_config.has_earlier_tokens(self.rows) else add(output_rows, self.padding)
+        return 2 * run_config.batch * output_rows * self.n_out * exact_div(self.n_in, self.groups) * self.kernel
 
     def backward_flops(self, run_config: RunConfig) -> Number:
         return (1 if self.constant else 2) * self.forward_flops(run_config)

@@ -89,11 +89,19 @@ class ChunkedScan(HeadScan):
     def forward_flops(self, run_config: RunConfig) -> Number:
         a, p, n, q, seq = self.heads, self.head_dim, self.state, self.chunk, run_config.new_rows(self.rows)
         chunks = 0 if is_zero(seq) else ceil_div(seq, q)
-        scores, values = q * q * n, q * q * p  # C·Bᵀ and its product with x, within a chunk
-        states, outputs = q * n * p, q * n * p  # a chunk's term in the state, and the state's term in its outputs
+        scores, value_flops = q * q * n, q * q * p  # C·Bᵀ and its product with x, within a chunk
+        chunk_state_flops, state_flops = (
+            q * n * p,
+            q * n * p,
+        )  # a chunk's term in the state, and the state's term in its outputs
         # the states at the borders of chunks, each from all chunks before it
         border_flops = 0 if is_zero(chunks) else (chunks + 1) * (chunks + 1) * p * n
-        return 2 * run_config.batch * a * (chunks * (scores + values + states + outputs) + border_flops)
+        return (
+            2
+            * run_config.batch
+            * a
+            * (chunks * (scores + value_flops + chunk_state_flops + state_flops) + border_flops)
+        )
 
 
 @frozen(slots=True)
@@ -189,8 +197,8 @@ class LightningCore(DecayScan):
 
     def forward_flops(self, run_config: RunConfig) -> Number:
         d, last_block, seq = self.head_dim, self._last_block_tokens(run_config), run_config.new_rows(self.rows)
-        pairs = (seq - last_block) * self.block + last_block * last_block
-        return 4 * run_config.batch * self.heads * (times(d, pairs) + seq * d * d)
+        pair_count = (seq - last_block) * self.block + last_block * last_block
+        return 4 * run_config.batch * self.heads * (times(d, pair_count) + seq * d * d)
 
     def backward_flops(self, run_config: RunConfig) -> Number:
         """Returns twice the forward FLOPs, minus three products that the backward pass does not need.

@@ -38,10 +38,10 @@ class VisibleKeysCore(AttentionCore):
         raise TypeError(f"{type(self).__name__} states no pairs")
 
     def pairs(self, run_config: RunConfig) -> Number:
-        past, new = run_config.past_rows(self.rows), run_config.new_rows(self.rows)
+        past_tokens, new_tokens = run_config.past_rows(self.rows), run_config.new_rows(self.rows)
         if run_config.pairs == "full" and run_config.phase != "decode":
-            return new * (new + past)
-        return self.visible_pairs(past + new) - self.visible_pairs(past)
+            return new_tokens * (new_tokens + past_tokens)
+        return self.visible_pairs(past_tokens + new_tokens) - self.visible_pairs(past_tokens)
 
 
 @frozen(slots=True)
@@ -99,13 +99,13 @@ class LocalCore(AttentionCore):
     global_block: Number = None
 
     def pairs(self, run_config: RunConfig) -> Number:
-        new = run_config.new_rows(self.rows)
-        block_sums = 0 if self.global_block is None else floor_div(new, self.global_block)
+        new_tokens = run_config.new_rows(self.rows)
+        block_sums = 0 if self.global_block is None else floor_div(new_tokens, self.global_block)
         if run_config.pairs == "full":
             block = self.radius + 1
-            return ceil_div(new, block) * block * add(3 * block, block_sums)
+            return ceil_div(new_tokens, block) * block * add(3 * block, block_sums)
         local_pairs = AttentionCore.pairs(replace(self, window=2 * self.radius + 1), run_config)
-        return add(local_pairs, new * block_sums)
+        return add(local_pairs, new_tokens * block_sums)
 
 
 @frozen(slots=True)
@@ -134,8 +134,8 @@ class SampledBlocks(AttentionCore):
         return 2 * run_config.batch * self.heads * (pairs_width + self._block_mean_pairs(run_config) * mean_width)
 
     def backward_flops(self, run_config: RunConfig) -> Number:
-        pairs = add(self.pairs(run_config), self._block_mean_pairs(run_config) if self.approximated else 0)
-        return 4 * run_config.batch * self.heads * pairs * (self.qk_dim + self.v_dim)
+        pair_count = add(self.pairs(run_config), self._block_mean_pairs(run_config) if self.approximated else 0)
+        return 4 * run_config.batch * self.heads * pair_count * (self.qk_dim + self.v_dim)
 
 
 @frozen(slots=True)
@@ -180,13 +180,16 @@ class PredictCore(AttentionCore):
     streams: int = 1
 
     def pairs(self, run_config: RunConfig) -> Number:
-        new, past = run_config.new_rows(self.rows), run_config.past_rows(self.rows)
+        new_tokens, past_tokens = run_config.new_rows(self.rows), run_config.past_rows(self.rows)
         if run_config.pairs == "full":
-            return self.streams * new * (past + new + new)
+            return self.streams * new_tokens * (past_tokens + new_tokens + new_tokens)
         main_pairs: Number = 0
         for i in range(self.streams):
-            main_pairs = add(main_pairs, self._main_stream_pairs(past + new, i) - self._main_stream_pairs(past, i))
-        return add(main_pairs, self.streams * new)
+            main_pairs = add(
+                main_pairs,
+                self._main_stream_pairs(past_tokens + new_tokens, i) - self._main_stream_pairs(past_tokens, i),
+            )
+        return add(main_pairs, self.streams * new_tokens)
 
     def _main_stream_pairs(self, n: Number, stream: int) -> Number:
         """Returns the number of pairs of the first n tokens of a predict stream with tokens of the main stream."""
@@ -217,12 +220,14 @@ class EntryScores(AttentionCore):
         return self.rate * exact_div(q * (q - 1), 2) + q * (n - self.rate * q + 1)
 
     def pairs(self, run_config: RunConfig) -> Number:
-        past, new = run_config.past_rows(self.rows), run_config.new_rows(self.rows)
+        past_tokens, new_tokens = run_config.past_rows(self.rows), run_config.new_rows(self.rows)
         if run_config.pairs != "full":
-            return self.visible_pairs(past + new) - self.visible_pairs(past)
-        entries = floor_div(past + new, self.rate)
-        return new * (
-            minimum(entries, self.chosen) if self.chosen is not None and run_config.phase == "decode" else entries
+            return self.visible_pairs(past_tokens + new_tokens) - self.visible_pairs(past_tokens)
+        entry_count = floor_div(past_tokens + new_tokens, self.rate)
+        return new_tokens * (
+            minimum(entry_count, self.chosen)
+            if self.chosen is not None and run_config.phase == "decode"
+            else entry_count
         )
 
 
@@ -281,8 +286,8 @@ class EntryCache(Op):
 
     def cache_bits(self, run_config: RunConfig, kv_bits: Number) -> Number:
         tokens = run_config.available_rows(self.rows)
-        entries = floor_div(tokens, self.rate)
-        return run_config.batch * (entries * self.width + (tokens - entries * self.rate) * self.rest) * kv_bits
+        entry_count = floor_div(tokens, self.rate)
+        return run_config.batch * (entry_count * self.width + (tokens - entry_count * self.rate) * self.rest) * kv_bits
 
 
 @frozen(slots=True)

@@ -117,9 +117,9 @@ class Verification:
     def _verdict_of_model(self, preset: Preset) -> Verdict:
         with name_in_errors(preset):
             if self.distributed:
-                from ..witnesses.distributed.compare import job_for, verify_distributed
+                from ..witnesses.distributed.compare import build_job, verify_distributed
 
-                job = job_for(preset.model, self._layout_of_processes(), self.batch, self.seq, self.num_microbatches)
+                job = build_job(preset.model, self._layout_of_processes(), self.batch, self.seq, self.num_microbatches)
                 return verify_distributed(job, preset.name)
             from ..witnesses.run import verify
 

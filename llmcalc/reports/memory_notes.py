@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .. import units
 from ..components.base import TokenMixer
-from ..components.evidence import parts_below
+from ..components.evidence import nested_parts
 from ..device_memory.device_memory import DeviceMemory, Term
 from ..device_memory.estimate import Memory
 from ..device_memory.simulated_run import cache_block, optimizer_implementation, prompt_chunk
@@ -226,7 +226,7 @@ def _kernels_note(memory: Memory) -> str:
     """Writes the packages whose kernels are assumed for recurrent layers; empty without recurrent layers."""
     if memory.settings.phase == "decode":
         return ""
-    mixers = (part for part in parts_below(memory.spec) if isinstance(part, TokenMixer))
+    mixers = (part for part in nested_parts(memory.spec) if isinstance(part, TokenMixer))
     packages = list(dict.fromkeys(package for mixer in mixers for package in mixer.kernel_packages))
     if not packages:
         return ""

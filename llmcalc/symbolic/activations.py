@@ -21,10 +21,10 @@ from ..simulator.layer_loops import SHORT_RUN_REPEATS, layer_stacks
 from ..simulator.strides import clear_caches
 from ..simulator.tensor import DTYPES
 from ..workload.recompute import MODES
-from .explain import Explanation, Section, check_kinds, components, merge_sections
+from .explain import Explanation, Section, check_layer_kinds, components, merge_sections
 from .formulas import DEFAULT, DEFAULT_TRAINING, FormulaNode, Formulas, Setting, TrainingSetting
-from .saved_bytes import LOSS, Block, Pass, Path, PathNames, PlacedEager, saved_blocks
-from .symbolic import SEQUENCES, Meaning, keys_symbol, sequences_symbol, with_formulas
+from .saved_bytes import LOSS, Block, NodeTrackingEager, Pass, Path, PathNames, saved_blocks
+from .symbolic import SEQUENCES, SymbolMeaning, keys_symbol, sequences_symbol, spec_with_formulas
 from .symbolic_int import SymbolicInt, formula_of
 
 LOSS_NAMES: PathNames = tuple(name for name, _ in LOSS)
@@ -34,27 +34,27 @@ Notation: TypeAlias = Literal["numbers", "letters"]
 
 def explain_activations(
     spec: ModelSpec,
-    node: str | None = None,
+    query: str | None = None,
     setting: Setting = DEFAULT,
     training: TrainingSetting = DEFAULT_TRAINING,
     include: frozenset[str] = frozenset(),
 ) -> Explanation:
-    """Explains the saved activations of `node` (any suffix of a path in the tree), or of every component of the model.
+    """Explains the saved activations of `query` (any suffix of a path in the tree), or of every component of the model.
 
     Raises `InputError` for a node that the model does not have and for kernels that cannot run it, and
     `ArithmeticError` where a formula's value differs from the bytes of a run with integers.
     """
-    check_kinds(spec)
+    check_layer_kinds(spec)
     formulas = Formulas(spec, setting, include)
     activations = Activations(formulas, training)
-    if node is None or node.lower() == "model":
+    if query is None or query.lower() == "model":
         sections = [activations.section(matching_node, depth) for depth, matching_node in activations.components()]
         sections = [section for section in sections if section.formulas[0].value]
         return Explanation(
             [*sections, activations.section(formulas.root)], formulas, None, training, activations.notes()
         )
-    sections = merge_sections(map(activations.section, activations.find_nodes(node)))
-    return Explanation(sections, formulas, node, training, activations.notes())
+    sections = merge_sections(map(activations.section, activations.find_nodes(query)))
+    return Explanation(sections, formulas, query, training, activations.notes())
 
 
 class Activations:
@@ -65,16 +65,18 @@ class Activations:
     kernels: class of the kernels; default eager.
     """
 
-    def __init__(self, formulas: Formulas, training: TrainingSetting, kernels: type[PlacedEager] = PlacedEager) -> None:
+    def __init__(
+        self, formulas: Formulas, training: TrainingSetting, kernels: type[NodeTrackingEager] = NodeTrackingEager
+    ) -> None:
         self.formulas: Formulas = formulas
         self.training: TrainingSetting = training
-        self.kernels: type[PlacedEager] = kernels
+        self.kernels: type[NodeTrackingEager] = kernels
         self.numbers: SavedSums = self.saved_sums("numbers", training.batch)
         self.letters: SavedSums = self.numbers
         if formulas.has_symbols:
             meanings = formulas.meanings
             meanings[keys_symbol()] = replace(meanings[keys_symbol()], field="tokens of a sequence")
-            meanings[sequences_symbol()] = Meaning(SEQUENCES, "sequences at once", training.batch)
+            meanings[sequences_symbol()] = SymbolMeaning(SEQUENCES, "sequences at once", training.batch)
             self.letters = self.saved_sums("letters", training.batch)
 
     def saved_sums(self, notation: Notation, batch: int) -> SavedSums:
@@ -83,7 +85,7 @@ class Activations:
         repeats = {i: SHORT_RUN_REPEATS for i, stack in enumerate(layer_stacks(spec)) if stack.can_extrapolate}
         if notation == "letters":
             spec, batch, seq = (
-                with_formulas(spec),
+                spec_with_formulas(spec),
                 SymbolicInt(batch, sequences_symbol()),
                 SymbolicInt(seq, keys_symbol()),
             )
@@ -104,8 +106,8 @@ class Activations:
 
     def section(self, node: FormulaNode, depth: int = 0) -> Section:
         """Returns the formula of a layer or of a part of the layer, including all repeats of the part in the layer."""
-        value, symbolic_sum = self.numbers.saved_bytes_of(node), self.letters.saved_bytes_of(node)
-        formula = self.formulas.of_value("activations", symbolic_sum, int(value), node, group_by_token)
+        byte_count, symbolic_sum = self.numbers.saved_bytes_of(node), self.letters.saved_bytes_of(node)
+        formula = self.formulas.formula_of_value("activations", symbolic_sum, int(byte_count), node, group_by_token)
         repeat_count = self.numbers.times.get(node.walk_indices[0]) if node.walk_indices else None
         node_letters = (
             node.symbolic_node
@@ -121,19 +123,19 @@ class Activations:
             last_layer_index = max(
                 i for i, (_, node) in enumerate(component_nodes) if _path_names(node)[: len(stack)] == stack
             )
-            component_nodes.insert(last_layer_index + 1, (len(stack) - 1, _extra_line(_shared_line(stack))))
-        return [*component_nodes, (0, _extra_line(LOSS_NAMES))]
+            component_nodes.insert(last_layer_index + 1, (len(stack) - 1, _extra_entry(_shared_entry_path(stack))))
+        return [*component_nodes, (0, _extra_entry(LOSS_NAMES))]
 
-    def find_nodes(self, node: str) -> list[FormulaNode]:
+    def find_nodes(self, query: str) -> list[FormulaNode]:
         """Finds the nodes with a name, including the entries for shared storages and for the loss."""
         extra_nodes = [
             formula_node
             for _, formula_node in self.components()
-            if not formula_node.walk_indices and _path_names(formula_node)[-1] == node.lower()
+            if not formula_node.walk_indices and _path_names(formula_node)[-1] == query.lower()
         ]
         if extra_nodes:
             return extra_nodes
-        named_nodes = self.formulas.find_nodes(node)
+        named_nodes = self.formulas.find_nodes(query)
         trained_nodes = [
             formula_node for formula_node in named_nodes if formula_node.optional in {"", *self.formulas.include}
         ]
@@ -144,16 +146,18 @@ class Activations:
                 if optional_part.has_flops
                 else "not trained here; expected params"
             )
-            raise InputError(f"--quantity activations: {node} is a part of the {optional_part.title}, which are {hint}")
+            raise InputError(
+                f"--quantity activations: {query} is a part of the {optional_part.title}, which are {hint}"
+            )
         return trained_nodes
 
     def notes(self) -> tuple[str, ...]:
-        """Returns notes about exceptions from the formulas."""
+        """Returns notes about cases in which the saved bytes differ from the formulas."""
         if self.training.batch > 1 or not self.formulas.has_symbols:
             return ()
         root, two_sequences = self.formulas.root, {sequences_symbol(): 2}
-        values = {symbol: meaning.value for symbol, meaning in self.formulas.meanings.items()}
-        if self.letters.saved_bytes_of(root).xreplace({**values, **two_sequences}) == self.saved_sums(
+        value_of_symbol = {symbol: meaning.value for symbol, meaning in self.formulas.meanings.items()}
+        if self.letters.saved_bytes_of(root).xreplace({**value_of_symbol, **two_sequences}) == self.saved_sums(
             "numbers", 2
         ).saved_bytes_of(root):
             return ()
@@ -187,7 +191,7 @@ class SavedSums:
             if location.path == LOSS:
                 self.loss += byte_count
             elif location.layer and block.shared:
-                self._add_shared(location.stack, byte_count)
+                self._add_shared_bytes(location.stack, byte_count)
             else:
                 bytes_by_turn[location.path][location.layer_index] += byte_count
                 repeats_of_path[location.layer].add(location.layer_index)
@@ -196,7 +200,7 @@ class SavedSums:
             path: self._layer_sum(path, bytes_of_repeats, repeats_of_path)
             for path, bytes_of_repeats in bytes_by_turn.items()
         }
-        self.by_location[root.walk_indices[0]] = self._sum_with_children(root, (), bytes_by_path) + self.loss
+        self.by_location[root.walk_indices[0]] = self._subtree_bytes(root, (), bytes_by_path) + self.loss
 
     def saved_bytes_of(self, node: FormulaNode) -> Any:
         """Returns the saved bytes of a node."""
@@ -204,11 +208,11 @@ class SavedSums:
             return sum((self.by_location[location] for location in node.walk_indices), 0)
         bytes_outside_nodes = {
             LOSS_NAMES: self.loss,
-            **{_shared_line(stack): byte_count for stack, byte_count in self.shared.items()},
+            **{_shared_entry_path(stack): byte_count for stack, byte_count in self.shared.items()},
         }
         return bytes_outside_nodes[_path_names(node)]
 
-    def _add_shared(self, stack: PathNames, byte_count: Any) -> None:
+    def _add_shared_bytes(self, stack: PathNames, byte_count: Any) -> None:
         self.shared[stack] = self.shared.get(stack, 0) + byte_count
 
     def _layer_sum(self, path: Path, sizes_by_repeat: Counter[int], repeats_of_path: dict[Path, set[int]]) -> Any:
@@ -217,23 +221,23 @@ class SavedSums:
         if not layer:
             return sum(sizes_by_repeat.values())
         bytes_of_repeats = [
-            _expand_formula(sizes_by_repeat[layer_index]) for layer_index in sorted(repeats_of_path[layer])
+            _expand_expression(sizes_by_repeat[layer_index]) for layer_index in sorted(repeats_of_path[layer])
         ]
         ((common_size, _),) = Counter(bytes_of_repeats).most_common(1)
-        excess = _expand_formula(sum(byte_count - common_size for byte_count in bytes_of_repeats))
-        if excess:
-            self._add_shared(tuple(name for name, _ in layer), excess)
+        excess_bytes = _expand_expression(sum(byte_count - common_size for byte_count in bytes_of_repeats))
+        if excess_bytes:
+            self._add_shared_bytes(tuple(name for name, _ in layer), excess_bytes)
         return common_size
 
-    def _sum_with_children(
-        self, formula_node: FormulaNode, path: Path, unclaimed_sums: dict[Path, Any], repeat_count: Any = None
+    def _subtree_bytes(
+        self, formula_node: FormulaNode, path: Path, inner_width: dict[Path, Any], repeat_count: Any = None
     ) -> Any:
-        """Adds the saved bytes of a node and its children.
+        """Returns the saved bytes of a node with all nodes below, and stores the bytes of each node.
 
-        unclaimed_sums: per path what no node has claimed yet; a step that is no node belongs to the module around it.
+        inner_width: per path what no node has claimed yet; a step that is no node belongs to the module around it.
         repeat_count: the number of equal layers that it stands in; None outside the layers.
         """
-        total_sum = unclaimed_sums.pop(path, 0)
+        total_sum = inner_width.pop(path, 0)
         for child in formula_node.children:
             node, location = (
                 child.numeric_node if self.notation == "numbers" else child.symbolic_node,
@@ -242,15 +246,17 @@ class SavedSums:
             child_path = (*path, (child.numeric_node.name, child.numeric_node.label))
             is_layer = repeat_count is None and child_path in self._paths
             self.times[location] = node.repeat if is_layer else repeat_count
-            self.by_location[location] = self._sum_with_children(
-                child, child_path, unclaimed_sums, self.times[location]
-            )
+            self.by_location[location] = self._subtree_bytes(child, child_path, inner_width, self.times[location])
             if is_layer:
                 self.layers.add(location)
             total_sum += self.by_location[location] * (node.repeat if is_layer else 1)
-        total_sum += sum(unclaimed_sums.pop(key) for key in list(unclaimed_sums) if key[: len(path)] == path)
-        names = tuple(name for name, _ in path)
-        return total_sum + sum(byte_count for stack, byte_count in self.shared.items() if stack[:-1] == names)
+        total_sum += sum(
+            inner_width.pop(unclaimed_path)
+            for unclaimed_path in list(inner_width)
+            if unclaimed_path[: len(path)] == path
+        )
+        path_names = tuple(name for name, _ in path)
+        return total_sum + sum(byte_count for stack, byte_count in self.shared.items() if stack[:-1] == path_names)
 
 
 def group_by_token(expression: Any) -> Any:
@@ -260,8 +266,8 @@ def group_by_token(expression: Any) -> Any:
     token = sequences_symbol() * keys_symbol()
     token_terms: list[Any] = []
     other_terms: list[Any] = []
-    for term in sympy.Add.make_args(sympy.expand(expression)):
-        per_token_term = term / token
+    for summand in sympy.Add.make_args(sympy.expand(expression)):
+        per_token_term = summand / token
         (
             other_terms if per_token_term.as_numer_denom()[1].has(sequences_symbol(), keys_symbol()) else token_terms
         ).append(per_token_term)
@@ -271,7 +277,7 @@ def group_by_token(expression: Any) -> Any:
     )
 
 
-def _expand_formula(byte_count: Any) -> Any:
+def _expand_expression(byte_count: Any) -> Any:
     if isinstance(byte_count, int):
         return byte_count
     import sympy
@@ -283,12 +289,14 @@ def _path_names(node: FormulaNode) -> PathNames:
     return tuple(name for name, _, _ in node.path_names)
 
 
-def _shared_line(stack: PathNames) -> PathNames:
+def _shared_entry_path(stack: PathNames) -> PathNames:
     """Returns the path of the table entry for storages that layers share. stack: the path of the layers."""
     return *stack[:-1], f"shared by {stack[-1]}"
 
 
-def _extra_line(names: PathNames) -> FormulaNode:
+def _extra_entry(path_names: PathNames) -> FormulaNode:
     """Returns a table entry for saved bytes outside of all nodes, such as the loss."""
-    node = Node(names[-1])
-    return FormulaNode(tuple((name, "", ()) for name in names), ".".join(names), (), node, node, 1, "", "")
+    extra_node = Node(path_names[-1])
+    return FormulaNode(
+        tuple((name, "", ()) for name in path_names), ".".join(path_names), (), extra_node, extra_node, 1, "", ""
+    )

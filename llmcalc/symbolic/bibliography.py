@@ -56,23 +56,27 @@ class Paper(NamedTuple):
             fields |= {"eprint": self.arxiv, "archivePrefix": "arXiv"}
         if self.where:
             fields["howpublished"] = self.where
-        return f"@misc{{{self.key},\n" + "".join(f"  {name} = {{{text}}},\n" for name, text in fields.items()) + "}\n"
+        return (
+            f"@misc{{{self.key},\n"
+            + "".join(f"  {field_name} = {{{field_text}}},\n" for field_name, field_text in fields.items())
+            + "}\n"
+        )
 
 
 @cache
 def paper_of_source() -> dict[str, Paper]:
     """Returns the papers by the source text of formulas."""
     paper_tables = parse_toml(read_text(Path(__file__).with_name("papers.toml")), "papers.toml")
-    return {source: Paper(**table) for source, table in paper_tables.items()}
+    return {source: Paper(**paper_fields) for source, paper_fields in paper_tables.items()}
 
 
 def papers(sources: Iterable[str]) -> tuple[list[Paper], list[str]]:
     """Splits sources such as `Vaswani et al. 2017, §3.2.2` into (papers, other sources), without duplicates."""
     known_papers, other_sources = dict[str, Paper](), dict[str, None]()
     for source in sources:
-        name = source.partition(", §")[0]
-        if name in paper_of_source():
-            known_papers.setdefault(paper_of_source()[name].key, paper_of_source()[name])
+        paper_name = source.partition(", §")[0]
+        if paper_name in paper_of_source():
+            known_papers.setdefault(paper_of_source()[paper_name].key, paper_of_source()[paper_name])
         else:
-            other_sources.setdefault(name)
+            other_sources.setdefault(paper_name)
     return list(known_papers.values()), list(other_sources)

@@ -58,12 +58,12 @@ class Explanation:
 
 def explain(
     spec: ModelSpec,
-    node: str | None = None,
+    query: str | None = None,
     quantity: QuantityOrAll = "all",
     setting: Setting = DEFAULT,
     include: frozenset[str] = frozenset(),
 ) -> Explanation:
-    """Explains `node` (any suffix of a path in the tree) or the whole model by formulas with values.
+    """Explains `query` (any suffix of a path in the tree) or the whole model by formulas with values.
 
     Raises `InputError` for a node that the model does not have or that has no cost of the requested kind, and
     `ArithmeticError` where a formula's value differs from the count.
@@ -71,23 +71,23 @@ def explain(
     formulas = Formulas(spec, setting, include)
     if spec.one_pass_model and quantity == "kv":
         raise InputError(f"--quantity kv: {spec.one_pass_model} keeps no KV cache; expected params or flops")
-    check_kinds(spec)
-    if node is None or node.lower() == "model":
+    check_layer_kinds(spec)
+    if query is None or query.lower() == "model":
         sections = [
             _section_of_node(formulas, formula_node, quantity, depth) for depth, formula_node in components(formulas)
         ]
         sections = [replace(unfiltered, formulas=_nonzero_formulas(unfiltered.formulas)) for unfiltered in sections]
         sections.append(_section_of_node(formulas, formulas.root, quantity))
         return Explanation([unfiltered for unfiltered in sections if unfiltered.formulas], formulas, None)
-    found_sections = (_section_of_node(formulas, formula_node, quantity) for formula_node in formulas.find_nodes(node))
+    found_sections = (_section_of_node(formulas, formula_node, quantity) for formula_node in formulas.find_nodes(query))
     sections = merge_sections(
-        replace(section, formulas=_without_equal_forms(section.formulas)) for section in found_sections
+        replace(section, formulas=_remove_equal_forms(section.formulas)) for section in found_sections
     )
-    if not sections and any(formula_node.optional in WITHOUT_FLOPS for formula_node in formulas.find_nodes(node)):
+    if not sections and any(formula_node.optional in WITHOUT_FLOPS for formula_node in formulas.find_nodes(query)):
         raise InputError(f"--quantity {quantity}: of towers, parameters alone are counted; expected params")
     if not sections:
-        raise InputError(f"--quantity {quantity}: {node} has no cache; expected params or flops")
-    return Explanation(sections, formulas, node)
+        raise InputError(f"--quantity {quantity}: {query} has no cache; expected params or flops")
+    return Explanation(sections, formulas, query)
 
 
 def merge_sections(sections: Iterable[Section]) -> list[Section]:
@@ -95,15 +95,15 @@ def merge_sections(sections: Iterable[Section]) -> list[Section]:
     merged_sections: dict[tuple[object, ...], Section] = {}
     for section in sections:
         formula_keys = ((formula.quantity, formula.expression) for formula in section.formulas)
-        key = (section.formula_nodes[0].path_names[-1][0], *formula_keys)
-        first_section = merged_sections.get(key)
+        section_key = (section.formula_nodes[0].path_names[-1][0], *formula_keys)
+        first_section = merged_sections.get(section_key)
         if first_section is not None:
             section = replace(first_section, formula_nodes=(*first_section.formula_nodes, *section.formula_nodes))
-        merged_sections[key] = section
+        merged_sections[section_key] = section
     return [section for section in merged_sections.values() if section.formulas]
 
 
-def check_kinds(spec: ModelSpec) -> None:
+def check_layer_kinds(spec: ModelSpec) -> None:
     """Raises `InputError` for a model with too many kinds of layers."""
     kind_count = max(len({*stack.first_layers, *stack.pattern}) for _, stack in spec.stacks())
     if kind_count > MOST_KINDS:
@@ -115,7 +115,7 @@ def _nonzero_formulas(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
     return tuple(formula for formula in formulas if formula.value or formula.quantity == "active")
 
 
-def _without_equal_forms(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
+def _remove_equal_forms(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
     """Removes the absorbed form's formula if equal to the expanded form's."""
     expanded_formulas = [formula.expression for formula in formulas if formula.quantity == "flops"]
     return tuple(
@@ -148,15 +148,19 @@ def components(formulas: Formulas) -> list[tuple[int, FormulaNode]]:
         if formula_node.optional and formula_node.optional not in formulas.include:
             return
         component_nodes.append((depth, formula_node))
-        node = formula_node.numeric_node
-        if node.kind == "layer" or node.is_stack or node.optional:
+        numeric_node = formula_node.numeric_node
+        if numeric_node.kind == "layer" or numeric_node.is_stack or numeric_node.optional:
             norms = [child for child in formula_node.children if child.numeric_node.kind == "norm"]
             for child in formula_node.children:
                 if child.numeric_node.kind != "norm" or len(norms) == 1:
                     add_component(child, depth + 1)
             if len(norms) > 1:
                 component_nodes.append((depth + 1, merge_nodes(formula_node, "norms", norms)))
-        elif node.kind == "experts" and any(c.children for c in node.children) and node.children[0].op is not None:
+        elif (
+            numeric_node.kind == "experts"
+            and any(c.children for c in numeric_node.children)
+            and numeric_node.children[0].op is not None
+        ):
             for child in formula_node.children:
                 add_component(child, depth + 1)
 

@@ -26,13 +26,13 @@ from ..workload.workload import Workload
 from .symbolic import (
     ELEMENT_BYTES,
     KEYS,
-    Meaning,
     Symbolic,
+    SymbolMeaning,
     bytes_symbol,
     cached_symbolic,
     has_sympy,
     keys_symbol,
-    values_only,
+    numeric_tree,
 )
 
 Quantity: TypeAlias = Literal["params", "active", "flops", "flops_absorbed", "kv", "state", "activations"]
@@ -124,7 +124,7 @@ class Formula:
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
+class CostTerm:
     """A cost summed over the model's tree in one run; a quantity is a sum of such terms."""
 
     cost: Cost
@@ -165,17 +165,17 @@ class Formulas:
         self.has_symbols: bool = has_sympy()
         self._stored_format: CacheFormat = cache_format(setting.dtype)
         self._element_bits: Number = self._stored_format.keys.element_bits
-        self.symbolic: Symbolic = cached_symbolic(spec) if self.has_symbols else values_only(spec)
+        self.symbolic: Symbolic = cached_symbolic(spec) if self.has_symbols else numeric_tree(spec)
         self.setting: Setting = setting
         self.one_pass_model: str = spec.one_pass_model
         self.include: frozenset[str] = include
-        self.meanings: dict[Any, Meaning] = {}
+        self.meanings: dict[Any, SymbolMeaning] = {}
         if self.has_symbols:
-            element = f"bytes of a cached element ({setting.dtype})"
+            element_text = f"bytes of a cached element ({setting.dtype})"
             self.meanings = {
                 **self.symbolic.meanings,
-                keys_symbol(): Meaning(KEYS, "number of keys (= sequence length)", setting.seq),
-                bytes_symbol(): Meaning(ELEMENT_BYTES, element, Fraction(self._element_bits) / 8),
+                keys_symbol(): SymbolMeaning(KEYS, "number of keys (= sequence length)", setting.seq),
+                bytes_symbol(): SymbolMeaning(ELEMENT_BYTES, element_text, Fraction(self._element_bits) / 8),
             }
 
         self._walks: dict[tuple[int, RunConfig | None], list[Place]] = {}
@@ -190,26 +190,28 @@ class Formulas:
 
         Raises `InputError` if there are none either.
         """
-        nodes = self.nodes()
+        formula_nodes = self.nodes()
         if query.lower() == "model":
-            return nodes[:1]
-        exact_matches = [node for node in nodes[1:] if node.path == query]
-        names = query.split(".")
+            return formula_nodes[:1]
+        exact_matches = [node for node in formula_nodes[1:] if node.path == query]
+        query_names = query.split(".")
         for allows_gaps in (False, True):
             exact_matches = exact_matches or [
-                node for node in nodes[1:] if _matches_path_end(names, node.path_names, allows_gaps)
+                node for node in formula_nodes[1:] if _matches_path_end(query_names, node.path_names, allows_gaps)
             ]
         if not exact_matches:
             path_ends = {
                 ".".join(path_name[0] for path_name in node.path_names[i:])
-                for node in nodes
+                for node in formula_nodes
                 for i in range(len(node.path_names))
             }
             component_names = dict.fromkeys(
-                node.path_names[-1][0] for node in nodes[1:] if node.numeric_node.children or len(node.path_names) == 1
+                node.path_names[-1][0]
+                for node in formula_nodes[1:]
+                if node.numeric_node.children or len(node.path_names) == 1
             )
             components: dict[str, str] = {}  # `attention` → self_attn: the outermost node of a component has its name
-            for node in nodes[1:]:
+            for node in formula_nodes[1:]:
                 if node.numeric_node.children:
                     components.setdefault(node.numeric_node.kind, node.path_names[-1][0])
             known_names = components | {path_end: path_end for path_end in sorted(path_ends)}
@@ -225,18 +227,18 @@ class Formulas:
         """
         if quantity == "flops_absorbed" and not self.symbolic.numbers.has_form("absorbed"):
             return None
-        value = Fraction(self._sum_terms(self.symbolic.numbers, self._numeric_terms(quantity), node))
-        if quantity in ("kv", "state") and (not value or self.one_pass_model):
+        numeric_value = Fraction(self._sum_terms(self.symbolic.numbers, self._numeric_terms(quantity), node))
+        if quantity in ("kv", "state") and (not numeric_value or self.one_pass_model):
             return None
         if not self.has_symbols:
-            return Formula(quantity, value, value, value)
+            return Formula(quantity, numeric_value, numeric_value, numeric_value)
         symbolic_sum = self._sum_terms(self.symbolic.tree, self._symbolic_terms(quantity), node)
         return self._formula_with_forms(
-            quantity, self._combine_equal_layers(symbolic_sum, _expand_if_shorter), value, node
+            quantity, self._combine_equal_layers(symbolic_sum, _expand_if_shorter), numeric_value, node
         )
 
-    def of_value(
-        self, quantity: Quantity, expression: Any, value: int, node: FormulaNode, rewrite_sums: SumStyle
+    def formula_of_value(
+        self, quantity: Quantity, expression: Any, known_value: int, node: FormulaNode, rewrite_sums: SumStyle
     ) -> Formula:
         """Returns the formula of an expression with a known value.
 
@@ -245,49 +247,51 @@ class Formulas:
         Raises `ArithmeticError` if it has another value.
         """
         if not self.has_symbols:
-            return Formula(quantity, Fraction(value), Fraction(value), Fraction(value))
+            return Formula(quantity, Fraction(known_value), Fraction(known_value), Fraction(known_value))
         formula = self._formula_with_forms(
-            quantity, self._combine_equal_layers(expression, rewrite_sums), Fraction(value), node
+            quantity, self._combine_equal_layers(expression, rewrite_sums), Fraction(known_value), node
         )
         if formula.hidden_expression is None:
             return formula
         return replace(formula, hidden_expression=self._combine_equal_layers(formula.hidden_expression, rewrite_sums))
 
-    def _formula_with_forms(self, quantity: Quantity, expression: Any, value: Fraction, node: FormulaNode) -> Formula:
-        open_form = self._evaluate_at_numbers(expression, value, node)
-        formula_in_hidden = self._in_units_of_hidden(expression)
+    def _formula_with_forms(
+        self, quantity: Quantity, expression: Any, known_value: Fraction, node: FormulaNode
+    ) -> Formula:
+        open_form = self._evaluate_at_numbers(expression, known_value, node)
+        formula_in_hidden = self._rewrite_in_hidden_units(expression)
         if formula_in_hidden is not None:
-            self._evaluate_at_numbers(formula_in_hidden, value, node)
-        return Formula(quantity, expression, value, open_form, formula_in_hidden)
+            self._evaluate_at_numbers(formula_in_hidden, known_value, node)
+        return Formula(quantity, expression, known_value, open_form, formula_in_hidden)
 
-    def _sum_terms(self, tree: Node, terms: Iterable[Term], node: FormulaNode) -> Any:
+    def _sum_terms(self, root: Node, cost_terms: Iterable[CostTerm], node: FormulaNode) -> Any:
         """Returns the sum of the terms per repeat of the node."""
-        value: Any = 0
-        for term in terms:
-            walked_places = self._places_in_run(tree, term.run_config)
-            for index in node.walk_indices:
-                value = add(value, walked_places[index].cost_per_repeat(term.cost, self.include))
-        return value
+        cost_sum: Any = 0
+        for cost_term in cost_terms:
+            walked_places = self._places_in_run(root, cost_term.run_config)
+            for walk_index in node.walk_indices:
+                cost_sum = add(cost_sum, walked_places[walk_index].cost_per_repeat(cost_term.cost, self.include))
+        return cost_sum
 
-    def _places_in_run(self, tree: Node, run_config: RunConfig | None) -> list[Place]:
+    def _places_in_run(self, root: Node, run_config: RunConfig | None) -> list[Place]:
         """Returns every place of the tree in a run, in the order of `walk_indices`, from a cache."""
-        key = (id(tree), run_config)
-        if key not in self._walks:
-            self._walks[key] = list(tree.walk(run_config))
-        return self._walks[key]
+        cache_key = (id(root), run_config)
+        if cache_key not in self._walks:
+            self._walks[cache_key] = list(root.walk(run_config))
+        return self._walks[cache_key]
 
-    def _numeric_terms(self, quantity: Quantity) -> list[Term]:
+    def _numeric_terms(self, quantity: Quantity) -> list[CostTerm]:
         """Returns the terms of the quantity in numbers."""
         seq = self.setting.seq
         return self._cost_terms(quantity, seq, Fraction(1, seq), self._element_bits, Fraction(1, 8))
 
-    def _symbolic_terms(self, quantity: Quantity) -> list[Term]:
+    def _symbolic_terms(self, quantity: Quantity) -> list[CostTerm]:
         """Returns the terms of the quantity in symbols. Imports sympy."""
         return self._cost_terms(quantity, keys_symbol(), 1 / keys_symbol(), 8 * bytes_symbol(), _one_eighth())
 
     def _cost_terms(
         self, quantity: Quantity, seq: Number, tokens_inverse: Any, element_bits: Number, one_eighth: Any
-    ) -> list[Term]:
+    ) -> list[CostTerm]:
         """Returns the cost terms of which the quantity is the sum.
 
         seq: tokens of a sequence.
@@ -296,11 +300,11 @@ class Formulas:
         one_eighth: 1/8, in numbers or in symbols.
         """
         if quantity in ("params", "active"):
-            return [Term(total_of if quantity == "params" else active_of)]
+            return [CostTerm(total_of if quantity == "params" else active_of)]
         if quantity in ("flops", "flops_absorbed"):
             execution = EAGER if quantity == "flops" else Execution(mla="absorbed")
             run_config = RunConfig(Workload(batch=1, seq=seq), Counting(self.setting.pairs), execution)
-            return [Term(_scaled_cost(forward_of, tokens_inverse), run_config)]
+            return [CostTerm(_scaled_cost(forward_of, tokens_inverse), run_config)]
         empty_run, one_token = (
             RunConfig(Workload(batch=1, seq=token_count, source=token_count, phase="prefill")) for token_count in (0, 1)
         )
@@ -310,7 +314,7 @@ class Formulas:
         return _cache_terms(quantity, empty_run, one_token, element_bits, state_bits, one_eighth)
 
     def _check_whole_blocks(self) -> None:
-        """Raises `InputError` for a cache format in which an element has no number of bytes of its own."""
+        """Raises `InputError` for a cache format whose blocks of elements do not fit the head size or the latent."""
         stored_format, block = self._stored_format, self._stored_format.keys.block
         head_sizes = {
             head_size
@@ -324,20 +328,22 @@ class Formulas:
                 "expected a number format such as fp8, or llmcalc kv for its bytes"
             )
 
-    def _evaluate_at_numbers(self, expression: Any, value: Fraction, node: FormulaNode) -> Any:
+    def _evaluate_at_numbers(self, expression: Any, known_value: Fraction, node: FormulaNode) -> Any:
         """Returns the expression with all symbols except S replaced by numbers.
 
-        Raises `ArithmeticError` if its value differs from `value`.
+        Raises `ArithmeticError` if its value differs from `known_value`.
         """
         import sympy
 
-        values = {symbol: sympy.Rational(meaning.value) for symbol, meaning in self.meanings.items()}
+        value_of_symbol = {symbol: sympy.Rational(meaning.value) for symbol, meaning in self.meanings.items()}
         expression = sympy.sympify(expression)
-        number = expression.xreplace(values)
-        if number != sympy.Rational(value):
-            raise ArithmeticError(f"{node.name}: the formula {expression} gives {number}, the count is {value}")
-        del values[keys_symbol()]
-        return sympy.expand(expression.xreplace(values))
+        numeric_value = expression.xreplace(value_of_symbol)
+        if numeric_value != sympy.Rational(known_value):
+            raise ArithmeticError(
+                f"{node.name}: the formula {expression} gives {numeric_value}, the count is {known_value}"
+            )
+        del value_of_symbol[keys_symbol()]
+        return sympy.expand(expression.xreplace(value_of_symbol))
 
     def _combine_equal_layers(self, expression: Any, rewrite_sums: SumStyle) -> Any:
         """Combines the terms of equal layers, with the depth as a factor for terms of all layers.
@@ -348,15 +354,17 @@ class Formulas:
 
         expression = sympy.sympify(expression)
         depths = self.symbolic.depths
-        counts = {symbol for symbol, meaning in self.meanings.items() if meaning.field.startswith("num_hidden_layers")}
+        depth_symbols = {
+            symbol for symbol, meaning in self.meanings.items() if meaning.field.startswith("num_hidden_layers")
+        }
         layer_terms: dict[Any, set[Any]] = {}
         other_terms: list[Any] = []
-        for term in sympy.Add.make_args(expression):
-            repeat = [factor for factor in sympy.Mul.make_args(term) if factor in counts]
+        for summand in sympy.Add.make_args(expression):
+            repeat = [factor for factor in sympy.Mul.make_args(summand) if factor in depth_symbols]
             if len(repeat) == 1:
-                layer_terms.setdefault(rewrite_sums(term / repeat[0]), set()).add(repeat[0])
+                layer_terms.setdefault(rewrite_sums(summand / repeat[0]), set()).add(repeat[0])
             else:
-                other_terms.append(term)
+                other_terms.append(summand)
         terms_by_repeat: dict[Any, list[Any]] = {}
         for layer_term, repeats in layer_terms.items():
             depth_symbol = next((depth for depth, depth_kinds in depths.items() if depth_kinds == repeats), None)
@@ -368,7 +376,7 @@ class Formulas:
         ]
         return sympy.Add(*repeated_terms, rewrite_sums(sympy.Add(*other_terms)))
 
-    def _in_units_of_hidden(self, expression: Any) -> Any:
+    def _rewrite_in_hidden_units(self, expression: Any) -> Any:
         """Rewrites the expression in units of h, term by term: f and heads × head size as multiples of h."""
         import sympy
 
@@ -376,61 +384,75 @@ class Formulas:
         expanded_sum = sympy.expand(expression)
         if hidden is None or not expanded_sum.has(hidden) or expanded_sum.has(sympy.Min, sympy.Max, sympy.floor):
             return None
-        total: Any = sympy.Integer(0)
-        for term in sympy.Add.make_args(expanded_sum):
-            factors: list[tuple[Any, Any]] = [factor.as_base_exp() for factor in sympy.Mul.make_args(term)]
-            fields = [self.meanings[base].field if base in self.meanings else "" for base, _ in factors]
-            heads = sum(exp for (_, exp), factor in zip(factors, fields, strict=True) if factor in HEADS)
-            sizes = sum(exp for (_, exp), factor in zip(factors, fields, strict=True) if factor in HEAD_SIZES)
-            lengths = WIDTHS | (HEADS | HEAD_SIZES if heads == sizes else frozenset())
-            for (base, exp), field in zip(factors, fields, strict=True):
-                power = exp if field in WIDTHS | HEAD_SIZES else 0
+        total_sum: Any = sympy.Integer(0)
+        for summand in sympy.Add.make_args(expanded_sum):
+            factors: list[tuple[Any, Any]] = [factor.as_base_exp() for factor in sympy.Mul.make_args(summand)]
+            factor_fields = [self.meanings[base].field if base in self.meanings else "" for base, _ in factors]
+            heads = sum(
+                exponent for (_, exponent), factor in zip(factors, factor_fields, strict=True) if factor in HEADS
+            )
+            head_size_power = sum(
+                exponent for (_, exponent), factor in zip(factors, factor_fields, strict=True) if factor in HEAD_SIZES
+            )
+            lengths = WIDTHS | (HEADS | HEAD_SIZES if heads == head_size_power else frozenset())
+            for (base, exponent), field in zip(factors, factor_fields, strict=True):
+                power = exponent if field in WIDTHS | HEAD_SIZES else 0
                 changed_terms = (
-                    sympy.Rational(self.meanings[base].value) ** exp * (hidden / self.meanings[hidden].value) ** power
+                    sympy.Rational(self.meanings[base].value) ** exponent
+                    * (hidden / self.meanings[hidden].value) ** power
                     if field in lengths
-                    else base**exp
+                    else base**exponent
                 )
-                term = term / base**exp * changed_terms if field in lengths else term
-            total += term
-        coefficients = [term_of_sum.as_coeff_Mul()[0] for term_of_sum in sympy.Add.make_args(total)]
+                summand = summand / base**exponent * changed_terms if field in lengths else summand
+            total_sum += summand
+        coefficients = [term_of_sum.as_coeff_Mul()[0] for term_of_sum in sympy.Add.make_args(total_sum)]
         is_readable = all(coefficient.q <= LARGEST_DENOMINATOR for coefficient in coefficients)
-        return self._combine_by_power(total) if is_readable and total != expanded_sum else None
+        return self._combine_by_power(total_sum) if is_readable and total_sum != expanded_sum else None
 
     def proportions(self) -> list[tuple[Any, Any]]:
         """Returns widths as multiples of the hidden size h: (f, 3.5·h), (a·d, h), (k·d, h/4) or (k, a/4)."""
         import sympy
 
-        value = {symbol: meaning.value for symbol, meaning in self.meanings.items()}
+        value_of_symbol = {symbol: meaning.value for symbol, meaning in self.meanings.items()}
 
         def symbols_of(fields: frozenset[str]) -> list[Any]:
             return [symbol for symbol, meaning in self.meanings.items() if meaning.field in fields]
 
         def ratio(numerator: Number, denominator: Any) -> Any:
-            return sympy.Rational(numerator, value[denominator]) * denominator
+            return sympy.Rational(numerator, value_of_symbol[denominator]) * denominator
 
-        hidden_widths, heads, sizes = symbols_of(frozenset({"hidden_size"})), symbols_of(HEADS), symbols_of(HEAD_SIZES)
+        hidden_widths, heads, head_sizes = (
+            symbols_of(frozenset({"hidden_size"})),
+            symbols_of(HEADS),
+            symbols_of(HEAD_SIZES),
+        )
         if len(hidden_widths) != 1:
             return []
         (hidden,) = hidden_widths
-        width_ratios = [(width, ratio(value[width], hidden)) for width in symbols_of(WIDTHS)]
-        if len(sizes) == 1:
-            width_ratios += [(head * sizes[0], ratio(value[head] * value[sizes[0]], hidden)) for head in heads]
-        elif not sizes and len(heads) == 2:
-            width_ratios.append((heads[1], ratio(value[heads[1]], heads[0])))
+        width_ratios = [(width, ratio(value_of_symbol[width], hidden)) for width in symbols_of(WIDTHS)]
+        if len(head_sizes) == 1:
+            width_ratios += [
+                (head * head_sizes[0], ratio(value_of_symbol[head] * value_of_symbol[head_sizes[0]], hidden))
+                for head in heads
+            ]
+        elif not head_sizes and len(heads) == 2:
+            width_ratios.append((heads[1], ratio(value_of_symbol[heads[1]], heads[0])))
         return width_ratios
 
-    def _combine_by_power(self, total: Any) -> Any:
+    def _combine_by_power(self, total_sum: Any) -> Any:
         """Combines the terms that differ only in the layer into one term times the number of layers."""
         import sympy
 
         for depth, depth_kinds in self.symbolic.depths.items():
-            terms = [
-                {term / depth_kind for term in sympy.Add.make_args(total) if term.has(depth_kind)}
+            combined_terms = [
+                {summand / depth_kind for summand in sympy.Add.make_args(total_sum) if summand.has(depth_kind)}
                 for depth_kind in depth_kinds
             ]
-            for shared_factor in set.intersection(*terms) if terms else set():
-                total = total - sum(shared_factor * depth_kind for depth_kind in depth_kinds) + shared_factor * depth
-        return total
+            for shared_factor in set.intersection(*combined_terms) if combined_terms else set():
+                total_sum = (
+                    total_sum - sum(shared_factor * depth_kind for depth_kind in depth_kinds) + shared_factor * depth
+                )
+        return total_sum
 
 
 def _cache_terms(
@@ -440,7 +462,7 @@ def _cache_terms(
     element_bits: Number,
     state_bits: Number,
     factor: Any,
-) -> list[Term]:
+) -> list[CostTerm]:
     """Returns the terms of the cache bytes of one token or, for `state`, of the bytes before any token.
 
     Assumes that no window is full yet; a recurrent state does not grow.
@@ -449,8 +471,8 @@ def _cache_terms(
     def cost(op_use: OpUse) -> Number:
         return op_use.cache_bits(state_bits if isinstance(op_use.op, State) else element_bits)
 
-    initial_terms = [Term(_scaled_cost(cost, factor if quantity == "state" else -factor), empty_run)]
-    return initial_terms if quantity == "state" else [Term(_scaled_cost(cost, factor), one_token), *initial_terms]
+    initial_terms = [CostTerm(_scaled_cost(cost, factor if quantity == "state" else -factor), empty_run)]
+    return initial_terms if quantity == "state" else [CostTerm(_scaled_cost(cost, factor), one_token), *initial_terms]
 
 
 def _scaled_cost(cost: Cost, factor: Any) -> Cost:
@@ -478,47 +500,47 @@ def _expand_if_shorter(expression: Any) -> Any:
 
 
 def _build_node(
-    numeric_place: Place, symbolic_node: Node, path_names: Steps, positions: Iterator[int], source: str = ""
+    numeric_place: Place, symbolic_node: Node, path_names: Steps, positions: Iterator[int], formula_source: str = ""
 ) -> FormulaNode:
     """Builds a node with children. positions: yields each node's position in a walk of the tree."""
-    node, index = numeric_place.node, next(positions)
+    node, walk_index = numeric_place.node, next(positions)
     if (node.name, len(node.children)) != (symbolic_node.name, len(symbolic_node.children)):
         raise ArithmeticError(f"{numeric_place.path}: the tree in symbols is not the tree in numbers")
-    source = node.source or source
+    formula_source = node.source or formula_source
     children_nodes = tuple(
         _build_node(
             numeric_child,
             symbolic_child,
             (*path_names, (numeric_child.node.name, symbolic_child.label, tuple(numeric_child.node.indices or ()))),
             positions,
-            source,
+            formula_source,
         )
         for numeric_child, symbolic_child in zip(numeric_place.children(), symbolic_node.children, strict=True)
     )
     return FormulaNode(
         path_names,
         numeric_place.path,
-        (index,),
+        (walk_index,),
         node,
         symbolic_node,
         numeric_place.times,
         numeric_place.optional,
-        source,
+        formula_source,
         children_nodes,
     )
 
 
-def merge_nodes(parent: FormulaNode, name: str, parts: Sequence[FormulaNode]) -> FormulaNode:
+def merge_nodes(parent_node: FormulaNode, node_name: str, merged_nodes: Sequence[FormulaNode]) -> FormulaNode:
     """Merges several parts of one node into one renamed part."""
     numeric_node, symbolic_node = (
-        Node(name, children=tuple(getattr(pair, node_field) for pair in parts))
+        Node(node_name, children=tuple(getattr(formula_node, node_field) for formula_node in merged_nodes))
         for node_field in ("numeric_node", "symbolic_node")
     )
-    positions = tuple(i for part in parts for i in part.walk_indices)
-    path = f"{parent.path}.{name}" if parent.path else name
+    positions = tuple(i for merged_node in merged_nodes for i in merged_node.walk_indices)
+    path = f"{parent_node.path}.{node_name}" if parent_node.path else node_name
     return replace(
-        parent,
-        path_names=(*parent.path_names, (name, "", ())),
+        parent_node,
+        path_names=(*parent_node.path_names, (node_name, "", ())),
         path=path,
         walk_indices=positions,
         numeric_node=numeric_node,
@@ -533,20 +555,20 @@ def _places_in_run(node: FormulaNode) -> Iterator[FormulaNode]:
         yield from _places_in_run(child)
 
 
-def _matches_path_end(names: list[str], path_names: Steps, allows_gaps: bool) -> bool:
+def _matches_path_end(query_names: list[str], path_names: Steps, allows_gaps: bool) -> bool:
     """Whether names (with optional layer labels or numbers) match the end of a path."""
-    if not names or not path_names:
+    if not query_names or not path_names:
         return False
-    (name, label, indices), outer_steps = path_names[-1], path_names[:-1]
-    last_name, remaining_names = names[-1], []
-    if last_name == name:
-        remaining_names.append(names[:-1])
+    (node_name, label, indices), outer_steps = path_names[-1], path_names[:-1]
+    last_name, remaining_names = query_names[-1], []
+    if last_name == node_name:
+        remaining_names.append(query_names[:-1])
     if (
         last_name
         and (last_name == label or (last_name.isdecimal() and int(last_name) in indices))
-        and (len(names) == 1 or names[-2] == name)
+        and (len(query_names) == 1 or query_names[-2] == node_name)
     ):
-        remaining_names.append(names[:-2])
+        remaining_names.append(query_names[:-2])
     outer_lengths = range(len(outer_steps), 0 if allows_gaps else len(outer_steps) - 1, -1)
     return any(
         not unmatched_names

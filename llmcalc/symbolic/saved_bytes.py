@@ -55,7 +55,7 @@ class Location(NamedTuple):
     @property
     def stack(self) -> PathNames:
         """The names in the enclosing layer's path, which all kinds of layers of a stack share."""
-        return tuple(name for name, _ in self.layer)
+        return tuple(stack_name for stack_name, _ in self.layer)
 
 
 class Block:
@@ -112,7 +112,7 @@ class Storages:
         block.keepers.append(self.place)
 
 
-class PlacedEager(Eager):
+class NodeTrackingEager(Eager):
     """The eager kernels of a pass that report the running node to the meter."""
 
     @property
@@ -127,7 +127,7 @@ class PlacedEager(Eager):
         ]
         depth, layer_index = layers[0] if layers else (0, -1)
         return Location(
-            tuple(_name_and_label(frame.scope) for frame in named_frames),
+            tuple(_node_name_and_label(frame.scope) for frame in named_frames),
             depth,
             -1 if layer_index is None else layer_index,
         )
@@ -135,7 +135,9 @@ class PlacedEager(Eager):
     def step(self, step: Step) -> None:
         meter = self.graph.meter
         outer_place, step_place = meter.place, self.location(self.frames[1:])
-        meter.place = step_place._replace(path=(*step_place.path, _name_and_label(step))) if step.name else step_place
+        meter.place = (
+            step_place._replace(path=(*step_place.path, _node_name_and_label(step))) if step.name else step_place
+        )
         super().step(step)
         meter.place = outer_place
 
@@ -144,7 +146,9 @@ class PlacedEager(Eager):
         outer_place, meter.place = meter.place, self.location([*self.frames[1:], frame])
         layer_output = super().layer(frame, x)
         meter.place = outer_place
-        for block in {id(t.storage.block): t.storage.block for t in _tensors(self.memo.values())}.values():
+        for block in {
+            id(tensor.storage.block): tensor.storage.block for tensor in _tensors(self.memo.values())
+        }.values():
             block.ends += 1
         return layer_output
 
@@ -155,12 +159,12 @@ class PlacedEager(Eager):
         return super().layer_runner(frame, layer_input, layer_output)
 
 
-def _name_and_label(scope_or_step: Scope | Step) -> tuple[str, str]:
+def _node_name_and_label(scope_or_step: Scope | Step) -> tuple[str, str]:
     return scope_or_step.name, scope_or_step.about.get("label", "")
 
 
-def _tensors(values: Any) -> Iterator[Tensor]:
-    for nested_value in values:
+def _tensors(nested_values: Any) -> Iterator[Tensor]:
+    for nested_value in nested_values:
         if isinstance(nested_value, Tensor):
             yield nested_value
         elif isinstance(nested_value, tuple | list):
@@ -187,7 +191,9 @@ class Pass:
     layers: Mapping[int, int] = field(default_factory=dict)
 
 
-def saved_blocks(spec: ModelSpec, training_pass: Pass, kernels: type[PlacedEager] = PlacedEager) -> list[Block]:
+def saved_blocks(
+    spec: ModelSpec, training_pass: Pass, kernels: type[NodeTrackingEager] = NodeTrackingEager
+) -> list[Block]:
     """Returns every storage that is saved for the backward pass, without weights and inputs.
 
     Raises `Unsupported` for a step of the model without kernels.
@@ -195,7 +201,7 @@ def saved_blocks(spec: ModelSpec, training_pass: Pass, kernels: type[PlacedEager
     meter = Storages()
     program = spec.program()
     run_config = RunConfig(Workload(training_pass.batch, training_pass.seq, source=training_pass.seq, phase="training"))
-    run = kernels(
+    recorded_kernels = kernels(
         Graph(meter),
         run_config,
         training_pass.dtype,
@@ -203,19 +209,21 @@ def saved_blocks(spec: ModelSpec, training_pass: Pass, kernels: type[PlacedEager
         include=training_pass.include,
         choices=training_pass.choices,
     )
-    run.run_only = dict(training_pass.layers)
+    recorded_kernels.run_only = dict(training_pass.layers)
     with counted_as(meter, "input"):
-        ids = run.inputs[TOKENS] = run.inputs[SOURCE] = empty(meter, (training_pass.batch, training_pass.seq), INT64)
-        run.take_frames(program)
-        labels = run.t.flatten(ids)
-    model_output = run.run(program)
+        ids = recorded_kernels.inputs[TOKENS] = recorded_kernels.inputs[SOURCE] = empty(
+            meter, (training_pass.batch, training_pass.seq), INT64
+        )
+        recorded_kernels.take_frames(program)
+        labels = recorded_kernels.t.flatten(ids)
+    model_output = recorded_kernels.run(program)
     if spec.head.type == "lm":
         meter.place = Location(LOSS)
-        model_output = run.cap_logits(model_output)
-        model_output = run.losses(model_output, labels)
-    node = model_output.node
+        model_output = recorded_kernels.cap_logits(model_output)
+        model_output = recorded_kernels.losses(model_output, labels)
+    output_node = model_output.node
     del model_output
-    run.left.clear()  # states that modules keep for a next pass
+    recorded_kernels.left.clear()  # states that modules keep for a next pass
     blocks = [block for block in meter.alive.values() if block.kind == "temporary"]
-    del node  # whose graph keeps them
+    del output_node  # whose graph keeps them
     return blocks

@@ -50,7 +50,7 @@ class SizeOccurrence:
 
 
 @dataclass(frozen=True, slots=True)
-class Meaning:
+class SymbolMeaning:
     """The meaning of a symbol: name, field and value."""
 
     name: str
@@ -72,7 +72,7 @@ class Symbolic:
     spec: ModelSpec
     numbers: Node
     tree: Node
-    meanings: dict[Any, Meaning]
+    meanings: dict[Any, SymbolMeaning]
     depths: dict[Any, frozenset[Any]]
 
 
@@ -86,7 +86,7 @@ def missing_sympy_error(feature: str) -> MissingExtra:
     return MissingExtra(feature, "sympy", "explain")
 
 
-def values_only(spec: ModelSpec) -> Symbolic:
+def numeric_tree(spec: ModelSpec) -> Symbolic:
     """Returns the formulas' tree with numbers instead of symbols, without importing sympy."""
     tree = spec.tree()
     return Symbolic(spec, tree, tree, {}, {})
@@ -105,66 +105,75 @@ def cached_symbolic(spec: ModelSpec) -> Symbolic:
 
     Who asks for the formulas of one part after another, as the page does, has the tree made once.
     """
-    entry = _latest.get(id(spec))
-    if entry is None:
+    cache_entry = _latest.get(id(spec))
+    if cache_entry is None:
         _latest.clear()
-        entry = _latest[id(spec)] = spec, symbolic(spec)
-    return entry[1]
+        cache_entry = _latest[id(spec)] = spec, symbolic(spec)
+    return cache_entry[1]
 
 
 def symbolic(spec: ModelSpec) -> Symbolic:
     """Returns the tree of a model, or of one rank of a layout, in symbols. Imports sympy."""
     rank = spec if isinstance(spec, RankModel) else None
-    used_occurrences = _used_occurrences(spec if rank is None else rank.full_model)
-    names = _symbol_names(used_occurrences + _depth_occurrences(spec))
-    meanings: dict[Any, Meaning] = {}
+    used_occurrences = _occurrences_in_ops(spec if rank is None else rank.full_model)
+    symbol_names = _symbol_names(used_occurrences + _depth_size_occurrences(spec))
+    meanings: dict[Any, SymbolMeaning] = {}
 
-    def symbol(name: str, field: str, value: Number) -> Any:
-        name = _without_hyphens(name)
-        new_symbol = _symbol(name)
-        meaning = meanings.setdefault(new_symbol, Meaning(name, field, value))
-        if meaning.value != value:
-            raise ArithmeticError(f"{name} stands for {meaning.field} = {meaning.value} and for {field} = {value}")
+    def symbol(layer_name: str, field: str, size: Number) -> Any:
+        layer_name = _remove_hyphens(layer_name)
+        new_symbol = _symbol(layer_name)
+        meaning = meanings.setdefault(new_symbol, SymbolMeaning(layer_name, field, size))
+        if meaning.value != size:
+            raise ArithmeticError(f"{layer_name} stands for {meaning.field} = {meaning.value} and for {field} = {size}")
         return new_symbol
 
     def symbol_or_size(occurrence: SizeOccurrence) -> Any:
         return (
-            symbol(names[occurrence], occurrence.field, occurrence.value) if occurrence in names else occurrence.value
+            symbol(symbol_names[occurrence], occurrence.field, occurrence.value)
+            if occurrence in symbol_names
+            else occurrence.value
         )
 
     symbolic_tree = (
-        _with_symbols(spec, symbol_or_size).tree() if rank is None else _rank_in_symbols(rank, symbol_or_size, symbol)
+        _replace_sizes_by_symbols(spec, symbol_or_size).tree()
+        if rank is None
+        else _rank_in_symbols(rank, symbol_or_size, symbol)
     )
     depths: dict[Any, frozenset[Any]] = {}
     groups: dict[tuple[str, str], tuple[Any, str]] = {}
     has_several_stacks = len(spec.stacks()) > 1
-    for occurrence in _depth_occurrences(spec):
+    for occurrence in _depth_size_occurrences(spec):
         stack = getattr(spec, occurrence.side)
-        labels, counts, suffix = _layer_labels(stack), _layer_counts(stack, rank), _rank_suffix(rank)
-        labels_by_kind = {name: labels[name] for name in counts}
-        depth_symbol = symbol(names[occurrence], occurrence.field + suffix, sum(counts.values()))
+        labels, layer_counts, suffix = _layer_labels(stack), _layer_counts(stack, rank), _rank_suffix(rank)
+        labels_by_kind = {layer_name: labels[layer_name] for layer_name in layer_counts}
+        depth_symbol = symbol(symbol_names[occurrence], occurrence.field + suffix, sum(layer_counts.values()))
         if len(labels_by_kind) == 1:
             groups[occurrence.side, next(iter(labels_by_kind))] = depth_symbol, next(iter(labels_by_kind.values()))
             continue
-        base = f"{occurrence.letter}_{SIDE_NAMES[occurrence.side]}" if has_several_stacks else names[occurrence]
-        for name, layer_count in counts.items():
-            groups[occurrence.side, name] = (
-                symbol(f"{base}_{labels_by_kind[name]}", f"{DEPTH} ({labels_by_kind[name]}){suffix}", layer_count),
-                labels_by_kind[name],
+        base = f"{occurrence.letter}_{SIDE_NAMES[occurrence.side]}" if has_several_stacks else symbol_names[occurrence]
+        for layer_name, layer_count in layer_counts.items():
+            groups[occurrence.side, layer_name] = (
+                symbol(
+                    f"{base}_{labels_by_kind[layer_name]}",
+                    f"{DEPTH} ({labels_by_kind[layer_name]}){suffix}",
+                    layer_count,
+                ),
+                labels_by_kind[layer_name],
             )
-        depths[depth_symbol] = frozenset(groups[occurrence.side, name][0] for name in labels_by_kind)
+        depths[depth_symbol] = frozenset(groups[occurrence.side, layer_name][0] for layer_name in labels_by_kind)
     main_stack = "decoder" if spec.decoder is not None else "encoder"
-    return Symbolic(spec, spec.tree(), _with_depths(symbolic_tree, main_stack, groups), meanings, depths)
+    return Symbolic(spec, spec.tree(), _add_depth_symbols(symbolic_tree, main_stack, groups), meanings, depths)
 
 
 def _layer_counts(stack: Stack, rank: RankModel | None) -> dict[str, Number]:
     """Returns the number of layers of each kind, in the stack or on one pipeline rank."""
     if rank is None or rank.layout.pp == 1:
-        return {name: layer_count for name, _, layer_count, _ in stack.groups() if not is_zero(layer_count)}
-    counts = {
-        name: sum(i in rank.chunks.layers for i in layer_indices or ()) for name, _, _, layer_indices in stack.groups()
+        return {layer_name: layer_count for layer_name, _, layer_count, _ in stack.groups() if not is_zero(layer_count)}
+    layer_counts = {
+        layer_name: sum(i in rank.chunks.layers for i in layer_indices or ())
+        for layer_name, _, _, layer_indices in stack.groups()
     }
-    return {name: layer_count for name, layer_count in counts.items() if layer_count}
+    return {layer_name: layer_count for layer_name, layer_count in layer_counts.items() if layer_count}
 
 
 def _rank_suffix(rank: RankModel | None) -> str:
@@ -172,7 +181,7 @@ def _rank_suffix(rank: RankModel | None) -> str:
 
 
 def _rank_in_symbols(rank: RankModel, size_replacer: SizeReplacer, symbol: Callable[[str, str, Number], Any]) -> Node:
-    """Returns a rank's tree in symbols, by symbolic integers, as a rank's sizes depend on comparisons."""
+    """Returns a rank's tree in symbols; its sizes are symbolic integers, because they depend on comparisons."""
 
     def traced_size(occurrence: SizeOccurrence) -> Any:
         symbol_of_size = size_replacer(occurrence)
@@ -183,11 +192,13 @@ def _rank_in_symbols(rank: RankModel, size_replacer: SizeReplacer, symbol: Calla
     if layout.expert_tp == layout.tp:
         del layout_sizes["etp"]
     degrees: dict[str, Any] = {
-        name: SymbolicInt(n, symbol(name, GROUPS[name], n)) for name, n in layout_sizes.items() if n > 1
+        size_name: SymbolicInt(n, symbol(size_name, GROUPS[size_name], n))
+        for size_name, n in layout_sizes.items()
+        if n > 1
     }
     if "etp" not in layout_sizes:
         degrees["etp"] = degrees.get("tp", layout.expert_tp)
-    symbolic_rank = _with_symbols(rank, traced_size)
+    symbolic_rank = _replace_sizes_by_symbols(rank, traced_size)
     assert isinstance(symbolic_rank, RankModel)
     symbolic_tree: Node = _formulas_of(symbolic_rank.with_symbols(replace(layout, **degrees)).tree())
     return symbolic_tree
@@ -200,7 +211,7 @@ def _formulas_of(symbolic_value: Any) -> Any:
     if isinstance(symbolic_value, tuple):
         return tuple(map(_formulas_of, symbolic_value))
     if isinstance(symbolic_value, dict):
-        return {key: _formulas_of(field) for key, field in symbolic_value.items()}
+        return {field_key: _formulas_of(field) for field_key, field in symbolic_value.items()}
     if is_dataclass(symbolic_value) and not isinstance(symbolic_value, type):
         changed_fields = {
             field.name: _formulas_of(getattr(symbolic_value, field.name)) for field in fields(symbolic_value)
@@ -209,27 +220,27 @@ def _formulas_of(symbolic_value: Any) -> Any:
     return symbolic_value
 
 
-def with_formulas(spec: ModelSpec) -> ModelSpec:
+def spec_with_formulas(spec: ModelSpec) -> ModelSpec:
     """Returns a copy of `spec` with symbolic integers as sizes. Imports sympy."""
-    names = _symbol_names(_used_occurrences(spec) + _depth_occurrences(spec))
+    symbol_names = _symbol_names(_occurrences_in_ops(spec) + _depth_size_occurrences(spec))
 
     def symbol_or_size(occurrence: SizeOccurrence) -> int:
-        if occurrence in names:
-            return SymbolicInt(occurrence.value, _symbol(_without_hyphens(names[occurrence])))
+        if occurrence in symbol_names:
+            return SymbolicInt(occurrence.value, _symbol(_remove_hyphens(symbol_names[occurrence])))
         return occurrence.value
 
-    return _with_symbols(spec, symbol_or_size)
+    return _replace_sizes_by_symbols(spec, symbol_or_size)
 
 
-def _without_hyphens(name: str) -> str:
+def _remove_hyphens(symbol_name: str) -> str:
     """Replaces hyphens in a name, which would look like a minus."""
-    return name.replace("-", "_")
+    return symbol_name.replace("-", "_")
 
 
-def _symbol(name: str) -> Any:
+def _symbol(symbol_name: str) -> Any:
     import sympy
 
-    return sympy.Symbol(name, integer=True, positive=True)
+    return sympy.Symbol(symbol_name, integer=True, positive=True)
 
 
 def bytes_symbol() -> Any:
@@ -252,13 +263,13 @@ def sequences_symbol() -> Any:
 # --- where the sizes stand --------------------------------------------------------------------------------------------
 
 
-def letter_of(field: FieldInfo) -> str | None:
+def letter_of_field(field: FieldInfo) -> str | None:
     """Returns the letter of a field's type, or of the type inside `| None`."""
     return _letter(field.metadata) or _letter_inside(field.annotation)
 
 
 def _letter(metadata: Iterable[Any]) -> str | None:
-    return next((item.letter for item in metadata if isinstance(item, Symbol)), None)
+    return next((annotation.letter for annotation in metadata if isinstance(annotation, Symbol)), None)
 
 
 def _letter_inside(annotation: Any) -> str | None:
@@ -267,63 +278,69 @@ def _letter_inside(annotation: Any) -> str | None:
     return next((letter for argument in get_args(annotation) if (letter := _letter_inside(argument))), None)
 
 
-def _with_symbols(spec: ModelSpec, size_replacer: SizeReplacer) -> ModelSpec:
+def _replace_sizes_by_symbols(spec: ModelSpec, size_replacer: SizeReplacer) -> ModelSpec:
     """Returns a copy of `spec` in which `size_replacer` replaces every size that has a letter, except depths."""
-    update: dict[str, Any] = {
-        stack_name: _stack_with_symbols(stack, stack_name, size_replacer) for stack_name, stack in spec.stacks()
+    changed_fields: dict[str, Any] = {
+        stack_name: _stack_in_symbols(stack, stack_name, size_replacer) for stack_name, stack in spec.stacks()
     }
-    model_changes = _symbol_changes(spec, "", "", "", size_replacer, kept_fields=frozenset(update))
-    return spec.model_copy(update={**model_changes, **update})
+    model_changes = _symbol_changes(spec, "", "", "", size_replacer, kept_fields=frozenset(changed_fields))
+    return spec.model_copy(update={**model_changes, **changed_fields})
 
 
-def _stack_with_symbols(stack: Stack, stack_name: str, size_replacer: SizeReplacer) -> Stack:
+def _stack_in_symbols(stack: Stack, stack_name: str, size_replacer: SizeReplacer) -> Stack:
     labels = _layer_labels(stack)
-    update = _symbol_changes(
+    changed_fields = _symbol_changes(
         stack, stack_name, "", "", size_replacer, kept_fields=frozenset({"block", "variants", DEPTH})
     )
 
-    def with_symbols(name: str, block: Layer) -> Part:
-        return _part_with_symbols(block, stack_name, labels[name], "", size_replacer) if name in labels else block
+    def with_symbols(layer_name: str, block: Layer) -> Part:
+        return (
+            _part_in_symbols(block, stack_name, labels[layer_name], "", size_replacer)
+            if layer_name in labels
+            else block
+        )
 
-    update["block"] = with_symbols(BASE, stack.block)
-    update["variants"] = {name: with_symbols(name, block) for name, block in stack.variants.items()}
-    return stack.model_copy(update=update)
+    changed_fields["block"] = with_symbols(BASE, stack.block)
+    changed_fields["variants"] = {
+        layer_name: with_symbols(layer_name, block) for layer_name, block in stack.variants.items()
+    }
+    return stack.model_copy(update=changed_fields)
 
 
-def _part_with_symbols(part: Part, stack_name: str, layer: str, name: str, size_replacer: SizeReplacer) -> Part:
-    return part.model_copy(update=_symbol_changes(part, stack_name, layer, name, size_replacer))
+def _part_in_symbols(part: Part, stack_name: str, layer: str, part_name: str, size_replacer: SizeReplacer) -> Part:
+    return part.model_copy(update=_symbol_changes(part, stack_name, layer, part_name, size_replacer))
 
 
 def _symbol_changes(
     part: Part,
     stack_name: str,
     layer: str,
-    name: str,
+    part_name: str,
     size_replacer: SizeReplacer,
     kept_fields: frozenset[str] = frozenset(),
 ) -> dict[str, Any]:
     """Returns field → new value of the parts and sizes in which symbols replace numbers."""
-    changes: dict[str, Any] = {}
+    new_values: dict[str, Any] = {}
     for field, field_info in type(part).model_fields.items():
-        field_value, letter = getattr(part, field), letter_of(field_info)
+        field_value, letter = getattr(part, field), letter_of_field(field_info)
         if field in kept_fields:
             continue
         if isinstance(field_value, Part):
-            changes[field] = _part_with_symbols(field_value, stack_name, layer, field, size_replacer)
+            new_values[field] = _part_in_symbols(field_value, stack_name, layer, field, size_replacer)
         elif letter is not None and isinstance(field_value, int):
-            changes[field] = size_replacer(SizeOccurrence(stack_name, layer, name, field, letter, field_value))
-    return changes
+            new_values[field] = size_replacer(SizeOccurrence(stack_name, layer, part_name, field, letter, field_value))
+    return new_values
 
 
-def _depth_occurrences(spec: ModelSpec) -> list[SizeOccurrence]:
-    letter = letter_of(Stack.model_fields[DEPTH]) or "L"
+def _depth_size_occurrences(spec: ModelSpec) -> list[SizeOccurrence]:
+    letter = letter_of_field(Stack.model_fields[DEPTH]) or "L"
     return [
         SizeOccurrence(stack_name, "", "", DEPTH, letter, stack.num_hidden_layers)
         for stack_name, stack in spec.stacks()
     ]
 
 
-def _used_occurrences(spec: ModelSpec) -> list[SizeOccurrence]:
+def _occurrences_in_ops(spec: ModelSpec) -> list[SizeOccurrence]:
     """Returns the sizes that affect a primitive, in the order of the spec, stacks first."""
     placeholder_symbols: dict[SizeOccurrence, Any] = {}
 
@@ -331,9 +348,9 @@ def _used_occurrences(spec: ModelSpec) -> list[SizeOccurrence]:
         return placeholder_symbols.setdefault(occurrence, _symbol(f"x{len(placeholder_symbols)}"))
 
     free_symbols = {
-        s
-        for node_position in _with_symbols(spec, symbol_or_size).tree().walk()
-        for s in _free_symbols(node_position.node.op)
+        free_symbol
+        for node_position in _replace_sizes_by_symbols(spec, symbol_or_size).tree().walk()
+        for free_symbol in _free_symbols(node_position.node.op)
     }
     return [occurrence for occurrence, symbol in placeholder_symbols.items() if symbol in free_symbols]
 
@@ -342,21 +359,28 @@ def _free_symbols(op: Any) -> set[Any]:
     symbols: set[Any] = set()
     for field in fields(op) if op is not None else ():
         op_field = getattr(op, field.name)
-        for element in op_field if isinstance(op_field, tuple) else (op_field,):
-            symbols |= getattr(element, "free_symbols", set())
+        for field_element in op_field if isinstance(op_field, tuple) else (op_field,):
+            symbols |= getattr(field_element, "free_symbols", set())
     return symbols
 
 
 def _layer_labels(stack: Stack) -> dict[str, str]:
     """Returns each kind of layer's label: a variant's name, or for `block` a distinguishing trait."""
-    blocks_by_kind = {name: block for name, block, layer_count, _ in stack.groups() if not is_zero(layer_count)}
+    blocks_by_kind = {
+        layer_name: block for layer_name, block, layer_count, _ in stack.groups() if not is_zero(layer_count)
+    }
     if len(blocks_by_kind) == 1:
         return dict.fromkeys(blocks_by_kind, "")
     other_traits = {
-        trait for name, block in blocks_by_kind.items() if name != BASE for trait in (name, *_layer_traits(block))
+        trait
+        for layer_name, block in blocks_by_kind.items()
+        if layer_name != BASE
+        for trait in (layer_name, *_layer_traits(block))
     }
-    trait_of_base = next((t for t in _layer_traits(stack.block) if t not in other_traits), "base")
-    return {name: trait_of_base if name == BASE else name for name in blocks_by_kind}
+    trait_of_base = next(
+        (layer_trait for layer_trait in _layer_traits(stack.block) if layer_trait not in other_traits), "base"
+    )
+    return {layer_name: trait_of_base if layer_name == BASE else layer_name for layer_name in blocks_by_kind}
 
 
 def _layer_traits(block: Layer) -> tuple[str, str]:
@@ -365,7 +389,7 @@ def _layer_traits(block: Layer) -> tuple[str, str]:
     return kind, "moe" if isinstance(network, Network) and network.mixture else "dense"
 
 
-def _with_depths(
+def _add_depth_symbols(
     node: Node, stack_name: str, groups: dict[tuple[str, str], tuple[Any, str]], sharing: frozenset[str] = frozenset()
 ) -> Node:
     """Adds labels, and symbols for the repeats of each kind of layer.
@@ -376,12 +400,12 @@ def _with_depths(
     shared_labels = frozenset(
         child.label.removesuffix(SHARED) for child in node.children if child.label.endswith(SHARED)
     )
-    children = tuple(_with_depths(child, stack_name, groups, shared_labels) for child in node.children)
+    children = tuple(_add_depth_symbols(child, stack_name, groups, shared_labels) for child in node.children)
     if node.kind != "layer":
         return replace(node, children=children)
-    kind = node.label.removesuffix(SHARED) or BASE
-    layer_count, label = groups[stack_name, kind]
-    repeat = layer_count - 1 if node.label.endswith(SHARED) else 1 if kind in sharing else layer_count
+    layer_kind = node.label.removesuffix(SHARED) or BASE
+    layer_count, label = groups[stack_name, layer_kind]
+    repeat = layer_count - 1 if node.label.endswith(SHARED) else 1 if layer_kind in sharing else layer_count
     return replace(node, repeat=repeat, label=node.label or label, children=children)
 
 
@@ -390,18 +414,18 @@ def _with_depths(
 
 def _symbol_names(occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, str]:
     """Returns the symbol of each size: a letter, with subscripts if the letter is ambiguous."""
-    names: dict[SizeOccurrence, str] = {}
+    symbol_names: dict[SizeOccurrence, str] = {}
     for letter in dict.fromkeys(occurrence.letter for occurrence in occurrences):
         occurrences_of_letter = [occurrence for occurrence in occurrences if occurrence.letter == letter]
         for i, field in enumerate(dict.fromkeys(occurrence.field for occurrence in occurrences_of_letter)):
             base_name = letter if i == 0 and letter not in (KEYS, ELEMENT_BYTES) else f"{letter}_{_short_name(field)}"
             occurrences_of_field = [occurrence for occurrence in occurrences_of_letter if occurrence.field == field]
             subscripts = _subscripts(occurrences_of_field)
-            names |= {
+            symbol_names |= {
                 occurrence: f"{base_name}_{subscripts[occurrence]}" if subscripts[occurrence] else base_name
                 for occurrence in occurrences_of_field
             }
-    return names
+    return symbol_names
 
 
 def _short_name(field: str) -> str:
@@ -416,7 +440,7 @@ def _subscripts(occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, str]:
     if len({occurrence.value for occurrence in occurrences}) == 1:
         return dict.fromkeys(occurrences, "")
     for levels in (("part",), ("layer",), ("side",), ("layer", "part"), ("side", "part"), ("side", "layer")):
-        texts = {
+        traits_of_occurrence = {
             occurrence: {
                 "part": PART_NAMES.get(occurrence.part, occurrence.part),
                 "layer": occurrence.layer,
@@ -425,12 +449,14 @@ def _subscripts(occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, str]:
             for occurrence in occurrences
         }
         described_symbols = {
-            occurrence: "_".join(texts[occurrence][level] for level in levels if texts[occurrence][level])
+            occurrence: "_".join(
+                traits_of_occurrence[occurrence][level] for level in levels if traits_of_occurrence[occurrence][level]
+            )
             for occurrence in occurrences
         }
         if all(described_symbols.values()) and len(
             {(description, occurrence.value) for occurrence, description in described_symbols.items()}
         ) == len(set(described_symbols.values())):
             return described_symbols
-    values = list(dict.fromkeys(occurrence.value for occurrence in occurrences))
-    return {occurrence: str(values.index(occurrence.value) + 1) for occurrence in occurrences}
+    size_values = list(dict.fromkeys(occurrence.value for occurrence in occurrences))
+    return {occurrence: str(size_values.index(occurrence.value) + 1) for occurrence in occurrences}

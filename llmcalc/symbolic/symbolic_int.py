@@ -20,8 +20,8 @@ class SymbolicInt(int):
 
     formula: Any
 
-    def __new__(cls, value: int, formula: Any) -> SymbolicInt:
-        instance = super().__new__(cls, value)
+    def __new__(cls, number: int, formula: Any) -> SymbolicInt:
+        instance = super().__new__(cls, number)
         instance.formula = formula
         return instance
 

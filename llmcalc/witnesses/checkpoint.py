@@ -29,7 +29,7 @@ NUMBER = re.compile(r"(?:^|\.)([0-9]{1,9})\.")
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedTensor:
     """A tensor that a checkpoint of the model must have.
 
     node: the path of its module.
@@ -55,9 +55,9 @@ class TensorMatch:
     """
 
     matched: int = 0
-    missing: list[Expected] = field(default_factory=list)
+    missing: list[ExpectedTensor] = field(default_factory=list)
     extra: list[StoredTensor] = field(default_factory=list)
-    misshapen: list[tuple[Expected, StoredTensor]] = field(default_factory=list)
+    misshapen: list[tuple[ExpectedTensor, StoredTensor]] = field(default_factory=list)
     stored_again: list[StoredTensor] = field(default_factory=list)
     buffers: list[StoredTensor] = field(default_factory=list)
 
@@ -66,7 +66,7 @@ class TensorMatch:
         return not (self.missing or self.extra or self.misshapen) and self.matched > 0
 
 
-def expected_tensors(spec: ModelSpec) -> Iterator[Expected]:
+def expected_tensors(spec: ModelSpec) -> Iterator[ExpectedTensor]:
     """Yields every parameter and checkpoint buffer of the spec, except those of multi-token prediction."""
     tree = spec.tree()
     for node_position in tree.walk():
@@ -75,12 +75,12 @@ def expected_tensors(spec: ModelSpec) -> Iterator[Expected]:
             continue
         for path in module_paths(node_position):
             for tensor in op_use.tensors():
-                yield Expected(path, _without_unit_axes(tensor.shape))
+                yield ExpectedTensor(path, _remove_unit_axes(tensor.shape))
             if op_use.buffers():
-                yield Expected(path, (op_use.buffers(),), buffer=True)
+                yield ExpectedTensor(path, (op_use.buffers(),), buffer=True)
 
 
-def _without_unit_axes(shape: Shape) -> Shape:
+def _remove_unit_axes(shape: Shape) -> Shape:
     """Removes axes of length 1, which the tensors of some classes have."""
     return tuple(length for length in shape if length != 1) or (1,)
 
@@ -96,31 +96,31 @@ def match_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> TensorMatch:
         else:
             stored_by_group[_layer_of_name(tensor.name, spec)].append(tensor)
     for group_key in {**expected_by_group, **stored_by_group}:
-        _match_group(expected_by_group[group_key], stored_by_group[group_key], tensor_match)
+        _match_fused_group(expected_by_group[group_key], stored_by_group[group_key], tensor_match)
     _match_across_layers(tensor_match)
-    _accept_tied_copies(spec, tensor_match)
+    _accept_tied_head_copies(spec, tensor_match)
     return tensor_match
 
 
-def _layer_of_name(name: str, spec: ModelSpec) -> tuple[str, int]:
+def _layer_of_name(tensor_name: str, spec: ModelSpec) -> tuple[str, int]:
     """Returns the (stack, layer number) of a tensor's name; ("", −1) outside of layers."""
-    layer_number = NUMBER.search(name)
+    layer_number = NUMBER.search(tensor_name)
     if layer_number is None:
         return "", -1
     stack_name = ""
     if spec.kind == "encoder-decoder":
-        stack_name = "encoder" if re.search(r"(^|\.)enc", name) else "decoder"
+        stack_name = "encoder" if re.search(r"(^|\.)enc", tensor_name) else "decoder"
     return stack_name, int(layer_number[1])
 
 
-def _match_group(
-    expected_tensors: list[Expected], stored_tensors: list[StoredTensor], tensor_match: TensorMatch
+def _match_fused_group(
+    expected_tensors: list[ExpectedTensor], stored_tensors: list[StoredTensor], tensor_match: TensorMatch
 ) -> None:
     unmatched_tensors = list(expected_tensors)
-    remaining_tensors = [(tensor, _without_unit_axes(tensor.shape)) for tensor in stored_tensors]
+    remaining_tensors = [(tensor, _remove_unit_axes(tensor.shape)) for tensor in stored_tensors]
     for match_tensors in (_match_equal_shapes, _match_expert_stacks, _match_fused):
         remaining_tensors = match_tensors(unmatched_tensors, remaining_tensors, tensor_match)
-    tensors_by_last_word: dict[tuple[str, int], list[Expected]] = defaultdict(list)  # last word of the node, axes
+    tensors_by_last_word: dict[tuple[str, int], list[ExpectedTensor]] = defaultdict(list)  # last word of the node, axes
     for expected_tensor in unmatched_tensors:
         tensors_by_last_word[expected_tensor.node.rpartition(".")[2], len(expected_tensor.shape)].append(
             expected_tensor
@@ -151,10 +151,10 @@ Unmatched = list[tuple[StoredTensor, Shape]]
 
 
 def _match_equal_shapes(
-    expected_tensors: list[Expected], remaining_tensors: Unmatched, tensor_match: TensorMatch
+    expected_tensors: list[ExpectedTensor], remaining_tensors: Unmatched, tensor_match: TensorMatch
 ) -> Unmatched:
     """Matches tensors one to one by shape, then by transposed shape, preferring similar names."""
-    tensors_by_shape: dict[Shape, list[Expected]] = defaultdict(list)
+    tensors_by_shape: dict[Shape, list[ExpectedTensor]] = defaultdict(list)
     for expected_tensor in expected_tensors:
         tensors_by_shape[expected_tensor.shape].append(expected_tensor)
     for is_transposed in (False, True):
@@ -190,26 +190,26 @@ def _transposed_shape(shape: Shape) -> Shape:
 
 
 def _match_expert_stacks(
-    unmatched_tensors: list[Expected], remaining_tensors: Unmatched, tensor_match: TensorMatch
+    unmatched_tensors: list[ExpectedTensor], remaining_tensors: Unmatched, tensor_match: TensorMatch
 ) -> Unmatched:
     """Matches a stack of n matrices or vectors with n stored tensors, grouped by the last word of the names."""
     stacks = [expert_stack for expert_stack in unmatched_tensors if len(expert_stack.shape) > 1]
-    shapes = {shape for expert_stack in stacks for shape in (expert_stack.shape[1:], expert_stack.shape[:0:-1])}
+    tensor_shapes = {shape for expert_stack in stacks for shape in (expert_stack.shape[1:], expert_stack.shape[:0:-1])}
     by_shape: dict[Shape, dict[str, list[int]]] = defaultdict(dict)  # shape → word → indices in `remaining`
     for i, (tensor, shape) in enumerate(remaining_tensors):
-        if shape in shapes:
+        if shape in tensor_shapes:
             by_shape[shape].setdefault(_last_word(tensor.name), []).append(i)
     used_indices: set[int] = set()
     for expert_stack in stacks:
         same_shape = [
             by_shape[shape] for shape in {expert_stack.shape[1:], expert_stack.shape[:0:-1]} if shape in by_shape
         ]
-        counts = Counter({name_word: 0 for name_words in same_shape for name_word in name_words})
+        word_counts = Counter({name_word: 0 for name_words in same_shape for name_word in name_words})
         for name_words in same_shape:
-            counts.update({name_word: len(indices) for name_word, indices in name_words.items()})
+            word_counts.update({name_word: len(indices) for name_word, indices in name_words.items()})
         matching_words = {
             name_word: [i for name_words in same_shape for i in name_words.get(name_word, ())]
-            for name_word, tensor_count in counts.items()
+            for name_word, tensor_count in word_counts.items()
             if tensor_count == expert_stack.shape[0]
         }
         if matching_words:
@@ -226,11 +226,13 @@ def _match_expert_stacks(
 
 
 def _match_fused(
-    expected_tensors: list[Expected], remaining_tensors: Unmatched, tensor_match: TensorMatch
+    expected_tensors: list[ExpectedTensor], remaining_tensors: Unmatched, tensor_match: TensorMatch
 ) -> Unmatched:
     """Matches two or three tensors of one parent with a fused tensor, by concatenated rows or columns."""
     unmatched_tensors: Unmatched = []
-    fused_by_shape: dict[int, dict[Shape, tuple[Expected, ...]]] = {}  # axes → shape → tensors that are fused to it
+    fused_by_shape: dict[
+        int, dict[Shape, tuple[ExpectedTensor, ...]]
+    ] = {}  # axes → shape → tensors that are fused to it
     for tensor, shape in remaining_tensors:
         axes = len(shape)
         if axes not in fused_by_shape:
@@ -246,9 +248,9 @@ def _match_fused(
     return unmatched_tensors
 
 
-def _fused_shapes(unmatched_tensors: list[Expected], axes: int) -> dict[Shape, tuple[Expected, ...]]:
+def _fused_shapes(unmatched_tensors: list[ExpectedTensor], axes: int) -> dict[Shape, tuple[ExpectedTensor, ...]]:
     """Returns fused shape → the first tensors of a parent whose concatenation (or transpose) has this shape."""
-    shapes: dict[Shape, tuple[Expected, ...]] = {}
+    tensors_by_shape: dict[Shape, tuple[ExpectedTensor, ...]] = {}
     for sibling_group in _tensor_groups(unmatched_tensors, axes):
         for axis in range(max(0, axes - 2), axes):
             if len({(*tensor.shape[:axis], *tensor.shape[axis + 1 :]) for tensor in sibling_group}) == 1:
@@ -258,13 +260,13 @@ def _fused_shapes(unmatched_tensors: list[Expected], axes: int) -> dict[Shape, t
                     sum(tensor.shape[axis] for tensor in sibling_group),
                     *first_shape[axis + 1 :],
                 )
-                shapes.setdefault(fused_shape, sibling_group)
-                shapes.setdefault(_transposed_shape(fused_shape), sibling_group)
-    return shapes
+                tensors_by_shape.setdefault(fused_shape, sibling_group)
+                tensors_by_shape.setdefault(_transposed_shape(fused_shape), sibling_group)
+    return tensors_by_shape
 
 
-def _tensor_groups(unmatched_tensors: list[Expected], axes: int) -> Iterator[tuple[Expected, ...]]:
-    tensors_by_parent: dict[str, list[Expected]] = defaultdict(list)
+def _tensor_groups(unmatched_tensors: list[ExpectedTensor], axes: int) -> Iterator[tuple[ExpectedTensor, ...]]:
+    tensors_by_parent: dict[str, list[ExpectedTensor]] = defaultdict(list)
     for expected_tensor in unmatched_tensors:
         if len(expected_tensor.shape) == axes:
             tensors_by_parent[expected_tensor.node.rpartition(".")[0] if axes > 1 else ""].append(
@@ -275,9 +277,9 @@ def _tensor_groups(unmatched_tensors: list[Expected], axes: int) -> Iterator[tup
             yield from combinations(sibling_tensors[:8], group_size)
 
 
-def _last_word(name: str) -> str:
+def _last_word(tensor_name: str) -> str:
     """Returns the last word of a tensor's name, without numbers and `weight`: `experts.3.w1.weight` → `w1`."""
-    name_parts = [name_part for name_part in name.split(".") if not name_part.isdigit()]
+    name_parts = [name_part for name_part in tensor_name.split(".") if not name_part.isdigit()]
     last_part = name_parts[-1] if name_parts else ""
     return (
         ".".join(name_parts[-2:])
@@ -286,8 +288,8 @@ def _last_word(name: str) -> str:
     )
 
 
-def _same_name(node: str, name: str) -> bool:
-    return node.rpartition(".")[2] in name.split(".")
+def _same_name(node_name: str, tensor_name: str) -> bool:
+    return node_name.rpartition(".")[2] in tensor_name.split(".")
 
 
 def _match_across_layers(tensor_match: TensorMatch) -> None:
@@ -297,25 +299,25 @@ def _match_across_layers(tensor_match: TensorMatch) -> None:
     missing_words = {
         (expected_tensor.shape, name_word)
         for expected_tensor in tensor_match.missing
-        for name_word in _words_of_node(expected_tensor)
+        for name_word in _name_words_of_node(expected_tensor)
     }
-    shapes = {shape for shape, _ in missing_words}
+    tensor_shapes = {shape for shape, _ in missing_words}
     tensor_indices: dict[tuple[Shape, str, str], deque[int]] = defaultdict(
         deque
     )  # shape, word, stack → indices of extra tensors
     for i, tensor in enumerate(tensor_match.extra):
-        shape = _without_unit_axes(tensor.shape)
-        if shape in shapes:
+        shape = _remove_unit_axes(tensor.shape)
+        if shape in tensor_shapes:
             tensor_stack = _stack_in_name(tensor.name)
             for name_word in set(_WORDS.split(tensor.name)):
                 if (shape, name_word) in missing_words:
                     tensor_indices[shape, name_word, tensor_stack].append(i)
-    unmatched_tensors: list[Expected] = []
+    unmatched_tensors: list[ExpectedTensor] = []
     used_indices: set[int] = set()
     for expected_tensor in tensor_match.missing:
         tensor_stack = _stack_in_name(expected_tensor.node)
         candidates: list[int] = []
-        for name_word in _words_of_node(expected_tensor):
+        for name_word in _name_words_of_node(expected_tensor):
             for stack_name in {tensor_stack} if tensor_stack else SIDES:
                 indices = tensor_indices.get((expected_tensor.shape, name_word, stack_name), deque())
                 while indices and indices[0] in used_indices:
@@ -335,17 +337,17 @@ _WORDS = re.compile(r"[._]")
 SIDES = "", "enc", "dec"
 
 
-def _words_of_node(expected_tensor: Expected) -> set[str]:
+def _name_words_of_node(expected_tensor: ExpectedTensor) -> set[str]:
     return set(_WORDS.split(expected_tensor.node)) - {"layers", "encoder", "decoder"}
 
 
-def _stack_in_name(name: str) -> str:
+def _stack_in_name(tensor_name: str) -> str:
     """Returns the stack in a tensor's name, `encoder` or `decoder`; empty for other names."""
-    stack_names = re.findall(r"(?:^|\.)(enc|dec)", name)
+    stack_names = re.findall(r"(?:^|\.)(enc|dec)", tensor_name)
     return stack_names[0] if stack_names else ""
 
 
-def _accept_tied_copies(spec: ModelSpec, tensor_match: TensorMatch) -> None:
+def _accept_tied_head_copies(spec: ModelSpec, tensor_match: TensorMatch) -> None:
     """Accepts a stored output head as a second copy of a tied embedding."""
     if not spec.tie_word_embeddings:
         return

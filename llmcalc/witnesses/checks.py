@@ -29,7 +29,7 @@ LOSS = "loss"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A number that llmcalc counted, with the number that was measured independently.
+    """One comparison: the number that llmcalc's formulas give, and the independently measured number.
 
     node: the path of the node; empty for the whole model.
     quantity: the quantity, one of `QUANTITIES`, one that begins with `MEMORY`, or `LOSS`.
@@ -157,7 +157,7 @@ def compare_nodes(
     quantity: str,
     closed_form: Callable[[Place], int],
     measured_count: Mapping[str, int],
-    modules: frozenset[str],
+    module_paths_run: frozenset[str],
     witness: str,
     run_config: RunConfig | None = None,
     include: frozenset[str] = frozenset(),
@@ -168,19 +168,19 @@ def compare_nodes(
 
     closed_form: the count of one repeat of a node, in the run of its place.
     measured_count: module path → measured number; 0 for a module that is not in it.
-    modules: the paths of all modules of the witness.
+    module_paths_run: the paths of all modules of the witness.
     """
     for node_position in tree.walk(run_config):
         if node_position.optional and node_position.optional not in include:
             continue
         expected_count = closed_form(node_position)
         paths = module_paths(node_position)
-        counts_by_path = {path: measured_count.get(path, 0) if path in modules else None for path in paths}
+        counts_by_path = {path: measured_count.get(path, 0) if path in module_paths_run else None for path in paths}
         yield from check_repeats(node_position.path or tree.name, quantity, expected_count, counts_by_path, witness)
 
 
 def check_repeats(
-    node: str, quantity: str, expected_count: int, counts_by_path: Mapping[str, int | None], witness: str
+    node_path: str, quantity: str, expected_count: int, counts_by_path: Mapping[str, int | None], witness: str
 ) -> Iterator[Check]:
     """Yields one check for all repeats of a node if the measurements agree, else one check per wrong repeat.
 
@@ -194,7 +194,7 @@ def check_repeats(
             yield Check(path, quantity, expected_count, measured_count, witness)
     else:
         yield Check(
-            node,
+            node_path,
             quantity,
             expected_count,
             next(iter(differing_readings.values())) if differing_readings else expected_count,
@@ -207,11 +207,11 @@ def module_paths(node_position: Place) -> list[str]:
     node = node_position.node
     if node_position.parent is None:
         return [""]
-    names = [node.name] if node.indices is None else [f"{node.name}.{i}" for i in node.indices]
+    member_names = [node.name] if node.indices is None else [f"{node.name}.{i}" for i in node.indices]
     return [
-        f"{parent_path}.{name}" if parent_path else name
+        f"{parent_path}.{node_name}" if parent_path else node_name
         for parent_path in module_paths(node_position.parent)
-        for name in names
+        for node_name in member_names
     ]
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from .shapes import ShapeCache, key_of
+from .shapes import ShapeCache, shape_cache_key
 
 
 @contextmanager
@@ -58,12 +58,12 @@ def _cached_formula(op: Any, formula: Callable[..., int]) -> Callable[..., int]:
     """Caches an operation's FLOPs by shapes on the meta device."""
 
     def cached_flops(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
-        shapes = key_of((*args, *kwargs.items()))
-        shapes_key = op, shapes
-        if shapes is not None and shapes_key in _KNOWN:
+        shape_key = shape_cache_key((*args, *kwargs.items()))
+        shapes_key = op, shape_key
+        if shape_key is not None and shapes_key in _KNOWN:
             return _KNOWN[shapes_key]
         counted_flops = formula(*args, out_val=out_val, **kwargs)
-        if shapes is not None:
+        if shape_key is not None:
             _KNOWN[shapes_key] = counted_flops
         return counted_flops
 

@@ -57,7 +57,7 @@ class Block:
         return not self.is_scratch and not self.is_number
 
 
-class Moment(NamedTuple):
+class MemoryEvent(NamedTuple):
     """An allocation (sign 1) or a release (sign -1) of a block. phase: the pass."""
 
     sign: int
@@ -78,7 +78,7 @@ class PassBytes(NamedTuple):
 
 
 class GradientSums(NamedTuple):
-    """Bytes of sums of gradients, without the accumulation into `grad` over micro-batches.
+    """The bytes of the sums of gradients in a backward pass, without the accumulation over micro-batches.
 
     in_place: sums that overwrite the first gradient.
     out_of_place: sums that are new tensors.
@@ -87,7 +87,7 @@ class GradientSums(NamedTuple):
     in_place: int = 0
     out_of_place: int = 0
 
-    def with_sum(self, byte_count: int, in_place: bool) -> GradientSums:
+    def plus_sum(self, byte_count: int, in_place: bool) -> GradientSums:
         """Returns the totals with the bytes of another sum of gradients added."""
         return GradientSums(self.in_place + byte_count * in_place, self.out_of_place + byte_count * (not in_place))
 
@@ -113,7 +113,7 @@ class CpuEvents:
     sums: bytes of sums of gradients.
     """
 
-    moments: list[Moment] = field(default_factory=list)
+    moments: list[MemoryEvent] = field(default_factory=list)
     sums: GradientSums = field(default_factory=GradientSums)
 
     @property
@@ -125,14 +125,16 @@ class CpuEvents:
                 largest_bytes[memory_block.kernel] = max(largest_bytes.get(memory_block.kernel, 0), memory_block.size)
         return largest_bytes
 
-    def pass_bytes(self, counts: Callable[[Block], bool] = lambda memory_block: memory_block.is_counted) -> PassBytes:
-        """Returns the bytes of both passes.
+    def pass_bytes(
+        self, counts_block: Callable[[Block], bool] = lambda memory_block: memory_block.is_counted
+    ) -> PassBytes:
+        """Returns the bytes of the forward and of the backward pass.
 
-        counts: whether a block counts; default blocks that the simulator counts.
+        counts_block: whether a block counts; default blocks that the simulator counts.
         """
         live_now, bytes_after_forward, peaks = 0, 0, {FORWARD: 0, BACKWARD: 0}
         for event_sign, memory_block, phase in self.moments:
-            live_now += event_sign * memory_block.size * counts(memory_block)
+            live_now += event_sign * memory_block.size * counts_block(memory_block)
             peaks[phase] = max(peaks[phase], live_now)
             bytes_after_forward = live_now if phase == FORWARD else bytes_after_forward
         return PassBytes(bytes_after_forward, peaks[FORWARD], max(peaks[BACKWARD], bytes_after_forward))
@@ -144,30 +146,32 @@ def outermost_kernel(operations: list[Any]) -> Any | None:
 
 
 def read_events(profile: Any, kernel_of: Callable[[list[Any]], Any | None] = outermost_kernel) -> CpuEvents:
-    """Reads the events of a profiler.
+    """Returns the memory events of a profile of torch's CPU profiler.
 
     profile: a `torch.profiler.profile` with `profile_memory` and `record_shapes`.
     kernel_of: the operation that allocates, among the operations around an allocation, outermost first.
     """
     events, blocks_by_pointer, phase = CpuEvents(), dict[int, tuple[Block, Any]](), FORWARD
-    for event, operations in sorted(_memory_events(profile), key=lambda pair: pair[0].start_time_ns):
+    for event, operations in sorted(
+        _memory_events(profile), key=lambda event_and_operations: event_and_operations[0].start_time_ns
+    ):
         if event.tag != torch._C._profiler._EventType.Allocation:
-            events.sums = events.sums.with_sum(_sum_bytes(event), SUMS[event.name])
+            events.sums = events.sums.plus_sum(_sum_bytes(event), SUMS[event.name])
             continue
-        names = (operation.name for operation in operations)
-        phase = next((name for name in names if name in (FORWARD, BACKWARD)), phase)
+        event_names = (operation.name for operation in operations)
+        phase = next((event_name for event_name in event_names if event_name in (FORWARD, BACKWARD)), phase)
         kernel_event = kernel_of(operations)
         byte_count, pointer = event.extra_fields.alloc_size, event.extra_fields.ptr
         if byte_count > 0:
             memory_block = Block(byte_count, "" if kernel_event is None else kernel_event.name)
             blocks_by_pointer[pointer] = memory_block, kernel_event
-            events.moments.append(Moment(1, memory_block, phase))
+            events.moments.append(MemoryEvent(1, memory_block, phase))
         elif pointer in blocks_by_pointer:
             memory_block, allocator = blocks_by_pointer.pop(pointer)
             memory_block.is_scratch = (
                 allocator is not None and kernel_event is not None and allocator.id == kernel_event.id
             )
-            events.moments.append(Moment(-1, memory_block, phase))
+            events.moments.append(MemoryEvent(-1, memory_block, phase))
     return events
 
 
@@ -189,21 +193,24 @@ def _sum_bytes(event: Any) -> int:
 
 
 @cache
-def _is_kernel(name: str) -> bool:
+def _is_kernel(operation_name: str) -> bool:
     """Whether an operation is a kernel, which autograd does not decompose into other operations."""
-    if not name.startswith("aten::"):
+    if not operation_name.startswith("aten::"):
         return False
-    schemas = [schema for schema in torch._C._jit_get_schemas_for_operator(name) if _is_callable_overload(schema)]
-    names = [f"{schema.name}.{schema.overload_name}".rstrip(".") for schema in schemas]
+    schemas = [
+        schema for schema in torch._C._jit_get_schemas_for_operator(operation_name) if _is_callable_overload(schema)
+    ]
+    overload_names = [f"{schema.name}.{schema.overload_name}".rstrip(".") for schema in schemas]
     return any(
-        not torch._C._dispatch_has_kernel_for_dispatch_key(schema, "CompositeImplicitAutograd") for schema in names
+        not torch._C._dispatch_has_kernel_for_dispatch_key(schema, "CompositeImplicitAutograd")
+        for schema in overload_names
     )
 
 
 def _is_callable_overload(schema: Any) -> bool:
-    """Whether the reference may call an overload: it takes tensors, without named axes and `out`."""
-    name = f"{schema.name}.{schema.overload_name}".rstrip(".")
-    has_kernel = torch._C._dispatch_has_kernel(name)
+    """Whether the reference may call an operator's overload, which takes tensors without named axes and `out`."""
+    operation_name = f"{schema.name}.{schema.overload_name}".rstrip(".")
+    has_kernel = torch._C._dispatch_has_kernel(operation_name)
     return (
         has_kernel
         and "name" not in schema.overload_name.lower()

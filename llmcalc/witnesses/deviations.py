@@ -18,7 +18,7 @@ from ..workload.run_config import RunConfig
 from .witness import family_of_class
 
 
-def _without_last_token(op: Op) -> Op:
+def _remove_last_token(op: Op) -> Op:
     return replace(op, limit=op.limit - 1) if isinstance(op, KVCache) and op.limit is not None else op
 
 
@@ -27,7 +27,7 @@ COMMON_DEVIATIONS = (
         "sliding cache",
         "a sliding or chunked layer's cache keeps one token less than its window",
         "cache_bytes",
-        class_op=_without_last_token,
+        class_op=_remove_last_token,
     ),
 )
 """The deviations of every class."""
@@ -62,7 +62,7 @@ def class_total(
 
 
 def additions_by_path(model_type: str, quantity: str, spec: ModelSpec) -> Callable[[str], Number]:
-    """Returns path of a node → amount by which the classes exceed the count of the node's subtree."""
+    """Returns a function: path of a node → amount by which the classes' count exceeds the count of its subtree."""
     counts_by_path = {
         deviation.node_path: deviation.further_quantity(spec)
         for deviation in _deviations_of(model_type, quantity, spec)

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from ..components.base import Part
 from ..model import ModelSpec
-from ..symbolic.symbolic import letter_of
+from ..symbolic.symbolic import letter_of_field
 
 Sizes: TypeAlias = tuple[tuple[str, int], ...]
 """(field, value) pairs, without duplicates."""
@@ -23,17 +23,17 @@ Too many numbers are multiples or products of smaller sizes.
 """
 
 
-def sizes_of(spec: ModelSpec) -> Sizes:
+def list_sizes(spec: ModelSpec) -> Sizes:
     """Returns every size in the spec of the text model and its parts."""
     return tuple(dict.fromkeys(_sizes_below(spec)))
 
 
 def _sizes_below(spec_part: Part) -> Iterator[tuple[str, int]]:
-    for name, field in type(spec_part).model_fields.items():
-        field_size = getattr(spec_part, name)
-        if isinstance(field_size, int) and field_size > 1 and letter_of(field) is not None:
-            yield name, field_size
-        field_values = field_size.values() if isinstance(field_size, dict) and name != "towers" else (field_size,)
+    for field_name, field in type(spec_part).model_fields.items():
+        field_size = getattr(spec_part, field_name)
+        if isinstance(field_size, int) and field_size > 1 and letter_of_field(field) is not None:
+            yield field_name, field_size
+        field_values = field_size.values() if isinstance(field_size, dict) and field_name != "towers" else (field_size,)
         for field_value in field_values:
             if isinstance(field_value, Part):
                 yield from _sizes_below(field_value)
@@ -42,11 +42,11 @@ def _sizes_below(spec_part: Part) -> Iterator[tuple[str, int]]:
 def explain_difference(difference: int, model_sizes: Sizes) -> str:
     """Explains a difference, such as `= num_experts` or `= 2 × hidden_size`; empty if no size fits or too many do."""
     absolute_difference = abs(difference)
-    equal_names = [name for name, size in model_sizes if size == absolute_difference]
-    large_sizes = [(name, size) for name, size in model_sizes if size >= LEAST]
+    equal_names = [size_name for size_name, size in model_sizes if size == absolute_difference]
+    large_sizes = [(size_name, size) for size_name, size in model_sizes if size >= LEAST]
     multiples = [
-        f"{factor} × {name}"
-        for name, size in large_sizes
+        f"{factor} × {size_name}"
+        for size_name, size in large_sizes
         for factor in range(2, MOST_MULTIPLE + 1)
         if factor * size == absolute_difference
     ]

@@ -154,11 +154,11 @@ def measure_gpu(spec: ModelSpec, settings: Settings, statistics: Statistics) -> 
             training_loop.step(record_phase)
         measured_run.beside_bytes = statistics.outside_bytes()
         return measured_run
-    shapes = cache_shapes(spec, training_run) if training_run.phase == "decode" else {}
+    cache_tensors = cache_shapes(spec, training_run) if training_run.phase == "decode" else {}
     passes = InferencePasses(spec, training_run, statistics.device)
     statistics.empty_and_reset()
     if training_run.phase == "decode":
-        passes.cache_of(shapes)
+        passes.create_cache(cache_tensors)
     record_phase("set-up")
     (passes.decode if training_run.phase == "decode" else passes.prefill)()
     record_phase(training_run.phase)
@@ -171,7 +171,7 @@ def measure_gpu(spec: ModelSpec, settings: Settings, statistics: Statistics) -> 
 
 def closed_form(device: DeviceMemory) -> dict[str, int]:
     """Returns bytes by quantity from `llmcalc memory`, with workspaces in requested bytes."""
-    workspaces = sum(term.bytes for term in device.terms if term.name == "cuBLAS workspaces")
+    workspaces = sum(memory_part.bytes for memory_part in device.terms if memory_part.name == "cuBLAS workspaces")
     return {
         "requested_bytes": device.exact_bytes + workspaces,
         "allocated_bytes": device.peak_bytes,
@@ -185,8 +185,15 @@ def memory_checks(
 ) -> list[Check]:
     """Returns one check per quantity of a phase, such as `memory.training_requested_bytes`."""
     return [
-        Check("", f"{MEMORY}{phase}_{name}", computed_bytes[name], measured_bytes[name], witness, within=tolerance)
-        for name, tolerance in WITHIN.items()
+        Check(
+            "",
+            f"{MEMORY}{phase}_{quantity}",
+            computed_bytes[quantity],
+            measured_bytes[quantity],
+            witness,
+            within=tolerance,
+        )
+        for quantity, tolerance in WITHIN.items()
     ]
 
 
@@ -247,7 +254,7 @@ VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLO
 
 def allocator_variables() -> dict[str, str]:
     """Returns the environment variables of `VARIABLES` that are set."""
-    return {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    return {variable_name: os.environ[variable_name] for variable_name in VARIABLES if variable_name in os.environ}
 
 
 def device_facts() -> dict[str, Any]:
@@ -274,5 +281,7 @@ def runtime_of_facts(gpu_facts: Mapping[str, Any], allocator_settings: Mapping[s
     workspace = (
         (LARGE_WORKSPACE if major_version in LARGE else WORKSPACE) if config is None else workspace_bytes(config)
     )
-    expandable = any("expandable_segments:True" in allocator_settings.get(name, "") for name in VARIABLES[1:])
+    expandable = any(
+        "expandable_segments:True" in allocator_settings.get(variable_name, "") for variable_name in VARIABLES[1:]
+    )
     return Runtime(workspace, expandable=expandable)

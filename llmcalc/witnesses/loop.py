@@ -60,9 +60,9 @@ def build_reference(spec: ModelSpec, dtype: str, device: str, include: frozenset
     """
     with torch.device(device), default_dtype(getattr(torch, dtype)):
         module: Any = spec.reference()
-    for name in ("towers", *(() if MTP.name in include else ("mtp",))):
-        if hasattr(module, name):
-            delattr(module, name)
+    for slot_name in ("towers", *(() if MTP.name in include else ("mtp",))):
+        if hasattr(module, slot_name):
+            delattr(module, slot_name)
     return module
 
 
@@ -90,9 +90,9 @@ def loss_or_output(
 ) -> Any:
     """Runs a forward pass. Returns the loss, or the output of a model without a language-model head."""
     has_mtp = MTP.name in include
-    outputs = module(ids, source_input, with_mtp=has_mtp, grouped_experts=True, expert_capacity=kernels.capacity)
-    output, logits_ahead = outputs if has_mtp else (outputs, [])
-    del outputs
+    model_output = module(ids, source_input, with_mtp=has_mtp, grouped_experts=True, expert_capacity=kernels.capacity)
+    output, logits_ahead = model_output if has_mtp else (model_output, [])
+    del model_output
     return variants.loss_of(module, kernels, output, ids, logits_ahead) if spec.head.type == "lm" else output
 
 
@@ -125,7 +125,7 @@ class TrainingLoop:
         The order matters because the variable of a loop over tensors still refers to the previous tensor.
         """
         parameters_by_name = {
-            name: parameter for name, parameter in self.module.named_parameters() if parameter.requires_grad
+            param_name: parameter for param_name, parameter in self.module.named_parameters() if parameter.requires_grad
         }
         simulated_run = TrainingRun(self.spec, self.training, memory_meter=Meter())
         simulated_run.set_up()
@@ -134,18 +134,18 @@ class TrainingLoop:
             for parameter_key, _ in simulated_run.lowering.parameters
         )
         ordered_parameters = [
-            parameters_by_name.pop(name)
+            parameters_by_name.pop(param_name)
             for parameter_key in simulated_keys
-            for name in (parameter_key, f"{parameter_key}.weight", f"{parameter_key}.bias")
-            if name in parameters_by_name
+            for param_name in (parameter_key, f"{parameter_key}.weight", f"{parameter_key}.bias")
+            if param_name in parameters_by_name
         ]
         return [*ordered_parameters, *parameters_by_name.values()]
 
     @property
     def outside(self) -> Iterable[Tensor]:
         """Returns tensors that exist outside of a micro-batch's autograd graph: parameters, buffers and inputs."""
-        source = () if self.source is None else (self.source,)
-        return (*self.module.parameters(), *self.module.buffers(), self.ids, *source)
+        source_tensors = () if self.source is None else (self.source,)
+        return (*self.module.parameters(), *self.module.buffers(), self.ids, *source_tensors)
 
     def step(self, phase_callback: PhaseCallback) -> None:
         """Runs one step. phase_callback: called after each `forward`, `backward` and `step`."""
@@ -168,8 +168,10 @@ class TrainingLoop:
         """Creates the tokens of a micro-batch."""
         training = self.training
         self.ids: Tensor = token_ids(self.spec, training.batch, training.seq, self.device)
-        source = training.seq if training.source is None else training.source
-        self.source: Tensor | None = encoder_input(self.spec, training.batch, source, training.dtype, self.device)
+        source_length = training.seq if training.source is None else training.source
+        self.source: Tensor | None = encoder_input(
+            self.spec, training.batch, source_length, training.dtype, self.device
+        )
 
     def loss(self) -> Tensor:
         """Computes the loss of the current tokens."""
@@ -195,7 +197,7 @@ class TrainingLoop:
 
 
 def build_optimizers(
-    name: str,
+    optimizer_name: str,
     parameters: list[tuple[Tensor, bool]],
     implementation: OptimizerImplementation | None = None,
     momentum: bool = False,
@@ -206,9 +208,9 @@ def build_optimizers(
     implementation: None (default) for torch's default.
     Raises `InputError` for an optimizer that torch does not have.
     """
-    record = optimizer(name)
+    record = optimizer(optimizer_name)
     if record.build_torch_optimizers is None:
-        raise InputError(f"--optimizer {name}: {record.not_in_torch}")
+        raise InputError(f"--optimizer {optimizer_name}: {record.not_in_torch}")
     return list(record.build_torch_optimizers(parameters, implementation or record.implementations[0], momentum))
 
 
@@ -216,8 +218,8 @@ def layer_matrices(module: nn.Module) -> set[int]:
     """Returns the ids of the weights of linear layers inside the model's layers."""
     return {
         id(submodule.weight)
-        for name, submodule in module.named_modules()
-        if isinstance(submodule, nn.Linear) and ".layers." in f".{name}"
+        for module_name, submodule in module.named_modules()
+        if isinstance(submodule, nn.Linear) and ".layers." in f".{module_name}"
     }
 
 
@@ -232,7 +234,7 @@ def cache_shapes(spec: ModelSpec, inference: Inference) -> CacheShapes:
     """Returns the shapes of the cache after a prompt, from a run on the meta device."""
     passes = InferencePasses(spec, inference, "meta")
     passes.prefill()
-    paths = {module: path for path, module in passes.module.named_modules()}
+    paths = {module: module_path for module_path, module in passes.module.named_modules()}
     return {
         paths[module]: [
             (tensor.shape, tensor.stride(), tensor.dtype, tensor.untyped_storage().nbytes() // tensor.itemsize)
@@ -260,37 +262,37 @@ class InferencePasses:
         """Runs the prompt in one pass or in chunks."""
         seq = self.inference.seq
         chunk = seq if self.inference.chunk is None or self.store is None else self.inference.chunk
-        for past in range(0, seq, chunk):
-            self._run_pass(min(chunk, seq - past), past, last_only=self.store is not None)
+        for past_tokens in range(0, seq, chunk):
+            self._run_pass(min(chunk, seq - past_tokens), past_tokens, last_only=self.store is not None)
 
-    def cache_of(self, shapes: CacheShapes) -> None:
-        """Creates the cache of a prompt. shapes: the shapes of the cache's tensors."""
+    def create_cache(self, cache_tensors: CacheShapes) -> None:
+        """Creates the cache of a prompt. cache_tensors: the shapes of the cache's tensors."""
         modules = dict(self.module.named_modules())
         self.store = {
-            modules[path]: tuple(
-                torch.zeros(elements, dtype=dtype, device=self.device).as_strided(shape, strides)
-                for shape, strides, dtype, elements in tensors
+            modules[module_path]: tuple(
+                torch.zeros(element_count, dtype=dtype, device=self.device).as_strided(shape, strides)
+                for shape, strides, dtype, element_count in tensors
             )
-            for path, tensors in shapes.items()
+            for module_path, tensors in cache_tensors.items()
         }
 
     def decode(self) -> None:
         """Runs one decoding step after the prompt."""
         self._run_pass(1, self.inference.seq, last_only=False)
 
-    def _run_pass(self, tokens: int, past: int, last_only: bool) -> None:
+    def _run_pass(self, tokens: int, past_tokens: int, last_only: bool) -> None:
         """Runs one inference pass, and frees token ids and logits at the end."""
         inference = self.inference
-        ids, source = token_ids(self.spec, inference.batch, tokens, self.device), None
-        if not past:
+        ids, source_input = token_ids(self.spec, inference.batch, tokens, self.device), None
+        if not past_tokens:
             input_tokens = inference.seq if inference.source is None else inference.source
-            source = encoder_input(self.spec, inference.batch, input_tokens, inference.dtype, self.device)
+            source_input = encoder_input(self.spec, inference.batch, input_tokens, inference.dtype, self.device)
         with torch.no_grad(), variants.kernel_context(inference.choices):
             self.module(
                 ids,
-                source,
+                source_input,
                 store=self.store,
-                past=past,
+                past=past_tokens,
                 last_only=last_only,
                 mla=inference.mla,
                 grouped_experts=True,

@@ -23,13 +23,13 @@ def compare_modules(
 
     closed_form: the count of one repeat of a node. measured_by_path: path in the class → measured number.
     """
-    for node_positions in _group_by_modules(tree, modules_of_nodes, run_config):
+    for node_positions in _group_nodes_by_modules(tree, modules_of_nodes, run_config):
         paths = module_paths(node_positions[0])
         counts_by_path: dict[str, int | None] = {
             path: modules_of_nodes[path].measured(measured_by_path) for path in paths
         }
         yield from check_repeats(
-            _joint_name(node_positions), quantity, sum(map(closed_form, node_positions)), counts_by_path, witness
+            _fused_nodes_name(node_positions), quantity, sum(map(closed_form, node_positions)), counts_by_path, witness
         )
 
 
@@ -40,7 +40,7 @@ def coverage_of_leaves(tree: Node, modules_of_nodes: ModulesByNode, params: Cost
     """
     group_sizes = {
         node_position.path: len(node_positions)
-        for node_positions in _group_by_modules(tree, modules_of_nodes, None)
+        for node_positions in _group_nodes_by_modules(tree, modules_of_nodes, None)
         for node_position in node_positions
     }
     leaves = [
@@ -55,7 +55,7 @@ def coverage_of_leaves(tree: Node, modules_of_nodes: ModulesByNode, params: Cost
     )
 
 
-def _group_by_modules(
+def _group_nodes_by_modules(
     tree: Node, modules_of_nodes: ModulesByNode, run_config: RunConfig | None
 ) -> Iterable[list[Place]]:
     """Groups nodes by matched modules of the class. A part of a module is a separate group.
@@ -76,6 +76,6 @@ def _group_by_modules(
     return groups.values()
 
 
-def _joint_name(node_positions: list[Place]) -> str:
+def _fused_nodes_name(node_positions: list[Place]) -> str:
     """Joins the names of fused nodes: `layers.0-3.self_attn.q_proj + k_proj + v_proj`."""
     return " + ".join((node_positions[0].path, *(node_position.node.name for node_position in node_positions[1:])))

@@ -53,7 +53,7 @@ def encoder_input(
     return torch.zeros(spec.encoder.stem.frames(batch, tokens), dtype=getattr(torch, dtype), device=device)
 
 
-def _sum_upwards(own_counts: Iterable[tuple[str, int]]) -> dict[str, int]:
+def _sum_over_submodules(own_counts: Iterable[tuple[str, int]]) -> dict[str, int]:
     """Adds the values of submodules to each module's value. The keys are module paths, empty for the root."""
     summed_counts = {"": 0}
     for path, own_count in own_counts:
@@ -67,44 +67,49 @@ def _sum_upwards(own_counts: Iterable[tuple[str, int]]) -> dict[str, int]:
 def parameters(module: nn.Module) -> dict[str, int]:
     """Returns the number of parameters by module path. A shared parameter counts in its first module."""
     named_parameters = module.named_parameters()  # yields a shared parameter once, under its first name
-    return _sum_upwards((name.rpartition(".")[0], parameter.numel()) for name, parameter in named_parameters)
+    return _sum_over_submodules(
+        (param_name.rpartition(".")[0], parameter.numel()) for param_name, parameter in named_parameters
+    )
 
 
 def tensors(module: nn.Module, listed_modules: Sequence[str] = ()) -> dict[str, int]:
     """Returns parameters by module path. A shared parameter belongs to the first of `listed_modules`."""
     position_by_path = {path: i for i, path in reversed([*enumerate(listed_modules)])}
 
-    def list_position(name: str) -> int:
+    def list_position(tensor_name: str) -> int:
         """Returns the index in `listed_modules` of the innermost listed module of a name."""
-        while name and name not in position_by_path:
-            name = name.rpartition(".")[0]
-        return position_by_path.get(name, len(position_by_path))
+        while tensor_name and tensor_name not in position_by_path:
+            tensor_name = tensor_name.rpartition(".")[0]
+        return position_by_path.get(tensor_name, len(position_by_path))
 
-    names: dict[int, list[str]] = {}
+    names_by_tensor: dict[int, list[str]] = {}
     elements_by_id: dict[int, int] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
+    for tensor_name, parameter in module.named_parameters(remove_duplicate=False):
+        names_by_tensor.setdefault(id(parameter), []).append(tensor_name)
         elements_by_id[id(parameter)] = parameter.numel()
-    return _sum_upwards(
-        (min(aliases, key=list_position), elements_by_id[path_and_name]) for path_and_name, aliases in names.items()
+    return _sum_over_submodules(
+        (min(aliases, key=list_position), elements_by_id[path_and_name])
+        for path_and_name, aliases in names_by_tensor.items()
     )
 
 
 def buffers(module: nn.Module) -> dict[str, int]:
     """Returns the number of elements of saved buffers by module path."""
     saved_tensors = module.state_dict(keep_vars=True)
-    return _sum_upwards(
-        (name.rpartition(".")[0], buffer.numel()) for name, buffer in module.named_buffers() if name in saved_tensors
+    return _sum_over_submodules(
+        (buffer_name.rpartition(".")[0], buffer.numel())
+        for buffer_name, buffer in module.named_buffers()
+        if buffer_name in saved_tensors
     )
 
 
-def pass_through(module: nn.Module, paths: Iterable[str]) -> None:
+def skip_modules(module: nn.Module, paths: Iterable[str]) -> None:
     """Makes the modules at these paths return their first input unchanged."""
-    for path in paths:
-        module.get_submodule(path).forward = lambda x, *_: x
+    for jobs_path in paths:
+        module.get_submodule(jobs_path).forward = lambda x, *_: x
 
 
-def with_repeats(measured_values: dict[str, int], repeats: dict[str, str]) -> dict[str, int]:
+def copy_to_repeats(measured_values: dict[str, int], repeats: dict[str, str]) -> dict[str, int]:
     """Adds the measurements of skipped modules, copied from equal modules that ran.
 
     repeats: their paths by skipped path.
@@ -123,23 +128,23 @@ def with_repeats(measured_values: dict[str, int], repeats: dict[str, str]) -> di
 
 def module_names(module: nn.Module) -> frozenset[str]:
     """Returns the paths of all modules, with an empty path for the root."""
-    return frozenset(name for name, _ in module.named_modules(remove_duplicate=False))
+    return frozenset(module_name for module_name, _ in module.named_modules(remove_duplicate=False))
 
 
 def tensor_names(module: nn.Module) -> frozenset[str]:
     """Returns the paths of all parameters. A shared parameter is listed under every name."""
-    return frozenset(name for name, _ in module.named_parameters(remove_duplicate=False))
+    return frozenset(tensor_name for tensor_name, _ in module.named_parameters(remove_duplicate=False))
 
 
 def flops_by_path(counter: FlopCounterMode, root: str) -> dict[str, int]:
     """Returns the counter's result by module path; an empty dict without matrix multiplications."""
     path_flops: dict[str, int] = {}
-    for name, flops_by_operation in counter.get_flop_counts().items():
+    for module_name, flops_by_operation in counter.get_flop_counts().items():
         operation_flops = sum(flops_by_operation.values())
-        if name == "Global":
+        if module_name == "Global":
             path_flops[""] = operation_flops
-        elif name.startswith(root + "."):
-            path_flops[name[len(root) + 1 :]] = operation_flops
+        elif module_name.startswith(root + "."):
+            path_flops[module_name[len(root) + 1 :]] = operation_flops
     return path_flops
 
 
@@ -158,11 +163,11 @@ def count_flops(
     root = type(module).__name__
     owners = BackwardOwners(module) if train else None
     with flop_counter() as counter, torch.set_grad_enabled(train):
-        outputs = run()
+        model_outputs = run()
         forward = flops_by_path(counter, root)
         if owners is None:
             return forward, {}
-        backward = owners.backward(outputs, counter.get_total_flops)
+        backward = owners.backward(model_outputs, counter.get_total_flops)
     for parameter in module.parameters():
         parameter.grad = None
     forward_and_backward = {path: forward.get(path, 0) + backward.get(path, 0) for path in {*forward, *backward}}
@@ -182,23 +187,23 @@ class BackwardOwners:
         self.owner: dict[Any, str] = {}
         self.stack: list[str] = [""]
         self.handles: list[Any] = []
-        for name, child in module.named_modules():
-            if name:
-                self.handles.append(child.register_forward_pre_hook(self._enter_module(name), with_kwargs=True))
+        for module_name, child in module.named_modules():
+            if module_name:
+                self.handles.append(child.register_forward_pre_hook(self._enter_module(module_name), with_kwargs=True))
                 self.handles.append(child.register_forward_hook(self._leave_module))
 
-    def _enter_module(self, name: str) -> Callable[..., None]:
+    def _enter_module(self, module_name: str) -> Callable[..., None]:
         def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
             self._assign_owner((args, kwargs), self.stack[-1])
-            self.stack.append(name)
+            self.stack.append(module_name)
 
         return hook
 
     def _leave_module(self, _: nn.Module, args: Any, output: Any) -> None:
         self._assign_owner(output, self.stack.pop())
 
-    def _assign_owner(self, output_tensors: Any, path: str) -> None:
-        """Assigns the autograd nodes of these tensors to the module at `path`, unless they have an owner."""
+    def _assign_owner(self, output_tensors: Any, module_path: str) -> None:
+        """Assigns the autograd nodes of these tensors to the module at `module_path`, unless they have an owner."""
         import torch
         from torch.utils._pytree import tree_leaves
 
@@ -208,17 +213,17 @@ class BackwardOwners:
             if isinstance(output_tensor, torch.Tensor) and output_tensor.grad_fn is not None
         ]
         while pending_nodes:
-            node = pending_nodes.pop()
-            if node not in self.owner:
-                self.owner[node] = path
-                pending_nodes += [next_node for next_node, _ in node.next_functions if next_node is not None]
+            autograd_node = pending_nodes.pop()
+            if autograd_node not in self.owner:
+                self.owner[autograd_node] = module_path
+                pending_nodes += [next_node for next_node, _ in autograd_node.next_functions if next_node is not None]
 
-    def backward(self, outputs: list[Tensor], count_so_far: Callable[[], int]) -> dict[str, int]:
+    def backward(self, model_outputs: list[Tensor], count_so_far: Callable[[], int]) -> dict[str, int]:
         """Runs the backward pass of the sum of all outputs. count_so_far: returns the FLOPs counted so far."""
         for hook_handle in self.handles:
             hook_handle.remove()
-        self._assign_owner(outputs, "")
-        loss: Any = sum(output.float().sum() for output in outputs)
+        self._assign_owner(model_outputs, "")
+        loss: Any = sum(output.float().sum() for output in model_outputs)
         flops_by_owner: dict[str, int] = {}
         running_path, bytes_before = "", count_so_far()
 
@@ -228,18 +233,19 @@ class BackwardOwners:
             flops_by_owner[running_path] = flops_by_owner.get(running_path, 0) + current_bytes - bytes_before
             running_path, bytes_before = next_path, current_bytes
 
-        for node, path in self.owner.items():
-            node.register_prehook(lambda _, path=path: count_for_owner(path))
+        for autograd_node, module_path in self.owner.items():
+            autograd_node.register_prehook(lambda _, module_path=module_path: count_for_owner(module_path))
         loss.backward()
         count_for_owner("")
         self.owner.clear()
-        return _sum_upwards(flops_by_owner.items())
+        return _sum_over_submodules(flops_by_owner.items())
 
 
 def cache_bytes_by_path(stored_cache: dict[nn.Module, tuple[Tensor, ...]], module: nn.Module) -> dict[str, int]:
     """Returns the bytes of the cached tensors by module path. A view of a longer storage counts as its elements."""
-    names = {id(submodule): name for name, submodule in module.named_modules()}
+    path_by_module = {id(submodule): module_name for module_name, submodule in module.named_modules()}
     elements_by_id = (
-        (names[id(submodule)], sum(tensor.nbytes for tensor in tensors)) for submodule, tensors in stored_cache.items()
+        (path_by_module[id(submodule)], sum(tensor.nbytes for tensor in tensors))
+        for submodule, tensors in stored_cache.items()
     )
-    return _sum_upwards(elements_by_id)
+    return _sum_over_submodules(elements_by_id)

@@ -34,7 +34,7 @@ class ModuleSize:
     children: tuple[ModuleSize, ...] = ()
 
 
-def measure_config(path: Path) -> tuple[str, ModuleSize]:
+def measure_config(config_path: Path) -> tuple[str, ModuleSize]:
     """Returns the name and the module tree of a config's `transformers` class, built on the meta device.
 
     The class is the one that `architectures` names, or else the language model of its model type.
@@ -42,34 +42,35 @@ def measure_config(path: Path) -> tuple[str, ModuleSize]:
     Raises `InputError` if the library has no such class, or if the class rejects the config.
     """
     require_transformers("--measure")
-    config_file = read_json(path)
+    config_file = read_json(config_path)
     try:
         draft_type = as_draft(config_file)[0].get("model_type")
     except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+        raise InputError(f"{config_path}: {error}") from None
     if draft_type in CLASSES:
         raise InputError(
-            f"{path}: --measure: a draft of {draft_type} has no class in transformers; expected no --measure"
+            f"{config_path}: --measure: a draft of {draft_type} has no class in transformers; expected no --measure"
         )
     model_type = config_file.get("model_type") or type_of_class_name(architecture_of(config_file))
     if not isinstance(model_type, str) or not model_type:
-        raise InputError(f"{path}: model_type: missing; expected a config.json of a transformers model")
+        raise InputError(f"{config_path}: model_type: missing; expected a config.json of a transformers model")
     config = {**config_file, "model_type": model_type}
     if type_of_class_name(architecture_of(config_file)) not in ("", usual_name(model_type)):
         del config["architectures"]  # a class of another model type, which does not fit this config
-    _require_class(path, model_type, "auto_map" in config_file)
+    _require_class(config_path, model_type, "auto_map" in config_file)
     try:
         module = build(config, is_to_run=False)
     except InputError:
         raise
     except Exception as error:  # any error that a class may raise for a config
         raise InputError(
-            f"{path}: {architecture_of(config) or model_type} cannot be built from it: {type(error).__name__}: {error}"
+            f"{config_path}: {architecture_of(config) or model_type} cannot be built from it: "
+            f"{type(error).__name__}: {error}"
         ) from None
     return type(module).__name__, measured_tree(module)
 
 
-def _require_class(path: Path, model_type: str, remote_code: bool) -> None:
+def _require_class(config_path: Path, model_type: str, remote_code: bool) -> None:
     """Raises `InputError` if the installed library has no config class for the model type."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -77,7 +78,7 @@ def _require_class(path: Path, model_type: str, remote_code: bool) -> None:
         remote_note = (
             "; its classes are code of its own repository (auto_map), which llmcalc never runs" if remote_code else ""
         )
-        raise InputError(f"{path}: model_type: the installed transformers has no '{model_type}'{remote_note}")
+        raise InputError(f"{config_path}: model_type: the installed transformers has no '{model_type}'{remote_note}")
 
 
 def measured_tree(module: nn.Module) -> ModuleSize:
@@ -86,14 +87,16 @@ def measured_tree(module: nn.Module) -> ModuleSize:
     return _module_tree(module, "", type(module).__name__, parameters_by_path, DEPTH)
 
 
-def _module_tree(module: nn.Module, path: str, name: str, parameters_by_path: dict[str, int], depth: int) -> ModuleSize:
+def _module_tree(
+    module: nn.Module, module_path: str, module_name: str, parameters_by_path: dict[str, int], depth: int
+) -> ModuleSize:
     children: list[ModuleSize] = []
     if depth:
         for child_name, child in module.named_children():
-            child_path = f"{path}.{child_name}" if path else child_name
+            child_path = f"{module_path}.{child_name}" if module_path else child_name
             if parameters_by_path.get(child_path):
                 children.append(_module_tree(child, child_path, child_name, parameters_by_path, depth - 1))
-    return ModuleSize(name, parameters_by_path.get(path, 0), 1, tuple(_merge_equal(children)))
+    return ModuleSize(module_name, parameters_by_path.get(module_path, 0), 1, tuple(_merge_equal(children)))
 
 
 def _merge_equal(children: list[ModuleSize]) -> list[ModuleSize]:
@@ -109,11 +112,11 @@ def _merge_equal(children: list[ModuleSize]) -> list[ModuleSize]:
     ] + named_children
 
 
-def module_data(tree: ModuleSize) -> dict[str, Any]:
+def module_data(module_tree: ModuleSize) -> dict[str, Any]:
     """Returns a module tree's parameters as nested dicts."""
-    module_document: dict[str, Any] = {"name": tree.name, "params": tree.params * tree.repeat}
-    if tree.repeat > 1:
-        module_document |= {"repeat": tree.repeat, "params_each": tree.params}
-    if tree.children:
-        module_document["children"] = [module_data(child) for child in tree.children]
+    module_document: dict[str, Any] = {"name": module_tree.name, "params": module_tree.params * module_tree.repeat}
+    if module_tree.repeat > 1:
+        module_document |= {"repeat": module_tree.repeat, "params_each": module_tree.params}
+    if module_tree.children:
+        module_document["children"] = [module_data(child) for child in module_tree.children]
     return module_document

@@ -78,7 +78,7 @@ class MemoryComparison:
     left_out: dict[str, str] = field(default_factory=dict)
     info: dict[str, Any] = field(default_factory=dict)
 
-    def with_checks(self, verdict: Verdict, seconds: float) -> Verdict:
+    def add_memory_checks(self, verdict: Verdict, seconds: float) -> Verdict:
         """Returns the verdict with the checks of memory added."""
         verdict_info = {"runs": self.runs, "left_out": self.left_out, **self.info}
         return replace(
@@ -112,8 +112,8 @@ def compare_memory(spec: ModelSpec, settings: Sequence[Settings], device: Device
         simulated_bytes, measured_bytes = simulate_run(spec, run_settings), measure_run(spec, run_settings, device)
         comparison.runs.append(run_text(spec, run_settings))
         comparison.checks += [
-            Check("", MEMORY + name, bytes, measured_bytes[name], f"torch on {device}")
-            for name, bytes in simulated_bytes.items()
+            Check("", MEMORY + quantity, bytes, measured_bytes[quantity], f"torch on {device}")
+            for quantity, bytes in simulated_bytes.items()
         ]
         if run_settings.phase == "training":
             _compare_with_events(spec, run_settings, comparison)
@@ -151,7 +151,8 @@ def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: Memory
     vocabulary = "" if model is spec else f" with a vocabulary of {model.vocab_size:,}"
     comparison.runs.append(f"{SUMS} on the CPU on {training.batch} × {training.seq:,} tokens{vocabulary}")
     comparison.checks += [
-        Check("", MEMORY + name, bytes, measured_bytes[name], "CPU events") for name, bytes in simulated_bytes.items()
+        Check("", MEMORY + quantity, bytes, measured_bytes[quantity], "CPU events")
+        for quantity, bytes in simulated_bytes.items()
     ]
 
 
@@ -247,12 +248,12 @@ def _recurrent_module(spec: ModelSpec) -> str:
 
 def _values_differ_in_size(spec: ModelSpec) -> bool:
     """Whether value heads differ in size from query and key heads, as in latent attention."""
-    cores = [
+    attention_ops = [
         node_position.node.op
         for node_position in spec.tree().walk()
         if isinstance(node_position.node.op, AttentionCore)
     ]
-    return any(core.qk_dim != core.v_dim for core in cores)
+    return any(core.qk_dim != core.v_dim for core in attention_ops)
 
 
 def _inference_limits(memory_use: Any, inference: Inference, device: Device) -> Iterator[tuple[bool, str]]:
@@ -353,12 +354,12 @@ class InferenceBytes(NamedTuple):
 
 
 def simulate_steps(spec: ModelSpec, training: Training, step_count: int = STEPS) -> TrainingBytes:
-    """Simulates training steps with a dispatch mode's counting. step_count: 2, or 1 for the first step only."""
+    """Simulates training steps, counted like a torch dispatch mode. step_count: 2, or 1 for the first step only."""
     meter = Meter()
     steps_run = TrainingRun(spec, training, memory_meter=meter)
     steps_run.graph.adds_in_place = False  # under a dispatch mode torch adds gradients into new tensors
     steps_run.set_up()
-    set_up, steps = meter.now, []
+    set_up, bytes_of_steps = meter.now, []
     for _ in range(step_count):
         meter.peaks = {}
         live_bytes, saved_bytes = 0, None
@@ -371,8 +372,8 @@ def simulate_steps(spec: ModelSpec, training: Training, step_count: int = STEPS)
             del loss
         steps_run.update()
         steps_run.zero_grad()
-        steps.append(StepBytes(**peaks_by_phase(meter), after=meter.now, live=live_bytes, saved=saved_bytes))
-    return TrainingBytes(set_up, steps[0], steps[-1])
+        bytes_of_steps.append(StepBytes(**peaks_by_phase(meter), after=meter.now, live=live_bytes, saved=saved_bytes))
+    return TrainingBytes(set_up, bytes_of_steps[0], bytes_of_steps[-1])
 
 
 def simulate_event_passes(spec: ModelSpec, training: Training) -> dict[str, int]:
@@ -385,7 +386,7 @@ def simulate_event_passes(spec: ModelSpec, training: Training) -> dict[str, int]
 
     def add_sum(byte_count: Number, in_place: bool) -> None:
         nonlocal gradient_sums
-        gradient_sums = gradient_sums.with_sum(byte_count, in_place)
+        gradient_sums = gradient_sums.plus_sum(byte_count, in_place)
 
     training_run.set_up()
     weights = meter.by_kind["weights"]
@@ -464,7 +465,7 @@ class CpuStorageTracker(StorageTracker):
 
 def measure_steps(spec: ModelSpec, training: Training, device: str, step_count: int = STEPS) -> TrainingBytes:
     """Measures training steps of the reference. step_count: as in `simulate_steps`."""
-    mode = (
+    tracker = (
         CpuStorageTracker(device=device)
         if device == "cpu" and training.implementation != "fused"
         else StorageTracker(device=device)
@@ -473,35 +474,35 @@ def measure_steps(spec: ModelSpec, training: Training, device: str, step_count: 
     results_after_forward: dict[str, Any] = {}
 
     def record_phase(phase: str, loss: Tensor | None) -> None:
-        peaks[phase], mode.peak = max(peaks.get(phase, 0), mode.peak), mode.now
+        peaks[phase], tracker.peak = max(peaks.get(phase, 0), tracker.peak), tracker.now
         if loss is not None:
-            outside_storages = {tensor.untyped_storage()._cdata for tensor in loop.outside}
+            outside_storages = {tensor.untyped_storage()._cdata for tensor in training_loop.outside}
             results_after_forward["saved"] = (
                 None if training.recompute is not NONE else saved_bytes(loss, outside_storages, device)
             )
-            results_after_forward["live"] = mode.now
+            results_after_forward["live"] = tracker.now
 
-    with ShapeCache(), mode:
-        loop = TrainingLoop(spec, training, device)
-        mode.follow((*loop.module.parameters(), *loop.module.buffers()))
-        set_up, steps = mode.now, []
-        if isinstance(mode, CpuStorageTracker):
-            mode.set_up = True
+    with ShapeCache(), tracker:
+        training_loop = TrainingLoop(spec, training, device)
+        tracker.follow((*training_loop.module.parameters(), *training_loop.module.buffers()))
+        set_up, bytes_of_steps = tracker.now, []
+        if isinstance(tracker, CpuStorageTracker):
+            tracker.set_up = True
         for _ in range(step_count):
             peaks.clear()
-            mode.peak = mode.now
-            loop.step(record_phase)
-            steps.append(StepBytes(**peaks, after=mode.now, **results_after_forward))
-    return TrainingBytes(set_up, steps[0], steps[-1])
+            tracker.peak = tracker.now
+            training_loop.step(record_phase)
+            bytes_of_steps.append(StepBytes(**peaks, after=tracker.now, **results_after_forward))
+    return TrainingBytes(set_up, bytes_of_steps[0], bytes_of_steps[-1])
 
 
 def measure_event_passes(spec: ModelSpec, training: Training) -> dict[str, int]:
     """Returns measured bytes by quantity of a micro-batch's passes on the CPU, from the profiler's events."""
     with without_initial_values():
-        loop = TrainingLoop(spec, training, "cpu")
-    loop.read()
+        training_loop = TrainingLoop(spec, training, "cpu")
+    training_loop.read()
     with torch.no_grad(), variants.kernel_context(training.choices):
-        loop.loss()  # creates objects that are created once
+        training_loop.loss()  # creates objects that are created once
     with (
         discarded_log(),
         profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True) as profiler,
@@ -514,21 +515,21 @@ def measure_event_passes(spec: ModelSpec, training: Training) -> dict[str, int]:
             if phase == "forward":
                 phase_context.enter_context(record_function(BACKWARD))
 
-        loop.micro_batch(record_phase)
+        training_loop.micro_batch(record_phase)
     events = read_events(profiler)
     return _event_quantities(events.pass_bytes(), events.sums)
 
 
 def measure_pass(spec: ModelSpec, inference: Inference, device: str) -> InferenceBytes:
     """Measures a prefill of the reference, or a decoding step with a cache of the prefill's shapes."""
-    mode = StorageTracker(device=device)
+    tracker = StorageTracker(device=device)
     with ShapeCache():
-        shapes = cache_shapes(spec, inference) if inference.phase == "decode" else {}
-    with ShapeCache(), mode:
+        cache_tensors = cache_shapes(spec, inference) if inference.phase == "decode" else {}
+    with ShapeCache(), tracker:
         passes = InferencePasses(spec, inference, device)
-        mode.follow((*passes.module.parameters(), *passes.module.buffers()))
+        tracker.follow((*passes.module.parameters(), *passes.module.buffers()))
         if inference.phase == "decode":
-            passes.cache_of(shapes)
-        mode.peak = mode.now
+            passes.create_cache(cache_tensors)
+        tracker.peak = tracker.now
         (passes.decode if inference.phase == "decode" else passes.prefill)()
-        return InferenceBytes(mode.peak, mode.now)
+        return InferenceBytes(tracker.peak, tracker.now)

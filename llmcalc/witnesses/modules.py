@@ -35,9 +35,9 @@ class NodeModules:
     share: int = 1
 
     def measured(self, counts_by_path: Mapping[str, int]) -> int:
-        """Returns the measurement of the modules; −1 if it cannot be divided equally."""
-        module_total = sum(counts_by_path.get(module, 0) for module in self.modules) - sum(
-            counts_by_path.get(module, 0) for module in self.less
+        """Returns the node's share of the modules' measured counts; −1 if the counts cannot be divided equally."""
+        module_total = sum(counts_by_path.get(module_path, 0) for module_path in self.modules) - sum(
+            counts_by_path.get(module_path, 0) for module_path in self.less
         )
         return -1 if module_total % self.share else module_total // self.share
 
@@ -66,11 +66,11 @@ def find_modules_of_nodes(
     context_modules: the module names of the wrapper around it; none by default.
     """
     towers = {
-        tower_key[len(TOWERS) :]: name
-        for tower_key, name in (context_modules or names).items()
+        tower_key[len(TOWERS) :]: tower_names_entry
+        for tower_key, tower_names_entry in (context_modules or names).items()
         if tower_key.startswith(TOWERS)
     }
-    tower_modules = _Search(paths, {**TOWER_MODULES, **towers}, towers).tower_nodes(tree, base_path)
+    tower_modules = _Search(paths, {**TOWER_MODULES, **towers}, towers).find_tower_modules(tree, base_path)
     return {
         **dict(_Search(paths, {**USUAL, **names}, names).all_nodes(tree, model_kind, base_path)),
         **dict(tower_modules),
@@ -85,7 +85,7 @@ class _Search:
     """Of the family: they come before the usual ones."""
 
     def all_nodes(self, tree: Node, model_kind: str, base_path: str) -> Iterator[tuple[str, NodeModules]]:
-        text_model = self._first_existing(self.names[""], (base_path,)) or NodeModules((base_path,))
+        text_model = self._first_existing_modules(self.names[""], (base_path,)) or NodeModules((base_path,))
         root_modules = tuple(dict.fromkeys((*text_model.modules, base_path, "")))
         stacks_by_name = {
             child.name: child for child in tree.children if child.is_stack and model_kind == "encoder-decoder"
@@ -95,12 +95,14 @@ class _Search:
         ]
         if stacks_by_name:
             yield from self._modules_of_stack("", other_nodes, root_modules)
-            for name, stack in stacks_by_name.items():
-                yield from self._modules_of_stack(f"{name}.", stack.children, self._side_modules(name, root_modules))
+            for stack_name, stack in stacks_by_name.items():
+                yield from self._modules_of_stack(
+                    f"{stack_name}.", stack.children, self._side_modules(stack_name, root_modules)
+                )
         else:
             yield from self._modules_of_stack("", other_nodes, self._side_modules(model_kind, root_modules))
 
-    def tower_nodes(self, tree: Node, base_path: str) -> Iterator[tuple[str, NodeModules]]:
+    def find_tower_modules(self, tree: Node, base_path: str) -> Iterator[tuple[str, NodeModules]]:
         """Finds the encoders' modules: in the headless model, in the encoder, or in the whole model.
 
         Such a module may contain another one (the projector), so it is not compared as a whole.
@@ -113,9 +115,9 @@ class _Search:
                     path = f"{towers.name}.{tower.name}."
                     yield from self._modules_of_stack(path, tower.children, (*tower_modules.modules, *root_modules))
 
-    def _side_modules(self, name: str, root_modules: tuple[str, ...]) -> tuple[str, ...]:
+    def _side_modules(self, module_name: str, root_modules: tuple[str, ...]) -> tuple[str, ...]:
         """Returns the modules in which an encoder's or decoder's nodes are searched."""
-        side_modules = self._first_existing(self.names.get(name, name), root_modules)
+        side_modules = self._first_existing_modules(self.names.get(module_name, module_name), root_modules)
         return root_modules if side_modules is None else (*side_modules.modules, *root_modules)
 
     def _modules_of_stack(
@@ -161,12 +163,13 @@ class _Search:
     def _modules_of_layers_in_list(
         self, list_key: str, layers: Sequence[Node], root_modules: tuple[str, ...]
     ) -> dict[int, tuple[str, ...]]:
-        """Returns modules by layer index, for layers whose list has the given key in the table of names."""
+        """Returns modules by layer index. list_key: the key of the layers' module list in the table of names."""
         layer_indices = sorted(i for layer in layers if layer.role != "shared" for i in layer.indices or ())
-        for name in self.family_names.get(list_key, self.names["layers"]).split(" | "):
+        for module_name in self.family_names.get(list_key, self.names["layers"]).split(" | "):
             for root in root_modules:
                 module_lists = [
-                    self._modules_of_lists(root, side_module, len(layer_indices)) for side_module in name.split(" & ")
+                    self._modules_of_lists(root, side_module, len(layer_indices))
+                    for side_module in module_name.split(" & ")
                 ]
                 if layer_indices and all(len(modules) == len(layer_indices) for modules in module_lists):
                     return dict(zip(layer_indices, zip(*module_lists, strict=True), strict=True))
@@ -182,7 +185,9 @@ class _Search:
             pattern_part if "*" in pattern_part else f"{pattern_part}.*" for pattern_part in list_names.split(" + ")
         ]
         modules = [
-            module for pattern_part in patterns for module in self._matching_paths(_join_path(root, pattern_part))
+            module_path
+            for pattern_part in patterns
+            for module_path in self._matching_paths(_join_path(root, pattern_part))
         ]
         return {"first]": modules[:layer_count], "last]": modules[-layer_count:]}.get(list_part, modules)
 
@@ -190,21 +195,21 @@ class _Search:
         self,
         path: str,
         node: Node,
-        parents: tuple[str, ...],
+        parent_paths: tuple[str, ...],
         outer_modules: tuple[str, ...],
         table_keys: tuple[str, ...],
     ) -> Iterator[tuple[str, NodeModules]]:
         """Finds the modules of a node and of all descendants.
 
-        parents: the modules of its parent.
+        parent_paths: the modules of its parent.
         outer_modules: the modules of its layer, or of the stack outside of layers.
         table_keys: its path in the layer, and every suffix of that path.
         """
-        node_modules = self._search_names(node, parents, outer_modules, table_keys)
+        node_modules = self._search_names(node, parent_paths, outer_modules, table_keys)
         paths_and_modules: list[tuple[str, tuple[str, ...]]]
         if node_modules is None:
             has_open_name = any(self.names.get(table_key) == "" for table_key in table_keys)
-            paths_and_modules = [(path, parents if has_open_name else ())] if node.indices is None else []
+            paths_and_modules = [(path, parent_paths if has_open_name else ())] if node.indices is None else []
         elif node.indices is None:
             yield path, node_modules
             paths_and_modules = [(path, node_modules.modules)]
@@ -219,15 +224,15 @@ class _Search:
                 )
 
     def _search_names(
-        self, node: Node, parents: tuple[str, ...], outer_modules: tuple[str, ...], table_keys: tuple[str, ...]
+        self, node: Node, parent_paths: tuple[str, ...], outer_modules: tuple[str, ...], table_keys: tuple[str, ...]
     ) -> NodeModules | None:
-        for names in (self.family_names, self.names):
+        for name_table in (self.family_names, self.names):
             for table_key in table_keys:
-                if table_key in names:
-                    modules = self._first_existing(names[table_key], parents, outer_modules)
-                    if modules is not None or not names[table_key]:
+                if table_key in name_table:
+                    modules = self._first_existing_modules(name_table[table_key], parent_paths, outer_modules)
+                    if modules is not None or not name_table[table_key]:
                         return modules
-        return self._first_existing(node.name, parents)
+        return self._first_existing_modules(node.name, parent_paths)
 
     def _repeats_of_node(
         self, path: str, indices: Sequence[int], list_paths: Sequence[str]
@@ -251,8 +256,8 @@ class _Search:
             if any(path.startswith(f"{list_member}.") for path in self.known)
         ] or list_members
 
-    def _first_existing(
-        self, alternatives: str, parents: tuple[str, ...], outer_modules: tuple[str, ...] = ()
+    def _first_existing_modules(
+        self, alternatives: str, parent_paths: tuple[str, ...], outer_modules: tuple[str, ...] = ()
     ) -> NodeModules | None:
         """Returns the first alternative whose modules all exist in the class."""
         for alternative in alternatives.split(" | ") if alternatives else ():
@@ -260,7 +265,7 @@ class _Search:
             modules: list[str] = []
             subtracted_names: list[str] = []
             for module_name in module_names.replace(" - ", " + -").split(" + "):
-                found_modules = self._modules_below(module_name.removeprefix("-"), parents, outer_modules)
+                found_modules = self._modules_below(module_name.removeprefix("-"), parent_paths, outer_modules)
                 (subtracted_names if module_name.startswith("-") else modules).extend(found_modules)
                 if not found_modules:
                     break
@@ -268,15 +273,17 @@ class _Search:
                 return NodeModules(tuple(modules), tuple(subtracted_names), int(share_text or 1))
         return None
 
-    def _modules_below(self, name: str, parents: tuple[str, ...], outer_modules: tuple[str, ...]) -> list[str]:
+    def _modules_below(
+        self, module_name: str, parent_paths: tuple[str, ...], outer_modules: tuple[str, ...]
+    ) -> list[str]:
         """Returns the modules with a name below the first parent that has them.
 
         A name with a leading dot is searched in `outer_modules`.
         """
-        if name.startswith("&"):  # one of the modules of a layer
-            return [module for module in outer_modules if name[1:] in module.split(".")][:1]
-        for parent in outer_modules if name.startswith(".") else parents:
-            modules = self._matching_paths(_join_path(parent, name.removeprefix(".")))
+        if module_name.startswith("&"):  # one of the modules of a layer
+            return [module_path for module_path in outer_modules if module_name[1:] in module_path.split(".")][:1]
+        for parent_path in outer_modules if module_name.startswith(".") else parent_paths:
+            modules = self._matching_paths(_join_path(parent_path, module_name.removeprefix(".")))
             if modules:
                 return modules
         return []
@@ -290,13 +297,13 @@ class _Search:
         return [
             path_match[0]
             for path_match in sorted(
-                matched_paths, key=lambda path_match: [int(index) for index in path_match.groups()]
+                matched_paths, key=lambda path_match: [int(layer_index) for layer_index in path_match.groups()]
             )
         ]
 
 
-def _join_path(parent: str, name: str) -> str:
-    return f"{parent}.{name}" if parent and name else parent or name
+def _join_path(parent_path: str, child_name: str) -> str:
+    return f"{parent_path}.{child_name}" if parent_path and child_name else parent_path or child_name
 
 
 def nodes_called_once(
@@ -310,15 +317,15 @@ def nodes_called_once(
     """
 
     def is_called_once(node_modules: NodeModules) -> bool:
-        modules = [module for module in node_modules.modules if module not in tensors]
-        return bool(modules) and all(calls_by_module.get(module) == 1 for module in modules)
+        module_paths = [module_path for module_path in node_modules.modules if module_path not in tensors]
+        return bool(module_paths) and all(calls_by_module.get(module_path) == 1 for module_path in module_paths)
 
     return {
         path: modules_of_node for path, modules_of_node in modules_of_nodes.items() if is_called_once(modules_of_node)
     }
 
 
-def without_shared(modules_of_nodes: ModulesByNode, params: Mapping[str, int]) -> dict[str, int]:
+def remove_shared_parameters(modules_of_nodes: ModulesByNode, params: Mapping[str, int]) -> dict[str, int]:
     """Returns parameters by path, except a layer's parameters that belong to the stack (T5's position table)."""
     remaining_params = dict(params)
     layers = tuple(
@@ -332,9 +339,9 @@ def without_shared(modules_of_nodes: ModulesByNode, params: Mapping[str, int]) -
         if "layers." not in path
         for tensor in node_modules.modules
     }
-    for module in other_paths:
-        parent_path = module.rpartition(".")[0] if module.startswith(layers) else ""
+    for module_path in other_paths:
+        parent_path = module_path.rpartition(".")[0] if module_path.startswith(layers) else ""
         while parent_path:
-            remaining_params[parent_path] -= params.get(module, 0)
+            remaining_params[parent_path] -= params.get(module_path, 0)
             parent_path = parent_path.rpartition(".")[0]
     return remaining_params

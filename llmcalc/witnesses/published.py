@@ -6,7 +6,7 @@ from ..costs.params import params
 from ..errors import InputError
 from ..sources.preset import Preset
 from .checks import Check, Verdict
-from .difference import sizes_of
+from .difference import list_sizes
 
 WITNESS = "published"
 
@@ -30,5 +30,5 @@ def verify_published(preset: Preset) -> Verdict:
         [check],
         0.0,
         verdict_info if published_figures.parameters_difference else {},
-        sizes_of(preset.model),
+        list_sizes(preset.model),
     )

@@ -25,18 +25,18 @@ from ..units import DTYPE_BITS, bits_to_bytes
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .checks import Check, Verdict, compare_nodes, remove_zero_checks
-from .difference import sizes_of
+from .difference import list_sizes
 from .measure import (
     buffers,
     cache_bytes_by_path,
+    copy_to_repeats,
     count_flops,
     default_dtype,
     encoder_input,
     module_names,
     parameters,
-    pass_through,
+    skip_modules,
     token_ids,
-    with_repeats,
 )
 from .speed import measure_forward
 
@@ -92,7 +92,7 @@ def longest_pass(spec: ModelSpec) -> int | None:
     return learned_rows if learned_rows is None or spec.one_pass_model else learned_rows - 1
 
 
-def busy_seq(spec: ModelSpec, seq: int) -> int:
+def gpu_filling_seq(spec: ModelSpec, seq: int) -> int:
     """Returns a number of tokens that keeps a GPU busy: at least `seq`, within the learned positions."""
     longest_tokens = longest_pass(spec)
     tokens = max(seq, BUSY_SEQ)
@@ -137,12 +137,12 @@ def verify_reference(
     seconds = time.perf_counter() - started_at
     if device != "meta":
         verdict_info["measured"] = _measure_speed(spec, module, device, batch, seq)
-    return Verdict(target, f"reference/{device}", checks, seconds, verdict_info, sizes_of(spec))
+    return Verdict(target, f"reference/{device}", checks, seconds, verdict_info, list_sizes(spec))
 
 
 def _measure_speed(spec: ModelSpec, module: nn.Module, device: Device, batch: int, seq: int) -> dict[str, Any]:
     """Measures seconds, FLOP/s and bytes of a forward pass, on CUDA with enough tokens to keep the GPU busy."""
-    tokens = busy_seq(spec, seq) if device == "cuda" else seq
+    tokens = gpu_filling_seq(spec, seq) if device == "cuda" else seq
     ids = token_ids(spec, batch, tokens, device, is_random=True)
     source_input = ids if spec.kind == "encoder-decoder" else None
     flops = spec.tree().total(forward_of, RunConfig(Workload(batch=batch, seq=tokens)))
@@ -161,8 +161,8 @@ def build_on_device(spec: ModelSpec, device: Device) -> nn.Module:
     """
     import torch
 
-    name = device_dtype(device)
-    byte_count = DTYPE_BITS[name] // 8 * spec.tree().total(total_of, include=EVERY_PART)
+    dtype_name = device_dtype(device)
+    byte_count = DTYPE_BITS[dtype_name] // 8 * spec.tree().total(total_of, include=EVERY_PART)
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: torch sees no CUDA device here; expected meta or cpu")
     if device == "cuda" and byte_count > torch.cuda.get_device_properties(0).total_memory:
@@ -176,7 +176,7 @@ def build_on_device(spec: ModelSpec, device: Device) -> nn.Module:
             f"--device cpu: {byte_count:,} bytes of weights are too many; expected --device meta, or fewer layers "
             "(--set num_hidden_layers=1)"
         )
-    with torch.device(device), default_dtype(getattr(torch, name)):
+    with torch.device(device), default_dtype(getattr(torch, dtype_name)):
         return spec.reference()
 
 
@@ -211,7 +211,7 @@ def _checks(
     spec: ModelSpec, module: nn.Module, device: Device, batch: int, seq: int, repeats: dict[str, str]
 ) -> Iterator[Check]:
     tree, witness = spec.tree(), f"reference/{device}"
-    names = module_names(module)
+    module_paths = module_names(module)
     run_parts = frozenset({MTP.name}) if spec.mtp is not None else frozenset()
 
     def compare_with_model(
@@ -226,7 +226,7 @@ def _checks(
             quantity,
             lambda place: place.cost_per_repeat(cost, include),
             measured_counts,
-            names,
+            module_paths,
             witness,
             None if workload is None else RunConfig(workload),
             include,
@@ -238,7 +238,7 @@ def _checks(
     built_parts = run_parts | WITHOUT_FLOPS  # vision and audio encoders are built, but not run
     yield from compare_with_model("parameters", total_of, parameters(module), None, built_parts)
     yield from compare_with_model("buffers", buffers_of, buffers(module), None, built_parts)
-    pass_through(module, repeats)
+    skip_modules(module, repeats)
 
     has_values = device != "meta"
     ids = token_ids(spec, batch, seq, device, has_values)
@@ -255,10 +255,10 @@ def _checks(
     forward_flops, training_flops = count_flops(module, run_model, train=True)
     workload = Workload(batch=batch, seq=seq, phase="forward")
     yield from compare_with_model(
-        "forward_flops", forward_of, with_repeats(forward_flops, repeats), workload, run_parts
+        "forward_flops", forward_of, copy_to_repeats(forward_flops, repeats), workload, run_parts
     )
     yield from compare_with_model(
-        "train_flops", step_of, with_repeats(training_flops, repeats), workload.with_(phase="training"), run_parts
+        "train_flops", step_of, copy_to_repeats(training_flops, repeats), workload.with_(phase="training"), run_parts
     )
     if spec.one_pass_model:
         return
@@ -267,16 +267,16 @@ def _checks(
     has_head = spec.head.type in ("lm", "classification")
     prefill, _ = count_flops(module, lambda: [module(ids, source_input, store=store, last_only=has_head)])
     yield from compare_with_model(
-        "prefill_flops", forward_of, with_repeats(prefill, repeats), Workload(batch=batch, seq=seq, phase="prefill")
+        "prefill_flops", forward_of, copy_to_repeats(prefill, repeats), Workload(batch=batch, seq=seq, phase="prefill")
     )
     next_ids = token_ids(spec, batch, 1, device, has_values)
     decode, _ = count_flops(module, lambda: [module(next_ids, store=store, past=seq)])
     decode_workload = Workload(batch=batch, seq=1, context=seq, source=seq, phase="decode")
-    yield from compare_with_model("decode_flops", forward_of, with_repeats(decode, repeats), decode_workload)
-    bits = DTYPE_BITS[device_dtype(device)]
+    yield from compare_with_model("decode_flops", forward_of, copy_to_repeats(decode, repeats), decode_workload)
+    cache_bits = DTYPE_BITS[device_dtype(device)]
     yield from compare_with_model(
         "cache_bytes",
-        lambda use: bits_to_bytes(use.cache_bits(bits)),
-        with_repeats(cache_bytes_by_path(store, module), repeats),
+        lambda op_use: bits_to_bytes(op_use.cache_bits(cache_bits)),
+        copy_to_repeats(cache_bytes_by_path(store, module), repeats),
         decode_workload,
     )

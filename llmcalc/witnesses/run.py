@@ -10,7 +10,7 @@ from ..errors import InputError
 from ..model import ModelSpec
 from ..sources.preset import Preset
 from .checks import Verdict
-from .reference import Device, busy_seq, verify_reference
+from .reference import Device, gpu_filling_seq, verify_reference
 from .untested import untested_parts
 
 Witness: TypeAlias = Literal["reference", "transformers", "published"]
@@ -50,10 +50,10 @@ def _compare_model(
 
         return verify_transformers(preset, batch, seq)
     verdict = verify_reference(preset.model, preset.name, device, batch, seq, every_layer)
-    return _with_memory(verdict, preset.model, device, batch, seq) if memory else verdict
+    return _add_memory_checks(verdict, preset.model, device, batch, seq) if memory else verdict
 
 
-def _with_memory(verdict: Verdict, spec: ModelSpec, device: Device, batch: int, seq: int | None) -> Verdict:
+def _add_memory_checks(verdict: Verdict, spec: ModelSpec, device: Device, batch: int, seq: int | None) -> Verdict:
     """Adds memory checks to a verdict, with the same tokens or, on a GPU, with more tokens."""
     from .memory import compare_memory, default_runs
 
@@ -63,5 +63,7 @@ def _with_memory(verdict: Verdict, spec: ModelSpec, device: Device, batch: int, 
     else:
         from .gpu import compare_on_gpu
 
-        memory_comparison = compare_on_gpu(spec, default_runs(spec, batch, seq or busy_seq(spec, verdict.info["seq"])))
-    return memory_comparison.with_checks(verdict, time.perf_counter() - started_at)
+        memory_comparison = compare_on_gpu(
+            spec, default_runs(spec, batch, seq or gpu_filling_seq(spec, verdict.info["seq"]))
+        )
+    return memory_comparison.add_memory_checks(verdict, time.perf_counter() - started_at)

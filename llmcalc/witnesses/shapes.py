@@ -33,7 +33,7 @@ class ShapeCache(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Disables two wrappers around every call, which only matter for torch.compile."""
+        """Returns false, so that torch omits two wrappers around every call, which only torch.compile needs."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -41,24 +41,24 @@ class ShapeCache(TorchDispatchMode):
         if _is_composed(func):
             return func(*args, **kwargs)  # counted by the counter, because its parts may have FLOPs
         with torch._C._DisableTorchDispatch():  # bypasses the counter
-            outputs = self._empty_result(func, args, kwargs)
+            results = self._empty_result(func, args, kwargs)
         if self.counter is not None and func._overloadpacket in self.counter.flop_registry:
-            self.counter._count_flops(func._overloadpacket, outputs, args, kwargs)
-        return outputs
+            self.counter._count_flops(func._overloadpacket, results, args, kwargs)
+        return results
 
     def _empty_result(self, func: Any, args: Any, kwargs: Any) -> Any:
-        shapes = key_of((*args, *kwargs.items())) if _makes_tensors(func) else None
-        if shapes is None:
+        shape_key = shape_cache_key((*args, *kwargs.items())) if _only_creates_tensors(func) else None
+        if shape_key is None:
             return func(*args, **kwargs)
-        input_key = func, shapes
+        input_key = func, shape_key
         if input_key in self.known:
             return _new_tensors(self.known[input_key])
-        outputs = func(*args, **kwargs)
-        if _is_new(outputs, args):
+        results = func(*args, **kwargs)
+        if _is_cacheable(results, args):
             if len(self.known) >= MOST:
                 self.known.clear()
-            self.known[input_key] = _result_description(outputs)
-        return outputs
+            self.known[input_key] = _result_description(results)
+        return results
 
 
 @cache
@@ -68,8 +68,8 @@ def _is_composed(func: Any) -> bool:
 
 
 @cache
-def _makes_tensors(func: Any) -> bool:
-    """Whether an operation only creates tensors with shapes from the input shapes.
+def _only_creates_tensors(func: Any) -> bool:
+    """Whether an operation only creates tensors, whose shapes depend on the input shapes alone.
 
     Views and changes in place say so in their schema. Operations without tensor inputs (`arange`) are left out.
     """
@@ -85,12 +85,12 @@ def _makes_tensors(func: Any) -> bool:
     )
 
 
-def _is_new(outputs: Any, args: tuple[Any, ...]) -> bool:
+def _is_cacheable(results: Any, args: tuple[Any, ...]) -> bool:
     """Whether all results are on the meta device, and none is an input or a view of an input.
 
     `dropout` outside training returns its input; `_unsafe_view` returns a view, which its schema does not say.
     """
-    tensors = [tensor for tensor in (outputs if isinstance(outputs, tuple) else (outputs,)) if tensor is not None]
+    tensors = [tensor for tensor in (results if isinstance(results, tuple) else (results,)) if tensor is not None]
     input_storages = {arg.untyped_storage()._cdata for arg in args if isinstance(arg, torch.Tensor)}
     return all(
         isinstance(tensor_of_call, torch.Tensor)
@@ -101,7 +101,7 @@ def _is_new(outputs: Any, args: tuple[Any, ...]) -> bool:
 
 
 def _result_description(call_result: Any) -> Any:
-    """Returns `torch.empty_strided` arguments for each tensor of a result."""
+    """Returns the arguments with which `torch.empty_strided` creates each tensor of a result again."""
     if isinstance(call_result, torch.Tensor):
         return call_result.shape, call_result.stride(), call_result.dtype
     return [None if tensor is None else _result_description(tensor) for tensor in call_result]
@@ -109,7 +109,7 @@ def _result_description(call_result: Any) -> Any:
 
 def _new_tensors(description: Any) -> Any:
     if isinstance(description, list):
-        return tuple(None if element is None else _new_tensors(element) for element in description)
+        return tuple(None if nested_element is None else _new_tensors(nested_element) for nested_element in description)
     shape, strides, dtype = description
     return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
 
@@ -117,16 +117,25 @@ def _new_tensors(description: Any) -> Any:
 _PLAIN = frozenset({bool, int, float, str, type(None), torch.dtype, torch.layout, torch.device, torch.memory_format})
 
 
-def key_of(value: Any) -> Hashable | None:
+def shape_cache_key(operation_input: Any) -> Hashable | None:
     """Returns a cache key for an input; None if it is not on meta or of an unknown type."""
-    value_type = type(value)
+    value_type = type(operation_input)
     if value_type in _PLAIN:
-        return value_type, value
-    if isinstance(value, torch.Tensor):
-        return (value.shape, value.stride(), value.dtype) if value.is_meta else None
-    if isinstance(value, tuple | list):
+        return value_type, operation_input
+    if isinstance(operation_input, torch.Tensor):
+        return (
+            (operation_input.shape, operation_input.stride(), operation_input.dtype)
+            if operation_input.is_meta
+            else None
+        )
+    if isinstance(operation_input, tuple | list):
         element_keys = tuple(
-            [(type(element), element) if type(element) in _PLAIN else key_of(element) for element in value]
+            [
+                (type(nested_element), nested_element)
+                if type(nested_element) in _PLAIN
+                else shape_cache_key(nested_element)
+                for nested_element in operation_input
+            ]
         )
         return None if None in element_keys else element_keys
     return None

@@ -41,12 +41,12 @@ def measure_forward(module: nn.Module, forward: Callable[[], Any], flops: int, t
             forward()
             seconds.append(seconds_when_finished() - started_at)
     median_seconds = sorted(seconds)[RUNS // 2]
-    measured: dict[str, Any] = {
+    measurements: dict[str, Any] = {
         "date": date.today().isoformat(), "torch": torch.__version__, "device": _device_name(device), "tokens": tokens,
         "forward_flops": flops, "forward_seconds": median_seconds, "flops_per_second": flops / median_seconds,
     }  # fmt: skip
     if cuda:
-        measured |= {
+        measurements |= {
             "cuda": torch.version.cuda,
             "driver": driver_version(),
             "weights_bytes": sum(parameter.numel() * parameter.element_size() for parameter in module.parameters()),
@@ -54,7 +54,7 @@ def measure_forward(module: nn.Module, forward: Callable[[], Any], flops: int, t
             "peak_allocated_bytes": torch.cuda.max_memory_allocated(device),
             "device_bytes": torch.cuda.get_device_properties(device).total_memory,
         }
-    return measured
+    return measurements
 
 
 def _device_name(device: Any) -> str:
@@ -75,7 +75,7 @@ def driver_version() -> str | None:
 
     try:
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        lines = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20).stdout.splitlines()
+        output_lines = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):
         return None
-    return lines[0].strip() if lines else None
+    return output_lines[0].strip() if output_lines else None

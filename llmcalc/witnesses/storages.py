@@ -38,18 +38,18 @@ class StorageTracker(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Disables two wrappers around every call, which only matter for torch.compile."""
+        """Returns false, so that torch omits two wrappers around every call, which only torch.compile needs."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        outputs = func(*args, **(kwargs or {}))
-        for tensor in [outputs] if isinstance(outputs, torch.Tensor) else tree_leaves(outputs):
+        results = func(*args, **(kwargs or {}))
+        for tensor in [results] if isinstance(results, torch.Tensor) else tree_leaves(results):
             if isinstance(tensor, torch.Tensor) and tensor.device.type == self.device:
                 self._follow(tensor, func)
-        return outputs
+        return results
 
     def follow(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Tracks storages whose creation this mode does not see, as by `torch.tensor`."""
+        """Tracks storages whose creation this mode does not see, such as those of `torch.tensor`."""
         for tensor in tensors:
             self._follow(tensor, "created before")
 
@@ -91,7 +91,9 @@ _SAVED: dict[Any, list[str]] = {}
 
 def _tensors_saved_by(node_type: Any) -> list[str]:
     if node_type not in _SAVED:
-        _SAVED[node_type] = [name for name in dir(node_type) if name.startswith("_saved_") or name == "saved_tensors"]
+        _SAVED[node_type] = [
+            attribute for attribute in dir(node_type) if attribute.startswith("_saved_") or attribute == "saved_tensors"
+        ]
     return _SAVED[node_type]
 
 
@@ -101,10 +103,12 @@ def saved_tensors(outputs: torch.Tensor) -> list[torch.Tensor]:
     pending_nodes: list[Any] = [outputs.grad_fn]
     visited_nodes: set[Any] = set(pending_nodes)
     while pending_nodes:
-        node = pending_nodes.pop()
-        saved_values = tree_leaves([getattr(node, name) for name in _tensors_saved_by(type(node))])
+        autograd_node = pending_nodes.pop()
+        saved_values = tree_leaves(
+            [getattr(autograd_node, attribute) for attribute in _tensors_saved_by(type(autograd_node))]
+        )
         tensors += [saved_value for saved_value in saved_values if isinstance(saved_value, torch.Tensor)]
-        for next_node, _ in node.next_functions:
+        for next_node, _ in autograd_node.next_functions:
             if next_node is not None and next_node not in visited_nodes:
                 visited_nodes.add(next_node)
                 pending_nodes.append(next_node)

@@ -32,12 +32,12 @@ from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .checks import Check, Verdict, remove_zero_checks
 from .deviations import additions_by_path, class_total, cost_in_class
-from .difference import sizes_of
+from .difference import list_sizes
 from .matching import compare_modules, coverage_of_leaves
 from .measure import count_flops, default_dtype, module_names, tensor_names, tensors
-from .modules import ModulesByNode, find_modules_of_nodes, nodes_called_once, without_shared
+from .modules import ModulesByNode, find_modules_of_nodes, nodes_called_once, remove_shared_parameters
 from .reference import LARGEST_REAL, LEAST_SEQ
-from .witness import class_object_of, family_of_class, fields_of, require_library_class, witness_of
+from .witness import family_of_class, fields_of, load_class, require_library_class, witness_of
 
 if TYPE_CHECKING:
     import torch
@@ -88,7 +88,7 @@ def verify_config(
         checks,
         time.perf_counter() - started_at,
         verdict_info,
-        sizes_of(spec),
+        list_sizes(spec),
         coverage_of_model,
     )
 
@@ -112,7 +112,7 @@ def build(config: dict[str, Any], is_to_run: bool = True) -> nn.Module:
     config_object._experts_implementation = (
         "batched_mm"  # the default grouped product has no FLOP formula and would count 0
     )
-    model_class = class_object_of(config)
+    model_class = load_class(config)
     float32 = model_class.__name__.endswith(class_settings.refuses_bfloat16)
     dtype = torch.float32 if float32 else torch.bfloat16
     try:
@@ -123,7 +123,7 @@ def build(config: dict[str, Any], is_to_run: bool = True) -> nn.Module:
     except ImportError as error:  # timm, for the vision encoders of some wrappers
         error_text = " ".join(str(error).split())
         raise InputError(f"--against transformers: {model_class.__name__} cannot be built here: {error_text}") from None
-    _without_warnings(model)
+    _disable_warnings(model)
     if not is_to_run or not model_class.__name__.endswith(class_settings.reads_values):
         return model
     byte_count = 2 * sum(parameter.numel() for parameter in model.parameters())
@@ -145,7 +145,7 @@ def class_settings_of(config: Mapping[str, Any]) -> Quirks:
     return Quirks() if family is None else family.quirks
 
 
-def _without_warnings(model: nn.Module) -> None:
+def _disable_warnings(model: nn.Module) -> None:
     """Disables a padding warning that reads token ids, which have no values on the meta device."""
     warning = "warn_if_padding_and_no_attention_mask"
     for module in model.modules():
@@ -167,7 +167,7 @@ def _avoid_identity_experts(model: nn.Module) -> None:
 
 
 def _raise_expert_capacity(model: nn.Module) -> None:
-    """Gives the experts of routers with a capacity (Switch Transformers) room for all tokens, as in the count.
+    """Raises the capacity of experts (Switch Transformers) so that no token is dropped, as the count assumes.
 
     Otherwise FLOPs would depend on the random weights: tokens beyond `expert_capacity` are dropped.
     """
@@ -186,7 +186,7 @@ def _checks(
     lengths: tuple[int, ...],
 ) -> Iterator[Check]:
     tree, model_type, witness = spec.tree(), text_model_of(config)[2], f"transformers/{config['model_type']}"
-    params = tensors(model, [module for node_modules in modules.values() for module in node_modules.modules])
+    params = tensors(model, [module_path for node_modules in modules.values() for module_path in node_modules.modules])
     towers = WITHOUT_FLOPS  # a wrapper's class builds them, but a pass over tokens does not run them
 
     def compare_with_class(
@@ -221,7 +221,7 @@ def _checks(
         params.get("", 0) - uncounted_params,
         witness,
     )
-    yield from compare_with_class("parameters", total_of, without_shared(modules, params), modules)
+    yield from compare_with_class("parameters", total_of, remove_shared_parameters(modules, params), modules)
     for seq in lengths:
         run_config = RunConfig(Workload(batch=batch, seq=seq))
         measured_pass = run_forward(spec, model, batch, seq, class_settings_of(config))
@@ -242,10 +242,10 @@ def _checks(
                 run_config,
             )
         if measured_pass.cache is not None:
-            bits = class_total(
+            cache_bits = class_total(
                 model_type, "cache_bytes", lambda op_use: op_use.cache_bits(DTYPE_BITS["bfloat16"]), spec, run_config
             )
-            yield Check("model", "cache_bytes", bits_to_bytes(bits), measured_pass.cache, witness, seq)
+            yield Check("model", "cache_bytes", bits_to_bytes(cache_bits), measured_pass.cache, witness, seq)
 
 
 def uncounted_parameters(config: Mapping[str, Any], model: nn.Module) -> dict[str, int]:
@@ -257,7 +257,11 @@ def uncounted_parameters(config: Mapping[str, Any], model: nn.Module) -> dict[st
         re.escape(node_position).replace(r"\*", r"\d+") for node_position in family.uncounted_modules.split(" + ")
     ]
     pattern = re.compile(rf"({'|'.join(node_positions)})\.")
-    return {name: parameter.numel() for name, parameter in model.named_parameters() if pattern.match(f"{name}.")}
+    return {
+        param_name: parameter.numel()
+        for param_name, parameter in model.named_parameters()
+        if pattern.match(f"{param_name}.")
+    }
 
 
 def find_modules(spec: ModelSpec, config: Mapping[str, Any], model: Any) -> ModulesByNode:
@@ -289,9 +293,11 @@ def inputs_of(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> dict[s
     """Returns the tokens of `batch` sequences, or encoder frames, by the class's argument names."""
     import torch
 
-    token_ids, name = _token_ids(model, batch, seq), type(model).__name__
-    ids = with_channels(model, token_ids)
-    inputs: dict[str, Any] = {"input_ids": ids[:, None] if name.endswith("ForMultipleChoice") else ids}  # of one choice
+    token_ids, class_name = _token_ids(model, batch, seq), type(model).__name__
+    ids = add_channel_axis(model, token_ids)
+    inputs: dict[str, Any] = {
+        "input_ids": ids[:, None] if class_name.endswith("ForMultipleChoice") else ids
+    }  # of one choice
     if spec.encoder is not None and spec.encoder.stem is not None:
         encoder_stem = spec.encoder.stem
         inputs = {
@@ -301,49 +307,49 @@ def inputs_of(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> dict[s
         inputs |= {"decoder_input_ids": ids, **({"input_ids": token_ids} if "input_ids" in inputs else {})}
     elif denoises_after_prompt(model):
         inputs = {"decoder_input_ids": ids, "past_key_values": _cache_of_no_tokens(spec, model, batch)}
-    return inputs | more_inputs(model, batch, seq)
+    return inputs | required_inputs(model, batch, seq)
 
 
-def with_channels(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    """Returns the ids [batch, tokens] as a class takes them that reads several tokens at each position."""
+def add_channel_axis(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    """Returns token ids [batch, tokens] in the shape of a class that reads several tokens per position."""
     config: Any = model.config
     return class_settings_of({"model_type": config.model_type}).decoder_ids(config, ids)
 
 
 def _cache_of_no_tokens(spec: ModelSpec, model: nn.Module, batch: int) -> Any:
-    """Returns the cache after an empty prompt, with keys and values [batch, heads, 0, size] in every layer."""
+    """Returns an empty cache, with keys and values [batch, heads, 0, size] in every layer."""
     import torch
     from transformers import DynamicCache
 
     config: Any = model.config
     device, dtype = next(model.parameters()).device, next(model.parameters()).dtype
     cache = DynamicCache(config=config.get_text_config())
-    for i, name in enumerate(spec.main.layer_names()):
-        _, heads, head_size = spec.main.layer(name).attention.sizes(spec.hidden_size)
-        rows = torch.empty(batch, heads, 0, head_size, device=device, dtype=dtype)
-        cache.update(rows, rows.clone(), i)
+    for i, layer_name in enumerate(spec.main.layer_names()):
+        _, heads, head_size = spec.main.layer(layer_name).attention.sizes(spec.hidden_size)
+        empty_rows = torch.empty(batch, heads, 0, head_size, device=device, dtype=dtype)
+        cache.update(empty_rows, empty_rows.clone(), i)
     return cache
 
 
 def denoises_after_prompt(model: nn.Module) -> bool:
-    """Whether a class reads a prompt and then denoises tokens. The pass then runs after an empty prompt."""
+    """Whether a class reads a prompt and then denoises tokens; such a class runs after an empty prompt."""
     is_encoder_decoder: bool = model.config.is_encoder_decoder  # type: ignore[union-attr, assignment]
     return "decoder_input_ids" in signature(model.forward).parameters and not is_encoder_decoder
 
 
-def more_inputs(model: nn.Module, batch: int, seq: int) -> dict[str, Any]:
+def required_inputs(model: nn.Module, batch: int, seq: int) -> dict[str, Any]:
     """Returns zeros for the class's required arguments other than token ids, such as features of no image."""
     import torch
 
     config: Any = model.config
     lengths, parameter = {"batch": batch, "seq": seq}, next(model.parameters())
     return {
-        name: torch.zeros(
+        input_name: torch.zeros(
             [lengths[axis_length] if isinstance(axis_length, str) else axis_length for axis_length in shape],
             dtype=parameter.dtype,
             device=parameter.device,
         )
-        for name, shape in class_settings_of({"model_type": config.model_type}).further_inputs(config).items()
+        for input_name, shape in class_settings_of({"model_type": config.model_type}).further_inputs(config).items()
     }
 
 
@@ -366,12 +372,16 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, class_s
     import torch
     from transformers import DynamicCache
 
-    name, inputs = type(model).__name__, inputs_of(spec, model, batch, seq)
-    if not spec.one_pass_model and not name.endswith(class_settings.refuses_cache) and not denoises_after_prompt(model):
+    class_name, inputs = type(model).__name__, inputs_of(spec, model, batch, seq)
+    if (
+        not spec.one_pass_model
+        and not class_name.endswith(class_settings.refuses_cache)
+        and not denoises_after_prompt(model)
+    ):
         inputs["use_cache"] = True
-    if name.endswith(class_settings.makes_mask) and not name.endswith(class_settings.reads_values):
+    if class_name.endswith(class_settings.makes_mask) and not class_name.endswith(class_settings.reads_values):
         inputs["attention_mask"] = torch.zeros(batch, 1, seq, seq, dtype=torch.bfloat16, device="meta")
-    outputs: list[Any] = []
+    module_outputs: list[Any] = []
     states_before = _module_states(model)
     calls_by_module: Counter[str] = Counter()
     hook_handles = [
@@ -380,11 +390,11 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, class_s
     ]
     base_model: Any = model.base_model  # some heads do not return the cache that it filled
     if base_model is not model:
-        hook_handles.append(base_model.register_forward_hook(lambda _, __, output: outputs.append(output)))
-    forward_flops, _ = count_flops(model, lambda: outputs.append(model(**inputs)))
-    for hook in hook_handles:
-        hook.remove()
-    stored_cache = next((cache for output in reversed(outputs) for cache in _caches_of(output)), None)
+        hook_handles.append(base_model.register_forward_hook(lambda _, __, output: module_outputs.append(output)))
+    forward_flops, _ = count_flops(model, lambda: module_outputs.append(model(**inputs)))
+    for hook_handle in hook_handles:
+        hook_handle.remove()
+    stored_cache = next((cache for output in reversed(module_outputs) for cache in _find_caches(output)), None)
     if denoises_after_prompt(model):
         return Pass(forward_flops, calls_by_module, None)  # it reads the prompt's cache and fills none
     argument = cache_argument(model)
@@ -412,12 +422,12 @@ CACHE_NAMES = ("cache", "past_key_values", "cache_params", "state")
 def cache_argument(model: nn.Module) -> str:
     """Returns a decoder class's argument for the cache; empty without one."""
     arguments = signature(model.forward).parameters
-    return next((name for name in CACHE_NAMES[:2] if name in arguments), "")
+    return next((cache_name for cache_name in CACHE_NAMES[:2] if cache_name in arguments), "")
 
 
-def _caches_of(outputs: Any) -> Iterator[Any]:
+def _find_caches(module_output: Any) -> Iterator[Any]:
     """Yields the caches in a module's output, under the classes' usual names."""
-    cache_attributes = (getattr(outputs, name, None) for name in CACHE_NAMES)
+    cache_attributes = (getattr(module_output, cache_name, None) for cache_name in CACHE_NAMES)
     return (cache for cache in cache_attributes if cache is not None)
 
 
@@ -429,10 +439,10 @@ def _module_states(model: nn.Module) -> dict[tuple[str, str], Any]:
     import torch
 
     return {
-        (path, name): attribute
+        (path, attribute_name): attribute
         for path, module in model.named_modules()
-        for name, attribute in vars(module).items()
-        if isinstance(attribute, torch.Tensor) and not name.endswith("inv_freq")
+        for attribute_name, attribute in vars(module).items()
+        if isinstance(attribute, torch.Tensor) and not attribute_name.endswith("inv_freq")
     }
 
 
@@ -440,11 +450,11 @@ def cache_bytes(cache: Any) -> int:
     """Returns the bytes of all tensors in a transformers cache, each tensor once."""
     return sum(
         tensor.numel() * tensor.element_size()
-        for tensor in {id(tensor): tensor for tensor in _tensors_within(cache, set())}.values()
+        for tensor in {id(tensor): tensor for tensor in _nested_tensors(cache, set())}.values()
     )
 
 
-def _tensors_within(value: Any, visited_ids: set[int]) -> Iterator[Any]:
+def _nested_tensors(value: Any, visited_ids: set[int]) -> Iterator[Any]:
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -452,7 +462,7 @@ def _tensors_within(value: Any, visited_ids: set[int]) -> Iterator[Any]:
             yield value
     elif isinstance(value, dict | list | tuple):
         for nested_value in value.values() if isinstance(value, dict) else value:
-            yield from _tensors_within(nested_value, visited_ids)
+            yield from _nested_tensors(nested_value, visited_ids)
     elif (
         hasattr(value, "__dict__")
         and id(value) not in visited_ids
@@ -460,4 +470,4 @@ def _tensors_within(value: Any, visited_ids: set[int]) -> Iterator[Any]:
     ):
         visited_ids.add(id(value))
         for nested_value in vars(value).values():
-            yield from _tensors_within(nested_value, visited_ids)
+            yield from _nested_tensors(nested_value, visited_ids)

@@ -16,7 +16,9 @@ def untested_parts(spec: ModelSpec) -> tuple[Evidence, ...]:
     """Returns a model's parts and kernels, and the optimizers and frameworks, whose memory was never measured."""
     include = frozenset({MTP.name})
     frameworks = [
-        evidence for name in NAMES for evidence in framework(name).evidence_for(ONE_DEVICE, True).run((), None)
+        evidence
+        for framework_name in NAMES
+        for evidence in framework(framework_name).evidence_for(ONE_DEVICE, True).run((), None)
     ]
     optimizers = map(evidence_of_optimizer, OPTIMIZERS)
     all_evidence = [*evidence_of_run(spec, EAGER, None, include), *optimizers, *frameworks]

@@ -27,21 +27,25 @@ from ..workload.recompute import PRODUCTS, Recompute
 
 
 def use_kernels(
-    module: nn.Module, choices: Choices, recompute: Recompute, adapters: Adapters | None = None, device: str = "cpu"
+    module: nn.Module,
+    kernel_choices: Choices,
+    recompute: Recompute,
+    adapters: Adapters | None = None,
+    device: str = "cpu",
 ) -> None:
     """Makes a reference use these kernels inside `kernel_context`, with dropout in training mode."""
     if module.training:
         with_dropout(module)
     if adapters is not None:
-        with_adapters(module, adapters, device)
-    if choices.attention != "eager":
-        replace_attention(module, choices)
-    if choices.norm != "eager":
+        attach_adapters(module, adapters, device)
+    if kernel_choices.attention != "eager":
+        replace_attention(module, kernel_choices)
+    if kernel_choices.norm != "eager":
         fuse_norms(module)
-    if choices.cross_entropy in ("chunked", "split", "selective-chunked"):
+    if kernel_choices.cross_entropy in ("chunked", "split", "selective-chunked"):
         output_layer(module).forward = lambda x: x
-    if choices.logits_to_keep is not None and choices.cross_entropy == "selective":
-        first_row = -(choices.logits_to_keep + 1)
+    if kernel_choices.logits_to_keep is not None and kernel_choices.cross_entropy == "selective":
+        first_row = -(kernel_choices.logits_to_keep + 1)
         output_layer(module).register_forward_pre_hook(lambda _, hook_inputs: (hook_inputs[0][:, first_row:],))
     add_checkpoints(module, recompute)
     if adapters is not None and recompute.layers:
@@ -59,7 +63,7 @@ def flash_attention(causal: bool, q: Any, k: Any, v: Any, *_: Any, **__: Any) ->
 
 
 def sdpa_math(causal: bool, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> Any:
-    """Runs the fallback of F.scaled_dot_product_attention."""
+    """Runs the math kernel of F.scaled_dot_product_attention: separate matrix products and a softmax."""
     return torch.ops.aten._scaled_dot_product_attention_math(q, k, v, None, 0.0, causal)[0]
 
 
@@ -97,7 +101,7 @@ def masked_scaled_dot_product(capability: int, q: Any, k: Any, v: Any, mask: Any
     return torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, bias, True, 0.0, False)[0]
 
 
-def keep_masks(mixer: Any) -> None:
+def keep_attention_masks(mixer: Any) -> None:
     """Makes a mixer compute its mask inside `kernel_context` too, because its indexer reads the mask."""
     mixer_module: Any = sys.modules[type(mixer).__module__]
     forward = mixer.forward
@@ -113,51 +117,57 @@ def keep_masks(mixer: Any) -> None:
     mixer.forward = forward_with_mask
 
 
-def replace_attention(module: nn.Module, choices: Choices) -> None:
+def replace_attention(module: nn.Module, kernel_choices: Choices) -> None:
     """Replaces the computation of attention, which then needs no mask."""
-    for name, submodule in module.named_modules():
-        parent_name = name.rpartition(".")[0]
-        if is_core(name):
+    for module_name, submodule in module.named_modules():
+        parent_name = module_name.rpartition(".")[0]
+        if is_attention_core(module_name):
             owner: Any = module.get_submodule(parent_name)
             causal = getattr(owner, "causal", True) and not getattr(owner, "cross", False)
             kernels: dict[str, Callable[..., Any]] = {
                 "flash": flash_attention,
-                "sdpa": partial(scaled_dot_product, choices.capability),
+                "sdpa": partial(scaled_dot_product, kernel_choices.capability),
             }
-            submodule.forward = partial(kernels.get(choices.attention, sdpa_math), causal)
+            submodule.forward = partial(kernels.get(kernel_choices.attention, sdpa_math), causal)
             if getattr(getattr(owner, "spec", None), "indexer", None) is not None:
-                keep_masks(owner)
+                keep_attention_masks(owner)
             if hasattr(owner, "_mask_and_bias"):
                 owner._mask_and_bias = lambda *_: (None, None)
 
 
-def is_core(name: str) -> bool:
+def is_attention_core(name: str) -> bool:
     """Whether the module at a path computes attention: scores, softmax and weighted sums of values."""
     *_, parent_name, module_name = ("", *name.split("."))
     return module_name in ("core", "core_1", "core_2") and parent_name not in ("relative", "indexer")
 
 
 @contextmanager
-def kernel_context(choices: Choices) -> Iterator[None]:
-    """Disables masks unless attention is eager, and repeated keys for flash attention."""
+def kernel_context(kernel_choices: Choices) -> Iterator[None]:
+    """Keeps mixers from building masks unless attention is eager, and from repeating keys for flash attention."""
     changed_attributes: list[tuple[Any, str, Any]] = []
-    if choices.attention != "eager":
-        mixers = [module for name, module in sys.modules.items() if name.startswith("llmcalc.components.mixers.")]
+    if kernel_choices.attention != "eager":
+        mixers = [
+            module
+            for module_name, module in sys.modules.items()
+            if module_name.startswith("llmcalc.components.mixers.")
+        ]
         mask = attention_mask.__name__
         changed_attributes = [(module, mask, lambda *_, **__: None) for module in mixers if hasattr(module, mask)]
-    if choices.attention in ("flash", "sdpa"):
+    if kernel_choices.attention in ("flash", "sdpa"):
         repeat = torch.Tensor.repeat_interleave
         changed_attributes.append(
             (torch.Tensor, "repeat_interleave", lambda x, n, axis: x if axis == 1 else repeat(x, n, axis))
         )
-    original_attributes = [(owner, name, getattr(owner, name)) for owner, name, _ in changed_attributes]
+    original_attributes = [
+        (owner, module_name, getattr(owner, module_name)) for owner, module_name, _ in changed_attributes
+    ]
     try:
-        for owner, name, replacement in changed_attributes:
-            setattr(owner, name, replacement)
+        for owner, module_name, replacement in changed_attributes:
+            setattr(owner, module_name, replacement)
         yield
     finally:
-        for owner, name, replacement in original_attributes:
-            setattr(owner, name, replacement)
+        for owner, module_name, replacement in original_attributes:
+            setattr(owner, module_name, replacement)
 
 
 # --- norms ------------------------------------------------------------------------------------------------------------
@@ -308,26 +318,26 @@ class LigerLogProbabilities(torch.autograd.Function):
     def forward(ctx: Any, x: Any, weight: Any, bias: Any, labels: Any) -> Any:
         log_probs = torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
         log_sums = torch.empty_like(log_probs)
-        for start in range(0, x.shape[0], LIGER_ROWS):
-            rows, row_labels = x[start : start + LIGER_ROWS], labels[start : start + LIGER_ROWS]
-            maxima = torch.full((rows.shape[0],), float("-inf"), device=x.device)
-            sums, label_logits = torch.zeros_like(maxima), torch.zeros_like(maxima)
-            row_indices = torch.arange(rows.shape[0], device=x.device)
-            for first in range(0, weight.shape[0], LIGER_VOCABULARY):
-                logits, last = logits_of_part(rows, weight, bias, first)
+        for first_row in range(0, x.shape[0], LIGER_ROWS):
+            part_rows, row_labels = x[first_row : first_row + LIGER_ROWS], labels[first_row : first_row + LIGER_ROWS]
+            row_maxima = torch.full((part_rows.shape[0],), float("-inf"), device=x.device)
+            exp_sums, label_logits = torch.zeros_like(row_maxima), torch.zeros_like(row_maxima)
+            row_indices = torch.arange(part_rows.shape[0], device=x.device)
+            for first_token in range(0, weight.shape[0], LIGER_VOCABULARY):
+                logits, end_token = logits_of_part(part_rows, weight, bias, first_token)
                 part_maxima = logits.amax(dim=-1)
-                new_maxima = torch.maximum(maxima, part_maxima)
-                rescaling = torch.exp(maxima - new_maxima)
+                new_maxima = torch.maximum(row_maxima, part_maxima)
+                rescaling = torch.exp(row_maxima - new_maxima)
                 exponentials = torch.exp(logits - new_maxima.unsqueeze(-1))
-                sums = sums * rescaling + exponentials.sum(dim=-1)
-                maxima = new_maxima
-                is_label = (row_labels >= first) & (row_labels < last)
-                indices = torch.clamp(row_labels - first, 0, last - first - 1)
-                label_logits += logits[row_indices, indices] * is_label
-            row_log_sums = maxima + torch.log(sums)
-            log_sums[start : start + LIGER_ROWS] = row_log_sums
-            log_probs[start : start + LIGER_ROWS] = label_logits - row_log_sums
-            del logits, part_maxima, rescaling, exponentials, is_label, indices, row_log_sums
+                exp_sums = exp_sums * rescaling + exponentials.sum(dim=-1)
+                row_maxima = new_maxima
+                is_label = (row_labels >= first_token) & (row_labels < end_token)
+                label_indices = torch.clamp(row_labels - first_token, 0, end_token - first_token - 1)
+                label_logits += logits[row_indices, label_indices] * is_label
+            row_log_sums = row_maxima + torch.log(exp_sums)
+            log_sums[first_row : first_row + LIGER_ROWS] = row_log_sums
+            log_probs[first_row : first_row + LIGER_ROWS] = label_logits - row_log_sums
+            del logits, part_maxima, rescaling, exponentials, is_label, label_indices, row_log_sums
         ctx.save_for_backward(x, weight, bias, labels, log_sums)
         return log_probs
 
@@ -339,23 +349,25 @@ class LigerLogProbabilities(torch.autograd.Function):
             torch.zeros(tensor.shape, dtype=torch.float32, device=x.device) if needs_gradient else None
             for tensor, needs_gradient in zip((weight, bias), ctx.needs_input_grad[1:3], strict=True)
         )
-        for start in range(0, x.shape[0], LIGER_ROWS):
-            rows, row_labels = x[start : start + LIGER_ROWS], labels[start : start + LIGER_ROWS]
-            row_gradients, row_log_sums = (t[start : start + LIGER_ROWS] for t in (gradients[0], log_sums))
-            row_indices = torch.arange(rows.shape[0], device=x.device)
-            for first in range(0, weight.shape[0], LIGER_VOCABULARY):
-                logits, last = logits_of_part(rows, weight, bias, first)
+        for first_row in range(0, x.shape[0], LIGER_ROWS):
+            part_rows, row_labels = x[first_row : first_row + LIGER_ROWS], labels[first_row : first_row + LIGER_ROWS]
+            row_gradients, row_log_sums = (
+                values[first_row : first_row + LIGER_ROWS] for values in (gradients[0], log_sums)
+            )
+            row_indices = torch.arange(part_rows.shape[0], device=x.device)
+            for first_token in range(0, weight.shape[0], LIGER_VOCABULARY):
+                logits, end_token = logits_of_part(part_rows, weight, bias, first_token)
                 probabilities = torch.exp(logits - row_log_sums.unsqueeze(-1))
                 of_logits = (-row_gradients).unsqueeze(-1) * probabilities
-                is_label = (row_labels >= first) & (row_labels < last)
-                indices = torch.clamp(row_labels - first, 0, last - first - 1)
-                of_logits[row_indices, indices] += row_gradients * is_label
-                of_x[start : start + LIGER_ROWS].add_(of_logits @ weight[first:last].float())
+                is_label = (row_labels >= first_token) & (row_labels < end_token)
+                label_indices = torch.clamp(row_labels - first_token, 0, end_token - first_token - 1)
+                of_logits[row_indices, label_indices] += row_gradients * is_label
+                of_x[first_row : first_row + LIGER_ROWS].add_(of_logits @ weight[first_token:end_token].float())
                 if of_weight is not None:
-                    of_weight[first:last].add_(of_logits.t() @ rows.float())
+                    of_weight[first_token:end_token].add_(of_logits.t() @ part_rows.float())
                 if of_bias is not None:
-                    of_bias[first:last].add_(of_logits.sum(dim=0))
-            del logits, probabilities, of_logits, is_label, indices
+                    of_bias[first_token:end_token].add_(of_logits.sum(dim=0))
+            del logits, probabilities, of_logits, is_label, label_indices
         return (
             of_x.to(x.dtype),
             None if of_weight is None else of_weight.to(weight.dtype),
@@ -364,13 +376,13 @@ class LigerLogProbabilities(torch.autograd.Function):
         )
 
 
-def logits_of_part(rows: Any, weight: Any, bias: Any, first: int) -> tuple[Any, int]:
+def logits_of_part(rows: Any, weight: Any, bias: Any, first_token: int) -> tuple[Any, int]:
     """Returns the float32 logits of rows for a part of the vocabulary, and the part's end."""
-    last = min(first + LIGER_VOCABULARY, weight.shape[0])
-    logits = (rows @ weight[first:last].to(rows.dtype).t()).float()
+    end_token = min(first_token + LIGER_VOCABULARY, weight.shape[0])
+    logits = (rows @ weight[first_token:end_token].to(rows.dtype).t()).float()
     if bias is not None:
-        logits.add_(bias[first:last].to(torch.float32))
-    return logits.mul_(1 / 0.9), last
+        logits.add_(bias[first_token:end_token].to(torch.float32))
+    return logits.mul_(1 / 0.9), end_token
 
 
 class LigerLogProbabilityLoss(torch.autograd.Function):
@@ -380,22 +392,22 @@ class LigerLogProbabilityLoss(torch.autograd.Function):
     def forward(ctx: Any, x: Any, weight: Any, bias: Any, labels: Any) -> Any:
         loss_sum = torch.zeros((), dtype=torch.float32, device=x.device)
         is_trained = [tensor is not None and tensor.requires_grad for tensor in (weight, bias)]
-        sums = [
+        loss_sums = [
             torch.zeros_like(tensor) if trained else None
             for tensor, trained in zip((weight, bias), is_trained, strict=True)
         ]
         gradients_of_x = []
         for sequence, sequence_labels in zip(torch.chunk(x, x.shape[0]), torch.chunk(labels, x.shape[0]), strict=True):
-            loss, of_x, *others = LigerLogProbabilityLoss.of_sequence(
+            loss, of_x, *other_gradients = LigerLogProbabilityLoss.of_sequence(
                 sequence, weight, bias, sequence_labels, is_trained
             )
-            for gradient_sum in sums:
+            for gradient_sum in loss_sums:
                 if gradient_sum is not None:
-                    gradient_sum.add_(others.pop(0))
+                    gradient_sum.add_(other_gradients.pop(0))
             gradients_of_x.append(of_x)
             loss_sum.add_(loss)
-            del loss, of_x, others
-        ctx.save_for_backward(torch.cat(gradients_of_x, dim=0), *sums)
+            del loss, of_x, other_gradients
+        ctx.save_for_backward(torch.cat(gradients_of_x, dim=0), *loss_sums)
         return loss_sum
 
     @staticmethod
@@ -404,8 +416,8 @@ class LigerLogProbabilityLoss(torch.autograd.Function):
         with torch.enable_grad():
             x, weight = x.detach().requires_grad_(True), weight.detach().requires_grad_(is_trained[0])
             bias = None if bias is None else bias.detach().requires_grad_(is_trained[1])
-            rows = x.reshape(x.shape[0] * x.shape[1], x.shape[2]).contiguous()
-            log_probs = LigerLogProbabilities.apply(rows, weight, bias, labels.reshape(-1))  # type: ignore[no-untyped-call]
+            token_rows = x.reshape(x.shape[0] * x.shape[1], x.shape[2]).contiguous()
+            log_probs = LigerLogProbabilities.apply(token_rows, weight, bias, labels.reshape(-1))  # type: ignore[no-untyped-call]
             loss = log_probs.mean()
             trained = [tensor for tensor, has_gradient in zip((weight, bias), is_trained, strict=True) if has_gradient]
             return loss.detach(), *torch.autograd.grad(loss, [x, *trained])
@@ -420,24 +432,26 @@ def output_layer(module: Any) -> Any:
     return getattr(module.lm_head, "decoder", module.lm_head)
 
 
-def loss_of(module: Any, choices: Choices, model_output: Any, ids: Any, logits_ahead: Any = ()) -> Any:
+def loss_of(module: Any, kernel_choices: Choices, model_output: Any, ids: Any, logits_ahead: Any = ()) -> Any:
     """Returns the loss of logits (or of hidden states for a chunked loss), plus each MTP module's loss."""
     labels = ids.flatten()
     if model_output.shape[1] > ids.shape[1]:  # of several heads, one behind the other
         labels = ids.repeat(1, model_output.shape[1] // ids.shape[1]).flatten()
-    if choices.cross_entropy == "chunked":
+    if kernel_choices.cross_entropy == "chunked":
         layer = output_layer(module)
         loss = LigerLinearCrossEntropy.apply(model_output.flatten(0, 1), labels, layer.weight, layer.bias)  # type: ignore[no-untyped-call]
-    elif choices.cross_entropy == "selective-chunked":
-        layer, last_tokens = output_layer(module), choices.logits_to_keep or ids.shape[1] - 1
+    elif kernel_choices.cross_entropy == "selective-chunked":
+        layer, last_tokens = output_layer(module), kernel_choices.logits_to_keep or ids.shape[1] - 1
         completion = model_output[:, :-1, :][:, -last_tokens:, :]
         loss = LigerLogProbabilityLoss.apply(completion, layer.weight, layer.bias, ids[:, -last_tokens:])  # type: ignore[no-untyped-call]
-    elif choices.cross_entropy == "split":
-        loss = chunk_by_chunk(output_layer(module), choices, model_output, ids)
+    elif kernel_choices.cross_entropy == "split":
+        loss = chunk_by_chunk(output_layer(module), kernel_choices, model_output, ids)
     else:
-        loss = _loss_of_logits(choices, model_output.div_(1.5) if choices.divides_logits else model_output, labels)
+        loss = _loss_of_logits(
+            kernel_choices, model_output.div_(1.5) if kernel_choices.divides_logits else model_output, labels
+        )
     for logits in logits_ahead:
-        loss = loss + _loss_of_logits(choices, logits, labels)
+        loss = loss + _loss_of_logits(kernel_choices, logits, labels)
     return loss
 
 
@@ -455,15 +469,15 @@ def log_probability_loss(logits: Any, labels: Any) -> Any:
     return log_probabilities.flatten().mean()
 
 
-def log_probabilities_of(logits: Any, index: Any) -> Any:
+def log_probabilities_of(logits: Any, label_index: Any) -> Any:
     """Returns the log-probabilities of labels, sequence by sequence (TRL, `selective_log_softmax`)."""
     if logits.dtype is torch.float32:
-        label_logits = torch.gather(logits, dim=-1, index=index)
-        log_sums = torch.stack([torch.logsumexp(rows, dim=-1) for rows in logits])
+        label_logits = torch.gather(logits, dim=-1, index=label_index)
+        log_sums = torch.stack([torch.logsumexp(logit_rows, dim=-1) for logit_rows in logits])
         return (label_logits - log_sums.unsqueeze(-1)).squeeze(-1)
     label_log_probs = []
-    for rows, row_labels in zip(logits, index, strict=True):
-        log_probs = F.log_softmax(rows, dim=-1)
+    for logit_rows, row_labels in zip(logits, label_index, strict=True):
+        log_probs = F.log_softmax(logit_rows, dim=-1)
         label_log_probs.append(log_probs.gather(dim=-1, index=row_labels))
     return torch.stack(label_log_probs).squeeze(-1)
 
@@ -471,15 +485,18 @@ def log_probabilities_of(logits: Any, index: Any) -> Any:
 def entropies_of(logits: Any) -> Any:
     """Returns the entropies of logits, 128 rows at a time (TRL, `entropy_from_logits`)."""
     entropies = []
-    for rows in logits.reshape(-1, logits.shape[-1]).split(128, dim=0):
-        log_probs = F.log_softmax(rows, dim=-1)
+    for logit_rows in logits.reshape(-1, logits.shape[-1]).split(128, dim=0):
+        log_probs = F.log_softmax(logit_rows, dim=-1)
         entropies.append(-(torch.exp(log_probs) * log_probs).sum(-1))
     return torch.cat(entropies, dim=0)
 
 
-def chunk_by_chunk(layer: nn.Linear, choices: Choices, x: Any, ids: Any) -> Any:
+def chunk_by_chunk(layer: nn.Linear, kernel_choices: Choices, x: Any, ids: Any) -> Any:
     """Runs torchtune's `chunked_output` and `CEWithChunkedOutputLoss`, by default in eighths."""
-    chunk_tokens, dtype = choices.loss_chunk or -(-x.shape[1] // 8), getattr(torch, choices.logits_dtype or "float32")
+    chunk_tokens, dtype = (
+        kernel_choices.loss_chunk or -(-x.shape[1] // 8),
+        getattr(torch, kernel_choices.logits_dtype or "float32"),
+    )
     chunks = [logits_of_chunk(layer, chunk) for chunk in x.split(chunk_tokens, dim=1)]
     labels = [chunk.reshape(-1) for chunk in ids.split(chunk_tokens, dim=1)]
     chunks = [chunk.reshape(-1, chunk.size(-1)) for chunk in chunks]
@@ -495,17 +512,20 @@ def logits_of_chunk(layer: nn.Linear, chunk: Any) -> Any:
     return F.linear(chunk, layer.weight, layer.bias)
 
 
-def _loss_of_logits(choices: Choices, logits: Any, labels: Any) -> Any:
-    dtype = None if choices.logits_dtype is None else getattr(torch, choices.logits_dtype)
-    if choices.cross_entropy == "selective":
-        loss_dtype = torch.float32 if choices.float32_loss else logits.dtype
+def _loss_of_logits(kernel_choices: Choices, logits: Any, labels: Any) -> Any:
+    dtype = None if kernel_choices.logits_dtype is None else getattr(torch, kernel_choices.logits_dtype)
+    if kernel_choices.cross_entropy == "selective":
+        loss_dtype = torch.float32 if kernel_choices.float32_loss else logits.dtype
         return log_probability_loss(logits.to(dtype or loss_dtype), labels)
-    if choices.cross_entropy.startswith("flash"):
-        rows, in_place = logits.to(dtype or logits.dtype).flatten(0, 1), choices.cross_entropy == "flash-in-place"
-        return FlashCrossEntropy.apply(rows, labels, in_place)[0].mean()  # type: ignore[no-untyped-call]
-    if choices.cross_entropy == "fused":
+    if kernel_choices.cross_entropy.startswith("flash"):
+        logit_rows, in_place = (
+            logits.to(dtype or logits.dtype).flatten(0, 1),
+            kernel_choices.cross_entropy == "flash-in-place",
+        )
+        return FlashCrossEntropy.apply(logit_rows, labels, in_place)[0].mean()  # type: ignore[no-untyped-call]
+    if kernel_choices.cross_entropy == "fused":
         return LigerCrossEntropy.apply(logits.to(dtype or logits.dtype).flatten(0, 1), labels)  # type: ignore[no-untyped-call]
-    default_dtype = torch.float32 if choices.float32_loss else logits.dtype
+    default_dtype = torch.float32 if kernel_choices.float32_loss else logits.dtype
     return F.cross_entropy(logits.to(dtype or default_dtype).flatten(0, 1), labels)
 
 
@@ -527,9 +547,10 @@ assert set(SAVED_OPERATIONS) >= PRODUCTS
 
 
 def selective_checkpoint(saved_operations: frozenset[str], alternate_operations: frozenset[str]) -> Callable[[], Any]:
-    """Returns checkpoint contexts that save selected operations' results, every second for `alternate_operations`."""
+    """Returns checkpoint contexts that save the results of operations; of `alternate_operations` every second one."""
     operations, alternating_operations = (
-        {SAVED_OPERATIONS[name] for name in names} for names in (saved_operations, alternate_operations)
+        {SAVED_OPERATIONS[operation_name] for operation_name in operation_names}
+        for operation_names in (saved_operations, alternate_operations)
     )
 
     def create_contexts() -> Any:
@@ -555,15 +576,15 @@ def add_checkpoints(module: nn.Module, recompute: Recompute) -> None:
             run_checkpointed, context_fn=selective_checkpoint(recompute.saved_operations, recompute.alternate)
         )
     carries_router_state = any(hasattr(submodule, "below_scale") for submodule in module.modules())
-    for name, submodule in [*module.named_modules()]:
-        parent_name, _, child_name = name.rpartition(".")
-        path_in_layer = _path_in_layer(name)
+    for module_name, submodule in [*module.named_modules()]:
+        parent_name, _, child_name = module_name.rpartition(".")
+        module_path = _path_in_layer(module_name)
         layer = child_name.isdigit() and parent_name.rpartition(".")[2] == "layers"
-        core = recompute.core and is_core(name)
+        core = recompute.core and is_attention_core(module_name)
         is_recomputed = layer and recompute.includes_layer(int(child_name))
         if is_recomputed and carries_router_state:
             submodule.forward = partial(_checkpoint_with_router_state, run_checkpointed, submodule.forward)
-        elif is_recomputed or core or path_in_layer in recompute.nodes:
+        elif is_recomputed or core or module_path in recompute.nodes:
             submodule.forward = partial(run_checkpointed, submodule.forward)
 
 
@@ -587,9 +608,9 @@ def _checkpoint_with_router_state(
     return layer_output
 
 
-def _path_in_layer(name: str) -> str:
+def _path_in_layer(module_name: str) -> str:
     """Returns the path of a module relative to its layer; empty outside of layers."""
-    _, separator, path_after_layers = f".{name}".rpartition(".layers.")
+    _, separator, path_after_layers = f".{module_name}".rpartition(".layers.")
     return path_after_layers.partition(".")[2] if separator else ""
 
 
@@ -614,13 +635,13 @@ def with_dropout(module: Any) -> None:
 class Lora(nn.Module):
     """A LoRA layer as in peft 0.21 (peft/tuners/lora/layer.py)."""
 
-    def __init__(self, base: nn.Linear, adapters: Adapters, device: str) -> None:
+    def __init__(self, base_layer: nn.Linear, adapters: Adapters, device: str) -> None:
         super().__init__()
-        self.base_layer: nn.Linear = base
+        self.base_layer: nn.Linear = base_layer
         dtype = getattr(torch, adapters.dtype.name)
         with torch.device(device):
-            self.lora_A = nn.Linear(base.in_features, adapters.rank, bias=False, dtype=dtype)
-            self.lora_B = nn.Linear(adapters.rank, base.out_features, bias=False, dtype=dtype)
+            self.lora_A = nn.Linear(base_layer.in_features, adapters.rank, bias=False, dtype=dtype)
+            self.lora_B = nn.Linear(adapters.rank, base_layer.out_features, bias=False, dtype=dtype)
         self.dropout: nn.Module = Dropout() if adapters.dropout else nn.Identity()
 
     def forward(self, x: Any) -> Any:
@@ -634,10 +655,10 @@ class Lora(nn.Module):
 class Dora(Lora):
     """A LoRA layer with magnitudes, as in peft 0.20 (peft/tuners/lora/variants.py and dora.py)."""
 
-    def __init__(self, base: nn.Linear, adapters: Adapters, device: str) -> None:
-        super().__init__(base, adapters, device)
+    def __init__(self, base_layer: nn.Linear, adapters: Adapters, device: str) -> None:
+        super().__init__(base_layer, adapters, device)
         with torch.device(device):
-            self.magnitude = nn.Parameter(torch.ones(base.out_features, dtype=self.lora_A.weight.dtype))
+            self.magnitude = nn.Parameter(torch.ones(base_layer.out_features, dtype=self.lora_A.weight.dtype))
 
     def forward(self, x: Any) -> Any:
         result = self.base_layer(x)
@@ -672,13 +693,13 @@ class Dora(Lora):
         return torch.linalg.norm(weight, dim=1).to(weight.dtype)
 
 
-def with_adapters(module: nn.Module, adapters: Adapters, device: str = "cpu") -> None:
+def attach_adapters(module: nn.Module, adapters: Adapters, device: str = "cpu") -> None:
     """Freezes all parameters and adds an adapter to each target layer. Layers with tied weights share an adapter."""
     lora_by_weight: dict[int, Lora] = {}
     for parameter in module.parameters():
         parameter.requires_grad_(False)
-    for name, submodule in [*module.named_modules()]:
-        parent_name, _, child_name = name.rpartition(".")
+    for module_name, submodule in [*module.named_modules()]:
+        parent_name, _, child_name = module_name.rpartition(".")
         if child_name in adapters.targets and isinstance(submodule, nn.Linear):
             layer = Dora if adapters.has_magnitudes else Lora
             lora_by_weight[id(submodule.weight)] = lora_by_weight.get(id(submodule.weight)) or layer(

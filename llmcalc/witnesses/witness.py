@@ -60,14 +60,14 @@ def _names_by_lower_case() -> dict[str, list[str]]:
     """Returns the lower-case name of each class of `transformers` → the names as they are written."""
     import transformers
 
-    names: dict[str, list[str]] = {}
-    for name in vars(transformers)["__all__"]:  # dir() takes a third of a second to list it
-        names.setdefault(name.lower(), []).append(name)
-    return names
+    class_names: dict[str, list[str]] = {}
+    for class_name in vars(transformers)["__all__"]:  # dir() takes a third of a second to list it
+        class_names.setdefault(class_name.lower(), []).append(class_name)
+    return class_names
 
 
-def class_of(config: Mapping[str, Any]) -> str:
-    """Returns the name of the class in `architectures`, compared without case.
+def class_name_of(config: Mapping[str, Any]) -> str:
+    """Returns the library's spelling of the class name in a config's `architectures`.
 
     Hubs have `MPTForCausalLM`, the library `MptForCausalLM`.
 
@@ -78,9 +78,9 @@ def class_of(config: Mapping[str, Any]) -> str:
     from transformers.models.auto import modeling_auto as auto
 
     architecture = architecture_of(config)
-    spellings = _names_by_lower_case().get(architecture.lower())
-    if spellings:
-        return architecture if architecture in spellings else spellings[0]
+    class_names = _names_by_lower_case().get(architecture.lower())
+    if class_names:
+        return architecture if architecture in class_names else class_names[0]
     class_lists = (
         ("CAUSAL_LM",)
         if architecture.endswith("ForCausalLM")
@@ -98,37 +98,37 @@ def class_of(config: Mapping[str, Any]) -> str:
     )
 
 
-def class_object_of(config: Mapping[str, Any]) -> Any:
-    """Returns the class named by `class_of`, or a class that only its library file has (Kosmos-2)."""
+def load_class(config: Mapping[str, Any]) -> Any:
+    """Returns the class that `class_name_of` names, or one that the library does not export (Kosmos-2)."""
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     architecture, class_type = architecture_of(config), witness_of(config["model_type"])
     if architecture.lower() not in _names_by_lower_case() and class_type in CONFIG_MAPPING:
-        name = CONFIG_MAPPING[class_type].__module__.replace(".configuration_", ".modeling_")
-        module_attributes = vars(import_module(name)) if name.startswith("transformers.models.") else {}
+        module_name = CONFIG_MAPPING[class_type].__module__.replace(".configuration_", ".modeling_")
+        module_attributes = vars(import_module(module_name)) if module_name.startswith("transformers.models.") else {}
         unlisted_class = module_attributes.get(architecture)
         if isinstance(unlisted_class, type) and issubclass(unlisted_class, transformers.PreTrainedModel):
             return unlisted_class
-    return getattr(transformers, class_of(config))
+    return getattr(transformers, class_name_of(config))
 
 
 def fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields for the configuration class, with length-dependent RoPE replaced by plain RoPE."""
-    fields = {field: field_value for field, field_value in config.items() if field not in HUB_FIELDS}
-    for name in ("rope_scaling", "rope_parameters"):
-        rope = fields.get(name)
+    class_fields = {field: field_value for field, field_value in config.items() if field not in HUB_FIELDS}
+    for field_name in ("rope_scaling", "rope_parameters"):
+        rope = class_fields.get(field_name)
         if rope is False:  # means none; a configuration class rejects it
-            del fields[name]
+            del class_fields[field_name]
         if isinstance(rope, dict) and (rope.get("rope_type") or rope.get("type")) in LENGTH_DEPENDENT_ROPE:
-            fields[name] = {
+            class_fields[field_name] = {
                 "rope_type": "default",
                 **{field: rope[field] for field in ("rope_theta", "partial_rotary_factor") if field in rope},
             }
-    if isinstance(fields.get("text_config"), dict):
-        text_fields = fields["text_config"]
-        fields["text_config"] = {
+    if isinstance(class_fields.get("text_config"), dict):
+        text_fields = class_fields["text_config"]
+        class_fields["text_config"] = {
             **{field: text_fields[field] for field in ("model_type",) if field in text_fields},
             **fields_of(text_fields),
         }
-    return fields
+    return class_fields

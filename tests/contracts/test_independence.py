@@ -40,7 +40,7 @@ def test_all_that_is_built_of_parts_is_looked_at() -> None:
         "formula_source",
         "sizes",
         "top_size",
-        "block_in",
+        "prediction_block",
         "sharing_key_of",
         "rotary_size",
         "output_width",
@@ -131,12 +131,12 @@ def test_a_wrong_layer_in_multi_token_prediction_is_told(monkeypatch: pytest.Mon
     spec = model(mtp=MultiTokenPrediction(num_nextn_predict_layers=2, layer=named))
     assert verify_reference(spec, batch=2, seq=7).ok
     assert spec.mtp is not None
-    right = spec.mtp.block_in(spec.main)
+    right = spec.mtp.prediction_block(spec.main)
 
     def wrong(self: MultiTokenPrediction, stack: Stack) -> Layer:
         return next(layer for layer in (block(40), block(16)) if layer != right)
 
-    monkeypatch.setattr(MultiTokenPrediction, "block_in", wrong)
+    monkeypatch.setattr(MultiTokenPrediction, "prediction_block", wrong)
     verdict = verify_reference(spec.model_copy(), batch=2, seq=7)
     assert {(check.node.partition(".")[0], check.quantity) for check in verdict.failures} >= {("mtp", "parameters")}
 

@@ -17,7 +17,7 @@ from llmcalc.costs.params import active_of, total_of
 from llmcalc.flow.program import Alternatives, Scope, Step
 from llmcalc.flow.tree import Node
 from llmcalc.model import ModelSpec
-from llmcalc.symbolic.symbolic import letter_of
+from llmcalc.symbolic.symbolic import letter_of_field
 from tests.contracts.test_parts import EXAMPLES, around_a_model, decoder
 from tests.samples import in_one_test
 
@@ -36,7 +36,7 @@ class Sizes:
                 changes[field] = self.of(value)
             elif isinstance(value, dict) and all(isinstance(one, Part) for one in value.values()):
                 changes[field] = {name: self.of(one) for name, one in value.items()}
-            elif letter_of(info) is not None and type(value) is int and field != "num_hidden_layers":
+            elif letter_of_field(info) is not None and type(value) is int and field != "num_hidden_layers":
                 changes[field] = self.make(len(self.made), value)
                 self.made[len(self.made)] = value
         return part.model_copy(update=changes)

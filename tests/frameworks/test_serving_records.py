@@ -26,7 +26,7 @@ from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.rank_model import rank_model
 from llmcalc.simulator.event_log import RecordedEvents
 from llmcalc.witnesses.distributed.parallel import apply_tensor_parallelism, keep_stage
-from llmcalc.witnesses.distributed.rank import OnRank
+from llmcalc.witnesses.distributed.rank import RankStorageTracker
 from tests.comparisons import compares, under
 from tests.device_memory.test_inference import Found, replayed
 from tests.parallel.fake_ranks import fake_rank
@@ -96,7 +96,7 @@ def by_torch(spec: ModelSpec, inference: Inference, layout: Layout, rank: int) -
     with fake_rank(layout.coordinates(rank).tp, layout.tp):  # its tensor group alone: stages send nothing here
         mesh = init_device_mesh("cpu", (layout.tp,))
         module: Any = spec.reference().to(dtype)
-        mode, peaks, store = OnRank(), dict[str, int](), dict[Any, Any]()
+        mode, peaks, store = RankStorageTracker(), dict[str, int](), dict[Any, Any]()
         with mode, torch.no_grad():
             share = rank_model(spec, layout, rank).chunks
             if layout.pp > 1:

@@ -121,14 +121,14 @@ def test_with_checkpoints_the_embedding_wants_a_gradient(number: int, mode: str)
 def test_trained_copies_beside_frozen_originals(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """`modules_to_save`: what runs is the copy, which is trained; the original lies beside it."""
     how = Adapters(3, frozenset({"q_proj"}), copies=frozenset({"embed_tokens", "lm_head"}))
-    freeze = variants.with_adapters
+    freeze = variants.attach_adapters
 
     def with_copies(module: nn.Module, how: Adapters, device: str = "cpu") -> None:
         freeze(module, how, device)
         for copied in ("embed_tokens", "lm_head"):
             module.get_submodule(copied).requires_grad_(True)
 
-    monkeypatch.setattr(variants, "with_adapters", with_copies)
+    monkeypatch.setattr(variants, "attach_adapters", with_copies)
     held = without_values(spec(number), adapters=how)
     assert held._replace(saved=0) == by_torch(spec(number), adapters=how)._replace(saved=0)
 

@@ -187,7 +187,7 @@ def gradients_are_added_where_torch_adds_them(name: str) -> None:
 
     def add(size: int, in_place: bool) -> None:
         nonlocal sums
-        sums = sums.with_sum(size, in_place)
+        sums = sums.plus_sum(size, in_place)
 
     model = spec(name)
     ours = without_values(model, dtype="float32", adds_in_place=True, on_sum=add)

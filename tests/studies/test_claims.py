@@ -36,7 +36,7 @@ from llmcalc.studies.selection import attention_kinds, has_experts
 from llmcalc.symbolic.activations import Activations
 from llmcalc.symbolic.explain import explain
 from llmcalc.symbolic.formulas import Formula, Formulas, RecomputeChoice, Setting, TrainingSetting
-from llmcalc.symbolic.saved_bytes import PlacedEager
+from llmcalc.symbolic.saved_bytes import NodeTrackingEager
 from tests.builders import recorded, run_config
 from tests.samples import in_one_test
 
@@ -250,7 +250,7 @@ def test_known_caches() -> None:
 # --- activations ------------------------------------------------------------------------------------------------------
 
 
-class Megatron(PlacedEager):
+class Megatron(NodeTrackingEager):
     """The kernels of Korthikanti et al. 2022: masked softmax as one kernel in the dtype of the scores, and dropout with
     masks of one byte an element, on the shares of attention and on the outputs of both sublayers.
     """
@@ -268,7 +268,9 @@ class Megatron(PlacedEager):
         return self.dropout(y) if step.name in ("o_proj", "down_proj") else y
 
 
-def kept(spec: ModelSpec, training: TrainingSetting, kernels: type[PlacedEager] = PlacedEager) -> Activations:
+def kept(
+    spec: ModelSpec, training: TrainingSetting, kernels: type[NodeTrackingEager] = NodeTrackingEager
+) -> Activations:
     return Activations(Formulas(spec, Setting(seq=T)), training, kernels)
 
 

@@ -27,11 +27,11 @@ from llmcalc.witnesses.deviations import class_total
 from llmcalc.witnesses.measure import count_flops
 from llmcalc.witnesses.transformers import (
     CACHE_NAMES,
+    add_channel_axis,
     build,
     cache_argument,
     class_settings_of,
-    more_inputs,
-    with_channels,
+    required_inputs,
 )
 from llmcalc.witnesses.witness import family_of_class
 from llmcalc.workload.execution import LatentForm
@@ -279,7 +279,7 @@ def _measured(config: dict[str, Any], spec: ModelSpec) -> int:
 
     model: Any = build(config)
     device = next(model.parameters()).device
-    ids = with_channels(model, torch.randint(3, spec.vocab_size - 1, (BATCH, CONTEXT)).to(device))
+    ids = add_channel_axis(model, torch.randint(3, spec.vocab_size - 1, (BATCH, CONTEXT)).to(device))
     name = "input_ids"
     inputs: dict[str, Any] = {"use_cache": True}
     makes_mask = type(model).__name__.endswith(class_settings_of(config).makes_mask)  # then it reads values of the ids
@@ -288,14 +288,14 @@ def _measured(config: dict[str, Any], spec: ModelSpec) -> int:
         if makes_mask:
             masks = {"attention_mask": torch.zeros(BATCH, 1, 1, 1, dtype=torch.bfloat16, device=device)}
             inputs |= masks | {f"decoder_{key}": mask for key, mask in masks.items()}
-        masks |= more_inputs(model, BATCH, CONTEXT)
+        masks |= required_inputs(model, BATCH, CONTEXT)
         source = ids if stem is None else torch.empty(stem.frames(BATCH, CONTEXT), dtype=torch.bfloat16, device=device)
         encoder = model.get_encoder()
         first = next(iter(signature(encoder.forward).parameters))  # Pop2Piano's features take the place of embeddings
         sources = {"inputs_embeds" if stem is not None and first == "input_ids" else first: source}
         name, inputs["encoder_outputs"] = "decoder_input_ids", encoder(**sources, **masks)
     empty = {cache_argument(model): DynamicCache(config=model.config)} if makes_mask and spec.encoder is None else {}
-    more = [{} if spec.encoder is not None else more_inputs(model, BATCH, seq) for seq in (CONTEXT, 1)]
+    more = [{} if spec.encoder is not None else required_inputs(model, BATCH, seq) for seq in (CONTEXT, 1)]
     out = model(**{name: ids}, **inputs, **empty, **more[0])
     word = next((word for word in CACHE_NAMES if word in out), "")
     kept = {word: out[word]} if word else {}

@@ -19,7 +19,7 @@ from llmcalc.cli.main import main
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
-from llmcalc.witnesses.distributed.compare import job_for, verdict_of, verify_all
+from llmcalc.witnesses.distributed.compare import build_job, verdict_of, verify_all
 from llmcalc.witnesses.distributed.job import Job, job_from_json, simulate_rank
 from llmcalc.witnesses.distributed.launch import _free_port, run_processes
 
@@ -50,10 +50,10 @@ def fsdp(shards: int, **more: int) -> Layout:
 def pairs() -> list[Job]:
     """Jobs of two processes: each way of dividing a run by itself."""
     return [
-        job_for(POSITIONS, Layout(pp=2), 2, 7),
-        job_for(UNTIED, Layout(dp=2), 1, 7),
-        job_for(UNTIED, fsdp(2), 2, 7),
-        job_for(TIED, Layout(tp=2), 2, 7),
+        build_job(POSITIONS, Layout(pp=2), 2, 7),
+        build_job(UNTIED, Layout(dp=2), 1, 7),
+        build_job(UNTIED, fsdp(2), 2, 7),
+        build_job(TIED, Layout(tp=2), 2, 7),
     ]
 
 
@@ -63,14 +63,14 @@ def fours() -> list[Job]:
     (parallel/test_rank.py, frameworks/fsdp2).
     """
     return [
-        job_for(TIED, fsdp(4), 2, 7),
-        job_for(UNTIED, Layout(tp=4), 2, 7),
-        job_for(DEEPER, Layout(pp=4), 1, 7, 6),
-        job_for(TIED, Layout(tp=2, pp=2), 1, 7),
-        job_for(POSITIONS, Layout(pp=2, dp=2), 2, 7),
-        job_for(UNTIED, fsdp(2, pp=2), 1, 7),
-        job_for(UNTIED, fsdp(4, hsdp_replicas=2), 2, 7),
-        job_for(TIED, fsdp(2, tp=2), 2, 7),
+        build_job(TIED, fsdp(4), 2, 7),
+        build_job(UNTIED, Layout(tp=4), 2, 7),
+        build_job(DEEPER, Layout(pp=4), 1, 7, 6),
+        build_job(TIED, Layout(tp=2, pp=2), 1, 7),
+        build_job(POSITIONS, Layout(pp=2, dp=2), 2, 7),
+        build_job(UNTIED, fsdp(2, pp=2), 1, 7),
+        build_job(UNTIED, fsdp(4, hsdp_replicas=2), 2, 7),
+        build_job(TIED, fsdp(2, tp=2), 2, 7),
     ]
 
 
@@ -165,7 +165,7 @@ def test_a_byte_too_many_and_another_loss_are_found() -> None:
 
 def test_the_gradient_of_a_divided_embedding_is_whole() -> None:
     """[vocab, hidden] in float32 on both ranks, where the table itself has half of the rows."""
-    found = simulate_rank(job_for(UNTIED, Layout(tp=2), 2, 7), 0)
+    found = simulate_rank(build_job(UNTIED, Layout(tp=2), 2, 7), 0)
     rest = found["before_step_bytes"] - found["after_step_bytes"]  # all gradients
     weights = found["set_up_bytes"]
     assert rest - weights == 4 * 45 * 32
@@ -194,13 +194,13 @@ def test_a_job_is_the_same_after_it_was_written() -> None:
 )
 def test_what_does_not_run_is_refused(layout: Layout, message: str) -> None:
     with pytest.raises(InputError) as error:
-        job_for(UNTIED, layout, 1, 7)
+        build_job(UNTIED, layout, 1, 7)
     assert message in str(error.value)
 
 
 def test_a_model_too_large_for_the_cpu_is_refused() -> None:
     with pytest.raises(InputError, match=r"2 processes take at least 64,242,089,984 bytes.*--set num_hidden_layers=2"):
-        job_for(llmcalc.load("llama3-8b").model, Layout(tp=2))
+        build_job(llmcalc.load("llama3-8b").model, Layout(tp=2))
 
 
 def alive(process: int) -> bool:
@@ -240,7 +240,7 @@ def test_all_processes_end_when_one_does_not_answer(
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with pytest.raises(InputError, match=message):
-        run_processes(pairs()[:1], time_limit=limit, module="bad_process")
+        run_processes(pairs()[:1], time_limit=limit, worker_module="bad_process")
     processes = [int(path.read_text()) for path in tmp_path.iterdir() if path.name.isdigit()]
     assert processes or "hangs" in request.node.name  # on a busy machine none may have begun after 2 seconds
     assert not any(map(alive, processes))

@@ -16,8 +16,8 @@ import torch
 from llmcalc.model import ModelSpec
 from llmcalc.ops import AttentionCore
 from llmcalc.sources.huggingface.registry import family_of, model_types
-from llmcalc.witnesses.transformers import more_inputs, with_channels
-from llmcalc.witnesses.witness import class_of, fields_of, witness_of
+from llmcalc.witnesses.transformers import add_channel_axis, required_inputs
+from llmcalc.witnesses.witness import class_name_of, fields_of, witness_of
 from llmcalc.workload.derived_rows import Multiple, PatchVectors, Table
 from llmcalc.workload.rows import Fixed, SourceTokens
 from llmcalc.workload.run_config import RunConfig
@@ -152,12 +152,12 @@ def _weights(config: dict[str, Any], spec: ModelSpec) -> tuple[int, int]:
     made = transformers.AutoConfig.for_model(witness_of(config["model_type"]), **fields_of(config))
     made._attn_implementation, made._experts_implementation = "eager", "batched_mm"
     torch.manual_seed(0)
-    model = getattr(transformers, class_of(config))(made).eval()
+    model = getattr(transformers, class_name_of(config))(made).eval()
     ids = torch.randint(3, 19, (1, SEQ))  # tokens of every vocabulary, of a text or of a codebook
-    inputs: dict[str, Any] = {"input_ids": ids if spec.encoder is not None else with_channels(model, ids)}
+    inputs: dict[str, Any] = {"input_ids": ids if spec.encoder is not None else add_channel_axis(model, ids)}
     if spec.kind == "encoder-decoder":
-        inputs["decoder_input_ids"] = with_channels(model, ids)
-    inputs |= more_inputs(model, 1, SEQ)
+        inputs["decoder_input_ids"] = add_channel_axis(model, ids)
+    inputs |= required_inputs(model, 1, SEQ)
     if config["model_type"] in {"fsmt", "blt"}:  # with one token, FSMT's class builds no mask; BLT's has no cache
         inputs |= {"use_cache": False}
     if config["model_type"] in BY_MODULE:

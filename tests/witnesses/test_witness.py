@@ -10,7 +10,7 @@ from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import read_config
 from llmcalc.witnesses.transformers import verify_config
-from llmcalc.witnesses.witness import class_of, fields_of
+from llmcalc.witnesses.witness import class_name_of, fields_of
 from tests.families import shapes_of
 
 SMALL: dict[str, Any] = {
@@ -36,7 +36,7 @@ SMALL: dict[str, Any] = {
     ],
 )
 def test_the_class_is_found_under_the_spelling_of_a_hub(kind: str, names: list[str] | None, cls: str) -> None:
-    assert class_of({"model_type": kind, "architectures": names}) == cls
+    assert class_name_of({"model_type": kind, "architectures": names}) == cls
 
 
 SPELLINGS = [
@@ -59,7 +59,7 @@ def test_a_model_type_may_be_spelled_as_its_folder_is(given: str, kind: str) -> 
 
 def test_a_class_that_nobody_has_is_an_error() -> None:
     with pytest.raises(InputError, match="has no LlamaForDreaming"):
-        class_of({"model_type": "llama", "architectures": ["LlamaForDreaming"]})
+        class_name_of({"model_type": "llama", "architectures": ["LlamaForDreaming"]})
 
 
 def test_rope_by_length_is_made_plain_and_other_rope_is_not() -> None:

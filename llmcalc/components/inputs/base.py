@@ -72,8 +72,8 @@ def aspect_ratio_error(height: int, width: int, limit: int) -> InputError:
     )
 
 
-def check_longest(seconds: float, max_seconds: int | None) -> None:
-    """Raises `InputError` for a recording that is longer than the processor reads."""
+def check_recording_length(seconds: float, max_seconds: int | None) -> None:
+    """Raises `InputError` for a recording that exceeds the processor's longest length."""
     if max_seconds is not None and seconds > max_seconds:
         raise InputError(
             f"--audio {seconds:g}: the model reads at most {max_seconds} seconds of a recording; expected at most "
@@ -81,6 +81,6 @@ def check_longest(seconds: float, max_seconds: int | None) -> None:
         )
 
 
-def frames_of(seconds: float, rate: int, hop: int) -> int:
+def count_frames(seconds: float, rate: int, hop: int) -> int:
     """Returns the number of audio frames of a recording. rate: samples per second. hop: samples per frame."""
     return ceil(round(seconds * rate) / hop)

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from ...errors import InputError
 from ..base import Flag, Width
-from .base import AudioRule, EncodedInput, check_longest
+from .base import AudioRule, EncodedInput, check_recording_length
 from .clips import HOP, RATE
 
 
@@ -36,17 +36,17 @@ class Chunks(AudioRule):
     max_seconds: Width | None = None
 
     def encode(self, seconds: float) -> EncodedInput:
-        check_longest(seconds, self.max_seconds)
-        samples = max(round(seconds * RATE), self.least_samples)
-        frames = samples // HOP if self.drops_rest else -(-samples // HOP)
+        check_recording_length(seconds, self.max_seconds)
+        sample_count = max(round(seconds * RATE), self.least_samples)
+        frames = sample_count // HOP if self.drops_rest else -(-sample_count // HOP)
         whole_chunks, last_frames = divmod(frames, self.chunk)
-        positions = whole_chunks * self._positions_of(self.chunk) + self._positions_of(last_frames)
+        positions = whole_chunks * self._chunk_positions(self.chunk) + self._chunk_positions(last_frames)
         tokens = positions // self.merge
         if tokens < 1:
             raise InputError(f"--audio {seconds:g}: becomes no token of the model; expected a longer recording")
         frames_read_by_projector = None if self.merge == 1 else 2**self.halvings * self.merge * tokens
         return EncodedInput(1, frames, 1, tokens, frames_read_by_projector)
 
-    def _positions_of(self, frames: int) -> int:
-        """Returns the number of encoder positions of a chunk with this number of frames."""
+    def _chunk_positions(self, frames: int) -> int:
+        """Returns the number of encoder positions of a chunk of frames."""
         return -(-frames // 2**self.halvings)

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from ...errors import InputError
 from ..base import Flag, Width
-from .base import AudioRule, EncodedInput, frames_of
+from .base import AudioRule, EncodedInput, count_frames
 
 RATE, HOP = 16_000, 160
 """Samples per second, and samples per frame."""
@@ -46,7 +46,7 @@ class Clips(AudioRule):
     fits: Flag = False
 
     def encode(self, seconds: float) -> EncodedInput:
-        frames, clip_seconds = frames_of(seconds, RATE, HOP), self.frames * HOP / RATE
+        frames, clip_seconds = count_frames(seconds, RATE, HOP), self.frames * HOP / RATE
         if frames > self.frames and not self.several:
             raise InputError(
                 f"--audio {seconds:g}: the model reads one clip of at most {clip_seconds:g} seconds; expected at most "
@@ -59,12 +59,12 @@ class Clips(AudioRule):
                 f"{self.max_clips * clip_seconds:g}"
             )
         if self.fits:
-            return self._fitted(max(frames, LEAST_FRAMES), clip_count)
+            return self._encode_unpadded_clips(max(frames, LEAST_FRAMES), clip_count)
         positions = clip_count * self.frames // 2 if self.padded else (frames - 1) // 2 + 1
         return EncodedInput(clip_count, self.frames, 1, max(1, positions // self.merge) + self.marks)
 
-    def _fitted(self, frames: int, clip_count: int) -> EncodedInput:
-        """Returns the patches and tokens of clips whose last clip is not padded to the full length."""
+    def _encode_unpadded_clips(self, frames: int, clip_count: int) -> EncodedInput:
+        """Returns the patches and tokens of clips, of which the last is not padded to the full length."""
         frames_per_token = 2 * self.merge
         last_frames = frames - (clip_count - 1) * self.frames
         tokens = (clip_count - 1) * -(-self.frames // frames_per_token) + -(-last_frames // frames_per_token)

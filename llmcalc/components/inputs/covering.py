@@ -50,11 +50,15 @@ class Covering(ImageRule):
             for rows in range(1, self.max_tiles // columns + 1)
         ]
         share_by_grid = {grid: self._covered_share(height, width, *grid) for grid in grids}
-        tile_counts = [columns * rows for (columns, rows), share in share_by_grid.items() if share > COVERED_SHARE]
+        tile_counts = [
+            columns * rows for (columns, rows), covered_share in share_by_grid.items() if covered_share > COVERED_SHARE
+        ]
         if tile_counts:
             return min(tile_counts)
         most_covered = max(share_by_grid.values())
-        return min(columns * rows for (columns, rows), share in share_by_grid.items() if share == most_covered)
+        return min(
+            columns * rows for (columns, rows), covered_share in share_by_grid.items() if covered_share == most_covered
+        )
 
     def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
         tiles = self._fewest_tiles(height, width)

@@ -52,9 +52,9 @@ class DynamicHd(ImageRule):
         )
         return self.encoded_lines(columns_of_tiles * rows_of_tiles + 1, patches_per_side, lines, columns)
 
-    def encoded_lines(self, parts: int, patches_per_side: int, lines: int, columns: int) -> EncodedInput:
+    def encoded_lines(self, tile_count: int, patches_per_side: int, lines: int, columns: int) -> EncodedInput:
         """Returns the patches and tokens of the whole image and of lines of tokens, each line with a mark."""
         tokens_per_side = -(-patches_per_side // self.merge)
         tokens_of_lines = lines * (columns + 1) + tokens_per_side * (tokens_per_side + 1)
         real_patches = (tokens_of_lines - 1) * self.merge**2
-        return EncodedInput(parts, patches_per_side, patches_per_side, tokens_of_lines + 1, real_patches)
+        return EncodedInput(tile_count, patches_per_side, patches_per_side, tokens_of_lines + 1, real_patches)

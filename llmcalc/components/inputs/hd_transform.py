@@ -37,5 +37,7 @@ class HdTransform(DynamicHd):
             )
         tiles = ceil(shorter_pixels / self.size), longer_tiles
         tokens_per_side = self.size // patch_size // self.merge
-        lines, columns = (tokens_per_side * count for count in (tiles if width >= height else reversed(tiles)))
+        lines, columns = (
+            tokens_per_side * tile_count for tile_count in (tiles if width >= height else reversed(tiles))
+        )
         return self.encoded_lines(self.max_tiles + 1, self.size // patch_size, lines, columns)

@@ -39,15 +39,20 @@ class NativeTiles(Tiles):
         token_size = self.merge * patch_size
         rounded_sides = [round(pixel_length / token_size) * token_size for pixel_length in (height, width)]
         fewest_pixels, most_pixels = (token_count * token_size**2 for token_count in (self.min_tokens, self.tokens))
-        is_large = prod(max(patch_size, side) for side in rounded_sides) > LARGE * most_pixels
-        sides = [max(token_size, side) for side in rounded_sides]
-        if prod(sides) > most_pixels:
+        is_large = prod(max(patch_size, side_pixels) for side_pixels in rounded_sides) > LARGE * most_pixels
+        image_sides = [max(token_size, side_pixels) for side_pixels in rounded_sides]
+        if prod(image_sides) > most_pixels:
             shrink = sqrt(height * width / most_pixels)
-            sides = [max(token_size, floor(side / shrink / token_size) * token_size) for side in (height, width)]
-        elif prod(sides) < fewest_pixels:
-            enlarge = sqrt(fewest_pixels / (height * width))
-            sides = [ceil(pixel_length * enlarge / token_size) * token_size for pixel_length in (height, width)]
-        patches, patches_of_tile = prod(sides) // patch_size**2, (self.size // patch_size) ** 2
+            image_sides = [
+                max(token_size, floor(side_pixels / shrink / token_size) * token_size)
+                for side_pixels in (height, width)
+            ]
+        elif prod(image_sides) < fewest_pixels:
+            enlargement = sqrt(fewest_pixels / (height * width))
+            image_sides = [
+                ceil(pixel_length * enlargement / token_size) * token_size for pixel_length in (height, width)
+            ]
+        patches, patches_of_tile = prod(image_sides) // patch_size**2, (self.size // patch_size) ** 2
         tiles = prod(self.tile_grid(height, width)) if is_large else 0
         tokens_of_tiles = tiles * ceil(self.size // patch_size / self.merge) ** 2
         tile_marks = (tiles + 1) * self.tile_marks if tiles else 0

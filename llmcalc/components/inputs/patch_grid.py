@@ -1,4 +1,4 @@
-"""The rule for images whose grid of patches stays as it is within limits on the number of patches.
+"""The rule for images that are scaled only if their number of patches is outside of limits.
 
 transformers: models/nemotron_h_omni/image_processing_nemotron_h_omni.py (`get_patch_grid_size`).
 """
@@ -46,7 +46,7 @@ class PatchGrid(ImageRule):
         return EncodedInput(1, rows, columns, rows * columns // self.merge**2 + self.marks)
 
     def _whole_tokens(self, patches: int, other_patches: int) -> int:
-        """Returns the patches along a side as a multiple of `merge`, the next one unless the grid is then too large."""
+        """Returns a side's number of patches, rounded up to a multiple of `merge`, or down if the grid is too large."""
         missing_patches = -patches % self.merge
         if (patches + missing_patches) * other_patches <= self.max_patches:
             return patches + missing_patches

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from ...errors import InputError
 from ..base import Width
-from .base import AudioRule, EncodedInput, check_longest
+from .base import AudioRule, EncodedInput, check_recording_length
 from .clips import HOP, RATE
 
 
@@ -44,14 +44,14 @@ class Recording(AudioRule):
     marks: int = Field(default=0, ge=0, le=1000, strict=True)
 
     def encode(self, seconds: float) -> EncodedInput:
-        check_longest(seconds, self.max_seconds)
-        samples = round(seconds * RATE)
-        frames = self._frames_of(samples)
+        check_recording_length(seconds, self.max_seconds)
+        sample_count = round(seconds * RATE)
+        frames = self._frames_of(sample_count)
         if frames < 1:
             raise InputError(f"--audio {seconds:g}: shorter than a frame of {self.window} samples; expected more")
         groups = -(-frames // self.frames_per_token)
         tokens = groups * self.tokens_at_once if self.tokens is None else self.tokens
-        padded_samples = -(-samples // self.multiple) * self.multiple
+        padded_samples = -(-sample_count // self.multiple) * self.multiple
         return EncodedInput(1, self._frames_of(padded_samples), 1, tokens + self.marks)
 
     def _frames_of(self, samples: int) -> int:

@@ -38,38 +38,38 @@ class Slices(ImageRule):
 
     def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
         token_size = self.merge * patch_size
-        slices_down, slices_across = self._grid(height, width)
+        slices_down, slices_across = self._slice_grid(height, width)
         slices = slices_down * slices_across
         if slices == 1:
-            sides_of_parts = [self._sides(height, width, token_size, True)]
+            sides_of_parts = [self._scaled_sides(height, width, token_size, True)]
         else:
             slice_height, slice_width = (
                 _nearest_multiple(pixels, slice_count) / slice_count
                 for pixels, slice_count in ((height, slices_down), (width, slices_across))
             )
-            whole_image = self._sides(height, width, token_size, False)
-            sides_of_parts = [whole_image, *[self._sides(slice_height, slice_width, token_size, True)] * slices]
+            whole_image = self._scaled_sides(height, width, token_size, False)
+            sides_of_parts = [whole_image, *[self._scaled_sides(slice_height, slice_width, token_size, True)] * slices]
         patches = max(part_height * part_width for part_height, part_width in sides_of_parts) // patch_size**2
         tokens = len(sides_of_parts) * (self.tokens + self.slice_marks) + self.marks + slices_down - 1
         return EncodedInput(len(sides_of_parts), patches, 1, tokens)
 
-    def _grid(self, height: int, width: int) -> tuple[int, int]:
+    def _slice_grid(self, height: int, width: int) -> tuple[int, int]:
         """Returns the numbers of slices down and across, in the grid nearest to the image's aspect ratio."""
         squares = min(ceil(width * height / self.size**2), self.max_slices)
         if squares <= 1:
             return 1, 1
         log_ratio = log(width / height)
         grids = [
-            (down, slices // down)
+            (slices_down, slices // slices_down)
             for slices in (squares - 1, squares, squares + 1)
             if 1 < slices <= self.max_slices
-            for down in range(slices, 0, -1)
-            if slices % down == 0
+            for slices_down in range(slices, 0, -1)
+            if slices % slices_down == 0
         ]
         return min(grids, key=lambda grid: abs(log_ratio - log(grid[1] / grid[0])))
 
-    def _sides(self, height: float, width: float, token_size: int, enlarges: bool) -> tuple[int, int]:
-        """Returns an image's sides after scaling to the square's area, which enlarges small images only if asked to."""
+    def _scaled_sides(self, height: float, width: float, token_size: int, enlarges: bool) -> tuple[int, int]:
+        """Returns an image's sides after scaling to `size`² pixels. enlarges: whether small images are enlarged."""
         if height * width > self.size**2 or enlarges:
             aspect_ratio = width / height
             height = int(self.size / sqrt(aspect_ratio))

@@ -65,7 +65,10 @@ class SmartResize(ImageRule):
         pixels, area = self.frames * sides[0] * sides[1], self.frames * height * width
         if pixels > self.max_pixels:
             shrink = sqrt(area / self.max_pixels)
-            sides = [max(token_size, floor(side / shrink / token_size) * token_size) for side in (height, width)]
+            sides = [
+                max(token_size, floor(scaled_sides / shrink / token_size) * token_size)
+                for scaled_sides in (height, width)
+            ]
         elif pixels < self.min_pixels:
             upscale_factor = sqrt(self.min_pixels / area)
             sides = [ceil(pixel_length * upscale_factor / token_size) * token_size for pixel_length in (height, width)]

@@ -53,13 +53,13 @@ class Tiles(ImageRule):
             if tiles_across * tiles_down >= self.min_tiles
         ]
         if self.least_scaling:
-            scales = [
-                (self.size * min(across / width, down / height), (across, down))
-                for across, down in sorted(grids, key=prod)
+            tile_scales = [
+                (self.size * min(columns / width, rows / height), (columns, rows))
+                for columns, rows in sorted(grids, key=prod)
             ]
-            enlarging_scales = [scale for scale in scales if scale[0] >= 1]
+            enlarging_scales = [scale for scale in tile_scales if scale[0] >= 1]
             by_scale = itemgetter(0)
-            return min(enlarging_scales, key=by_scale)[1] if enlarging_scales else max(scales, key=by_scale)[1]
+            return min(enlarging_scales, key=by_scale)[1] if enlarging_scales else max(tile_scales, key=by_scale)[1]
         best_grid, least_difference = (1, 1), float("inf")
         for tiles_across, tiles_down in sorted(grids, key=lambda grid: grid[0] * grid[1]):
             difference = abs(width / height - tiles_across / tiles_down)

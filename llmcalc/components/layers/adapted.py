@@ -52,7 +52,10 @@ class AdaptedLayer(Block):
             norm=Norm(type="rmsnorm"),
             feed_forward_norm=Norm(type="layernorm"),
         )
-        fields = {name: getattr(block, name) for name in ("attention", "feed_forward", "norm", "norm_placement")}
+        fields = {
+            field_name: getattr(block, field_name)
+            for field_name in ("attention", "feed_forward", "norm", "norm_placement")
+        }
         return [cls(**fields, adapter=adapter)]
 
 
@@ -65,8 +68,8 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, layer: nn.Module, spec: AdaptedLayer, model_properties: ModelProperties) -> None:
             super().__init__()
-            for name, child in layer.named_children():
-                self.add_module(name, child)
+            for child_name, child in layer.named_children():
+                self.add_module(child_name, child)
             self._layer: tuple[Any, ...] = (layer,)  # as a tuple: its children are registered as this module's own
             self.adapter = spec.adapter.reference(model_properties)
 

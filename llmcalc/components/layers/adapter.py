@@ -78,28 +78,34 @@ class AdapterLayer(Block):
         return self
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        for name, component in self.sublayers():
-            if name == "cross_attn" and self.idle_cross_attention:
-                self._record_idle(recorder, name, component, x)
+        for sublayer, component in self.sublayers():
+            if sublayer == "cross_attn" and self.idle_cross_attention:
+                self._record_idle(recorder, sublayer, component, x)
                 continue
             recorder.hold(x=x)
-            y = normed = x if self.norm_placement == "post" else self._normalize(recorder, f"{name}_pre_norm", x)
-            y = recorder.part(name, component, y, **self._cross_arguments(recorder, name))
+            residual_branch = normed = (
+                x if self.norm_placement == "post" else self._normalize(recorder, f"{sublayer}_pre_norm", x)
+            )
+            residual_branch = recorder.part(
+                sublayer, component, residual_branch, **self._cross_arguments(recorder, sublayer)
+            )
             is_network = component is self.feed_forward
-            y = recorder.dropout(y, "feed_forward" if is_network else "attention_output", ends_sublayer=True)
-            x = recorder.add(x, y)
+            residual_branch = recorder.dropout(
+                residual_branch, "feed_forward" if is_network else "attention_output", ends_sublayer=True
+            )
+            x = recorder.add(x, residual_branch)
             recorder.hold(x=x)
             if is_network:
-                return self._with_adapter_output(recorder, x, normed)
-            x = self._normalize(recorder, f"{name}_post_norm", x) if self.norm_placement == "post" else x
+                return self._add_adapter_output(recorder, x, normed)
+            x = self._normalize(recorder, f"{sublayer}_post_norm", x) if self.norm_placement == "post" else x
         raise AssertionError("the last sublayer is the feed-forward network")
 
-    def _with_adapter_output(self, recorder: Flow, x: Value, normed: Value) -> Value:
+    def _add_adapter_output(self, recorder: Flow, x: Value, normed: Value) -> Value:
         """Records the adapters and returns the layer's output. x: the residual stream after the feed-forward network.
 
         normed: the network's input.
         """
-        has_post_norm, adapter_input, y = self.norm_placement == "post", x, x
+        has_post_norm, adapter_input, adapter_output = self.norm_placement == "post", x, x
         shares_norm = self.adapter_norm == "shared"
         if self.adapter_norm == "separate":
             adapter_input = recorder.part("adapter_norm", self.norm, x)
@@ -117,9 +123,9 @@ class AdapterLayer(Block):
                         recorder.linear("adapter_up_proj", adapter_input, bottleneck, bias=True), self.adapter_act
                     )
                     output = recorder.linear("adapter_down_proj", bottleneck_output, *x.axes, bias=True)
-                y = output if language == default_language else y
-        y = recorder.dropout(y, "feed_forward", ends_sublayer=True)
-        x = recorder.add(y, adapter_input if self.normed_residual else x)
+                adapter_output = output if language == default_language else adapter_output
+        adapter_output = recorder.dropout(adapter_output, "feed_forward", ends_sublayer=True)
+        x = recorder.add(adapter_output, adapter_input if self.normed_residual else x)
         recorder.hold(x=x)
         if not has_post_norm:
             return x
@@ -187,20 +193,20 @@ def _reference_class() -> type[nn.Module]:
             self.adapters = Adapters({language: Adapter(spec, model_properties) for language in spec.languages})
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            for name in self.order:
-                y = self.get_submodule(name)(self._normalize(f"{name}_pre_norm", x), forward_pass)
-                is_network = name == self.network
-                x = x + apply_dropout(self, "feed_forward" if is_network else "attention_output", y)
-                x = self._with_adapter_output(x) if is_network else x
-                x = self._normalize(f"{name}_post_norm", x)
+            for sublayer in self.order:
+                sublayer_output = self.get_submodule(sublayer)(self._normalize(f"{sublayer}_pre_norm", x), forward_pass)
+                is_network = sublayer == self.network
+                x = x + apply_dropout(self, "feed_forward" if is_network else "attention_output", sublayer_output)
+                x = self._add_adapter_output(x) if is_network else x
+                x = self._normalize(f"{sublayer}_post_norm", x)
             return x
 
-        def _with_adapter_output(self, x: Tensor) -> Tensor:
+        def _add_adapter_output(self, x: Tensor) -> Tensor:
             """Returns the residual stream after the adapter."""
             adapter_input = self._normalize("adapter_norm", x)
             if self.adapter_norm_kind == "shared":
                 adapter_input = self._normalize("mlp_pre_norm", self._normalize("mlp_post_norm", x))
-            y = apply_dropout(self, "feed_forward", self.adapters(adapter_input, self.language))
-            return y + (adapter_input if self.adds_normed else x)
+            adapter_output = apply_dropout(self, "feed_forward", self.adapters(adapter_input, self.language))
+            return adapter_output + (adapter_input if self.adds_normed else x)
 
     return AdapterReference

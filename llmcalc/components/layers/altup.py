@@ -68,9 +68,11 @@ class AltUp(ResidualStreams):
 
             def project_stream(stream: Value) -> Value:
                 """Returns a projection of one residual stream, scaled to the vector length of the first stream."""
-                y = recorder.linear("", stream, hidden)
-                recorder.hold_outside(y=y)
-                return recorder.div(recorder.mul(y, first_length), recorder.root_mean_square(y))
+                projected_stream = recorder.linear("", stream, hidden)
+                recorder.hold_outside(y=projected_stream)
+                return recorder.div(
+                    recorder.mul(projected_stream, first_length), recorder.root_mean_square(projected_stream)
+                )
 
             x = recorder.side_by_side(
                 "projections", other_streams, other_inputs, project_stream, after=first_stream, split=merge
@@ -109,19 +111,26 @@ class AltUpLayer(WholeLayer):
         """Records the layer. x: all residual streams."""
         streams, hidden = x.axes
         router = Weight("router", (streams,), (hidden,))
-        predicted_streams, router_output = self._predicted_streams(recorder, x, router)
+        predicted_streams, router_output = self._predict_streams(recorder, x, router)
         active_stream = recorder.take(predicted_streams, hidden)
         recorder.hold(predicted=predicted_streams)
         normed = recorder.part("self_attn_pre_norm", self.norm, active_stream)
         recorder.hold(read=normed)
-        y = self._sublayer_output(recorder, "self_attn", self.attention, normed)
-        y = recorder.scale(recorder.add(recorder.add(active_stream, y), self._low_rank(recorder, normed)), 2**-0.5)
-        recorder.hold(y=y)
-        y = recorder.add(
-            y, self._sublayer_output(recorder, "mlp", self.feed_forward, recorder.part("mlp_pre_norm", self.norm, y))
+        layer_output = self._sublayer_output(recorder, "self_attn", self.attention, normed)
+        layer_output = recorder.scale(
+            recorder.add(recorder.add(active_stream, layer_output), self._low_rank(recorder, normed)), 2**-0.5
         )
-        recorder.hold(y=y)
-        corrected_streams, first_stream = self._corrected_streams(recorder, predicted_streams, y, router, router_output)
+        recorder.hold(y=layer_output)
+        layer_output = recorder.add(
+            layer_output,
+            self._sublayer_output(
+                recorder, "mlp", self.feed_forward, recorder.part("mlp_pre_norm", self.norm, layer_output)
+            ),
+        )
+        recorder.hold(y=layer_output)
+        corrected_streams, first_stream = self._correct_streams(
+            recorder, predicted_streams, layer_output, router, router_output
+        )
         recorder.hold(corrected=corrected_streams, first=first_stream)
         other_streams = recorder.take(corrected_streams, Axis("streams", self.altup_num_inputs - 1), hidden)
         with_embedding = recorder.add(
@@ -130,13 +139,13 @@ class AltUpLayer(WholeLayer):
         recorder.hold(fed=with_embedding)
         return recorder.cat(recorder.take(corrected_streams, Axis("streams", 1), hidden), with_embedding, axes=x.axes)
 
-    def _sublayer_output(self, recorder: Flow, name: str, component: Component, x: Value) -> Value:
+    def _sublayer_output(self, recorder: Flow, sublayer: str, component: Component, x: Value) -> Value:
         """Returns the normalized output of a sublayer."""
         with recorder.function():
             recorder.hold(x=x)
-            return recorder.part(f"{name}_post_norm", self.norm, recorder.part(name, component, x))
+            return recorder.part(f"{sublayer}_post_norm", self.norm, recorder.part(sublayer, component, x))
 
-    def _predicted_streams(self, recorder: Flow, x: Value, router: Weight) -> tuple[Value, Value]:
+    def _predict_streams(self, recorder: Flow, x: Value, router: Weight) -> tuple[Value, Value]:
         """Predicts every stream: adds a mixture of all streams, with weights computed from the first stream.
 
         Returns all streams and the output of the router's norm.
@@ -149,19 +158,25 @@ class AltUpLayer(WholeLayer):
             mix_op = ops.Product(hidden.size, streams.size, streams.size, x.rows)
             return recorder.add(x, recorder.core("mix", mix_op, mixing_weights, x, axes=x.axes)), normed
 
-    def _mixing_weights(self, recorder: Flow, normed: Value, router: Weight, *out: Axis | JoinedShapes) -> Value:
+    def _mixing_weights(
+        self, recorder: Flow, normed: Value, router: Weight, *output_axes: Axis | JoinedShapes
+    ) -> Value:
         """Returns the stream mixing weights, computed from the norm of one stream."""
         hidden = normed.axes[-1]
-        router_output = recorder.linear("router", recorder.scale(normed, 1 / hidden.size), out[0], weight=router)
-        return recorder.linear("coefficients", recorder.act(router_output, "tanh"), *out)
+        router_output = recorder.linear(
+            "router", recorder.scale(normed, 1 / hidden.size), output_axes[0], weight=router
+        )
+        return recorder.linear("coefficients", recorder.act(router_output, "tanh"), *output_axes)
 
     def _low_rank(self, recorder: Flow, x: Value) -> Value:
         """Adds to x a normalized low-rank projection of x (LAuReL)."""
         with recorder.scope("laurel", kind="attention", source="Menghani et al. 2024"):
-            y = recorder.linear("right", recorder.linear("left", x, Axis("rank", self.laurel_rank)), *x.axes)
-            return recorder.add(x, recorder.part("norm", self.norm, y))
+            low_rank_output = recorder.linear(
+                "right", recorder.linear("left", x, Axis("rank", self.laurel_rank)), *x.axes
+            )
+            return recorder.add(x, recorder.part("norm", self.norm, low_rank_output))
 
-    def _corrected_streams(
+    def _correct_streams(
         self, recorder: Flow, predicted_streams: Value, sublayer_output: Value, router: Weight, router_output: Value
     ) -> tuple[Value, Value]:
         """Corrects all streams by the sublayers' result, and returns the streams and the scaled first stream.
@@ -174,12 +189,12 @@ class AltUpLayer(WholeLayer):
             normed = recorder.normalized(sublayer_output, self.norm, like=router_output)
             mixing_weights = recorder.plus(self._mixing_weights(recorder, normed, router, streams), 1.0)
             recorder.hold(shares=mixing_weights)
-            change = recorder.mul(
+            stream_change = recorder.mul(
                 mixing_weights,
                 recorder.sub(sublayer_output, recorder.take(predicted_streams, hidden)),
                 axes=predicted_streams.axes,
             )
-            corrected_streams = recorder.add(predicted_streams, change)
+            corrected_streams = recorder.add(predicted_streams, stream_change)
             return corrected_streams, recorder.mul(
                 recorder.take(corrected_streams, hidden), recorder.vector("scale", hidden)
             )
@@ -205,8 +220,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             """Stacks the first stream and the scaled projections of the other streams as [.., streams, hidden]."""
             length, streams = root_mean_square(first_stream), [first_stream]
             for projection, x in zip(self.projections, inputs, strict=True):
-                y = projection(x)
-                streams.append(y * length / root_mean_square(y))
+                projected = projection(x)
+                streams.append(projected * length / root_mean_square(projected))
             return torch.stack(streams, -2)
 
     class StreamSplit(StreamEnds):
@@ -232,7 +247,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             return self.streams_out(x)
 
-    class Mix(nn.Module):
+    class StreamMixing(nn.Module):
         def forward(self, coefficients: Tensor, x: Tensor) -> Tensor:
             """Mixes streams. coefficients: [batch, tokens, streams, streams], x: [batch, tokens, streams, hidden]."""
             return coefficients @ x
@@ -243,7 +258,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.streams, self.router_norm = streams, norm.reference(model_properties)
             self.router = nn.Linear(model_properties.hidden_size, streams, bias=False)
             self.coefficients = nn.Linear(streams, streams * streams, bias=False)
-            self.mix = Mix()
+            self.mix = StreamMixing()
 
         def routed(self, x: Tensor, router: nn.Module) -> Tensor:
             return torch.tanh(router(self.router_norm(x) / x.shape[-1]))
@@ -287,21 +302,23 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             super().__init__(spec, model_properties)
             self.predict = StreamPrediction(spec.altup_num_inputs, spec.norm, model_properties)
             self.laurel = LaurelProjection(spec.laurel_rank, spec.norm, model_properties)
-            for name in ("self_attn", "mlp"):
-                self.add_module(f"{name}_post_norm", spec.norm.reference(model_properties))
+            for sublayer in ("self_attn", "mlp"):
+                self.add_module(f"{sublayer}_post_norm", spec.norm.reference(model_properties))
             self.correct = StreamCorrection(spec.altup_num_inputs, model_properties.hidden_size, self.predict.router)
             self.per_layer_input = spec.per_layer_input.reference(model_properties, spec.norm)
 
-        def _normed_output(self, name: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            return self.get_submodule(f"{name}_post_norm")(self.get_submodule(name)(x, forward_pass))
+        def _normed_output(self, sublayer: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+            return self.get_submodule(f"{sublayer}_post_norm")(self.get_submodule(sublayer)(x, forward_pass))
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             predicted_streams = self.predict(x)
             active_stream = predicted_streams[:, :, 0]
             normed = self.self_attn_pre_norm(active_stream)
-            y = (active_stream + self._normed_output("self_attn", normed, forward_pass) + self.laurel(normed)) * 2**-0.5
-            y = y + self._normed_output("mlp", self.mlp_pre_norm(y), forward_pass)
-            corrected_streams, first_stream = self.correct(predicted_streams, y, self.predict)
+            layer_output = (
+                active_stream + self._normed_output("self_attn", normed, forward_pass) + self.laurel(normed)
+            ) * 2**-0.5
+            layer_output = layer_output + self._normed_output("mlp", self.mlp_pre_norm(layer_output), forward_pass)
+            corrected_streams, first_stream = self.correct(predicted_streams, layer_output, self.predict)
             streams_with_embedding = (
                 corrected_streams[:, :, 1:] + self.per_layer_input(first_stream, forward_pass)[:, :, None]
             )

@@ -114,33 +114,41 @@ class Layer(Component):
     parallel: Literal["shared", "separate"] | None = None
     without_norms: tuple[str, ...] = ()
 
-    def with_mixers(self, change: Callable[[TokenMixer, int], TokenMixer], width: int) -> Self:
-        """The layer after a function `change` is applied to each of its token mixers. width: the layer's width."""
-        mixers = {name: getattr(self, name) for name in ("attention", "cross_attention") if hasattr(self, name)}
+    def with_mixers(self, replace_mixer: Callable[[TokenMixer, int], TokenMixer], hidden_size: int) -> Self:
+        """The layer after `replace_mixer` is applied to each of its token mixers. hidden_size: the layer's width."""
+        mixers = {
+            field_name: getattr(self, field_name)
+            for field_name in ("attention", "cross_attention")
+            if hasattr(self, field_name)
+        }
         changed_mixers = {
-            name: change(component, width) for name, component in mixers.items() if isinstance(component, TokenMixer)
+            field_name: replace_mixer(component, hidden_size)
+            for field_name, component in mixers.items()
+            if isinstance(component, TokenMixer)
         }
         return self.model_copy(update=changed_mixers)
 
-    def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
-        """The layer scaled to another width. width: the old width. heads, widened: functions of old sizes.
+    def scaled(
+        self, hidden_size: int, heads: Callable[[HeadSizes], HeadSizes], scale_width: Callable[[int], Number]
+    ) -> Self:
+        """The layer scaled to another width. hidden_size: the old width. heads, widened: functions of old sizes.
 
         Raises `Unscalable`, with the reason, where the layer cannot be scaled that way.
         """
         mixer, network = self.attention, self.feed_forward
         if not isinstance(mixer, TokenMixer) or not isinstance(network, Network):
             raise Unscalable("expected a decoder whose layers all have attention and a feed-forward network or experts")
-        head_sizes = mixer.head_sizes(width)
+        head_sizes = mixer.head_sizes(hidden_size)
         attention = mixer.with_heads(HeadSizes(1, 1, 1) if head_sizes is None else heads(head_sizes))
-        return self.model_copy(update={"attention": attention, "feed_forward": network.widened(widened)})
+        return self.model_copy(update={"attention": attention, "feed_forward": network.widened(scale_width)})
 
     def networks(self) -> list[Any]:
         """The layer's networks, which process each token separately; the feed-forward network is first."""
         return [self.feed_forward]
 
-    def mixers(self, width: int) -> list[tuple[str, Any, int]]:
-        """The layer's token mixers in a layer of that width: (field, mixer, width of the mixer's input)."""
-        return [("attention", self.attention, width)]
+    def mixers(self, hidden_size: int) -> list[tuple[str, Any, int]]:
+        """The token mixers of a layer of this width: (field, mixer, width of the mixer's input)."""
+        return [("attention", self.attention, hidden_size)]
 
     def check_place(self, stack_position: StackPosition) -> None:
         """Raises `ValueError` if the layer cannot be used at this position of the model."""
@@ -154,8 +162,8 @@ class Layer(Component):
     def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
         return self.attention.required_slots() if isinstance(self.attention, Component) else {}
 
-    def check_shared(self, name: str) -> None:
-        """Raises `ValueError` if layers of this kind cannot share parameters. name: the kind's name."""
+    def check_shared(self, layer_name: str) -> None:
+        """Raises `ValueError` if layers of this kind cannot share parameters. layer_name: the kind's name."""
 
     def borrowing_field(self) -> str:
         if not self.alone:
@@ -179,7 +187,7 @@ class Layer(Component):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Returns no examples for a layer that needs a stack; an example of the stack has the layer."""
+        """Returns no examples, because the stack's examples include a layer that needs a stack."""
         return super().examples() if cls.alone else []
 
 
@@ -222,17 +230,17 @@ class Block(Layer):
             raise ValueError("idle_source_size: only idle cross-attention has one; expected none")
         if self.cross_attention is not None:
             self.cross_attention.check_crossing()
-        norm_names = [f"{name}_{position}_norm" for name, _ in self.sublayers() for position in ("pre", "post")]
-        for name in self.without_norms:
-            if name not in norm_names:
-                raise ValueError(f"without_norms: there is no '{name}'; expected some of {', '.join(norm_names)}")
+        norm_names = [f"{sublayer}_{position}_norm" for sublayer, _ in self.sublayers() for position in ("pre", "post")]
+        for sublayer in self.without_norms:
+            if sublayer not in norm_names:
+                raise ValueError(f"without_norms: there is no '{sublayer}'; expected some of {', '.join(norm_names)}")
         return self
 
-    def mixers(self, width: int) -> list[tuple[str, Any, int]]:
+    def mixers(self, hidden_size: int) -> list[tuple[str, Any, int]]:
         cross_attention = self.cross_attention
         return [
-            *super().mixers(width),
-            *([] if cross_attention is None else [("cross_attention", cross_attention, width)]),
+            *super().mixers(hidden_size),
+            *([] if cross_attention is None else [("cross_attention", cross_attention, hidden_size)]),
         ]
 
     def check_place(self, stack_position: StackPosition) -> None:
@@ -254,10 +262,15 @@ class Block(Layer):
 
     def sublayers(self) -> list[tuple[str, Component]]:
         """The sublayers in execution order: (name in the model's tree, component)."""
-        parts: list[Any] = [getattr(self, field) for field in SUBLAYERS]
-        names = ("cross_attn" if i == 1 else getattr(component, "node_name", "") for i, component in enumerate(parts))
+        sublayer_parts: list[Any] = [getattr(self, field) for field in SUBLAYERS]
+        sublayer_names = (
+            "cross_attn" if i == 1 else getattr(component, "node_name", "")
+            for i, component in enumerate(sublayer_parts)
+        )
         return [
-            (name, component) for name, component in zip(names, parts, strict=True) if isinstance(component, Component)
+            (sublayer, component)
+            for sublayer, component in zip(sublayer_names, sublayer_parts, strict=True)
+            if isinstance(component, Component)
         ]
 
     @property
@@ -275,57 +288,65 @@ class Block(Layer):
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         x = x if self.input_norm is None else recorder.part("input_norm", self.input_norm, x)
-        start = x
+        layer_input = x
         recorder.hold(x=x, start=x)
         shared_input = recorder.part("pre_norm", self.norm, x) if self.parallel == "shared" else None
         if shared_input is not None:
             recorder.hold(shared=shared_input)
-        for name, component in self.sublayers():
-            if name == "cross_attn" and self.idle_cross_attention:
-                self._record_idle(recorder, name, component, x)
+        for sublayer, component in self.sublayers():
+            if sublayer == "cross_attn" and self.idle_cross_attention:
+                self._record_idle(recorder, sublayer, component, x)
                 continue
-            y = start if self.parallel else x
+            residual_branch = layer_input if self.parallel else x
             if shared_input is not None:
-                y = shared_input
+                residual_branch = shared_input
             elif self.norm_placement in ("pre", "sandwich"):
-                y = self._normalize(recorder, f"{name}_pre_norm", y)
-            y = recorder.part(name, component, y, **self._cross_arguments(recorder, name))
-            y = recorder.dropout(
-                y, "feed_forward" if component is self.feed_forward else "attention_output", ends_sublayer=True
+                residual_branch = self._normalize(recorder, f"{sublayer}_pre_norm", residual_branch)
+            residual_branch = recorder.part(
+                sublayer, component, residual_branch, **self._cross_arguments(recorder, sublayer)
             )
-            recorder.hold(y=y)
-            x = self._residual_sum(recorder, name, x, y)
+            residual_branch = recorder.dropout(
+                residual_branch,
+                "feed_forward" if component is self.feed_forward else "attention_output",
+                ends_sublayer=True,
+            )
+            recorder.hold(y=residual_branch)
+            x = self._residual_sum(recorder, sublayer, x, residual_branch)
             recorder.hold(x=x, y=x)
         return x
 
-    def _cross_arguments(self, recorder: Flow, name: str) -> dict[str, Any]:
-        """Returns the encoder's output as the argument of the cross-attention sublayer; nothing for other sublayers."""
-        return {"memory": recorder.memory, "kind": "cross_attention"} if name == "cross_attn" else {}
+    def _cross_arguments(self, recorder: Flow, sublayer: str) -> dict[str, Any]:
+        """Returns the keyword arguments of a sublayer: for cross-attention the encoder's output, for others none."""
+        return {"memory": recorder.memory, "kind": "cross_attention"} if sublayer == "cross_attn" else {}
 
-    def _normalize(self, recorder: Flow, name: str, x: Value, role: Role = "own") -> Value:
-        return x if name in self.without_norms else recorder.part(name, self.norm, x, role=role)
+    def _normalize(self, recorder: Flow, norm_name: str, x: Value, role: Role = "own") -> Value:
+        return x if norm_name in self.without_norms else recorder.part(norm_name, self.norm, x, role=role)
 
-    def _residual_sum(self, recorder: Flow, name: str, x: Value, y: Value) -> Value:
+    def _residual_sum(self, recorder: Flow, sublayer: str, x: Value, sublayer_output: Value) -> Value:
         """Returns the residual stream after a sublayer with output y."""
         if self.norm_placement == "post":
-            return self._normalize(recorder, f"{name}_post_norm", recorder.add(x, y))
-        y = y if self.norm_placement == "pre" else self._normalize(recorder, f"{name}_post_norm", y)
+            return self._normalize(recorder, f"{sublayer}_post_norm", recorder.add(x, sublayer_output))
+        sublayer_output = (
+            sublayer_output
+            if self.norm_placement == "pre"
+            else self._normalize(recorder, f"{sublayer}_post_norm", sublayer_output)
+        )
         scale = AFFINE if self.residual_scale is True else SCALE
         if self.residual_scale in (True, "output"):
-            y = recorder.part(f"{name}_out_scale", scale, y)
+            sublayer_output = recorder.part(f"{sublayer}_out_scale", scale, sublayer_output)
         if self.residual_scale in (True, "residual"):
-            x = recorder.part(f"{name}_residual_scale", scale, x)
-        return recorder.add(x, y)
+            x = recorder.part(f"{sublayer}_residual_scale", scale, x)
+        return recorder.add(x, sublayer_output)
 
-    def _record_idle(self, recorder: Flow, name: str, component: Component, x: Value) -> None:
-        """Records the parameters of a sublayer with norms, without running the sublayer."""
+    def _record_idle(self, recorder: Flow, sublayer: str, component: Component, x: Value) -> None:
+        """Records the parameters of a sublayer that no forward pass runs, and of its norms."""
         if self.norm_placement in ("pre", "sandwich"):
-            self._normalize(recorder, f"{name}_pre_norm", x, "idle")
-        source = x.axes if self.idle_source_size is None else (Axis("source", self.idle_source_size),)
-        memory = Value(SOURCE, source) if recorder.memory is None else recorder.memory
-        recorder.part(name, component, x, role="idle", memory=memory, kind="cross_attention")
+            self._normalize(recorder, f"{sublayer}_pre_norm", x, "idle")
+        source_axes = x.axes if self.idle_source_size is None else (Axis("source", self.idle_source_size),)
+        memory = Value(SOURCE, source_axes) if recorder.memory is None else recorder.memory
+        recorder.part(sublayer, component, x, role="idle", memory=memory, kind="cross_attention")
         if self.norm_placement != "pre":
-            self._normalize(recorder, f"{name}_post_norm", x, "idle")
+            self._normalize(recorder, f"{sublayer}_post_norm", x, "idle")
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
@@ -335,26 +356,26 @@ class Block(Layer):
         attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
         ungated_network = FeedForward(intermediate_size=40, hidden_act="gelu", up_bias=True, down_bias=True)
         rms, layernorm = Norm(type="rmsnorm"), Norm(type="layernorm")
-        base = cls(attention=attention, feed_forward=ungated_network, norm=rms, norm_placement="pre")
-        layernorm_block = base.model_copy(update={"norm": layernorm})
+        base_block = cls(attention=attention, feed_forward=ungated_network, norm=rms, norm_placement="pre")
+        layernorm_block = base_block.model_copy(update={"norm": layernorm})
         return [
-            base,
+            base_block,
             layernorm_block.model_copy(update={"norm_placement": "post"}),
-            base.model_copy(update={"norm_placement": "sandwich"}),
-            base.model_copy(update={"norm_placement": "output"}),
-            base.model_copy(update={"without_norms": ("self_attn_pre_norm",)}),
-            base.model_copy(update={"residual_scale": True}),
-            base.model_copy(update={"residual_scale": "residual"}),
-            base.model_copy(update={"residual_scale": "output"}),
-            base.model_copy(update={"input_norm": layernorm}),
-            base.model_copy(update={"attention": Nothing()}),
-            base.model_copy(update={"feed_forward": Nothing()}),
-            base.model_copy(
+            base_block.model_copy(update={"norm_placement": "sandwich"}),
+            base_block.model_copy(update={"norm_placement": "output"}),
+            base_block.model_copy(update={"without_norms": ("self_attn_pre_norm",)}),
+            base_block.model_copy(update={"residual_scale": True}),
+            base_block.model_copy(update={"residual_scale": "residual"}),
+            base_block.model_copy(update={"residual_scale": "output"}),
+            base_block.model_copy(update={"input_norm": layernorm}),
+            base_block.model_copy(update={"attention": Nothing()}),
+            base_block.model_copy(update={"feed_forward": Nothing()}),
+            base_block.model_copy(
                 update={"norm_placement": "sandwich", "cross_attention": attention, "idle_cross_attention": True}
             ),
             layernorm_block.model_copy(update={"parallel": "shared"}),
             layernorm_block.model_copy(update={"parallel": "separate"}),
-            base.model_copy(
+            base_block.model_copy(
                 update={"cross_attention": attention, "idle_cross_attention": True, "idle_source_size": 24}
             ),
             layernorm_block.model_copy(
@@ -371,10 +392,10 @@ def _reference_class() -> type[nn.Module]:
     class Scaling(nn.Module):
         """Scales x elementwise: weight · x, plus an optional bias."""
 
-        def __init__(self, width: int, bias: bool) -> None:
+        def __init__(self, hidden: int, bias: bool) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.ones(width))
-            self.bias = nn.Parameter(torch.zeros(width)) if bias else None
+            self.weight = nn.Parameter(torch.ones(hidden))
+            self.bias = nn.Parameter(torch.zeros(hidden)) if bias else None
 
         def forward(self, x: Tensor) -> Tensor:
             scaled_x = x * self.weight
@@ -403,49 +424,54 @@ def _reference_class() -> type[nn.Module]:
                 (spec.feed_forward, model_properties),
             ):
                 if isinstance(component, Component):
-                    name = "cross_attn" if part_context.cross else component.node_name
-                    self.add_module(name, component.reference(part_context))
-                    self.order.append(name)
+                    sublayer = "cross_attn" if part_context.cross else component.node_name
+                    self.add_module(sublayer, component.reference(part_context))
+                    self.order.append(sublayer)
             if spec.parallel == "shared":
                 self.pre_norm = spec.norm.reference(model_properties)
                 return
-            for name in self.order if spec.residual_scale else ():
-                width, scales_both = model_properties.hidden_size, spec.residual_scale is True
+            for sublayer in self.order if spec.residual_scale else ():
+                hidden, scales_both = model_properties.hidden_size, spec.residual_scale is True
                 if scales_both or spec.residual_scale == "output":
-                    self.add_module(f"{name}_out_scale", Scaling(width, bias=scales_both))
+                    self.add_module(f"{sublayer}_out_scale", Scaling(hidden, bias=scales_both))
                 if scales_both or spec.residual_scale == "residual":
-                    self.add_module(f"{name}_residual_scale", Scaling(width, bias=scales_both))
-            for name in self.order:
-                places = {"pre": ["pre"], "sandwich": ["pre", "post"]}.get(spec.norm_placement, ["post"])
-                for norm in (f"{name}_{position}_norm" for position in places):
+                    self.add_module(f"{sublayer}_residual_scale", Scaling(hidden, bias=scales_both))
+            for sublayer in self.order:
+                norm_positions = {"pre": ["pre"], "sandwich": ["pre", "post"]}.get(spec.norm_placement, ["post"])
+                for norm in (f"{sublayer}_{position}_norm" for position in norm_positions):
                     if norm not in spec.without_norms:
                         self.add_module(norm, spec.norm.reference(model_properties))
             if spec.idle_cross_attention:
                 self.order.remove("cross_attn")
 
-        def _normalize(self, name: str, x: Tensor) -> Tensor:
+        def _normalize(self, norm_name: str, x: Tensor) -> Tensor:
             """Applies the named norm, if the layer has it."""
-            return getattr(self, name)(x) if hasattr(self, name) else x
+            return getattr(self, norm_name)(x) if hasattr(self, norm_name) else x
 
-        def _residual_sum(self, name: str, x: Tensor, y: Tensor) -> Tensor:
+        def _residual_sum(self, sublayer: str, x: Tensor, sublayer_output: Tensor) -> Tensor:
             """Returns the residual stream x after a sublayer with output y."""
-            y = self._normalize(f"{name}_out_scale", self._normalize(f"{name}_post_norm", y))
-            return self._normalize(f"{name}_residual_scale", x) + y
+            sublayer_output = self._normalize(
+                f"{sublayer}_out_scale", self._normalize(f"{sublayer}_post_norm", sublayer_output)
+            )
+            return self._normalize(f"{sublayer}_residual_scale", x) + sublayer_output
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             x = self._normalize("input_norm", x)
-            start, shared_input = x, self._normalize("pre_norm", x) if self.parallel == "shared" else None
-            for name in self.order:
-                source = start if self.parallel else x
-                y = self.get_submodule(name)(
-                    self._normalize(f"{name}_pre_norm", source) if shared_input is None else shared_input, forward_pass
+            layer_input, shared_input = x, self._normalize("pre_norm", x) if self.parallel == "shared" else None
+            for sublayer in self.order:
+                branch_input = layer_input if self.parallel else x
+                sublayer_output = self.get_submodule(sublayer)(
+                    self._normalize(f"{sublayer}_pre_norm", branch_input) if shared_input is None else shared_input,
+                    forward_pass,
                 )
-                y = apply_dropout(self, "feed_forward" if name == self.network else "attention_output", y)
+                sublayer_output = apply_dropout(
+                    self, "feed_forward" if sublayer == self.network else "attention_output", sublayer_output
+                )
                 if self.placement == "post":
-                    x = self._normalize(f"{name}_post_norm", x + y)
+                    x = self._normalize(f"{sublayer}_post_norm", x + sublayer_output)
                 else:
-                    x = self._residual_sum(name, x, y)
-                del y  # the classes of transformers give the sum the same name
+                    x = self._residual_sum(sublayer, x, sublayer_output)
+                del sublayer_output  # the classes of transformers give the sum the same name
             return x
 
     return BlockReference

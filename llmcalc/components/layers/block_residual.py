@@ -32,7 +32,14 @@ MOST_BLOCKS = 1000
 
 
 def record_mix(
-    recorder: Flow, name: str, x: Value, block_count: int, norm: Norm, *, normed_values: bool = False, queries: int = 1
+    recorder: Flow,
+    mix_name: str,
+    x: Value,
+    block_count: int,
+    norm: Norm,
+    *,
+    normed_values: bool = False,
+    queries: int = 1,
 ) -> list[Value]:
     """Records, for each query, a weighted sum of the sums of finished blocks and the running sum.
 
@@ -41,23 +48,33 @@ def record_mix(
     """
     if not block_count:
         return [x] * queries
-    (hidden,), sources, query_axis = x.axes, Axis("sources", block_count + 1), Axis("queries", queries)
+    (hidden,), source_axis, query_axis = x.axes, Axis("sources", block_count + 1), Axis("queries", queries)
     query_axes = () if queries == 1 else (query_axis,)
-    with recorder.scope(name, kind="residual", source=SOURCE):
+    with recorder.scope(mix_name, kind="residual", source=SOURCE):
         earlier_sums = recorder.copies(x, Axis("sources", block_count))  # as large as those of other layers
-        values = recorder.cat(earlier_sums, x.view(Axis("sources", 1), hidden), axes=(sources, hidden))
-        recorder.hold(values=values)
-        keys = recorder.norm("norm", values, norm, (hidden,))
-        values = keys if normed_values else values
-        recorder.hold(keys=keys, values=values)
+        earlier_and_running_sums = recorder.cat(
+            earlier_sums, x.view(Axis("sources", 1), hidden), axes=(source_axis, hidden)
+        )
+        recorder.hold(values=earlier_and_running_sums)
+        keys = recorder.norm("norm", earlier_and_running_sums, norm, (hidden,))
+        earlier_and_running_sums = keys if normed_values else earlier_and_running_sums
+        recorder.hold(keys=keys, values=earlier_and_running_sums)
         query = recorder.vector("proj", *query_axes, hidden)
-        score_op = ops.Product(sources.size, hidden.size, queries, x.rows)
-        scores = recorder.core("scores", score_op, keys, query, axes=(*query_axes, sources))
+        score_op = ops.Product(source_axis.size, hidden.size, queries, x.rows)
+        scores = recorder.core("scores", score_op, keys, query, axes=(*query_axes, source_axis))
         mix_weights = recorder.act(scores, "softmax")
         recorder.hold(shares=mix_weights)
-        mix_op = ops.Product(queries, sources.size, hidden.size, x.rows)
-        mixed = recorder.core("mix", mix_op, mix_weights.view(query_axis, sources), values, axes=(query_axis, hidden))
-        return [mixed.view(hidden)] if queries == 1 else [recorder.take(mixed, hidden) for _ in range(queries)]
+        mix_op = ops.Product(queries, source_axis.size, hidden.size, x.rows)
+        mixed_sums = recorder.core(
+            "mix",
+            mix_op,
+            mix_weights.view(query_axis, source_axis),
+            earlier_and_running_sums,
+            axes=(query_axis, hidden),
+        )
+        return (
+            [mixed_sums.view(hidden)] if queries == 1 else [recorder.take(mixed_sums, hidden) for _ in range(queries)]
+        )
 
 
 class BlockResidualLayer(PreNormLayer):
@@ -101,15 +118,15 @@ class BlockResidualLayer(PreNormLayer):
             with recorder.scope("self_attn_residual", kind="residual", source=SOURCE, role="idle"):
                 recorder.norm("norm", x, self.norm)
                 recorder.vector("proj", *x.axes)
-        for name, component, block_count in (
+        for sublayer, component, block_count in (
             ("self_attn", self.attention, self.attention_blocks),
             ("mlp", self.feed_forward, self.feed_forward_blocks),
         ):
-            (sublayer_input,) = record_mix(recorder, f"{name}_residual", x, block_count, self.norm)
+            (sublayer_input,) = record_mix(recorder, f"{sublayer}_residual", x, block_count, self.norm)
             recorder.hold(x=x, read=sublayer_input)
-            y = self._record_sublayer(recorder, name, component, sublayer_input)
-            recorder.hold(y=y)
-            x = y if name == "self_attn" and self.starts_block else recorder.add(x, y)
+            sublayer_output = self._record_sublayer(recorder, sublayer, component, sublayer_input)
+            recorder.hold(y=sublayer_output)
+            x = sublayer_output if sublayer == "self_attn" and self.starts_block else recorder.add(x, sublayer_output)
             recorder.hold(x=x)
         return x
 
@@ -142,8 +159,10 @@ class BlockResiduals(ResidualStreams):
         return x
 
     def record_merge(self, recorder: Flow, x: Value) -> Value:
-        (mixed,) = record_mix(recorder, "output_residual", x, self.blocks, self.norm, normed_values=self.normed_values)
-        return mixed
+        (mixed_sums,) = record_mix(
+            recorder, "output_residual", x, self.blocks, self.norm, normed_values=self.normed_values
+        )
+        return mixed_sums
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         return self.record_merge(recorder, x)
@@ -164,8 +183,8 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
     import torch
     from torch import nn
 
-    class Scores(nn.Module):
-        """Scores sums. keys: [.., sums, hidden], query: [hidden] or [queries, hidden] → [.., queries, sums]."""
+    class SumScores(nn.Module):
+        """The scores of sums. keys: [.., sums, hidden], query: [hidden] or [queries, hidden] → [.., queries, sums]."""
 
         def forward(self, keys: Tensor, query: Tensor) -> Tensor:
             return (keys @ query.reshape(-1, query.shape[-1]).t()).transpose(-1, -2)
@@ -173,10 +192,10 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
     class WeightedSum(nn.Module):
         """Weighted sums. mix_weights: [.., queries, sums], values: [.., sums, hidden] → [.., queries, hidden]."""
 
-        def forward(self, mix_weights: Tensor, values: Tensor) -> Tensor:
-            return mix_weights @ values
+        def forward(self, mix_weights: Tensor, sources: Tensor) -> Tensor:
+            return mix_weights @ sources
 
-    class Mix(nn.Module):
+    class SumMixing(nn.Module):
         """Attends over residual sums [batch, tokens, hidden]. block_sums: sums of finished blocks. x: the running sum.
 
         Returns one mix for each query, of that shape.
@@ -189,14 +208,14 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
             query_shape = (model_properties.hidden_size,) if queries == 1 else (queries, model_properties.hidden_size)
             self.norm, self.proj = norm.reference(model_properties), vector(torch.zeros(query_shape))
             self.normed_values, self.scale = normed_values, model_properties.hidden_size**-0.5 if normed_values else 1.0
-            self.scores, self.mix = Scores(), WeightedSum()
+            self.scores, self.mix = SumScores(), WeightedSum()
 
         def forward(self, block_sums: list[Tensor], x: Tensor) -> tuple[Tensor, ...]:
-            values = torch.stack([*block_sums, x], 2)
-            keys = self.norm(values)
+            sources = torch.stack([*block_sums, x], 2)
+            keys = self.norm(sources)
             mix_weights = (self.scores(keys, self.proj.weight) * self.scale).softmax(-1)
-            mixed = self.mix(mix_weights, keys if self.normed_values else values)
-            return tuple(mixed[..., i, :] for i in range(mixed.shape[-2]))
+            mixed_sums = self.mix(mix_weights, keys if self.normed_values else sources)
+            return tuple(mixed_sums[..., i, :] for i in range(mixed_sums.shape[-2]))
 
     class LayerReference(nn.Module):
         """The layer with block attention residuals. x: the running sum, [batch, tokens, hidden] → same shape."""
@@ -204,28 +223,32 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
         def __init__(self, spec: BlockResidualLayer, model_properties: ModelProperties) -> None:
             super().__init__()
             self.spec = spec
-            for name, component, block_count in (
+            for sublayer, component, block_count in (
                 ("self_attn", spec.attention, spec.attention_blocks),
                 ("mlp", spec.feed_forward, spec.feed_forward_blocks),
             ):
-                if block_count or (name == "self_attn" and spec.idle_residual):
-                    self.add_module(f"{name}_residual", Mix(spec.norm, model_properties))
-                self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
-                self.add_module(name, component.reference(model_properties))
+                if block_count or (sublayer == "self_attn" and spec.idle_residual):
+                    self.add_module(f"{sublayer}_residual", SumMixing(spec.norm, model_properties))
+                self.add_module(f"{sublayer}_pre_norm", spec.norm.reference(model_properties))
+                self.add_module(sublayer, component.reference(model_properties))
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec = self.spec
-            for name, block_count in (("self_attn", spec.attention_blocks), ("mlp", spec.feed_forward_blocks)):
-                sums = forward_pass.memo["block_sums"][
+            for sublayer, block_count in (("self_attn", spec.attention_blocks), ("mlp", spec.feed_forward_blocks)):
+                block_sums = forward_pass.memo["block_sums"][
                     :block_count
                 ]  # without those of layers above, when the layer runs again
-                assert len(sums) == block_count, f"a layer that reads {block_count} blocks stands above {len(sums)}"
-                (sublayer_input,) = self.get_submodule(f"{name}_residual")(sums, x) if block_count else (x,)
-                y = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(sublayer_input), forward_pass)
-                starts_block = name == "self_attn" and spec.starts_block
+                assert len(block_sums) == block_count, (
+                    f"a layer that reads {block_count} blocks stands above {len(block_sums)}"
+                )
+                (sublayer_input,) = self.get_submodule(f"{sublayer}_residual")(block_sums, x) if block_count else (x,)
+                sublayer_output = self.get_submodule(sublayer)(
+                    self.get_submodule(f"{sublayer}_pre_norm")(sublayer_input), forward_pass
+                )
+                starts_block = sublayer == "self_attn" and spec.starts_block
                 if starts_block:
-                    forward_pass.memo["block_sums"] = [*sums, x]
-                x = y if starts_block else x + y
+                    forward_pass.memo["block_sums"] = [*block_sums, x]
+                x = sublayer_output if starts_block else x + sublayer_output
             return x
 
     class StreamsReference(nn.Module):
@@ -233,14 +256,14 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
 
         def __init__(self, spec: BlockResiduals, model_properties: ModelProperties) -> None:
             super().__init__()
-            self.output_residual = Mix(spec.norm, model_properties, spec.normed_values)
+            self.output_residual = SumMixing(spec.norm, model_properties, spec.normed_values)
 
         def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             forward_pass.memo["block_sums"] = []
             return x
 
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            (mixed,) = self.output_residual(forward_pass.memo["block_sums"], x)
-            return mixed
+            (mixed_sum,) = self.output_residual(forward_pass.memo["block_sums"], x)
+            return mixed_sum
 
-    return {"layer": LayerReference, "streams": StreamsReference, "mix": Mix}
+    return {"layer": LayerReference, "streams": StreamsReference, "mix": SumMixing}

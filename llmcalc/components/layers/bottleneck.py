@@ -43,8 +43,8 @@ class InnerNetwork(Component):
     norm: Norm
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        y = recorder.part("mlp", self.feed_forward, x)
-        return recorder.part("mlp_post_norm", self.norm, recorder.add(x, y))
+        network_output = recorder.part("mlp", self.feed_forward, x)
+        return recorder.part("mlp_post_norm", self.norm, recorder.add(x, network_output))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _inner_reference_class()(self, model_properties)
@@ -75,34 +75,40 @@ class BottleneckLayer(WholeLayer):
     def networks(self) -> list[Any]:
         return [self.feed_forward] * self.num_feedforward_networks
 
-    def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
+    def scaled(
+        self, hidden_size: int, heads: Callable[[HeadSizes], HeadSizes], scale_width: Callable[[int], Number]
+    ) -> Self:
         raise Unscalable("a 'bottleneck' layer has a width of its own; expected layers as wide as the model")
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         narrow_axis = Axis("bottleneck", self.bottleneck_size)
-        y = self._into_bottleneck(recorder, "bottleneck", x, narrow_axis)
-        attention_input = self._into_bottleneck(recorder, "attention_bottleneck", x, narrow_axis)
-        recorder.hold(x=x, y=y, read=attention_input)
-        attention_output = recorder.part("self_attn", self.attention, attention_input, value_input=x)
-        y = self._normed_sum(
-            recorder, "self_attn", y, recorder.dropout(attention_output, "attention_output", ends_sublayer=True)
+        narrow_states = self._project_to_bottleneck(recorder, "bottleneck", x, narrow_axis)
+        attention_input = self._project_to_bottleneck(recorder, "attention_bottleneck", x, narrow_axis)
+        recorder.hold(x=x, y=narrow_states, read=attention_input)
+        attn_output = recorder.part("self_attn", self.attention, attention_input, value_input=x)
+        narrow_states = self._add_and_normalize(
+            recorder, "self_attn", narrow_states, recorder.dropout(attn_output, "attention_output", ends_sublayer=True)
         )
         inner_network = InnerNetwork(feed_forward=self.feed_forward, norm=self.norm)
         for i in range(self.num_feedforward_networks - 1):
-            y = recorder.part("inner", inner_network, y, list_index=i)
-            recorder.hold(y=y)
-        y = self._normed_sum(recorder, "mlp", y, recorder.part("mlp", self.feed_forward, y))
-        layer_output = recorder.linear("output_bottleneck", y, *x.axes, bias=True)
+            narrow_states = recorder.part("inner", inner_network, narrow_states, list_index=i)
+            recorder.hold(y=narrow_states)
+        narrow_states = self._add_and_normalize(
+            recorder, "mlp", narrow_states, recorder.part("mlp", self.feed_forward, narrow_states)
+        )
+        layer_output = recorder.linear("output_bottleneck", narrow_states, *x.axes, bias=True)
         layer_output = recorder.dropout(layer_output, "feed_forward", ends_sublayer=True)
         return recorder.part("output_bottleneck_norm", self.norm, recorder.add(x, layer_output))
 
-    def _into_bottleneck(self, recorder: Flow, name: str, x: Value, narrow_axis: Axis) -> Value:
+    def _project_to_bottleneck(self, recorder: Flow, bottleneck_name: str, x: Value, narrow_axis: Axis) -> Value:
         """Returns the linear projection of x into the bottleneck's width."""
-        return recorder.part(f"{name}_norm", self.norm, recorder.linear(name, x, narrow_axis, bias=True))
+        return recorder.part(
+            f"{bottleneck_name}_norm", self.norm, recorder.linear(bottleneck_name, x, narrow_axis, bias=True)
+        )
 
-    def _normed_sum(self, recorder: Flow, name: str, x: Value, y: Value) -> Value:
+    def _add_and_normalize(self, recorder: Flow, sublayer: str, x: Value, sublayer_output: Value) -> Value:
         """Returns the normalized sum of the bottleneck's residual stream and a sublayer's output y."""
-        x = recorder.part(f"{name}_post_norm", self.norm, recorder.add(x, y))
+        x = recorder.part(f"{sublayer}_post_norm", self.norm, recorder.add(x, sublayer_output))
         recorder.hold(y=x)
         return x
 
@@ -120,8 +126,8 @@ class BottleneckLayer(WholeLayer):
             bottleneck_size=10,
             num_feedforward_networks=3,
         )
-        changes = {"num_feedforward_networks": 1, "norm": Norm(type="layernorm")}
-        return [layer, layer.model_copy(update=changes)]
+        changed_fields = {"num_feedforward_networks": 1, "norm": Norm(type="layernorm")}
+        return [layer, layer.model_copy(update=changed_fields)]
 
 
 @cache
@@ -169,23 +175,23 @@ def _reference_class() -> type[nn.Module]:
             self.output_bottleneck_norm = spec.norm.reference(model_properties)
 
         def _add_bottleneck_input(
-            self, name: str, norm: Component, wide_width: int, inner_context: ModelProperties
+            self, bottleneck_name: str, norm: Component, wide_width: int, inner_context: ModelProperties
         ) -> None:
-            self.add_module(name, nn.Linear(wide_width, inner_context.hidden_size))
-            self.add_module(f"{name}_norm", norm.reference(inner_context))
+            self.add_module(bottleneck_name, nn.Linear(wide_width, inner_context.hidden_size))
+            self.add_module(f"{bottleneck_name}_norm", norm.reference(inner_context))
 
-        def _into_bottleneck(self, name: str, x: Tensor) -> Tensor:
-            return self.get_submodule(f"{name}_norm")(self.get_submodule(name)(x))
+        def _project_to_bottleneck(self, bottleneck_name: str, x: Tensor) -> Tensor:
+            return self.get_submodule(f"{bottleneck_name}_norm")(self.get_submodule(bottleneck_name)(x))
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            y = self._into_bottleneck("bottleneck", x)
-            attention_output = self.self_attn(self._into_bottleneck("attention_bottleneck", x), forward_pass, x)
-            attention_output = apply_dropout(self, "attention_output", attention_output)
-            y = self.self_attn_post_norm(y + attention_output)
+            narrow_states = self._project_to_bottleneck("bottleneck", x)
+            attn_output = self.self_attn(self._project_to_bottleneck("attention_bottleneck", x), forward_pass, x)
+            attn_output = apply_dropout(self, "attention_output", attn_output)
+            narrow_states = self.self_attn_post_norm(narrow_states + attn_output)
             for network in self.inner:
-                y = network(y, forward_pass)
-            y = self.mlp_post_norm(y + self.mlp(y, forward_pass))
-            layer_output = apply_dropout(self, "feed_forward", self.output_bottleneck(y))
+                narrow_states = network(narrow_states, forward_pass)
+            narrow_states = self.mlp_post_norm(narrow_states + self.mlp(narrow_states, forward_pass))
+            layer_output = apply_dropout(self, "feed_forward", self.output_bottleneck(narrow_states))
             return self.output_bottleneck_norm(x + layer_output)
 
     return BottleneckLayerReference

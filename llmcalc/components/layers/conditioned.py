@@ -39,12 +39,12 @@ class ConditionedLayer(PreNormLayer):
         recorder.hold(x=x)
         x = recorder.add(x, self._record_sublayer(recorder, "self_attn", self.attention, x))
         recorder.hold(x=x)
-        y = recorder.part("mlp_pre_norm", self.norm, x)
+        normed = recorder.part("mlp_pre_norm", self.norm, x)
         with recorder.scope("condition", kind="norm"):
             condition = recorder.sinusoids(x, Table("condition"), *x.axes)
             scale = recorder.act(recorder.linear("in_proj", condition, Axis("rank", self.condition_rank)), "gelu")
-            y = recorder.mul(y, recorder.plus(recorder.linear("out_proj", scale, *x.axes), 1.0))
-        return recorder.add(x, recorder.part("mlp", self.feed_forward, y))
+            normed = recorder.mul(normed, recorder.plus(recorder.linear("out_proj", scale, *x.axes), 1.0))
+        return recorder.add(x, recorder.part("mlp", self.feed_forward, normed))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
@@ -59,13 +59,13 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Condition(nn.Module):
+    class ConditionScale(nn.Module):
         """Scales x by a function of a fixed condition vector. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, width: int, rank: int) -> None:
+        def __init__(self, hidden: int, rank: int) -> None:
             super().__init__()
-            self.width = width
-            self.in_proj, self.out_proj = nn.Linear(width, rank, bias=False), nn.Linear(rank, width, bias=False)
+            self.width = hidden
+            self.in_proj, self.out_proj = nn.Linear(hidden, rank, bias=False), nn.Linear(rank, hidden, bias=False)
 
         def forward(self, x: Tensor) -> Tensor:
             angles = angles_of(torch.ones(1, device=x.device), self.width, 10000.0)
@@ -78,11 +78,11 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: ConditionedLayer, model_properties: ModelProperties) -> None:
             super().__init__(spec, model_properties)
-            self.condition = Condition(model_properties.hidden_size, spec.condition_rank)
+            self.condition = ConditionScale(model_properties.hidden_size, spec.condition_rank)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             x = x + self._sublayer_output("self_attn", x, forward_pass)
-            y = self.condition(self.mlp_pre_norm(x))
-            return x + self.mlp(y, forward_pass)
+            conditioned = self.condition(self.mlp_pre_norm(x))
+            return x + self.mlp(conditioned, forward_pass)
 
     return ConditionedReference

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class ConformerLayer(PreNormLayer):
-    """x + network/2, x + attention, x + convolution, x + network/2 and a norm, with pre-norm parts.
+    """Half a network, attention, a convolution and half a network, each a pre-norm residual sublayer, then a norm.
 
     feed_forward: each of the two networks.
     convolution: the convolution along the frames.
@@ -50,18 +50,18 @@ class ConformerLayer(PreNormLayer):
         recorder.hold(x=x)
         x = recorder.add(x, self._record_sublayer(recorder, "self_attn", self.attention, x))
         recorder.hold(x=x)
-        y = recorder.part("convolution_pre_norm", self.norm, x)
+        residual_branch = recorder.part("convolution_pre_norm", self.norm, x)
         with recorder.scope("convolution", kind="convolution"):
-            y = self.convolution.flow(recorder, y)
-        x = self._half_network(recorder, "mlp_2", recorder.add(x, y))
+            residual_branch = self.convolution.flow(recorder, residual_branch)
+        x = self._half_network(recorder, "mlp_2", recorder.add(x, residual_branch))
         return recorder.part("norm", self.norm, x)
 
-    def _half_network(self, recorder: Flow, name: str, x: Value) -> Value:
+    def _half_network(self, recorder: Flow, network_name: str, x: Value) -> Value:
         """Records the sum of x and half of a named network's output."""
         recorder.hold(x=x)
         return recorder.add(
             x,
-            recorder.scale(self._record_sublayer(recorder, name, self.feed_forward, x), 0.5),
+            recorder.scale(self._record_sublayer(recorder, network_name, self.feed_forward, x), 0.5),
         )
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -87,18 +87,18 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: ConformerLayer, model_properties: ModelProperties) -> None:
             super().__init__()
-            for name, component in (
+            for sublayer, component in (
                 ("mlp_1", spec.feed_forward),
                 ("self_attn", spec.attention),
                 ("convolution", spec.convolution),
                 ("mlp_2", spec.feed_forward),
             ):
-                self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
-                self.add_module(name, component.reference(model_properties))
+                self.add_module(f"{sublayer}_pre_norm", spec.norm.reference(model_properties))
+                self.add_module(sublayer, component.reference(model_properties))
             self.norm = spec.norm.reference(model_properties)
 
-        def _normalize(self, name: str, x: Tensor) -> Tensor:
-            return self.get_submodule(f"{name}_pre_norm")(x)
+        def _normalize(self, norm_name: str, x: Tensor) -> Tensor:
+            return self.get_submodule(f"{norm_name}_pre_norm")(x)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             x = x + 0.5 * self.get_submodule("mlp_1")(self._normalize("mlp_1", x), forward_pass)

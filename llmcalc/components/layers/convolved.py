@@ -34,10 +34,10 @@ class ConvolvedLayer(PreNormLayer):
     conv_kernel_size: Kernel
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        for name, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
-            y = self._record_sublayer(recorder, name, component, x)
-            recorder.hold(x=x, y=y)
-            x = recorder.add(x, add_convolution(recorder, f"{name}_conv", y, self.conv_kernel_size))
+        for sublayer, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
+            sublayer_output = self._record_sublayer(recorder, sublayer, component, x)
+            recorder.hold(x=x, y=sublayer_output)
+            x = recorder.add(x, add_convolution(recorder, f"{sublayer}_conv", sublayer_output, self.conv_kernel_size))
             recorder.hold(x=x)
         return x
 
@@ -58,14 +58,14 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: ConvolvedLayer, model_properties: ModelProperties) -> None:
             super().__init__(spec, model_properties)
-            for name in ("self_attn", "mlp"):
+            for sublayer in ("self_attn", "mlp"):
                 convolution = residual_convolution_class()(model_properties.hidden_size, spec.conv_kernel_size)
-                self.add_module(f"{name}_conv", convolution)
+                self.add_module(f"{sublayer}_conv", convolution)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            for name in ("self_attn", "mlp"):
-                y = self._sublayer_output(name, x, forward_pass)
-                x = x + self.get_submodule(f"{name}_conv")(y, forward_pass)
+            for sublayer in ("self_attn", "mlp"):
+                sublayer_output = self._sublayer_output(sublayer, x, forward_pass)
+                x = x + self.get_submodule(f"{sublayer}_conv")(sublayer_output, forward_pass)
             return x
 
     return ConvolvedLayerReference

@@ -57,20 +57,26 @@ class ConvolvedResidualLayer(BlockResidualLayer):
             recorder, "self_attn", x, self.attention_blocks, 3 if self.separate_inputs else 1
         )
         named_inputs = zip(("key", "value"), kv_inputs, strict=False)
-        kv_inputs = [recorder.part(f"self_attn_{name}_norm", self.norm, y) for name, y in named_inputs]
+        kv_inputs = [
+            recorder.part(f"self_attn_{input_name}_norm", self.norm, kv_input) for input_name, kv_input in named_inputs
+        ]
         inputs: dict[str, Any] = dict(zip(("key_input", "value_input"), kv_inputs, strict=False))
-        y = recorder.part("self_attn", attention, recorder.part("self_attn_pre_norm", self.norm, query_input), **inputs)
-        y = add_convolution(recorder, "self_attn_conv", y, kernel)
-        x = y if self.starts_block else recorder.add(x, y)
+        attn_output = recorder.part(
+            "self_attn", attention, recorder.part("self_attn_pre_norm", self.norm, query_input), **inputs
+        )
+        attn_output = add_convolution(recorder, "self_attn_conv", attn_output, kernel)
+        x = attn_output if self.starts_block else recorder.add(x, attn_output)
         recorder.hold(x=x)
         (network_input,) = self._sublayer_inputs(recorder, "mlp", x, self.feed_forward_blocks, 1)
-        y = self._record_sublayer(recorder, "mlp", network, network_input)
-        x = recorder.add(x, add_convolution(recorder, "mlp_conv", y, kernel))
+        network_output = self._record_sublayer(recorder, "mlp", network, network_input)
+        x = recorder.add(x, add_convolution(recorder, "mlp_conv", network_output, kernel))
         recorder.hold(x=x)
         return x
 
-    def _sublayer_inputs(self, recorder: Flow, name: str, x: Value, block_count: int, queries: int) -> list[Value]:
-        return record_mix(recorder, f"{name}_residual", x, block_count, WEIGHTLESS, normed_values=True, queries=queries)
+    def _sublayer_inputs(self, recorder: Flow, sublayer: str, x: Value, block_count: int, queries: int) -> list[Value]:
+        return record_mix(
+            recorder, f"{sublayer}_residual", x, block_count, WEIGHTLESS, normed_values=True, queries=queries
+        )
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
@@ -103,7 +109,7 @@ def convolved_residual_example(**fields: Any) -> ConvolvedResidualLayer:
 def _reference_class() -> type[nn.Module]:
     from torch import nn
 
-    mix = block_residual_classes()["mix"]
+    mix_class = block_residual_classes()["mix"]
 
     class ConvolvedResidualReference(nn.Module):
         """The layer with convolutions. x: the running residual sum, [batch, tokens, hidden] → same shape."""
@@ -111,19 +117,21 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: ConvolvedResidualLayer, model_properties: ModelProperties) -> None:
             super().__init__()
             self.spec, queries = spec, 3 if spec.separate_inputs else 1
-            weightless = Norm(type="rmsnorm", weight=False, eps=1e-6)
-            for name, component, block_count, stream_count in (
+            weightless_norm = Norm(type="rmsnorm", weight=False, eps=1e-6)
+            for sublayer, component, block_count, stream_count in (
                 ("self_attn", spec.attention, spec.attention_blocks, queries),
                 ("mlp", spec.feed_forward, spec.feed_forward_blocks, 1),
             ):
                 if block_count:
-                    self.add_module(f"{name}_residual", mix(weightless, model_properties, True, stream_count))
-                self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
-                self.add_module(name, component.reference(model_properties))
+                    self.add_module(
+                        f"{sublayer}_residual", mix_class(weightless_norm, model_properties, True, stream_count)
+                    )
+                self.add_module(f"{sublayer}_pre_norm", spec.norm.reference(model_properties))
+                self.add_module(sublayer, component.reference(model_properties))
                 convolution = residual_convolution_class()(model_properties.hidden_size, spec.conv_kernel_size)
-                self.add_module(f"{name}_conv", convolution)
-            for name in ("key", "value") if spec.separate_inputs else ():
-                self.add_module(f"self_attn_{name}_norm", spec.norm.reference(model_properties))
+                self.add_module(f"{sublayer}_conv", convolution)
+            for sublayer in ("key", "value") if spec.separate_inputs else ():
+                self.add_module(f"self_attn_{sublayer}_norm", spec.norm.reference(model_properties))
 
         def _attention_output(self, block_sums: list[Tensor], x: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Returns the output of attention. block_sums: the residual sums of finished blocks of layers."""
@@ -133,19 +141,20 @@ def _reference_class() -> type[nn.Module]:
             )
             query, *kv_inputs = inputs
             kv_inputs = [
-                component(f"self_attn_{name}_norm")(y) for name, y in zip(("key", "value"), kv_inputs, strict=False)
+                component(f"self_attn_{input_name}_norm")(kv_input)
+                for input_name, kv_input in zip(("key", "value"), kv_inputs, strict=False)
             ]
             return component("self_attn")(component("self_attn_pre_norm")(query), forward_pass, *kv_inputs)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec, component = self.spec, self.get_submodule
             block_sums = forward_pass.memo["block_sums"][: spec.attention_blocks]
-            y = component("self_attn_conv")(self._attention_output(block_sums, x, forward_pass), forward_pass)
+            attn_output = component("self_attn_conv")(self._attention_output(block_sums, x, forward_pass), forward_pass)
             if spec.starts_block:
                 forward_pass.memo["block_sums"] = [*block_sums, x]
-            x = y if spec.starts_block else x + y
-            (mixed,) = component("mlp_residual")(forward_pass.memo["block_sums"][: spec.feed_forward_blocks], x)
-            y = component("mlp")(component("mlp_pre_norm")(mixed), forward_pass)
-            return x + component("mlp_conv")(y, forward_pass)
+            x = attn_output if spec.starts_block else x + attn_output
+            (mixed_sum,) = component("mlp_residual")(forward_pass.memo["block_sums"][: spec.feed_forward_blocks], x)
+            network_output = component("mlp")(component("mlp_pre_norm")(mixed_sum), forward_pass)
+            return x + component("mlp_conv")(network_output, forward_pass)
 
     return ConvolvedResidualReference

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import BY_TORCH, ModelProperties, PartWitness
-from ..choice import class_at
+from ..choice import component_type
 from ..mixers.shared_entries import SOURCE
 from ..runtime import ForwardPass
 from ..streams import CopiedStreams, copied_streams_class
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ..ngram_input import NgramInput
 else:
-    NgramInput = class_at("ngram_input:NgramInput")
+    NgramInput = component_type("ngram_input:NgramInput")
 
 
 class DelayedHyperLayer(HyperLayer):

@@ -39,14 +39,14 @@ class DenseResidualLayer(PreNormLayer):
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         recorder.hold(x=x)
-        attention_output = recorder.add(x, self._record_sublayer(recorder, "self_attn", self.attention, x))
-        recorder.hold(x=x, attended=attention_output)
-        y = recorder.add(
-            attention_output,
-            self._record_sublayer(recorder, "dense", self.dense, attention_output),
+        attn_output = recorder.add(x, self._record_sublayer(recorder, "self_attn", self.attention, x))
+        recorder.hold(x=x, attended=attn_output)
+        attention_sum = recorder.add(
+            attn_output,
+            self._record_sublayer(recorder, "dense", self.dense, attn_output),
         )
-        recorder.hold(x=x, y=y)
-        return recorder.add(y, self._record_sublayer(recorder, "mlp", self.feed_forward, x))
+        recorder.hold(x=x, y=attention_sum)
+        return recorder.add(attention_sum, self._record_sublayer(recorder, "mlp", self.feed_forward, x))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
@@ -69,10 +69,10 @@ def _reference_class() -> type[nn.Module]:
             self.dense = spec.dense.reference(model_properties)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            attention_output = x + self._sublayer_output("self_attn", x, forward_pass)
+            attn_output = x + self._sublayer_output("self_attn", x, forward_pass)
             return (
-                attention_output
-                + self._sublayer_output("dense", attention_output, forward_pass)
+                attn_output
+                + self._sublayer_output("dense", attn_output, forward_pass)
                 + self._sublayer_output("mlp", x, forward_pass)
             )
 

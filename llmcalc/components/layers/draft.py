@@ -46,8 +46,8 @@ class DraftLayer(PreNormLayer):
     def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
         return {**super().required_slots(), "streams": {"type": "target_states", "start": "states"}}
 
-    def mixers(self, width: int) -> list[tuple[str, Any, int]]:
-        return [("attention", self.attention, 2 * width)]
+    def mixers(self, hidden_size: int) -> list[tuple[str, Any, int]]:
+        return [("attention", self.attention, 2 * hidden_size)]
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         embedded: Value = recorder.memo.get("embedded", x)  # x itself where the layer is recorded alone
@@ -80,8 +80,8 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: DraftLayer, model_properties: ModelProperties) -> None:
             super().__init__()
             self.norm_before_residual = spec.norm_before_residual
-            for name in ("embedding_norm", "self_attn_pre_norm", "mlp_pre_norm"):
-                self.add_module(name, spec.norm.reference(model_properties))
+            for norm_name in ("embedding_norm", "self_attn_pre_norm", "mlp_pre_norm"):
+                self.add_module(norm_name, spec.norm.reference(model_properties))
             hidden = model_properties.hidden_size
             self.self_attn = spec.attention.reference(ModelProperties(2 * hidden, output_size=hidden))
             self.mlp = spec.feed_forward.reference(model_properties)

@@ -57,30 +57,34 @@ class FunnelAttention(MultiHeadMixer):
         heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
         kv_input = x if memory is None else memory
         q = recorder.linear("q_proj", x, heads, dim)
-        k, v = (recorder.linear(name, kv_input, heads, dim, bias=True) for name in ("k_proj", "v_proj"))
+        k, v = (recorder.linear(projection, kv_input, heads, dim, bias=True) for projection in ("k_proj", "v_proj"))
         distances = RelativeDistances(queries=x.rows, keys=None if memory is None else memory.rows)
-        r = recorder.linear("r_proj", recorder.sinusoids(x, distances, *x.axes, once=True), heads, dim)
+        distance_keys = recorder.linear("r_proj", recorder.sinusoids(x, distances, *x.axes, once=True), heads, dim)
         num_heads, content_q = q.axes[0].size, recorder.add(q, recorder.vector("content_bias", heads, dim))
         position_q, segment_q = (
-            recorder.add(q, recorder.vector(f"{name}_bias", heads, dim)) for name in ("position", "segment")
+            recorder.add(q, recorder.vector(f"{projection}_bias", heads, dim)) for projection in ("position", "segment")
         )
         by_distance = recorder.core(
-            "distances", ops.SharedTableScores(num_heads, dim.size, x.rows, distances), position_q, r, axes=(heads,)
+            "distances",
+            ops.SharedTableScores(num_heads, dim.size, x.rows, distances),
+            position_q,
+            distance_keys,
+            axes=(heads,),
         )
         segments = Fixed("segments", length=2, source=False)
-        tables = recorder.vector("segments", Axis("segments", 2), heads, dim)
+        segment_keys = recorder.vector("segments", Axis("segments", 2), heads, dim)
         by_segment = recorder.core(
             "segment_scores",
             ops.SharedTableScores(num_heads, dim.size, x.rows, segments),
             segment_q,
-            tables,
+            segment_keys,
             axes=(heads,),
         )
         bias = recorder.add(recorder.relative_shift(by_distance, k.rows), by_segment)
         recorder.hold(q=content_q, k=k, v=v, bias=bias)
-        y = recorder.attention("core", content_q, k, v, causal=False, bias=bias, masked=False)
-        recorder.hold(out=y)
-        return recorder.linear("o_proj", y, *x.axes, bias=True)
+        attn_output = recorder.attention("core", content_q, k, v, causal=False, bias=bias, masked=False)
+        recorder.hold(out=attn_output)
+        return recorder.linear("o_proj", attn_output, *x.axes, bias=True)
 
     def describe(self, hidden_size: int) -> str:
         return f"MHA {self.num_attention_heads} × {self.head_dim}, Transformer-XL relative"
@@ -139,18 +143,18 @@ class FunnelLayer(WholeLayer):
             x = recorder.add(recorder.resampled(x, first_block.rows), first_block)
         queries, memory = x, None
         if self.halves and (sharing is None or sharing.is_first):
-            rows = Halved(of=x.rows, separate_cls=self.separate_cls, truncate_seq=self.truncate_seq)
-            queries = recorder.resampled(x, rows)
+            halved_rows = Halved(of=x.rows, separate_cls=self.separate_cls, truncate_seq=self.truncate_seq)
+            queries = recorder.resampled(x, halved_rows)
             memory = None if self.halves_keys else x
         recorder.hold(x=x, queries=queries)
-        y = recorder.part("self_attn", self.attention, queries, memory=memory)
-        y = recorder.add(queries, recorder.dropout(y, "attention_output", ends_sublayer=True))
-        y = recorder.part("self_attn_post_norm", self.norm, y)
-        recorder.hold(x=y)
+        attn_output = recorder.part("self_attn", self.attention, queries, memory=memory)
+        attn_output = recorder.add(queries, recorder.dropout(attn_output, "attention_output", ends_sublayer=True))
+        attn_output = recorder.part("self_attn_post_norm", self.norm, attn_output)
+        recorder.hold(x=attn_output)
         network_output = recorder.dropout(
-            recorder.part("mlp", self.feed_forward, y), "feed_forward", ends_sublayer=True
+            recorder.part("mlp", self.feed_forward, attn_output), "feed_forward", ends_sublayer=True
         )
-        x = recorder.part("mlp_post_norm", self.norm, recorder.add(y, network_output))
+        x = recorder.part("mlp_post_norm", self.norm, recorder.add(attn_output, network_output))
         if self.ends_first_block:
             recorder.memo[FIRST_BLOCK] = x
             recorder.keep(first_block=x)
@@ -175,18 +179,18 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     import torch
     from torch import nn
 
-    class Core(nn.Module):
+    class SoftmaxProducts(nn.Module):
         """Softmax attention with a bias. q: [batch, heads, queries, d], k and v: [batch, heads, keys, d]."""
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
             scores = (q @ k.transpose(-1, -2) + bias) * q.shape[-1] ** -0.5
             return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
 
-    class Scores(nn.Module):
-        """Scores of each query with each table row. q: [batch, heads, queries, d], rows: [rows, heads, d]."""
+    class TableScoreProduct(nn.Module):
+        """The scores of each query with each table row. q: [batch, heads, queries, d], rows: [rows, heads, d]."""
 
-        def forward(self, q: Tensor, rows: Tensor) -> Tensor:
-            scores = q.transpose(0, 1).flatten(1, 2) @ rows.permute(1, 2, 0)
+        def forward(self, q: Tensor, table_rows: Tensor) -> Tensor:
+            scores = q.transpose(0, 1).flatten(1, 2) @ table_rows.permute(1, 2, 0)
             return scores.unflatten(1, (q.shape[0], -1)).transpose(0, 1)
 
     class FunnelAttentionReference(nn.Module):
@@ -194,40 +198,53 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def __init__(self, spec: FunnelAttention, hidden: int) -> None:
             super().__init__()
-            self.heads, self.hidden, width = spec.num_attention_heads, hidden, spec.num_attention_heads * spec.head_dim
-            self.q_proj = nn.Linear(hidden, width, bias=False)
-            self.k_proj, self.v_proj = nn.Linear(hidden, width), nn.Linear(hidden, width)
-            self.r_proj = nn.Linear(hidden, width, bias=False)
-            for name in ("content_bias", "position_bias", "segment_bias"):
-                self.add_module(name, vector(torch.randn(self.heads, spec.head_dim) * 0.02))
+            self.heads, self.hidden, heads_width = (
+                spec.num_attention_heads,
+                hidden,
+                spec.num_attention_heads * spec.head_dim,
+            )
+            self.q_proj = nn.Linear(hidden, heads_width, bias=False)
+            self.k_proj, self.v_proj = nn.Linear(hidden, heads_width), nn.Linear(hidden, heads_width)
+            self.r_proj = nn.Linear(hidden, heads_width, bias=False)
+            for bias_name in ("content_bias", "position_bias", "segment_bias"):
+                self.add_module(bias_name, vector(torch.randn(self.heads, spec.head_dim) * 0.02))
             self.segments = vector(torch.randn(2, self.heads, spec.head_dim) * 0.02)
-            self.distances, self.segment_scores, self.core = Scores(), Scores(), Core()
-            self.o_proj = nn.Linear(width, hidden)
+            self.distances, self.segment_scores, self.core = TableScoreProduct(), TableScoreProduct(), SoftmaxProducts()
+            self.o_proj = nn.Linear(heads_width, hidden)
 
         def _split_heads(self, x: Tensor) -> Tensor:
             return x.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
 
-        def forward(self, x: Tensor, forward_pass: ForwardPass, source: Tensor | None = None, step: int = 1) -> Tensor:
-            """Runs attention. step: the distance in tokens between neighbouring keys."""
-            key_source = x if source is None else source
-            q, k, v = (self._split_heads(h) for h in (self.q_proj(x), self.k_proj(key_source), self.v_proj(key_source)))
-            queries, keys, is_halved = x.shape[1], key_source.shape[1], source is not None
+        def forward(
+            self, x: Tensor, forward_pass: ForwardPass, kv_source: Tensor | None = None, key_stride: int = 1
+        ) -> Tensor:
+            """Runs attention. key_stride: the distance in tokens between neighbouring keys."""
+            key_source = x if kv_source is None else kv_source
+            q, k, v = (
+                self._split_heads(projected)
+                for projected in (self.q_proj(x), self.k_proj(key_source), self.v_proj(key_source))
+            )
+            queries, keys, is_halved = x.shape[1], key_source.shape[1], kv_source is not None
             largest_distance = 2 * queries if is_halved else queries  # in steps
             distances = torch.arange(
                 largest_distance, largest_distance - 2 * queries - (keys if is_halved else 0), -1, device=x.device
             )
-            angles = angles_of(distances * step, self.hidden, 10000.0)
+            angles = angles_of(distances * key_stride, self.hidden, 10000.0)
             sinusoids = torch.cat([angles.sin(), angles.cos()], -1)[:, : self.hidden].to(x.dtype)
-            r = self.r_proj(sinusoids).unflatten(-1, (self.heads, -1))
-            biases = (getattr(self, f"{name}_bias").weight[:, None] for name in ("content", "position", "segment"))
+            distance_keys = self.r_proj(sinusoids).unflatten(-1, (self.heads, -1))
+            biases = (
+                getattr(self, f"{bias_name}_bias").weight[:, None] for bias_name in ("content", "position", "segment")
+            )
             content_q, position_q, segment_q = (q + bias for bias in biases)
             stride = 2 if is_halved else 1
-            index = largest_distance - stride * torch.arange(queries, device=x.device)[:, None]
-            index = (index + torch.arange(keys, device=x.device)).expand(*q.shape[:3], -1)
-            distance_scores = self.distances(position_q, r).gather(-1, index)
+            distance_index = largest_distance - stride * torch.arange(queries, device=x.device)[:, None]
+            distance_index = (distance_index + torch.arange(keys, device=x.device)).expand(*q.shape[:3], -1)
+            distance_scores = self.distances(position_q, distance_keys).gather(-1, distance_index)
             segment_scores = self.segment_scores(segment_q, self.segments.weight)
-            out = self.core(content_q, k, v, distance_scores + segment_scores[..., 1:])  # all tokens are in one segment
-            return self.o_proj(out.transpose(1, 2).flatten(2))
+            attn_output = self.core(
+                content_q, k, v, distance_scores + segment_scores[..., 1:]
+            )  # all tokens are in one segment
+            return self.o_proj(attn_output.transpose(1, 2).flatten(2))
 
     class FunnelReference(nn.Module):
         """A layer of Funnel Transformer. x: [batch, tokens, hidden] → [batch, tokens or half as many, hidden]."""
@@ -274,14 +291,14 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             x = self._lengthen_tokens(x, forward_pass) if self.spec.lengthens else x
             queries = self._halve_tokens(x) if self.halves else x
-            source = x if queries.shape[1] < x.shape[1] and not self.spec.halves_keys else None
-            step = 1 if self.spec.lengthens else 2**self.spec.halvings
-            y = self.self_attn(queries, forward_pass, source, step)
-            y = self.self_attn_post_norm(queries + apply_dropout(self, "attention_output", y))
-            network_output = apply_dropout(self, "feed_forward", self.mlp(y, forward_pass))
-            out: Tensor = self.mlp_post_norm(y + network_output)
+            kv_source = x if queries.shape[1] < x.shape[1] and not self.spec.halves_keys else None
+            key_stride = 1 if self.spec.lengthens else 2**self.spec.halvings
+            attn_output = self.self_attn(queries, forward_pass, kv_source, key_stride)
+            attn_output = self.self_attn_post_norm(queries + apply_dropout(self, "attention_output", attn_output))
+            network_output = apply_dropout(self, "feed_forward", self.mlp(attn_output, forward_pass))
+            layer_output: Tensor = self.mlp_post_norm(attn_output + network_output)
             if self.spec.ends_first_block:
-                forward_pass.memo["first block"] = out
-            return out
+                forward_pass.memo["first block"] = layer_output
+            return layer_output
 
     return {"attention": FunnelAttentionReference, "layer": FunnelReference}

@@ -78,13 +78,13 @@ class GatedCrossLayer(PreNormLayer):
             ("cross_attn", self.norm, self.attention, "cross_attention", {"memory": memory, "kind": "cross_attention"}),
             ("mlp", self.feed_forward_norm or self.norm, self.feed_forward, "feed_forward", {}),
         )
-        for name, norm, component, kind, arguments in sublayers:
-            y = recorder.part(f"{name}_pre_norm", norm, x, role=role)
-            y = recorder.part(name, component, y, role=role, **arguments)
-            gate_value = recorder.part(f"{name}_gate", gate, x, role=role, kind=kind)
+        for sublayer, norm, component, node_kind, arguments in sublayers:
+            residual_branch = recorder.part(f"{sublayer}_pre_norm", norm, x, role=role)
+            residual_branch = recorder.part(sublayer, component, residual_branch, role=role, **arguments)
+            gate_value = recorder.part(f"{sublayer}_gate", gate, x, role=role, kind=node_kind)
             if self.runs_on_text:
-                recorder.hold(x=x, y=y)
-                x = recorder.add(x, recorder.mul(y, recorder.act(gate_value, "tanh")))
+                recorder.hold(x=x, y=residual_branch)
+                x = recorder.add(x, recorder.mul(residual_branch, recorder.act(gate_value, "tanh")))
                 recorder.hold(x=x)
         return x
 
@@ -129,27 +129,31 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: GatedCrossLayer, model_properties: ModelProperties) -> None:
             super().__init__()
-            width = model_properties.hidden_size
-            cross_properties = ModelProperties(width, model_properties.causal, cross=True, source_size=spec.source_size)
+            hidden = model_properties.hidden_size
+            cross_properties = ModelProperties(
+                hidden, model_properties.causal, cross=True, source_size=spec.source_size
+            )
             self.runs = isinstance(spec, GatedCrossTextLayer)
-            self.source_size = spec.source_size or width
-            gate_size = width if spec.gate_per_feature else 1
-            for name, norm, component, part_context in (
+            self.source_size = spec.source_size or hidden
+            gate_size = hidden if spec.gate_per_feature else 1
+            for sublayer, norm, component, part_context in (
                 ("cross_attn", spec.norm, spec.attention, cross_properties),
                 ("mlp", spec.feed_forward_norm or spec.norm, spec.feed_forward, model_properties),
             ):
-                self.add_module(f"{name}_pre_norm", norm.reference(model_properties))
-                self.add_module(name, component.reference(part_context))
-                self.add_module(f"{name}_gate", vector(torch.zeros(gate_size)))
+                self.add_module(f"{sublayer}_pre_norm", norm.reference(model_properties))
+                self.add_module(sublayer, component.reference(part_context))
+                self.add_module(f"{sublayer}_gate", vector(torch.zeros(gate_size)))
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             if not self.runs:
                 return x
             forward_without_image = replace(forward_pass, memory=x.new_zeros(x.shape[0], 0, self.source_size))
-            for name in ("cross_attn", "mlp"):
-                y = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(x), forward_without_image)
-                gate: Any = self.get_submodule(f"{name}_gate")
-                x = x + y * torch.tanh(gate.weight)
+            for sublayer in ("cross_attn", "mlp"):
+                sublayer_output = self.get_submodule(sublayer)(
+                    self.get_submodule(f"{sublayer}_pre_norm")(x), forward_without_image
+                )
+                gate: Any = self.get_submodule(f"{sublayer}_gate")
+                x = x + sublayer_output * torch.tanh(gate.weight)
             return x
 
     return GatedCrossReference

@@ -24,7 +24,7 @@ GATE_SUFFIX = "_pre_norm_gate"
 
 
 class GatedNormLayer(PreNormLayer):
-    """Pre-norm attention and a feed-forward network, with norms n gated by σ(up(silu(down(n)))) in float32.
+    """Pre-norm attention and a feed-forward network; each norm's output n is multiplied by σ(up(silu(down(n)))).
 
     gated_norm_rank: the rank of a gate.
     feed_forward_gate: whether the norm before the feed-forward network is gated too, true by default.
@@ -39,19 +39,19 @@ class GatedNormLayer(PreNormLayer):
     feed_forward_gate: Flag = True
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        for name, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
-            sublayer_input = recorder.part(f"{name}_pre_norm", self.norm, x)
+        for sublayer, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
+            sublayer_input = recorder.part(f"{sublayer}_pre_norm", self.norm, x)
             recorder.hold(y=sublayer_input)
-            if name == "self_attn" or self.feed_forward_gate:
-                sublayer_input = self._gated_output(recorder, name + GATE_SUFFIX, sublayer_input)
+            if sublayer == "self_attn" or self.feed_forward_gate:
+                sublayer_input = self._gated_output(recorder, sublayer + GATE_SUFFIX, sublayer_input)
                 recorder.hold(y=sublayer_input)
-            x = recorder.add(x, recorder.part(name, component, sublayer_input))
+            x = recorder.add(x, recorder.part(sublayer, component, sublayer_input))
             recorder.hold(x=x)
         return x
 
-    def _gated_output(self, recorder: Flow, name: str, x: Value) -> Value:
+    def _gated_output(self, recorder: Flow, sublayer: str, x: Value) -> Value:
         """Returns a norm's output multiplied by the norm's gate."""
-        with recorder.scope(name, kind="norm"):
+        with recorder.scope(sublayer, kind="norm"):
             low_rank = recorder.act(recorder.linear("down_proj", x, Axis("rank", self.gated_norm_rank)), "silu")
             gate = recorder.act(recorder.linear("up_proj", low_rank, *x.axes), "sigmoid", float32=True)
             return recorder.mul(x, gate, float32=True)
@@ -69,7 +69,7 @@ class GatedNormLayer(PreNormLayer):
 def _reference_class() -> type[nn.Module]:
     from torch import nn
 
-    class Gate(nn.Module):
+    class NormGate(nn.Module):
         """The gate of a norm. x: [batch, tokens, hidden] → x times a factor between 0 and 1."""
 
         def __init__(self, hidden: int, rank: int) -> None:
@@ -84,15 +84,17 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: GatedNormLayer, model_properties: ModelProperties) -> None:
             super().__init__(spec, model_properties)
-            for name in ("self_attn", "mlp") if spec.feed_forward_gate else ("self_attn",):
-                self.add_module(f"{name}_pre_norm_gate", Gate(model_properties.hidden_size, spec.gated_norm_rank))
+            for sublayer in ("self_attn", "mlp") if spec.feed_forward_gate else ("self_attn",):
+                self.add_module(
+                    f"{sublayer}_pre_norm_gate", NormGate(model_properties.hidden_size, spec.gated_norm_rank)
+                )
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            for name in ("self_attn", "mlp"):
-                y = self.get_submodule(f"{name}_pre_norm")(x)
-                gate = f"{name}_pre_norm_gate"
-                y = self.get_submodule(gate)(y) if hasattr(self, gate) else y
-                x = x + self.get_submodule(name)(y, forward_pass)
+            for sublayer in ("self_attn", "mlp"):
+                residual_branch = self.get_submodule(f"{sublayer}_pre_norm")(x)
+                gate = f"{sublayer}_pre_norm_gate"
+                residual_branch = self.get_submodule(gate)(residual_branch) if hasattr(self, gate) else residual_branch
+                x = x + self.get_submodule(sublayer)(residual_branch, forward_pass)
             return x
 
     return GatedNormLayerReference

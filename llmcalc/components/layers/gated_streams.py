@@ -16,7 +16,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import ModelProperties, QueryRank, Streams
-from ..choice import class_at
+from ..choice import component_type
 from ..mixers.attention import Attention
 from ..mixers.mean_indexer import MeanIndexer
 from ..norm import Norm, norm_reference
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from ..ngram_input import NgramInput
 else:
-    NgramInput = class_at("ngram_input:NgramInput")
+    NgramInput = component_type("ngram_input:NgramInput")
 
 
 def record_gated_mean(recorder: Flow, x: Value, norm: Norm, rank: int) -> tuple[Value, Value]:
@@ -73,10 +73,12 @@ class GatedStreamsLayer(PreNormLayer):
         for component, connection in ((self.attention, "self_attn_connection"), (self.feed_forward, "mlp_connection")):
             with recorder.scope(connection, kind="stream_gate"):
                 sublayer_input, normed = record_gated_mean(recorder, x, self.norm, self.hc_lowrank)
-                writes = recorder.scale(recorder.act(recorder.linear("write", normed, x.axes[0]), "sigmoid"), 2.0)
-            recorder.hold(x=x, written=writes)
-            y = recorder.part(component.node_name, component, sublayer_input)
-            x = recorder.add(x, recorder.mul(writes, y, axes=x.axes))
+                write_weights = recorder.scale(
+                    recorder.act(recorder.linear("write", normed, x.axes[0]), "sigmoid"), 2.0
+                )
+            recorder.hold(x=x, written=write_weights)
+            sublayer_output = recorder.part(component.node_name, component, sublayer_input)
+            x = recorder.add(x, recorder.mul(write_weights, sublayer_output, axes=x.axes))
             recorder.hold(x=x)
         return x
 
@@ -104,8 +106,8 @@ class GatedStreams(CopiedStreams):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Returns the gated mean of the streams. x: all streams."""
-        mean, _ = record_gated_mean(recorder, x, self.norm, self.hc_lowrank)
-        return mean
+        gated_mean, _ = record_gated_mean(recorder, x, self.norm, self.hc_lowrank)
+        return gated_mean
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["streams"](self, model_properties)
@@ -124,21 +126,21 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     from torch import nn
     from torch.nn import functional as F
 
-    class Connection(nn.Module):
+    class GatedConnection(nn.Module):
         """Reads the streams [batch, tokens, streams, hidden] → (gated mean, factor of each stream or None)."""
 
-        def __init__(self, norm: Norm, streams: int, rank: int, hidden: int, writes: bool) -> None:
+        def __init__(self, norm: Norm, streams: int, rank: int, hidden: int, has_writes: bool) -> None:
             super().__init__()
             self.streams, streams_width = streams, streams * hidden
             self.norm = norm_reference(norm, streams_width, groups=streams)
             self.down, self.up = nn.Linear(streams_width, rank, bias=False), nn.Linear(rank, streams_width, bias=False)
-            self.write = nn.Linear(streams_width, streams, bias=False) if writes else None
+            self.write = nn.Linear(streams_width, streams, bias=False) if has_writes else None
 
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
             normed = self.norm(x.flatten(2))
             gate = self.up(F.silu(self.down(normed) / self.streams)).sigmoid()
-            mean = (gate * normed).unflatten(-1, (self.streams, -1)).mean(2)
-            return mean, None if self.write is None else 2 * (self.write(normed) / self.streams).sigmoid()
+            gated_mean = (gate * normed).unflatten(-1, (self.streams, -1)).mean(2)
+            return gated_mean, None if self.write is None else 2 * (self.write(normed) / self.streams).sigmoid()
 
     class LayerReference(nn.Module):
         """The layer with gated residual streams. x: [batch, tokens, streams, hidden] → same shape."""
@@ -147,17 +149,19 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             super().__init__()
             self.sublayers = []
             self.ngram_input = None if spec.ngram_input is None else spec.ngram_input.reference(model_properties)
-            for name, component in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
-                connection = Connection(spec.norm, spec.hc_mult, spec.hc_lowrank, model_properties.hidden_size, True)
-                self.add_module(f"{name}_connection", connection)
+            for sublayer, component in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
+                connection = GatedConnection(
+                    spec.norm, spec.hc_mult, spec.hc_lowrank, model_properties.hidden_size, True
+                )
+                self.add_module(f"{sublayer}_connection", connection)
                 self.add_module(component.node_name, component.reference(model_properties))
-                self.sublayers.append((f"{name}_connection", component.node_name))
+                self.sublayers.append((f"{sublayer}_connection", component.node_name))
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             x = x if self.ngram_input is None else x + self.ngram_input(x, forward_pass)
-            for connection, name in self.sublayers:
-                mean, written = self.get_submodule(connection)(x)
-                x = x + written[..., None] * self.get_submodule(name)(mean, forward_pass)[:, :, None]
+            for connection, sublayer in self.sublayers:
+                gated_mean, write_weights = self.get_submodule(connection)(x)
+                x = x + write_weights[..., None] * self.get_submodule(sublayer)(gated_mean, forward_pass)[:, :, None]
             return x
 
     class StreamsReference(copied_streams_class()):  # type: ignore[misc]
@@ -165,12 +169,12 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def __init__(self, spec: GatedStreams, model_properties: ModelProperties) -> None:
             super().__init__(spec.hc_mult)
-            self.stream_output = Connection(
+            self.stream_output = GatedConnection(
                 spec.norm, spec.hc_mult, spec.hc_lowrank, model_properties.hidden_size, False
             )
 
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            mean, _ = self.stream_output(x)
-            return mean
+            gated_mean, _ = self.stream_output(x)
+            return gated_mean
 
     return {"layer": LayerReference, "streams": StreamsReference}

@@ -56,9 +56,11 @@ class Gemma4Layer(WholeLayer):
     def networks(self) -> list[Any]:
         return [self.feed_forward, *([] if self.dense is None else [self.dense])]
 
-    def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
-        layer = super().scaled(width, heads, widened)
-        return layer if self.dense is None else layer.model_copy(update={"dense": self.dense.widened(widened)})
+    def scaled(
+        self, hidden_size: int, heads: Callable[[HeadSizes], HeadSizes], scale_width: Callable[[int], Number]
+    ) -> Self:
+        layer = super().scaled(hidden_size, heads, scale_width)
+        return layer if self.dense is None else layer.model_copy(update={"dense": self.dense.widened(scale_width)})
 
     def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
         return {
@@ -70,13 +72,13 @@ class Gemma4Layer(WholeLayer):
         return super().borrowing_field() if self.per_layer_input is None else "per_layer_input"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        x = recorder.add(x, self._between_norms(recorder, "self_attn", self.attention, x))
+        x = recorder.add(x, self._normed_sublayer(recorder, "self_attn", self.attention, x))
         if self.dense is None:
-            x = recorder.add(x, self._between_norms(recorder, "mlp", self.feed_forward, x))
+            x = recorder.add(x, self._normed_sublayer(recorder, "mlp", self.feed_forward, x))
         else:
-            network_sum = self._between_norms(recorder, "dense", self.dense, x)
+            network_sum = self._normed_sublayer(recorder, "dense", self.dense, x)
             network_sum = recorder.add(
-                network_sum, self._between_norms(recorder, "mlp", self.feed_forward, x, router_input=x)
+                network_sum, self._normed_sublayer(recorder, "mlp", self.feed_forward, x, router_input=x)
             )
             recorder.hold(both=network_sum)
             x = recorder.add(x, recorder.part("sum_post_norm", self.norm, network_sum))
@@ -84,17 +86,19 @@ class Gemma4Layer(WholeLayer):
             x = recorder.add(x, recorder.part("per_layer_input", self.per_layer_input, x, norm=self.norm))
         return recorder.mul(x, recorder.buffer("scale", Axis("one", 1)))
 
-    def _between_norms(self, recorder: Flow, name: str, component: Any, x: Value, **router_input: Any) -> Value:
+    def _normed_sublayer(self, recorder: Flow, sublayer: str, component: Any, x: Value, **router_input: Any) -> Value:
         """Returns the output of a sublayer with norms before and after."""
-        y = recorder.part(name, component, recorder.part(f"{name}_pre_norm", self.norm, x), **router_input)
-        return recorder.part(f"{name}_post_norm", self.norm, y)
+        sublayer_output = recorder.part(
+            sublayer, component, recorder.part(f"{sublayer}_pre_norm", self.norm, x), **router_input
+        )
+        return recorder.part(f"{sublayer}_post_norm", self.norm, sublayer_output)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Returns examples without per-layer embeddings; an example of the stack has per-layer embeddings."""
+        """Returns examples without per-layer embeddings, which the stack's examples include."""
         rms = Norm(type="rmsnorm")
         attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
         dense_network = FeedForward(intermediate_size=20, hidden_act="gelu_tanh", gated=True)
@@ -113,7 +117,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Scale(nn.Module):
+    class OutputScale(nn.Module):
         value: Tensor
 
         def __init__(self) -> None:
@@ -125,32 +129,39 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: Gemma4Layer, model_properties: ModelProperties) -> None:
             super().__init__()
-            self.scale = Scale()
-            for name, component in (("self_attn", spec.attention), ("dense", spec.dense), ("mlp", spec.feed_forward)):
+            self.scale = OutputScale()
+            for sublayer, component in (
+                ("self_attn", spec.attention),
+                ("dense", spec.dense),
+                ("mlp", spec.feed_forward),
+            ):
                 if isinstance(component, Component):
-                    self.add_module(name, component.reference(model_properties))
-                    self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
-                    self.add_module(f"{name}_post_norm", spec.norm.reference(model_properties))
+                    self.add_module(sublayer, component.reference(model_properties))
+                    self.add_module(f"{sublayer}_pre_norm", spec.norm.reference(model_properties))
+                    self.add_module(f"{sublayer}_post_norm", spec.norm.reference(model_properties))
             if spec.dense is not None:
                 self.sum_post_norm = spec.norm.reference(model_properties)
             if spec.per_layer_input is not None:
                 self.per_layer_input = spec.per_layer_input.reference(model_properties, spec.norm)
 
-        def _between_norms(self, name: str, x: Tensor, forward_pass: ForwardPass, **router_input: Tensor) -> Tensor:
+        def _normed_sublayer(
+            self, sublayer: str, x: Tensor, forward_pass: ForwardPass, **router_input: Tensor
+        ) -> Tensor:
             pre_norm, component, post_norm = (
-                self.get_submodule(module_name) for module_name in (f"{name}_pre_norm", name, f"{name}_post_norm")
+                self.get_submodule(module_name)
+                for module_name in (f"{sublayer}_pre_norm", sublayer, f"{sublayer}_post_norm")
             )
             return post_norm(component(pre_norm(x), forward_pass, **router_input))
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            x = x + self._between_norms("self_attn", x, forward_pass)
+            x = x + self._normed_sublayer("self_attn", x, forward_pass)
             if hasattr(self, "dense"):
-                network_sum = self._between_norms("dense", x, forward_pass) + self._between_norms(
+                network_sum = self._normed_sublayer("dense", x, forward_pass) + self._normed_sublayer(
                     "mlp", x, forward_pass, router_input=x
                 )
                 x = x + self.sum_post_norm(network_sum)
             else:
-                x = x + self._between_norms("mlp", x, forward_pass)
+                x = x + self._normed_sublayer("mlp", x, forward_pass)
             if hasattr(self, "per_layer_input"):
                 x = x + self.per_layer_input(x, forward_pass)
             return x * self.scale.value

@@ -75,9 +75,9 @@ class GlobalTokens(ResidualStreams):
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the global tokens before the text. x: the token embeddings."""
         global_rows = Fixed("global tokens", length=self.num_global_tokens)
-        table = recorder.unread_table("", Axis("table", self.num_global_tokens), *x.axes)
+        token_table = recorder.unread_table("", Axis("table", self.num_global_tokens), *x.axes)
         text_rows = Padded(of=x.rows, block=self.block_size)
-        return recorder.prefixed(x, table, Joined(first=global_rows, second=text_rows))
+        return recorder.prefixed(x, token_table, Joined(first=global_rows, second=text_rows))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["tokens"](self, model_properties.hidden_size)
@@ -133,22 +133,22 @@ class GlobalLocalAttention(EqualHeadsMixer):
         heads, dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
         assert isinstance(x.rows, Joined)
         assert isinstance(x.rows.second, Padded)
-        rows, text_rows = x.rows, x.rows.second
+        token_rows, text_rows = x.rows, x.rows.second
         if self.staggered:
             wider_rows = Padded(of=text_rows.of, block=text_rows.block, more=self.block_size)
-            x = recorder.resized(x, Joined(first=rows.first, second=wider_rows))
+            x = recorder.resized(x, Joined(first=token_rows.first, second=wider_rows))
             recorder.hold(x=x)
-        q, k, v = (recorder.linear(name, x, heads, dim) for name in ("q_proj", "k_proj", "v_proj"))
+        q, k, v = (recorder.linear(projection, x, heads, dim) for projection in ("q_proj", "k_proj", "v_proj"))
         recorder.hold(q=q, k=k, v=v)
         limits: dict[str, Any] = {
             "block": self.block_size,
             "global_tokens": self.num_global_tokens,
             "staggered": self.staggered,
         }
-        y = recorder.attention("core", q, k, v, causal=False, core=ops.GlobalLocalCore, **limits)
-        recorder.hold(out=y)
-        y = recorder.linear("o_proj", y, *x.axes)
-        return recorder.resized(y, rows) if self.staggered else y
+        attn_output = recorder.attention("core", q, k, v, causal=False, core=ops.GlobalLocalCore, **limits)
+        recorder.hold(out=attn_output)
+        attn_output = recorder.linear("o_proj", attn_output, *x.axes)
+        return recorder.resized(attn_output, token_rows) if self.staggered else attn_output
 
     def describe(self, hidden_size: int) -> str:
         return f"MHA {self.num_attention_heads}, blocks of {self.block_size}, {self.num_global_tokens} global tokens"
@@ -179,11 +179,11 @@ class GlobalLocalLayer(PreNormLayer):
         global_tokens = recorder.part("global_pre_norm", self.norm, recorder.resized(x, x.rows.first))
         attention_input = recorder.cat(global_tokens, text_states, axes=x.axes, rows=x.rows)
         recorder.hold(x=x, read=attention_input)
-        y = recorder.part("self_attn", self.attention, attention_input)
-        x = recorder.add(x, recorder.dropout(y, "attention_output", ends_sublayer=True))
+        sublayer_output = recorder.part("self_attn", self.attention, attention_input)
+        x = recorder.add(x, recorder.dropout(sublayer_output, "attention_output", ends_sublayer=True))
         recorder.hold(x=x)
-        y = self._record_sublayer(recorder, "mlp", self.feed_forward, x)
-        return recorder.add(x, recorder.dropout(y, "feed_forward", ends_sublayer=True))
+        sublayer_output = self._record_sublayer(recorder, "mlp", self.feed_forward, x)
+        return recorder.add(x, recorder.dropout(sublayer_output, "feed_forward", ends_sublayer=True))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["layer"](self, model_properties)
@@ -219,7 +219,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             return x[:, self.count : self.count + self.tokens]
 
-    class Core(nn.Module):
+    class SoftmaxProducts(nn.Module):
         """Attention of global tokens to all tokens, and of text blocks to themselves and global tokens.
 
         q, k, v: [batch, heads, global tokens and text, d] → same shape. is_text: whether text is no padding.
@@ -257,9 +257,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             super().__init__()
             self.heads, self.count = spec.num_attention_heads, spec.num_global_tokens
             self.shift = spec.block_size // 2 if spec.staggered else 0
-            for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-                self.add_module(name, nn.Linear(hidden, hidden, bias=False))
-            self.core = Core(spec)
+            for projection in ("q_proj", "k_proj", "v_proj", "o_proj"):
+                self.add_module(projection, nn.Linear(hidden, hidden, bias=False))
+            self.core = SoftmaxProducts(spec)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             tokens, padding = forward_pass.memo["text tokens"], (self.shift, self.shift)
@@ -267,13 +267,13 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             is_text = torch.arange(x.shape[1] - self.count, device=x.device) < tokens
             padded_rows = torch.cat([x[:, : self.count], text_states], 1)
             q, k, v = (
-                self.get_submodule(name)(padded_rows).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-                for name in ("q_proj", "k_proj", "v_proj")
+                self.get_submodule(projection)(padded_rows).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                for projection in ("q_proj", "k_proj", "v_proj")
             )
-            y = self.core(q, k, v, nn.functional.pad(is_text, padding)).transpose(1, 2).flatten(2)
-            y = self.get_submodule("o_proj")(y)
-            text_rows = y[:, self.count + self.shift : self.count + self.shift + x.shape[1] - self.count]
-            return torch.cat([y[:, : self.count], text_rows], 1)
+            attn_output = self.core(q, k, v, nn.functional.pad(is_text, padding)).transpose(1, 2).flatten(2)
+            attn_output = self.get_submodule("o_proj")(attn_output)
+            text_rows = attn_output[:, self.count + self.shift : self.count + self.shift + x.shape[1] - self.count]
+            return torch.cat([attn_output[:, : self.count], text_rows], 1)
 
     class GlobalLocalLayerReference(nn.Module):
         """The layer of PEGASUS-X. x: [batch, global tokens and blocks, hidden] → same shape."""
@@ -281,16 +281,16 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def __init__(self, spec: GlobalLocalLayer, model_properties: ModelProperties) -> None:
             super().__init__()
             self.count = spec.attention.num_global_tokens
-            for name in ("self_attn_pre_norm", "global_pre_norm", "mlp_pre_norm"):
-                self.add_module(name, spec.norm.reference(model_properties))
+            for norm_name in ("self_attn_pre_norm", "global_pre_norm", "mlp_pre_norm"):
+                self.add_module(norm_name, spec.norm.reference(model_properties))
             self.self_attn = spec.attention.reference(model_properties)
             self.mlp = spec.feed_forward.reference(model_properties)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             global_tokens = self.get_submodule("global_pre_norm")(x[:, : self.count])
             text_states = self.get_submodule("self_attn_pre_norm")(x[:, self.count :])
-            y = self.self_attn(torch.cat([global_tokens, text_states], 1), forward_pass)
-            x = x + apply_dropout(self, "attention_output", y)
+            attn_output = self.self_attn(torch.cat([global_tokens, text_states], 1), forward_pass)
+            x = x + apply_dropout(self, "attention_output", attn_output)
             return x + apply_dropout(
                 self, "feed_forward", self.mlp(self.get_submodule("mlp_pre_norm")(x), forward_pass)
             )

@@ -55,21 +55,24 @@ class GroupedConvLayer(PreNormLayer):
             )
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        for name, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
-            normed = recorder.part(f"{name}_pre_norm", self.norm, x)
-            sides, taps = Axis("sides", 2), Axis("taps", self.conv_kernel_size)
+        for sublayer, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
+            normed = recorder.part(f"{sublayer}_pre_norm", self.norm, x)
+            side_axis, taps = Axis("sides", 2), Axis("taps", self.conv_kernel_size)
             groups = Axis("groups", exact_div(x.width, self.conv_group_size))
             channels = groups, Axis("channels", self.conv_group_size)
-            with recorder.scope(f"{name}_conv", kind="convolution"):
+            with recorder.scope(f"{sublayer}_conv", kind="convolution"):
                 base_rows = [
-                    [recorder.vector(f"base_kernel_{side}_{tap}", *channels) for tap in range(self.conv_kernel_size)]
-                    for side in range(2)
+                    [
+                        recorder.vector(f"base_kernel_{convolution_side}_{tap}", *channels)
+                        for tap in range(self.conv_kernel_size)
+                    ]
+                    for convolution_side in range(2)
                 ]
-                computed_kernels = recorder.linear("kernel_projection", normed, sides, taps, groups, Axis("one", 1))
+                computed_kernels = recorder.linear("kernel_projection", normed, side_axis, taps, groups, Axis("one", 1))
             added_rows = [recorder.take(computed_kernels, *computed_kernels.axes[1:]) for _ in range(2)]
-            y = self._convolve(recorder, normed, channels, base_rows[0], added_rows[0])
-            y = recorder.part(name, component, y)
-            x = recorder.add(x, self._convolve(recorder, y, channels, base_rows[1], added_rows[1]))
+            residual_branch = self._convolve(recorder, normed, channels, base_rows[0], added_rows[0])
+            residual_branch = recorder.part(sublayer, component, residual_branch)
+            x = recorder.add(x, self._convolve(recorder, residual_branch, channels, base_rows[1], added_rows[1]))
         return x
 
     def _convolve(self, recorder: Flow, x: Value, channels: Shape, base_rows: list[Value], added: Value) -> Value:
@@ -77,15 +80,15 @@ class GroupedConvLayer(PreNormLayer):
 
         base_rows: the trained rows of the kernel. added: what the sublayer's input adds to them.
         """
-        grouped = x.view(*channels)
-        terms: list[Value] = []
+        grouped_x = x.view(*channels)
+        kernel_terms: list[Value] = []
         for base_row in base_rows:
-            terms.append(recorder.mul(grouped, base_row))
-            terms.append(recorder.mul(grouped, recorder.take(added, *added.axes[1:])))
-        y = terms[0]
-        for term in terms[1:]:
-            y = recorder.add(y, term)
-        return y.view(*x.axes)
+            kernel_terms.append(recorder.mul(grouped_x, base_row))
+            kernel_terms.append(recorder.mul(grouped_x, recorder.take(added, *added.axes[1:])))
+        kernel_sum = kernel_terms[0]
+        for kernel_term in kernel_terms[1:]:
+            kernel_sum = recorder.add(kernel_sum, kernel_term)
+        return kernel_sum.view(*x.axes)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
@@ -94,8 +97,8 @@ class GroupedConvLayer(PreNormLayer):
 def grouped_conv_example(**fields: Any) -> GroupedConvLayer:
     """Returns a small layer for a stack's examples."""
     attention = ContextAttention(num_attention_heads=4, num_key_value_heads=2, head_dim=8)
-    sizes = {"conv_kernel_size": 2, "conv_group_size": 4}
-    return GroupedConvLayer(**{**small_sublayers(), "attention": attention, **sizes, **fields})
+    kernel_sizes = {"conv_kernel_size": 2, "conv_group_size": 4}
+    return GroupedConvLayer(**{**small_sublayers(), "attention": attention, **kernel_sizes, **fields})
 
 
 @cache
@@ -103,46 +106,46 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Kernels(nn.Module):
+    class SublayerKernels(nn.Module):
         """The kernels before and after a sublayer. x: [batch, tokens, width] → [batch, tokens, 2, taps, width]."""
 
-        def __init__(self, width: int, taps: int, group_size: int) -> None:
+        def __init__(self, hidden: int, taps: int, group_size: int) -> None:
             super().__init__()
-            self.sizes, self.group_size = (2, taps, width // group_size), group_size
-            for side in range(2):
+            self.sizes, self.group_size = (2, taps, hidden // group_size), group_size
+            for convolution_side in range(2):
                 for tap in range(taps):
-                    self.add_module(f"base_kernel_{side}_{tap}", vector(torch.rand(width)))
-            self.kernel_projection = nn.Linear(width, 2 * taps * (width // group_size), bias=False)
+                    self.add_module(f"base_kernel_{convolution_side}_{tap}", vector(torch.rand(hidden)))
+            self.kernel_projection = nn.Linear(hidden, 2 * taps * (hidden // group_size), bias=False)
 
         def forward(self, x: Tensor) -> Tensor:
-            computed = self.kernel_projection(x).unflatten(-1, self.sizes).repeat_interleave(self.group_size, -1)
-            rows: list[Any] = [
-                self.get_submodule(f"base_kernel_{i}_{j}").weight for i in range(2) for j in range(self.sizes[1])
+            token_kernels = self.kernel_projection(x).unflatten(-1, self.sizes).repeat_interleave(self.group_size, -1)
+            kernel_rows: list[Any] = [
+                self.get_submodule(f"base_kernel_{i}_{tap}").weight for i in range(2) for tap in range(self.sizes[1])
             ]
-            kernels: Tensor = computed + torch.stack(rows).unflatten(0, self.sizes[:2])
+            kernels: Tensor = token_kernels + torch.stack(kernel_rows).unflatten(0, self.sizes[:2])
             return kernels
 
     def convolve(x: Tensor, kernel: Tensor) -> Tensor:
         """Convolves the tokens of a pass as one block. kernel: [batch, tokens, taps, width]."""
-        out = kernel[..., 0, :] * x
+        convolved = kernel[..., 0, :] * x
         for tap in range(1, kernel.shape[-2]):
-            out = out + kernel[..., tap, :] * nn.functional.pad(x, (0, 0, tap, 0))[:, : x.shape[1]]
-        return out
+            convolved = convolved + kernel[..., tap, :] * nn.functional.pad(x, (0, 0, tap, 0))[:, : x.shape[1]]
+        return convolved
 
     class GroupedConvLayerReference(pre_norm_class()):  # type: ignore[misc]
         """The layer with convolutions around its sublayers. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: GroupedConvLayer, model_properties: ModelProperties) -> None:
             super().__init__(spec, model_properties)
-            sizes = model_properties.hidden_size, spec.conv_kernel_size, spec.conv_group_size
-            self.self_attn_conv, self.mlp_conv = Kernels(*sizes), Kernels(*sizes)
+            kernel_sizes = model_properties.hidden_size, spec.conv_kernel_size, spec.conv_group_size
+            self.self_attn_conv, self.mlp_conv = SublayerKernels(*kernel_sizes), SublayerKernels(*kernel_sizes)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            for name in ("self_attn", "mlp"):
-                normed = self.get_submodule(f"{name}_pre_norm")(x)
-                kernels = self.get_submodule(f"{name}_conv")(normed)
-                y = self.get_submodule(name)(convolve(normed, kernels[..., 0, :, :]), forward_pass)
-                x = x + convolve(y, kernels[..., 1, :, :])
+            for sublayer in ("self_attn", "mlp"):
+                normed = self.get_submodule(f"{sublayer}_pre_norm")(x)
+                kernels = self.get_submodule(f"{sublayer}_conv")(normed)
+                sublayer_output = self.get_submodule(sublayer)(convolve(normed, kernels[..., 0, :, :]), forward_pass)
+                x = x + convolve(sublayer_output, kernels[..., 1, :, :])
             return x
 
     return GroupedConvLayerReference

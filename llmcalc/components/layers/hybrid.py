@@ -45,14 +45,18 @@ class HybridBlock(PreNormLayer):
             raise ValueError("state_space: a hybrid layer has one; expected another type, or a layer of type 'block'")
         return self
 
-    def with_mixers(self, change: Callable[[TokenMixer, int], TokenMixer], width: int) -> Self:
-        state_space = change(self.state_space, width)
-        return super(HybridBlock, self.model_copy(update={"state_space": state_space})).with_mixers(change, width)
+    def with_mixers(self, replace_mixer: Callable[[TokenMixer, int], TokenMixer], hidden_size: int) -> Self:
+        state_space = replace_mixer(self.state_space, hidden_size)
+        return super(HybridBlock, self.model_copy(update={"state_space": state_space})).with_mixers(
+            replace_mixer, hidden_size
+        )
 
-    def mixers(self, width: int) -> list[tuple[str, Any, int]]:
-        return [*super().mixers(width), ("state_space", self.state_space, width)]
+    def mixers(self, hidden_size: int) -> list[tuple[str, Any, int]]:
+        return [*super().mixers(hidden_size), ("state_space", self.state_space, hidden_size)]
 
-    def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
+    def scaled(
+        self, hidden_size: int, heads: Callable[[HeadSizes], HeadSizes], scale_width: Callable[[int], Number]
+    ) -> Self:
         raise Unscalable(f"a state-space part beside attention has no rule for its sizes at another width; {SCALABLE}")
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
@@ -83,19 +87,19 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.mixers_pre_norm = spec.norm.reference(model_properties)
             self.mlp_pre_norm = spec.norm.reference(model_properties)
-            for name, component in (
+            for mixer_name, component in (
                 ("state_space", spec.state_space),
                 ("self_attn", spec.attention),
                 ("mlp", spec.feed_forward),
             ):
-                self.add_module(name, component.reference(model_properties))
+                self.add_module(mixer_name, component.reference(model_properties))
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            y = self.mixers_pre_norm(x)
+            normed = self.mixers_pre_norm(x)
             x = (
                 x
-                + self.get_submodule("self_attn")(y, forward_pass)
-                + self.get_submodule("state_space")(y, forward_pass)
+                + self.get_submodule("self_attn")(normed, forward_pass)
+                + self.get_submodule("state_space")(normed, forward_pass)
             )
             return x + self.get_submodule("mlp")(self.mlp_pre_norm(x), forward_pass)
 

@@ -67,20 +67,22 @@ class HyperLayer(PreNormLayer):
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         """Records the layer. x: all residual streams."""
-        for name, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
-            sublayer_input, output_weights, mixed_streams = self._connect_sublayer(recorder, f"{name}_connection", x)
+        for sublayer, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
+            sublayer_input, output_weights, mixed_streams = self._connect_sublayer(
+                recorder, f"{sublayer}_connection", x
+            )
             recorder.hold(read=sublayer_input, written=output_weights, mixed=mixed_streams)
-            y = self._record_sublayer(recorder, name, component, sublayer_input)
-            recorder.hold(y=y)
-            x = recorder.add(recorder.mul(output_weights, y, axes=x.axes), mixed_streams)
+            sublayer_output = self._record_sublayer(recorder, sublayer, component, sublayer_input)
+            recorder.hold(y=sublayer_output)
+            x = recorder.add(recorder.mul(output_weights, sublayer_output, axes=x.axes), mixed_streams)
             recorder.hold(x=x)
         return x
 
-    def _connect_sublayer(self, recorder: Flow, name: str, x: Value) -> tuple[Value, Value, Value]:
+    def _connect_sublayer(self, recorder: Flow, sublayer: str, x: Value) -> tuple[Value, Value, Value]:
         """Returns the sublayer's input, the weights that add the output to the streams, and the mixed streams."""
         streams, hidden = x.axes
         mixing_axes = () if self.hc_sinkhorn_iters is None else ((streams, Axis("mixed", streams.size)),)
-        with recorder.scope(name, kind="residual"):
+        with recorder.scope(sublayer, kind="residual"):
             read_logits, write_logits, *matrix = _connection_weights(
                 recorder, x, JoinedShapes(((streams,), (streams,), *mixing_axes))
             )
@@ -134,11 +136,13 @@ class HyperStreams(CopiedStreams):
         return hyper_classes()["streams"](self.hc_mult, model_properties.hidden_size, self.merge)
 
 
-def _connection_weights(recorder: Flow, x: Value, out: JoinedShapes) -> tuple[Value, ...]:
+def _connection_weights(recorder: Flow, x: Value, output_axes: JoinedShapes) -> tuple[Value, ...]:
     """Records one projection of all streams and splits the result; each part has a scale and offsets."""
-    raw_weights = recorder.linear("map", recorder.normalized(x, STREAM_NORM), out)
-    weight_parts = tuple(Value(x.rows, component) for component in out.parts)
-    recorder.record("core", "offsets", (raw_weights,), weight_parts, ops.StreamOffsets(out.size, len(out.parts)))
+    raw_weights = recorder.linear("map", recorder.normalized(x, STREAM_NORM), output_axes)
+    weight_parts = tuple(Value(x.rows, component) for component in output_axes.parts)
+    recorder.record(
+        "core", "offsets", (raw_weights,), weight_parts, ops.StreamOffsets(output_axes.size, len(output_axes.parts))
+    )
     return weight_parts
 
 
@@ -153,7 +157,7 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
     import torch
     from torch import nn
 
-    class Offsets(nn.Module):
+    class WeightOffsets(nn.Module):
         """Scales and offsets the mixing weights of a token; each kind of weight has a separate scale and offset."""
 
         def __init__(self, *part_sizes: int) -> None:
@@ -169,39 +173,46 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
                 for weight, scale, offset in zip(weight_parts, self.scale.unbind(), offsets, strict=True)
             )
 
-    def weightless_norm(width: int) -> nn.Module:
+    def weightless_norm(streams_width: int) -> nn.Module:
         """Builds the norm, without learned weights, over all streams of a token together."""
-        return norm_reference(Norm(type="rmsnorm", weight=False, eps=1e-6), width)
+        return norm_reference(Norm(type="rmsnorm", weight=False, eps=1e-6), streams_width)
 
-    class Mix(nn.Module):
+    class StreamMixing(nn.Module):
         """Mixes streams. matrix: [.., in, out], streams: [.., in, hidden] → [.., out, hidden]."""
 
         def forward(self, matrix: Tensor, streams: Tensor) -> Tensor:
             return matrix.transpose(-1, -2) @ streams
 
-    class Connection(nn.Module):
+    class HyperConnection(nn.Module):
         """The hyper-connection of one sublayer. streams → (sublayer input, output weights, mixed streams)."""
 
         def __init__(self, spec: HyperLayer, hidden: int) -> None:
             super().__init__()
-            self.spec, n = spec, spec.hc_mult
-            part_sizes = [n, n] if spec.hc_sinkhorn_iters is None else [n, n, n * n]
-            self.stream_norm, self.map = weightless_norm(n * hidden), nn.Linear(n * hidden, sum(part_sizes), bias=False)
-            self.offsets = Offsets(*part_sizes)
-            self.mix = None if spec.hc_sinkhorn_iters is None else Mix()
+            self.spec, stream_count = spec, spec.hc_mult
+            part_sizes = (
+                [stream_count, stream_count]
+                if spec.hc_sinkhorn_iters is None
+                else [stream_count, stream_count, stream_count * stream_count]
+            )
+            self.stream_norm, self.map = (
+                weightless_norm(stream_count * hidden),
+                nn.Linear(stream_count * hidden, sum(part_sizes), bias=False),
+            )
+            self.offsets = WeightOffsets(*part_sizes)
+            self.mix = None if spec.hc_sinkhorn_iters is None else StreamMixing()
 
         def read_weights(self, new_weights: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Returns the weights with which a sublayer reads the streams."""
             return new_weights
 
         def forward(self, streams: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor, Tensor]:
-            n, eps = self.spec.hc_mult, self.spec.hc_eps
+            stream_count, eps = self.spec.hc_mult, self.spec.hc_eps
             read_logits, write_logits, *mix_logits = self.offsets(self.map(self.stream_norm(streams.flatten(2))))
             weighted_sum = (self.read_weights(read_logits.sigmoid() + eps, forward_pass)[..., None] * streams).sum(2)
             write_weights = self.spec.hc_magnitude * write_logits.sigmoid()
             if self.mix is None or self.spec.hc_sinkhorn_iters is None:
                 return weighted_sum, write_weights + eps, streams
-            matrix = mix_logits[0].unflatten(-1, (n, n)).softmax(-1) + eps
+            matrix = mix_logits[0].unflatten(-1, (stream_count, stream_count)).softmax(-1) + eps
             matrix = matrix / (matrix.sum(-2, keepdim=True) + eps)
             for _ in range(self.spec.hc_sinkhorn_iters - 1):
                 matrix = matrix / (matrix.sum(-1, keepdim=True) + eps)
@@ -211,27 +222,30 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
     class HyperLayerReference(pre_norm_class()):  # type: ignore[misc]
         """The layer with hyper-connections. x: [batch, tokens, streams, hidden] → same shape."""
 
-        connection = Connection
+        connection = HyperConnection
 
         def __init__(self, spec: HyperLayer, model_properties: ModelProperties) -> None:
             super().__init__(spec, model_properties)
-            for name in ("self_attn", "mlp"):
-                self.add_module(f"{name}_connection", self.connection(spec, model_properties.hidden_size))
+            for sublayer in ("self_attn", "mlp"):
+                self.add_module(f"{sublayer}_connection", self.connection(spec, model_properties.hidden_size))
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            for name in ("self_attn", "mlp"):
-                sublayer_input, output_weights, mixed_streams = self.get_submodule(f"{name}_connection")(
+            for sublayer in ("self_attn", "mlp"):
+                sublayer_input, output_weights, mixed_streams = self.get_submodule(f"{sublayer}_connection")(
                     x, forward_pass
                 )
-                y = self._sublayer_output(name, sublayer_input, forward_pass)
-                x = output_weights[..., None] * y[:, :, None] + mixed_streams
+                sublayer_output = self._sublayer_output(sublayer, sublayer_input, forward_pass)
+                x = output_weights[..., None] * sublayer_output[:, :, None] + mixed_streams
             return x
 
     class HeadReference(nn.Module):
-        def __init__(self, n: int, hidden: int) -> None:
+        def __init__(self, stream_count: int, hidden: int) -> None:
             super().__init__()
-            self.stream_norm, self.map = weightless_norm(n * hidden), nn.Linear(n * hidden, n, bias=False)
-            self.offsets = Offsets(n)
+            self.stream_norm, self.map = (
+                weightless_norm(stream_count * hidden),
+                nn.Linear(stream_count * hidden, stream_count, bias=False),
+            )
+            self.offsets = WeightOffsets(stream_count)
 
         def forward(self, streams: Tensor) -> Tensor:
             (raw_weights,) = self.offsets(self.map(self.stream_norm(streams.flatten(2))))
@@ -241,11 +255,11 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
     class StreamsReference(copied_streams_class()):  # type: ignore[misc]
         """Copies one residual stream into n streams, and sums the n streams into one after the layers."""
 
-        def __init__(self, n: int, hidden: int, merge: str) -> None:
-            super().__init__(n)
-            self.hyper_streams = None if merge == "mean" else HeadReference(n, hidden)
+        def __init__(self, stream_count: int, hidden: int, merge_kind: str) -> None:
+            super().__init__(stream_count)
+            self.hyper_streams = None if merge_kind == "mean" else HeadReference(stream_count, hidden)
 
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             return x.mean(2) if self.hyper_streams is None else self.hyper_streams(x)
 
-    return {"layer": HyperLayerReference, "streams": StreamsReference, "connection": Connection}
+    return {"layer": HyperLayerReference, "streams": StreamsReference, "connection": HyperConnection}

@@ -31,16 +31,18 @@ class InitialStatesLayer(PreNormLayer):
     type: Literal["initial_states"] = "initial_states"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        start: Value = recorder.memo.get("embedded", x)  # x itself where the layer is recorded alone
+        initial_x: Value = recorder.memo.get("embedded", x)  # x itself where the layer is recorded alone
         one_channel = (Axis("one", 1),)
-        share, start_share = recorder.split(recorder.vector("lambdas", Axis("mixed", 2)), one_channel, one_channel)
+        x_share, start_share = recorder.split(recorder.vector("lambdas", Axis("mixed", 2)), one_channel, one_channel)
         recorder.hold(x=x)
-        mixed_states = recorder.add(recorder.mul(x, share, axes=x.axes), recorder.mul(start, start_share, axes=x.axes))
-        y = self._record_sublayer(recorder, "self_attn", self.attention, mixed_states)
-        x = recorder.add(x, recorder.dropout(y, "attention_output", ends_sublayer=True))
+        mixed_states = recorder.add(
+            recorder.mul(x, x_share, axes=x.axes), recorder.mul(initial_x, start_share, axes=x.axes)
+        )
+        sublayer_output = self._record_sublayer(recorder, "self_attn", self.attention, mixed_states)
+        x = recorder.add(x, recorder.dropout(sublayer_output, "attention_output", ends_sublayer=True))
         recorder.hold(x=x)
-        y = self._record_sublayer(recorder, "mlp", self.feed_forward, x)
-        return recorder.add(x, recorder.dropout(y, "feed_forward", ends_sublayer=True))
+        sublayer_output = self._record_sublayer(recorder, "mlp", self.feed_forward, x)
+        return recorder.add(x, recorder.dropout(sublayer_output, "feed_forward", ends_sublayer=True))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
@@ -63,8 +65,8 @@ def _reference_class() -> type[nn.Module]:
             self.lambdas = vector(torch.tensor([1.0, 0.0]))
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            start = x if forward_pass.embedded is None else forward_pass.embedded
-            mixed_states = self.lambdas.weight[0] * x + self.lambdas.weight[1] * start
+            initial_x = x if forward_pass.embedded is None else forward_pass.embedded
+            mixed_states = self.lambdas.weight[0] * x + self.lambdas.weight[1] * initial_x
             x = x + self._sublayer_output("self_attn", mixed_states, forward_pass)
             return x + self._sublayer_output("mlp", x, forward_pass)
 

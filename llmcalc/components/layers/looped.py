@@ -81,26 +81,28 @@ class LoopedAttention(GroupedQueryMixer):
         k = recorder.rope(self._project(recorder, "k_proj", x, role, kv_heads, dim), self.position)
         v = self._project(recorder, "v_proj", x, role, kv_heads, dim)
         if is_second:
-            y = self._mixed_attention(recorder, q, k, v)
+            attn_output = self._mixed_attention(recorder, q, k, v)
         else:
             k, v = recorder.cache("cache", "full_attention", k, v)
             recorder.memo[FIRST_LOOP] = k, v
             recorder.mask(q, k, causal=True)
-            y = self._attend(recorder, "core", q, k, v)
-        recorder.hold(out=y)
-        return self._project(recorder, "o_proj", y, role, *x.axes)
+            attn_output = self._attend(recorder, "core", q, k, v)
+        recorder.hold(out=attn_output)
+        return self._project(recorder, "o_proj", attn_output, role, *x.axes)
 
-    def _project(self, recorder: Flow, name: str, x: Value, role: Role, *out: Axis | JoinedShapes) -> Value:
-        with recorder.scope(name, role=role):
-            return recorder.linear("", x, *out, bias=self.attention_bias)
+    def _project(
+        self, recorder: Flow, projection: str, x: Value, role: Role, *output_axes: Axis | JoinedShapes
+    ) -> Value:
+        with recorder.scope(projection, role=role):
+            return recorder.linear("", x, *output_axes, bias=self.attention_bias)
 
-    def _attend(self, recorder: Flow, name: str, q: Value, k: Value, v: Value, window: int | None = None) -> Value:
+    def _attend(self, recorder: Flow, core_name: str, q: Value, k: Value, v: Value, window: int | None = None) -> Value:
         heads = q.axes[0]
         recorder.hold(q=q, k=k, v=v)
         assert isinstance(heads, Axis)
         k, v = recorder.repeat(k, heads), recorder.repeat(v, heads)
         recorder.hold(k=k, v=v)
-        return recorder.attention(name, q, k, v, causal=True, window=window)
+        return recorder.attention(core_name, q, k, v, causal=True, window=window)
 
     def _mixed_attention(self, recorder: Flow, q: Value, k: Value, v: Value) -> Value:
         """Records the second loop's attention to both loops' keys, and the gate between the results."""
@@ -158,12 +160,14 @@ class LoopedLayer(PreNormLayer):
         assert isinstance(self.attention, LoopedAttention)
         assert isinstance(self.feed_forward, FeedForward)
         recorder.hold(x=x)
-        y = recorder.part("self_attn_pre_norm", self.norm, x, role=role)
-        y = recorder.part("self_attn", self.attention, y, is_second=is_second)
-        x = recorder.add(x, recorder.dropout(y, "attention_output"))
+        residual_branch = recorder.part("self_attn_pre_norm", self.norm, x, role=role)
+        residual_branch = recorder.part("self_attn", self.attention, residual_branch, is_second=is_second)
+        x = recorder.add(x, recorder.dropout(residual_branch, "attention_output"))
         recorder.hold(x=x)
-        y = recorder.part("mlp_pre_norm", self.norm, x, role=role)
-        return recorder.add(x, recorder.dropout(recorder.part("mlp", self.feed_forward, y, role=role), "feed_forward"))
+        residual_branch = recorder.part("mlp_pre_norm", self.norm, x, role=role)
+        return recorder.add(
+            x, recorder.dropout(recorder.part("mlp", self.feed_forward, residual_branch, role=role), "feed_forward")
+        )
 
     def describe(self, hidden_size: int) -> str:
         return self.attention.describe(hidden_size)
@@ -188,7 +192,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.core, self.cache = softmax_core_class()(), cache_class()()
             self.first_loop: list[nn.Module] = []
 
-        def become_second_loop(self, first_attention: LoopedAttentionReference) -> None:
+        def turn_into_second_loop(self, first_attention: LoopedAttentionReference) -> None:
             """Turns this attention into the second loop's attention."""
             self.first_loop = [first_attention]  # a list, so that it is not registered as a submodule
             self.loop_gate = group_map_class()(self.spec.num_attention_heads, self.spec.head_dim, 1)
@@ -213,13 +217,13 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 first_k, first_v = forward_pass.memo[self.first_loop[0]]
                 global_output = self._attend(self.global_core, q, first_k, first_v, forward_pass, None)
                 k, v = self.loop_cache(forward_pass, k, v)
-                out = gate * global_output + (1 - gate) * self._attend(
+                attn_output = gate * global_output + (1 - gate) * self._attend(
                     self.core, q, k, v, forward_pass, spec.loop_window_size
                 )
             else:
                 k, v = forward_pass.memo[self] = self.cache(forward_pass, k, v)
-                out = self._attend(self.core, q, k, v, forward_pass, None)
-            return self.o_proj(out.transpose(1, 2).flatten(2))
+                attn_output = self._attend(self.core, q, k, v, forward_pass, None)
+            return self.o_proj(attn_output.transpose(1, 2).flatten(2))
 
     class LoopedReference(pre_norm_class()):  # type: ignore[misc]
         """One loop of the layer. x: [batch, tokens, hidden] → same shape."""
@@ -232,7 +236,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 return
             share_tensors(first_layer, self)
             attention: Any = self.self_attn
-            attention.become_second_loop(first_layer.self_attn)
+            attention.turn_into_second_loop(first_layer.self_attn)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             x = x + self._sublayer_output("self_attn", x, forward_pass)

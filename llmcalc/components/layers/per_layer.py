@@ -89,15 +89,15 @@ class PerLayerGate(Part):
 
     def flow(self, recorder: Flow, x: Value, norm: Norm) -> Value:
         """Returns the term to add to x. norm: the layer's norm of the term."""
-        width = Axis("per_layer", self.hidden_size_per_layer_input)
-        gate = recorder.act(recorder.linear("gate", x, width), self.hidden_act)
-        placeholder = Value(x.rows, (width,), fixed=True)  # for a gate that is recorded without its stack
+        vector_axis = Axis("per_layer", self.hidden_size_per_layer_input)
+        gate = recorder.act(recorder.linear("gate", x, vector_axis), self.hidden_act)
+        placeholder = Value(x.rows, (vector_axis,), fixed=True)  # for a gate that is recorded without its stack
         vectors: Value = recorder.memo.get(
             "per_layer_embedding", placeholder
         )  # of all layers; each layer reads its own
-        y = recorder.mul(gate, recorder.take(vectors, width))
-        recorder.hold(y=y)
-        return recorder.part("norm", norm, recorder.linear("projection", y, *x.axes))
+        gated = recorder.mul(gate, recorder.take(vectors, vector_axis))
+        recorder.hold(y=gated)
+        return recorder.part("norm", norm, recorder.linear("projection", gated, *x.axes))
 
     def reference(self, model_properties: ModelProperties, norm: Norm) -> nn.Module:
         return _reference_classes()["gate"](self, model_properties, norm)
@@ -107,7 +107,7 @@ class PerLayerGate(Part):
 def _reference_classes() -> dict[str, type[nn.Module]]:
     from torch import nn
 
-    class Table(nn.Module):
+    class PerLayerTable(nn.Module):
         """Computes the per-layer embedding vectors of all layers.
 
         x: token embeddings [batch, tokens, hidden] → vectors [batch, tokens, layers, width].
@@ -136,7 +136,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             )
             return vectors * 2**-0.5
 
-    class Gate(nn.Module):
+    class VectorGate(nn.Module):
         """Gates the per-layer vector of one layer. x: [batch, tokens, hidden] → the term added to x."""
 
         def __init__(self, spec: PerLayerGate, model_properties: ModelProperties, norm: Norm) -> None:
@@ -151,4 +151,4 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             gated = activate(self.act, self.gate(x)) * forward_pass.per_layer[:, :, forward_pass.layer]
             return self.norm(self.projection(gated))
 
-    return {"table": Table, "gate": Gate}
+    return {"table": PerLayerTable, "gate": VectorGate}

@@ -39,17 +39,17 @@ class ResidualGateLayer(WholeLayer):
     norm_placement: Literal["sandwich"] = "sandwich"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        for name, component, output_norm in (
+        for sublayer, component, output_norm in (
             ("self_attn", self.attention, self.attention_output_norm),
             ("mlp", self.feed_forward, self.feed_forward_output_norm),
         ):
-            y = self._record_sublayer(recorder, name, component, x)
-            recorder.hold(x=x, y=y)
-            y = recorder.part(f"{name}_post_norm", output_norm, y)
-            recorder.hold(y=y)
-            with recorder.scope(f"{name}_residual_gate", kind="residual"):
+            sublayer_output = self._record_sublayer(recorder, sublayer, component, x)
+            recorder.hold(x=x, y=sublayer_output)
+            sublayer_output = recorder.part(f"{sublayer}_post_norm", output_norm, sublayer_output)
+            recorder.hold(y=sublayer_output)
+            with recorder.scope(f"{sublayer}_residual_gate", kind="residual"):
                 gate_weight = recorder.act(recorder.vector("", *x.axes), "sigmoid")
-                x = recorder.add(recorder.mul(x, gate_weight), recorder.mul(y, gate_weight))
+                x = recorder.add(recorder.mul(x, gate_weight), recorder.mul(sublayer_output, gate_weight))
             recorder.hold(x=x)
         return x
 
@@ -58,8 +58,8 @@ class ResidualGateLayer(WholeLayer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        weightless, weighted = Norm(type="rmsnorm", weight=False), Norm(type="rmsnorm")
-        layer = cls(**small_sublayers(), attention_output_norm=weightless, feed_forward_output_norm=weighted)
+        weightless_norm, weighted_norm = Norm(type="rmsnorm", weight=False), Norm(type="rmsnorm")
+        layer = cls(**small_sublayers(), attention_output_norm=weightless_norm, feed_forward_output_norm=weighted_norm)
         return [layer, layer.model_copy(update={"attention_output_norm": Norm(type="layernorm")})]
 
 
@@ -72,18 +72,18 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: ResidualGateLayer, model_properties: ModelProperties) -> None:
             super().__init__(spec, model_properties)
-            for name, norm in (("self_attn", spec.attention_output_norm), ("mlp", spec.feed_forward_output_norm)):
-                self.add_module(f"{name}_post_norm", norm.reference(model_properties))
-                self.add_module(f"{name}_residual_gate", vector(torch.zeros(model_properties.hidden_size)))
+            for sublayer, norm in (("self_attn", spec.attention_output_norm), ("mlp", spec.feed_forward_output_norm)):
+                self.add_module(f"{sublayer}_post_norm", norm.reference(model_properties))
+                self.add_module(f"{sublayer}_residual_gate", vector(torch.zeros(model_properties.hidden_size)))
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            for name in ("self_attn", "mlp"):
-                y = self._sublayer_output(name, x, forward_pass)
-                y = self.get_submodule(f"{name}_post_norm")(y)
-                gate: Any = self.get_submodule(f"{name}_residual_gate")
+            for sublayer in ("self_attn", "mlp"):
+                sublayer_output = self._sublayer_output(sublayer, x, forward_pass)
+                sublayer_output = self.get_submodule(f"{sublayer}_post_norm")(sublayer_output)
+                gate: Any = self.get_submodule(f"{sublayer}_residual_gate")
                 gate_weight = torch.sigmoid(gate.weight)
                 residual_share = torch.sqrt((1 - gate_weight) * (1 + gate_weight))
-                x = residual_share * x + gate_weight * y
+                x = residual_share * x + gate_weight * sublayer_output
             return x
 
     return ResidualGateReference

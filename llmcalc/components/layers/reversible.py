@@ -64,7 +64,7 @@ class ReversibleStreams(ResidualStreams):
 
 
 class ReversibleLayer(PreNormLayer):
-    """Attention of the second stream is added to the first one, and the network of the first one to the second."""
+    """A layer that adds attention of the second stream to the first, and a network of the first to the second."""
 
     formula_source: ClassVar[str] = "Kitaev et al. 2020, §3"
     plain: ClassVar[bool] = False
@@ -79,10 +79,14 @@ class ReversibleLayer(PreNormLayer):
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         hidden: Axis = recorder.memo["hidden"][0]
-        first, second = recorder.split(x, (hidden,), (hidden,))
-        first = recorder.add(first, self._record_sublayer(recorder, "self_attn", self.attention, second))
-        second = recorder.add(second, self._record_sublayer(recorder, "mlp", self.feed_forward, first))
-        return recorder.cat(first, second, axes=x.axes)
+        first_stream, second_stream = recorder.split(x, (hidden,), (hidden,))
+        first_stream = recorder.add(
+            first_stream, self._record_sublayer(recorder, "self_attn", self.attention, second_stream)
+        )
+        second_stream = recorder.add(
+            second_stream, self._record_sublayer(recorder, "mlp", self.feed_forward, first_stream)
+        )
+        return recorder.cat(first_stream, second_stream, axes=x.axes)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["layer"](self, model_properties)
@@ -102,8 +106,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     from torch import nn
 
     class StreamsReference(nn.Module):
-        """Two streams of padded tokens. [batch, tokens, hidden] → [batch, padded tokens, 2 · hidden] → [batch, tokens,
-        2 · hidden].
+        """The split of padded tokens into two residual streams, and the merge of the streams.
+
+        [batch, tokens, hidden] → [batch, padded tokens, 2 · hidden] → [batch, tokens, 2 · hidden].
         """
 
         def __init__(self, spec: ReversibleStreams, hidden: int) -> None:
@@ -124,8 +129,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         """A reversible layer. x: [batch, tokens, 2 · hidden] → same shape."""
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            first, second = x.chunk(2, -1)
-            first = first + self._sublayer_output("self_attn", second, forward_pass)
-            return torch.cat([first, second + self._sublayer_output("mlp", first, forward_pass)], -1)
+            first_stream, second_stream = x.chunk(2, -1)
+            first_stream = first_stream + self._sublayer_output("self_attn", second_stream, forward_pass)
+            return torch.cat(
+                [first_stream, second_stream + self._sublayer_output("mlp", first_stream, forward_pass)], -1
+            )
 
     return {"streams": StreamsReference, "layer": LayerReference}

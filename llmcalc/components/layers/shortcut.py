@@ -57,8 +57,14 @@ class ShortcutLayer(PreNormLayer):
     def networks(self) -> list[Any]:
         return [self.feed_forward, self.dense]
 
-    def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
-        return super().scaled(width, heads, widened).model_copy(update={"dense": self.dense.widened(widened)})
+    def scaled(
+        self, hidden_size: int, heads: Callable[[HeadSizes], HeadSizes], scale_width: Callable[[int], Number]
+    ) -> Self:
+        return (
+            super()
+            .scaled(hidden_size, heads, scale_width)
+            .model_copy(update={"dense": self.dense.widened(scale_width)})
+        )
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         x, normed = self._attention_sublayer(recorder, x, 0)
@@ -84,12 +90,12 @@ class ShortcutLayer(PreNormLayer):
         rms = Norm(type="rmsnorm")
         grouped_attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
         dense_network = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
-        corrected_router, identities = LinearRouter(score_correction="buffer"), IdentityExperts(zero_expert_num=3)
+        corrected_router, identity_experts = LinearRouter(score_correction="buffer"), IdentityExperts(zero_expert_num=3)
         narrow_network = FeedForward(intermediate_size=16, hidden_act="silu", gated=True)
         experts = MoE(
             num_experts=5,
             num_experts_per_tok=2,
-            identity_experts=identities,
+            identity_experts=identity_experts,
             expert=narrow_network,
             router=corrected_router,
         )

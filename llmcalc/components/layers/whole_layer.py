@@ -30,16 +30,17 @@ class WholeLayer(Layer):
     @model_validator(mode="after")
     def _check_complete_layer(self) -> Self:
         if isinstance(self.attention, Nothing) or isinstance(self.feed_forward, Nothing) or self.without_norms:
-            kind = type(self).model_fields["type"].default
+            type_name = type(self).model_fields["type"].default
             raise ValueError(
-                f"attention, feed_forward, without_norms: {'an' if kind[0] in 'aeiou' else 'a'} '{kind}' layer has "
+                "attention, feed_forward, without_norms: "
+                f"{'an' if type_name[0] in 'aeiou' else 'a'} '{type_name}' layer has "
                 "both, with all of its norms"
             )
         return self
 
-    def _record_sublayer(self, recorder: Flow, name: str, component: Any, x: Value) -> Value:
+    def _record_sublayer(self, recorder: Flow, sublayer: str, component: Any, x: Value) -> Value:
         """Records the preceding norm and the sublayer, and returns the output."""
-        return recorder.part(name, component, recorder.part(f"{name}_pre_norm", self.norm, x))
+        return recorder.part(sublayer, component, recorder.part(f"{sublayer}_pre_norm", self.norm, x))
 
 
 class PreNormLayer(WholeLayer):
@@ -67,12 +68,12 @@ def pre_norm_class() -> Any:
 
         def __init__(self, spec: Layer, model_properties: ModelProperties) -> None:
             super().__init__()
-            for name, component in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
-                self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
-                self.add_module(name, component.reference(model_properties))
+            for sublayer, component in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
+                self.add_module(f"{sublayer}_pre_norm", spec.norm.reference(model_properties))
+                self.add_module(sublayer, component.reference(model_properties))
 
-        def _sublayer_output(self, name: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+        def _sublayer_output(self, sublayer: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Returns the output of a sublayer with a preceding norm."""
-            return self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(x), forward_pass)
+            return self.get_submodule(sublayer)(self.get_submodule(f"{sublayer}_pre_norm")(x), forward_pass)
 
     return PreNormReference

@@ -98,17 +98,17 @@ class SharedBlock(Part):
         other_adapters: number and role of other layers' adapters that are stored in the block.
         """
 
-        def adapter(adapter_input: Value, out: Shape) -> Value:
-            return self._adapter_output(recorder, adapter_input, out, other_adapters)
+        def adapter(adapter_input: Value, output_axes: Shape) -> Value:
+            return self._adapter_output(recorder, adapter_input, output_axes, other_adapters)
 
         recorder.hold(x=x)
         normed = recorder.part("self_attn_pre_norm", norm, x)
         attention_adapter = adapter if self.attention_adapters else None
-        y = recorder.part("self_attn", self.attention, normed, out=out, adapter=attention_adapter)
-        recorder.hold(y=y)
-        y = recorder.part("mlp_pre_norm", norm, y)
+        attn_output = recorder.part("self_attn", self.attention, normed, out=out, adapter=attention_adapter)
+        recorder.hold(y=attn_output)
+        attn_output = recorder.part("mlp_pre_norm", norm, attn_output)
         with recorder.scope("mlp", kind=self.feed_forward.kind, source=self.feed_forward.formula_source):
-            return self._network_output(recorder, y, None if self.adapter_rank is None else adapter)
+            return self._network_output(recorder, attn_output, None if self.adapter_rank is None else adapter)
 
     def _network_output(self, recorder: Flow, x: Value, adapter: Adapter | None) -> Value:
         """Returns the output of the feed-forward network, optionally with an adapter on its gate and up projections."""
@@ -121,26 +121,28 @@ class SharedBlock(Part):
             recorder.hold(to_gate=gate_addition)
             gate, up_projection = recorder.add(gate, gate_addition), recorder.add(up_projection, up_addition)
             recorder.hold(gate=gate, up=up_projection)
-        y = recorder.mul(recorder.act(gate, network.hidden_act), up_projection)
-        return recorder.linear("down_proj", y, *x.axes, bias=network.down_bias)
+        gated = recorder.mul(recorder.act(gate, network.hidden_act), up_projection)
+        return recorder.linear("down_proj", gated, *x.axes, bias=network.down_bias)
 
-    def _adapter_output(self, recorder: Flow, x: Value, out: Shape, other_adapters: Others | None) -> Value:
+    def _adapter_output(self, recorder: Flow, x: Value, output_axes: Shape, other_adapters: Others | None) -> Value:
         """Records the running layer's adapter as operations, and the adapters of other layers as parameters only."""
 
         def record_projections() -> Value:
-            return recorder.linear("up", recorder.linear("down", x, Axis("rank", self.adapter_rank)), *out)
+            return recorder.linear("up", recorder.linear("down", x, Axis("rank", self.adapter_rank)), *output_axes)
 
         node_fields: dict[str, Any] = {"kind": "adapter", "source": "Glorioso et al. 2024 (Zamba 2), §2"}
         with recorder.scope("adapters", indices=range(1), **node_fields) as adapters_scope:
             adapters_scope.per_layer = True
-            y = record_projections()
+            adapter_output = record_projections()
         if other_adapters is not None:
             adapter_count, role = other_adapters
-            indices = range(1, adapter_count + 1) if isinstance(adapter_count, int) else None
-            with recorder.scope("adapters", repeat=adapter_count, indices=indices, role=role, **node_fields) as others:
-                others.per_layer = role == "kept"  # the layers that run them create them
+            adapter_indices = range(1, adapter_count + 1) if isinstance(adapter_count, int) else None
+            with recorder.scope(
+                "adapters", repeat=adapter_count, indices=adapter_indices, role=role, **node_fields
+            ) as adapter_positions:
+                adapter_positions.per_layer = role == "kept"  # the layers that run them create them
                 record_projections()
-        return y
+        return adapter_output
 
 
 class ZambaLayer(Layer):
@@ -170,25 +172,27 @@ class ZambaLayer(Layer):
             )
         return self
 
-    def with_mixers(self, change: Callable[[TokenMixer, int], TokenMixer], width: int) -> Self:
-        attention = change(self.transformer.attention, 2 * width)
+    def with_mixers(self, replace_mixer: Callable[[TokenMixer, int], TokenMixer], hidden_size: int) -> Self:
+        attention = replace_mixer(self.transformer.attention, 2 * hidden_size)
         changed_block = self.model_copy(
             update={"transformer": self.transformer.model_copy(update={"attention": attention})}
         )
-        return super(ZambaLayer, changed_block).with_mixers(change, width)
+        return super(ZambaLayer, changed_block).with_mixers(replace_mixer, hidden_size)
 
-    def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
+    def scaled(
+        self, hidden_size: int, heads: Callable[[HeadSizes], HeadSizes], scale_width: Callable[[int], Number]
+    ) -> Self:
         raise Unscalable(f"layers that share a block have no rule for its sizes at another width; {SCALABLE}")
 
-    def check_shared(self, name: str) -> None:
+    def check_shared(self, layer_name: str) -> None:
         if self.transformer.idle_adapters:
             raise ValueError(
-                f"shared_layers: the layers called '{name}' share a block; idle_adapters stand only in blocks "
+                f"shared_layers: the layers called '{layer_name}' share a block; idle_adapters stand only in blocks "
                 "that no layer shares"
             )
 
-    def mixers(self, width: int) -> list[tuple[str, Any, int]]:
-        return [("transformer.attention", self.transformer.attention, 2 * width), *super().mixers(width)]
+    def mixers(self, hidden_size: int) -> list[tuple[str, Any, int]]:
+        return [("transformer.attention", self.transformer.attention, 2 * hidden_size), *super().mixers(hidden_size)]
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         other_adapters: Others | None = None
@@ -199,7 +203,7 @@ class ZambaLayer(Layer):
         role: Role = "own" if sharing is None or sharing.is_first else "shared"
         embedded: Value = recorder.memo.get("embedded", x)  # x itself in the first layer
         block_input = recorder.cat(x, embedded, axes=(JoinedShapes((x.axes, embedded.axes)),))
-        y = recorder.part(
+        block_output = recorder.part(
             "transformer",
             self.transformer,
             block_input,
@@ -208,9 +212,9 @@ class ZambaLayer(Layer):
             other_adapters=other_adapters,
             role=role,
         )
-        y = recorder.linear("linear", y, *x.axes, kind="attention")
-        recorder.hold(added=y)
-        normed = recorder.part("mixer_pre_norm", self.norm, recorder.add(x, y))
+        block_output = recorder.linear("linear", block_output, *x.axes, kind="attention")
+        recorder.hold(added=block_output)
+        normed = recorder.part("mixer_pre_norm", self.norm, recorder.add(x, block_output))
         return recorder.add(x, recorder.part("mixer", self.attention, normed))
 
     def describe(self, hidden_size: int) -> str:
@@ -260,8 +264,8 @@ def _reference_class() -> type[nn.Module]:
         """Builds the running adapter of this layer, and unused adapters of the other layers."""
         return nn.ModuleList(Adapter(n_in, spec.adapter_rank or 0, n_out) for _ in range(1 + spec.idle_adapters))
 
-    class Adapted(nn.Linear):
-        """A linear layer with the adapter of the running layer; adapters of other layers are only stored."""
+    class AdaptedLinear(nn.Linear):
+        """A linear layer with the adapter of the running layer, which also stores the adapters of other layers."""
 
         def __init__(self, n_in: int, n_out: int, spec: SharedBlock, bias: bool) -> None:
             super().__init__(n_in, n_out, bias=bias)
@@ -274,8 +278,8 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: SharedBlock, model_properties: ModelProperties) -> None:
             super().__init__()
             self.act = spec.feed_forward.hidden_act
-            for name, child in spec.feed_forward.reference(model_properties).named_children():
-                self.add_module(name, child)
+            for child_name, child in spec.feed_forward.reference(model_properties).named_children():
+                self.add_module(child_name, child)
             if spec.adapter_rank is not None:
                 self.adapters = build_adapters(
                     spec, model_properties.hidden_size, 2 * spec.feed_forward.intermediate_size
@@ -298,17 +302,17 @@ def _reference_class() -> type[nn.Module]:
             self.self_attn_pre_norm = spec.norm.reference(block_context)
             self.mlp_pre_norm = spec.norm.reference(model_properties)
             self.self_attn, self.mlp = block.attention.reference(block_context), Network(block, model_properties)
-            for name in ("q_proj", "k_proj", "v_proj") if block.attention_adapters else ():
-                linear: Any = getattr(self.self_attn, name)
+            for projection in ("q_proj", "k_proj", "v_proj") if block.attention_adapters else ():
+                linear: Any = getattr(self.self_attn, projection)
                 setattr(
                     self.self_attn,
-                    name,
-                    Adapted(linear.in_features, linear.out_features, block, linear.bias is not None),
+                    projection,
+                    AdaptedLinear(linear.in_features, linear.out_features, block, linear.bias is not None),
                 )
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            y = self.self_attn(self.self_attn_pre_norm(x), forward_pass)
-            return self.mlp(self.mlp_pre_norm(y))
+            attn_output = self.self_attn(self.self_attn_pre_norm(x), forward_pass)
+            return self.mlp(self.mlp_pre_norm(attn_output))
 
     class ZambaReference(nn.Module):
         """Zamba's layer. x: [batch, tokens, hidden] → same shape."""
@@ -335,9 +339,9 @@ def _reference_class() -> type[nn.Module]:
                 stored_adapter.down.weight, stored_adapter.up.weight = run_adapter.down.weight, run_adapter.up.weight
                 adapter_list.append(stored_adapter)
             for path, parameter in list(first_layer.transformer.named_parameters()):
-                module_path, _, name = path.rpartition(".")
+                module_path, _, param_name = path.rpartition(".")
                 if "adapters." not in path:
-                    setattr(self.transformer.get_submodule(module_path), name, parameter)
+                    setattr(self.transformer.get_submodule(module_path), param_name, parameter)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             assert forward_pass.embedded is not None

@@ -36,7 +36,7 @@ from ..base import (
     Window,
     check_groups,
 )
-from ..choice import class_at
+from ..choice import component_type
 from ..choices import AnyBlockIndexer
 from ..norm import Norm, norm_reference
 from ..position import Rope, ScorePosition
@@ -51,10 +51,10 @@ if TYPE_CHECKING:
     from .value_convolution import ValueConvolution
     from .value_experts import ValueExperts
 else:
-    QKNorm, QueryFactors = class_at("mixers.qk_norm:QKNorm"), class_at("mixers.query_factors:QueryFactors")
-    OutputGate = class_at("mixers.output_gate:OutputGate")
-    ValueConvolution = class_at("mixers.value_convolution:ValueConvolution")
-    ValueExperts = class_at("mixers.value_experts:ValueExperts")
+    QKNorm, QueryFactors = component_type("mixers.qk_norm:QKNorm"), component_type("mixers.query_factors:QueryFactors")
+    OutputGate = component_type("mixers.output_gate:OutputGate")
+    ValueConvolution = component_type("mixers.value_convolution:ValueConvolution")
+    ValueExperts = component_type("mixers.value_experts:ValueExperts")
 
 
 IdleName: TypeAlias = Annotated[str, Field(pattern=r"^[a-z][a-z_]{0,30}_proj$")]
@@ -208,8 +208,8 @@ class Attention(TokenMixer):
                 score_part.check_attention(self)
         return self
 
-    def head_sizes(self, width: Number) -> HeadSizes:
-        return HeadSizes(*self.sizes(width))
+    def head_sizes(self, hidden_size: Number) -> HeadSizes:
+        return HeadSizes(*self.sizes(hidden_size))
 
     def report_label(self) -> str:
         if self.grid_window is not None:
@@ -247,8 +247,12 @@ class Attention(TokenMixer):
         blocks = None if self.block_indexer is None else self.block_indexer.chosen_tokens
         return tuple(limit for limit in (self.sliding_window, self.attention_chunk_size, blocks) if limit is not None)
 
-    def with_kv_heads(self, kv_heads: int, width: int) -> Self:
-        return self if self.sizes(width)[1] == kv_heads else self.model_copy(update={"num_key_value_heads": kv_heads})
+    def with_kv_heads(self, kv_heads: int, hidden_size: int) -> Self:
+        return (
+            self
+            if self.sizes(hidden_size)[1] == kv_heads
+            else self.model_copy(update={"num_key_value_heads": kv_heads})
+        )
 
     def without_window(self) -> Self:
         return self.model_copy(update={"sliding_window": None, "attention_chunk_size": None})
@@ -322,9 +326,9 @@ class Attention(TokenMixer):
     def borrowing_field(self) -> str:
         return "kv_shared" if self.kv_shared else ""
 
-    def _can_share_with(self, other: Attention) -> bool:
+    def _can_share_with(self, other_layer: Attention) -> bool:
         """Whether this layer can share keys and values with the other layer."""
-        return all(map(same, self.sharing_key_of(), other.sharing_key_of()))
+        return all(map(same, self.sharing_key_of(), other_layer.sharing_key_of()))
 
     def flow(
         self,
@@ -340,14 +344,14 @@ class Attention(TokenMixer):
         adapter: computes a term that is added to the output of each query, key and value projection.
         value_input: the input of the values where it is not that of the keys.
         """
-        a, k, d = self.sizes(x.width)
-        heads, kv_heads, dim = Axis("heads", a), Axis("kv_heads", k), Axis("head_dim", d)
+        num_heads, k, d = self.sizes(x.width)
+        heads, kv_heads, dim = Axis("heads", num_heads), Axis("kv_heads", k), Axis("head_dim", d)
         value_axis = dim if self.v_head_dim is None else Axis("v_head_dim", self.v_head_dim)
         query_input = x if self.query_rank is None else self.query_rank.flow(recorder, x)
-        projected = self._projected_heads(recorder, "q_proj", query_input, (heads, dim), self.q_bias, adapter)
-        q = self._normed_and_rotated(recorder, projected, "q_norm", dim)
-        for name in self.idle_projections:
-            with recorder.scope(name, role="idle"):
+        projected = self._project_heads(recorder, "q_proj", query_input, (heads, dim), self.q_bias, adapter)
+        q = self._normalize_and_rotate(recorder, projected, "q_norm", dim)
+        for projection in self.idle_projections:
+            with recorder.scope(projection, role="idle"):
                 recorder.linear("", x, heads, dim, bias=self.q_bias)
         kv_input = x if memory is None else memory
         keys, values = self._keys_and_values(
@@ -380,7 +384,7 @@ class Attention(TokenMixer):
             theta = self.position.rope_theta if isinstance(self.position, Rope) else 10000.0
             keys, values, limits = self.block_indexer.flow(recorder, x, Rope(rope_theta=theta), keys, values)
         cap = self.attn_logit_softcapping
-        y = recorder.attention(
+        attn_output = recorder.attention(
             "core",
             q,
             keys,
@@ -398,39 +402,39 @@ class Attention(TokenMixer):
             bias_in_sdpa=bias is not None and recorder.memo.get("bias_in_sdpa", False),
             **limits,
         )
-        recorder.hold(out=y)
+        recorder.hold(out=attn_output)
         if convolved_values is not None:
-            y = recorder.add(y, convolved_values)
-            recorder.hold(out=y)
+            attn_output = recorder.add(attn_output, convolved_values)
+            recorder.hold(out=attn_output)
         if self.sinks:
             recorder.vector("sinks", heads)
-        y = self._normed_and_gated(recorder, x, y, value_axis)
-        return recorder.linear("o_proj", y, *(x.axes if out is None else out), bias=self.o_bias)
+        attn_output = self._normalize_and_gate(recorder, x, attn_output, value_axis)
+        return recorder.linear("o_proj", attn_output, *(x.axes if out is None else out), bias=self.o_bias)
 
-    def _normed_and_gated(self, recorder: Flow, x: Value, y: Value, value_axis: Axis) -> Value:
+    def _normalize_and_gate(self, recorder: Flow, x: Value, attn_output: Value, value_axis: Axis) -> Value:
         """Returns the output of the heads after the norms and the gate. x: the layer's input."""
         if self.head_norm is not None:
-            y = recorder.norm("head_norm", y, self.head_norm, (value_axis,))
-            recorder.hold(out=y)
+            attn_output = recorder.norm("head_norm", attn_output, self.head_norm, (value_axis,))
+            recorder.hold(out=attn_output)
         if self.output_gate is not None:
-            y = self.output_gate.flow(recorder, x, y)
-            recorder.hold(out=y)
+            attn_output = self.output_gate.flow(recorder, x, attn_output)
+            recorder.hold(out=attn_output)
         if self.sub_norm is not None:
-            concatenated_heads = recorder.flat(y)
+            concatenated_heads = recorder.flat(attn_output)
             recorder.hold(whole=concatenated_heads)
-            y = recorder.part("sub_norm", self.sub_norm, concatenated_heads)
-        return y
+            attn_output = recorder.part("sub_norm", self.sub_norm, concatenated_heads)
+        return attn_output
 
-    def _projected_heads(
-        self, recorder: Flow, name: str, x: Value, out: Shape, bias: bool, adapter: Adapter | None
+    def _project_heads(
+        self, recorder: Flow, projection: str, x: Value, output_axes: Shape, bias: bool, adapter: Adapter | None
     ) -> Value:
         """Returns queries, keys or values, plus the optional adapter's output."""
         if adapter is None:
-            return recorder.linear(name, x, *out, bias=bias, fused=self.fused_qkv)
-        with recorder.scope(name):
-            return recorder.add(recorder.linear("", x, *out, bias=bias), adapter(x, out))
+            return recorder.linear(projection, x, *output_axes, bias=bias, fused=self.fused_qkv)
+        with recorder.scope(projection):
+            return recorder.add(recorder.linear("", x, *output_axes, bias=bias), adapter(x, output_axes))
 
-    def _normed_and_rotated(self, recorder: Flow, x: Value, name: str, dim: Axis) -> Value:
+    def _normalize_and_rotate(self, recorder: Flow, x: Value, norm_name: str, dim: Axis) -> Value:
         """Returns queries or keys after norm and positions, in the spec's order."""
         qk = self.qk_norm
 
@@ -438,7 +442,7 @@ class Attention(TokenMixer):
             assert qk is not None
             normed_axes = v.axes if qk.scope == "projection" else (dim,)
             head_axis = v.axes[0] if qk.scope == "per_head" else None
-            return recorder.norm(name, v, qk.norm, normed_axes, head_axis if isinstance(head_axis, Axis) else None)
+            return recorder.norm(norm_name, v, qk.norm, normed_axes, head_axis if isinstance(head_axis, Axis) else None)
 
         x = normalize_heads(x) if qk is not None and qk.order == "before_rope" else x
         x = recorder.rope(x, self.position) if isinstance(self.position, Rope) else x
@@ -465,20 +469,24 @@ class Attention(TokenMixer):
                 Value(x.rows, (heads, dim), fixed=True),
                 Value(x.rows, (heads, value_axis), fixed=True),
             )
-            shareable = (shared for shared in reversed(computed_keys_and_values) if self._can_share_with(shared[0]))
+            shareable = (
+                lower_layer
+                for lower_layer in reversed(computed_keys_and_values)
+                if self._can_share_with(lower_layer[0])
+            )
             _, keys, values = next(
                 shareable, computed_keys_and_values[-1] if computed_keys_and_values else empty_keys_and_values
             )  # nothing: the layer is recorded alone
             return keys.view(*recorder.rank_part((heads, dim))), values.view(*recorder.rank_part((heads, value_axis)))
         with recorder.function():
-            raw_keys = self._projected_heads(recorder, "k_proj", x, (heads, dim), self.k_bias, adapter)
+            raw_keys = self._project_heads(recorder, "k_proj", x, (heads, dim), self.k_bias, adapter)
             recorder.hold(raw=raw_keys)
-            keys = self._normed_and_rotated(recorder, raw_keys, "k_norm", dim)
+            keys = self._normalize_and_rotate(recorder, raw_keys, "k_norm", dim)
             values = raw_keys
             if not self.attention_k_eq_v:
                 values_input = x if value_input is None else value_input
                 values = (
-                    self._projected_heads(recorder, "v_proj", values_input, (heads, value_axis), self.v_bias, adapter)
+                    self._project_heads(recorder, "v_proj", values_input, (heads, value_axis), self.v_bias, adapter)
                     if self.value_experts is None
                     else recorder.part(
                         "value_experts", self.value_experts, values_input, heads=heads, head_axis=value_axis
@@ -494,8 +502,8 @@ class Attention(TokenMixer):
         if not is_cross_attention:
             computed_keys_and_values.append((self, keys, values))
         if not is_cross_attention and recorder.memo.get("lends"):
-            kind = self.sharing_key_of()
-            recorder.keep(**{f"keys of {kind}": keys, f"values of {kind}": values})
+            sharing_key = self.sharing_key_of()
+            recorder.keep(**{f"keys of {sharing_key}": keys, f"values of {sharing_key}": values})
         return keys, values
 
     def _cache_limit_and_kind(self, is_cross_attention: bool) -> tuple[Number, str]:
@@ -518,11 +526,11 @@ class Attention(TokenMixer):
         return "Shazeer 2019, §3" if single_kv_head else "Ainslie et al. 2023, §2"
 
     def describe(self, hidden_size: int) -> str:
-        a, k, d = self.sizes(hidden_size)
-        name = "MHA" if k == a else "MQA" if k == 1 else "GQA"
+        num_heads, k, d = self.sizes(hidden_size)
+        attention_kind = "MHA" if k == num_heads else "MQA" if k == 1 else "GQA"
         window = f", window {self.sliding_window}" if self.sliding_window else ""
         chunk = f", chunks of {self.attention_chunk_size}" if self.attention_chunk_size else ""
-        return f"{name} {a if k == a else f'{a}/{k}'} × {d}{window}{chunk}"
+        return f"{attention_kind} {num_heads if k == num_heads else f'{num_heads}/{k}'} × {d}{window}{chunk}"
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
@@ -543,41 +551,41 @@ class Attention(TokenMixer):
         rope, half_rope = Rope(), Rope(partial_rotary_factor=0.5)
         token_indexer = TokenIndexer(index_n_heads=3, index_head_dim=8, index_topk=5, rotary_dim=4)
         four_heads = partial(cls, num_attention_heads=4)
-        grouped = partial(cls, num_attention_heads=4, num_key_value_heads=2, position=rope)
+        grouped_query = partial(cls, num_attention_heads=4, num_key_value_heads=2, position=rope)
         few_buckets = LayerBias(relative_attention_num_buckets=8, relative_attention_max_distance=16)
         biased_experts = ValueExperts(num_experts=5, num_experts_per_tok=2, router=LinearRouter(bias=True))
         one_expert = ValueExperts(num_experts=3, num_experts_per_tok=1)
         return [
             four_heads(),
-            grouped(head_dim=16),  # head_dim is not hidden / heads
+            grouped_query(head_dim=16),  # head_dim is not hidden / heads
             four_heads(num_key_value_heads=1, position=Alibi(), q_bias=True, o_bias=True),
             four_heads(k_bias=True, v_bias=True, position=half_rope),
-            grouped(qk_norm=QKNorm(norm=rms)),
-            grouped(qk_norm=QKNorm(norm=layernorm, scope="per_head", order="after_rope")),
-            grouped(num_key_value_heads=1, head_dim=6, qk_norm=QKNorm(norm=rms, scope="projection")),
-            grouped(sliding_window=5, sinks=True),
+            grouped_query(qk_norm=QKNorm(norm=rms)),
+            grouped_query(qk_norm=QKNorm(norm=layernorm, scope="per_head", order="after_rope")),
+            grouped_query(num_key_value_heads=1, head_dim=6, qk_norm=QKNorm(norm=rms, scope="projection")),
+            grouped_query(sliding_window=5, sinks=True),
             four_heads(attention_chunk_size=6, attn_logit_softcapping=30.0),
             four_heads(position=TransformerXL()),
-            grouped(block_indexer=indexer),
+            grouped_query(block_indexer=indexer),
             four_heads(head_dim=8, position=few_buckets),
-            grouped(head_dim=8, output_gate=OutputGate(per="element", bias=True)),
-            grouped(output_gate=OutputGate(per="head")),
+            grouped_query(head_dim=8, output_gate=OutputGate(per="element", bias=True)),
+            grouped_query(output_gate=OutputGate(per="head")),
             four_heads(head_dim=6, output_gate=OutputGate(per="element", bias="head"), position=rope),
-            grouped(head_dim=8, sub_norm=rms),
-            grouped(head_dim=8, head_norm=rms),
-            grouped(num_key_value_heads=1, query_rank=QueryFactors(rank=12)),
-            grouped(head_dim=8, v_head_dim=5, sliding_window=5, output_gate=OutputGate(per="element")),
-            grouped(attention_k_eq_v=True, qk_norm=QKNorm(norm=rms), v_norm=rms),
+            grouped_query(head_dim=8, sub_norm=rms),
+            grouped_query(head_dim=8, head_norm=rms),
+            grouped_query(num_key_value_heads=1, query_rank=QueryFactors(rank=12)),
+            grouped_query(head_dim=8, v_head_dim=5, sliding_window=5, output_gate=OutputGate(per="element")),
+            grouped_query(attention_k_eq_v=True, qk_norm=QKNorm(norm=rms), v_norm=rms),
             four_heads(sinks=True, float32_softmax=False),
-            grouped(float32_softmax=False, fused_qkv=True, position=Rope(concatenated=True)),
-            grouped(float32_scores=True),
+            grouped_query(float32_softmax=False, fused_qkv=True, position=Rope(concatenated=True)),
+            grouped_query(float32_scores=True),
             four_heads(q_bias=True, sliding_window=5, idle_projections=("q_global_proj",)),
-            grouped(head_dim=8, whole_pass=True, position=None),
-            grouped(
+            grouped_query(head_dim=8, whole_pass=True, position=None),
+            grouped_query(
                 head_dim=8, output_gate=OutputGate(per="element", gate_func="softplus"), value_experts=biased_experts
             ),
             four_heads(output_gate=OutputGate(per="head", gate_func="silu"), value_experts=one_expert),
-            grouped(head_dim=8, v_head_dim=5, block_indexer=token_indexer),
+            grouped_query(head_dim=8, v_head_dim=5, block_indexer=token_indexer),
         ]
 
 
@@ -599,15 +607,15 @@ def _reference_class() -> type[nn.Module]:
             self.kv_heads = spec.num_key_value_heads or spec.num_attention_heads
             self.head_dim = spec.head_dim or model_properties.hidden_size // spec.num_attention_heads
             self.value_dim = spec.v_head_dim or self.head_dim
-            width = model_properties.hidden_size
-            kv_width = model_properties.source_size or width if model_properties.cross else width
-            query_width = width
+            hidden = model_properties.hidden_size
+            kv_width = model_properties.source_size or hidden if model_properties.cross else hidden
+            query_width = hidden
             if spec.query_rank is not None:
                 query_width = spec.query_rank.rank
                 self.q_a_proj, self.q_a_norm = spec.query_rank.reference(model_properties)
             self.q_proj = nn.Linear(query_width, self.heads * self.head_dim, bias=spec.q_bias)
-            for name in spec.idle_projections:
-                self.add_module(name, nn.Linear(width, self.heads * self.head_dim, bias=spec.q_bias))
+            for projection in spec.idle_projections:
+                self.add_module(projection, nn.Linear(hidden, self.heads * self.head_dim, bias=spec.q_bias))
             if not spec.kv_shared:
                 self.k_proj = nn.Linear(kv_width, self.kv_heads * self.head_dim, bias=spec.k_bias)
             if spec.value_experts is not None:
@@ -617,7 +625,7 @@ def _reference_class() -> type[nn.Module]:
                     model_properties.value_size or kv_width, self.kv_heads * self.value_dim, bias=spec.v_bias
                 )
             self.o_proj = nn.Linear(
-                self.heads * self.value_dim, model_properties.output_size or width, bias=spec.o_bias
+                self.heads * self.value_dim, model_properties.output_size or hidden, bias=spec.o_bias
             )
             if spec.output_gate is not None:
                 self.gate_proj = spec.output_gate.reference(model_properties, self.heads, self.value_dim)
@@ -665,17 +673,17 @@ def _reference_class() -> type[nn.Module]:
             concatenated_heads = x.transpose(1, 2).flatten(2)
             return norm(concatenated_heads).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
-        def _normed_and_rotated(self, x: Tensor, norm: str, forward_pass: ForwardPass, start: int) -> Tensor:
+        def _normalize_and_rotate(self, x: Tensor, norm: str, forward_pass: ForwardPass, first_position: int) -> Tensor:
             """Returns queries or keys after norm and positions, in the spec's order."""
             norm_order = self.spec.qk_norm.order if self.spec.qk_norm is not None else None
             if norm_order == "before_rope":
                 x = self._normalize(x, getattr(self, norm))
             if isinstance(self.spec.position, Rope):
-                x = self.spec.position.rotated(x, forward_pass, start)
+                x = self.spec.position.rotated(x, forward_pass, first_position)
             return self._normalize(x, getattr(self, norm)) if norm_order == "after_rope" else x
 
-        def _split_heads(self, projected: Tensor, width: int) -> Tensor:
-            return projected.unflatten(-1, (-1, width)).transpose(1, 2)
+        def _split_heads(self, projected: Tensor, head_width: int) -> Tensor:
+            return projected.unflatten(-1, (-1, head_width)).transpose(1, 2)
 
         def _projected_values(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             projected = self.v_proj(x) if self.spec.value_experts is None else self.value_experts(x, forward_pass)
@@ -691,7 +699,7 @@ def _reference_class() -> type[nn.Module]:
                 assert forward_pass.memory is not None, "cross-attention needs the encoder's output or a filled cache"
                 x = forward_pass.memory
             raw_keys = self._split_heads(self.k_proj(x), self.head_dim)
-            k = self._normed_and_rotated(raw_keys, "k_norm", forward_pass, 0 if self.cross else forward_pass.past)
+            k = self._normalize_and_rotate(raw_keys, "k_norm", forward_pass, 0 if self.cross else forward_pass.past)
             v = (
                 raw_keys
                 if self.spec.attention_k_eq_v
@@ -712,7 +720,7 @@ def _reference_class() -> type[nn.Module]:
                 "kv", self.kv_heads, self.head_dim, self.value_dim, spec.sliding_window, spec.attention_chunk_size
             )  # fmt: skip
             if spec.kv_shared and sharing_key not in forward_pass.memo:
-                forward_pass.memo[sharing_key] = self._with_target_keys(x, forward_pass)
+                forward_pass.memo[sharing_key] = self._join_target_keys(x, forward_pass)
             keys_and_values: tuple[Tensor, Tensor] = (
                 forward_pass.memo[sharing_key]
                 if spec.kv_shared
@@ -722,8 +730,8 @@ def _reference_class() -> type[nn.Module]:
                 forward_pass.memo[sharing_key] = keys_and_values
             return keys_and_values
 
-        def _with_target_keys(self, x: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor]:
-            """Returns a target model's cached keys and values (zeros here), concatenated with this pass's."""
+        def _join_target_keys(self, x: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor]:
+            """Returns a target model's cached keys and values (zeros here), followed by those of this pass."""
             limit = self.spec.sliding_window or self.spec.attention_chunk_size
             past = forward_pass.past if limit is None else min(forward_pass.past, limit - 1)
             heads = x.shape[0], self.kv_heads, past + x.shape[1]
@@ -731,7 +739,7 @@ def _reference_class() -> type[nn.Module]:
 
         def _mask_and_bias(self, x: Tensor, k: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor | None]:
             """Returns the mask of keys that each query may attend to, and the bias on the scores."""
-            queries, keys, end, spec = x.shape[1], k.shape[-2], forward_pass.past + x.shape[1], self.spec
+            queries, keys, end_position, spec = x.shape[1], k.shape[-2], forward_pass.past + x.shape[1], self.spec
             mask = attention_mask(
                 forward_pass,
                 x,
@@ -740,7 +748,7 @@ def _reference_class() -> type[nn.Module]:
                 window=spec.sliding_window,
                 chunk=spec.attention_chunk_size,
             )
-            return mask, self._score_bias(forward_pass, end, queries, keys, x.device)
+            return mask, self._score_bias(forward_pass, end_position, queries, keys, x.device)
 
         def _score_bias(
             self, forward_pass: ForwardPass, end: int, queries: int, keys: int, device: Any
@@ -759,27 +767,31 @@ def _reference_class() -> type[nn.Module]:
 
         def compute_shared_bias(self, x: Tensor, forward_pass: ForwardPass) -> None:
             """Computes the bias that all layers of a stack add, before the first layer."""
-            end = forward_pass.past + x.shape[1]
+            end_position = forward_pass.past + x.shape[1]
             if not self.cross:
-                self._score_bias(forward_pass, end, x.shape[1], end, x.device)
+                self._score_bias(forward_pass, end_position, x.shape[1], end_position, x.device)
 
         def _attention_in_squares(
             self, q: Tensor, k: Tensor, v: Tensor, columns: int, square_side: int, cap: float | None
         ) -> Tensor:
             """Returns the output of attention within squares of patches. The patches are ordered row by row."""
             grid = torch.arange(q.shape[2]).unflatten(0, (-1, columns))
-            squares = [square.flatten() for band in grid.split(square_side) for square in band.split(square_side, 1)]
+            squares = [
+                square.flatten() for row_band in grid.split(square_side) for square in row_band.split(square_side, 1)
+            ]
             square_outputs = []
             for patches in squares:
-                index = patches.to(q.device)
-                square_outputs.append(self.core(q[:, :, index], k[:, :, index], v[:, :, index], cap=cap))
+                patch_index = patches.to(q.device)
+                square_outputs.append(
+                    self.core(q[:, :, patch_index], k[:, :, patch_index], v[:, :, patch_index], cap=cap)
+                )
             patch_order = torch.cat(squares).argsort().to(q.device)
             return torch.cat(square_outputs, 2)[:, :, patch_order]
 
         def forward(self, x: Tensor, forward_pass: ForwardPass, value_input: Tensor | None = None) -> Tensor:
             """Computes the attention output. x: the input. value_input: input of the value projection; default x."""
             query_input = self.q_a_norm(self.q_a_proj(x)) if hasattr(self, "q_a_proj") else x
-            q = self._normed_and_rotated(
+            q = self._normalize_and_rotate(
                 self._split_heads(self.q_proj(query_input), self.head_dim), "q_norm", forward_pass, forward_pass.past
             )
             k, v = self._own_or_shared_keys(x, forward_pass, value_input)
@@ -800,14 +812,14 @@ def _reference_class() -> type[nn.Module]:
             cap = self.spec.attn_logit_softcapping
             if self.spec.grid_window is None:
                 formats = {"float32_softmax": self.spec.float32_softmax, "float32_scores": self.spec.float32_scores}
-                out = self.core(q, k, v, mask, bias, cap, sinks, **formats)
+                attn_output = self.core(q, k, v, mask, bias, cap, sinks, **formats)
             else:
-                out = self._attention_in_squares(q, k, v, forward_pass.columns, self.spec.grid_window, cap)
-            out = (out if convolved_values is None else out + convolved_values).transpose(1, 2)
-            out = self.head_norm(out) if hasattr(self, "head_norm") else out
+                attn_output = self._attention_in_squares(q, k, v, forward_pass.columns, self.spec.grid_window, cap)
+            attn_output = (attn_output if convolved_values is None else attn_output + convolved_values).transpose(1, 2)
+            attn_output = self.head_norm(attn_output) if hasattr(self, "head_norm") else attn_output
             if hasattr(self, "gate_proj"):
-                out = out * gate_values(self.gate, self.gate_proj(x)).unflatten(-1, (self.heads, -1))
-            concatenated_heads = out.flatten(2)
+                attn_output = attn_output * gate_values(self.gate, self.gate_proj(x)).unflatten(-1, (self.heads, -1))
+            concatenated_heads = attn_output.flatten(2)
             return self.o_proj(self.sub_norm(concatenated_heads) if hasattr(self, "sub_norm") else concatenated_heads)
 
     return AttentionReference

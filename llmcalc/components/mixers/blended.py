@@ -68,9 +68,9 @@ class BlendedAttention(WindowedMixer):
         recorder.hold(q=q, k=k, v=v)
         k, v = recorder.repeat(k, heads), recorder.repeat(v, heads)
         recorder.hold(k=k, v=v)
-        y = recorder.attention("core", q, k, v, causal=True, window=window)
-        recorder.hold(out=y)
-        return recorder.linear("o_proj", y, *x.axes)
+        attn_output = recorder.attention("core", q, k, v, causal=True, window=window)
+        recorder.hold(out=attn_output)
+        return recorder.linear("o_proj", attn_output, *x.axes)
 
     def _blend(self, recorder: Flow, letter: str, x: Value) -> Value:
         """Records the weighted sum of each row and the previous row. x: the keys or the values."""
@@ -111,11 +111,11 @@ def _reference_class() -> type[nn.Module]:
             self.last_k, self.last_v = state_class()(), state_class()()
             self.core, self.cache = softmax_core_class()(), cache_class()(spec.sliding_window)
 
-        def _blend(self, x: Tensor, weights: Tensor, state: Any, forward_pass: ForwardPass) -> Tensor:
+        def _blend(self, x: Tensor, weights: Tensor, state_module: Any, forward_pass: ForwardPass) -> Tensor:
             """Returns the weighted sums over two tokens. x: [batch, kv_heads, tokens, d] → same shape."""
-            stored = state.load(forward_pass)
-            first_row = torch.zeros_like(x[:, :, :1]) if stored is None else stored[0][:, :, None]
-            state.keep(forward_pass, x[:, :, -1])
+            stored_row = state_module.load(forward_pass)
+            first_row = torch.zeros_like(x[:, :, :1]) if stored_row is None else stored_row[0][:, :, None]
+            state_module.keep(forward_pass, x[:, :, -1])
             previous_tokens = torch.cat([first_row, x[:, :, :-1]], 2)
             return previous_tokens * weights[0, :, None, None] + x * weights[1, :, None, None]
 

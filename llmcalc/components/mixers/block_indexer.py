@@ -97,17 +97,17 @@ class BlockIndexer(Part):
 
         position: RoPE on queries and keys. keys, values: those of each head of the attention.
         """
-        return self._keys_of_mask(recorder, self._chosen_mask(recorder, x, position), keys, values)
+        return self._selected_keys_and_values(recorder, self._chosen_mask(recorder, x, position), keys, values)
 
-    def _keys_of_mask(
+    def _selected_keys_and_values(
         self, recorder: Flow, mask: Value, keys: Value, values: Value
     ) -> tuple[Value, Value, dict[str, Any]]:
-        all_heads, *_ = keys.axes
-        assert isinstance(all_heads, Axis)
+        kv_heads, *_ = keys.axes
+        assert isinstance(kv_heads, Axis)
         core_fields: dict[str, Any] = {"block": self.index_block_size, "blocks": self.index_topk_blocks}
         with recorder.function():
             recorder.hold(k=keys, v=values)
-            mask = recorder.repeat(mask, all_heads)
+            mask = recorder.repeat(mask, kv_heads)
             recorder.hold(seen=mask)
             mask, keys, values = recorder.only_selected(mask, keys, values, **core_fields)
         recorder.hold(k=keys, v=values, mask=mask)
@@ -115,14 +115,15 @@ class BlockIndexer(Part):
 
     def _chosen_mask(self, recorder: Flow, x: Value, position: Rope) -> Value:
         """Returns the mask of the selected tokens for each indexer head."""
-        heads, dim = Axis("block_index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
+        heads, index_dim = Axis("block_index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
         block, blocks = self.index_block_size, self.index_topk_blocks
         with recorder.scope("indexer", role="no_grad"):
             q = recorder.rope(
-                recorder.norm("q_norm", recorder.linear("q_proj", x, heads, dim), self.norm, (dim,)), position
+                recorder.norm("q_norm", recorder.linear("q_proj", x, heads, index_dim), self.norm, (index_dim,)),
+                position,
             )
             recorder.hold(q=q)
-            keys = recorder.rope(recorder.norm("k_norm", recorder.linear("k_proj", x, dim), self.norm), position)
+            keys = recorder.rope(recorder.norm("k_norm", recorder.linear("k_proj", x, index_dim), self.norm), position)
             (keys,) = recorder.cache("cache", "indexer", keys)
             recorder.hold(k=keys)
             return recorder.select_blocks(recorder.scores("core", q, keys), keys, block, blocks)
@@ -136,7 +137,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Core(nn.Module):
+    class KeyScores(nn.Module):
         def forward(self, q: Tensor, k: Tensor) -> Tensor:
             return q @ k[:, None].transpose(-1, -2)
 
@@ -150,32 +151,32 @@ def _reference_class() -> type[nn.Module]:
             self.k_proj = nn.Linear(hidden, spec.index_head_dim, bias=False)
             self.q_norm = norm_reference(spec.norm, spec.index_head_dim)
             self.k_norm = norm_reference(spec.norm, spec.index_head_dim)
-            self.cache, self.core = cache_class()(), Core()
+            self.cache, self.core = cache_class()(), KeyScores()
 
         def _rotate(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             return rotate(x, forward_pass, forward_pass.past, self.spec.index_head_dim // 2 * 2, self.theta)
 
         @torch.no_grad()
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            spec, end = self.spec, forward_pass.past + x.shape[1]
+            spec, end_position = self.spec, forward_pass.past + x.shape[1]
             q = self._rotate(
                 self.q_norm(self.q_proj(x).unflatten(-1, (spec.index_n_heads, -1)).transpose(1, 2)), forward_pass
             )
             (k,) = self.cache(forward_pass, self._rotate(self.k_norm(self.k_proj(x)), forward_pass))
             positions, keys = (
-                forward_pass.positions(forward_pass.past, end, x.device),
-                forward_pass.positions(0, end, x.device),
+                forward_pass.positions(forward_pass.past, end_position, x.device),
+                forward_pass.positions(0, end_position, x.device),
             )
             scores = self.core(q, k).float().masked_fill(keys[None] > positions[:, None], float("-inf"))
-            blocks = -(-end // spec.index_block_size)
-            scores = nn.functional.pad(scores, (0, blocks * spec.index_block_size - end), value=float("-inf"))
+            blocks = -(-end_position // spec.index_block_size)
+            scores = nn.functional.pad(scores, (0, blocks * spec.index_block_size - end_position), value=float("-inf"))
             block_scores = scores.unflatten(-1, (blocks, -1)).amax(-1)
             block_distance = (positions // spec.index_block_size)[:, None] - torch.arange(blocks, device=x.device)[None]
             block_scores = block_scores.masked_fill(
                 (block_distance >= 0) & (block_distance < spec.index_local_blocks), float("inf")
             ).masked_fill(block_distance < 0, float("-inf"))
             rank = block_scores.sort(dim=-1, descending=True, stable=True).indices.argsort(-1)
-            return (rank < spec.index_topk_blocks).repeat_interleave(spec.index_block_size, -1)[..., :end] & (
+            return (rank < spec.index_topk_blocks).repeat_interleave(spec.index_block_size, -1)[..., :end_position] & (
                 keys[None] <= positions[:, None]
             )
 
@@ -193,13 +194,13 @@ def _reference_class() -> type[nn.Module]:
                 return k, v, selected_mask
             end, block_size = k.shape[-2], self.spec.index_block_size
             read_tokens = min(end, (self.spec.index_topk_blocks - 1) * block_size + (end - 1) % block_size + 1)
-            indices = (
+            token_indices = (
                 selected_mask[:, :, 0]
                 .to(torch.int8)
                 .sort(dim=-1, descending=True, stable=True)
                 .indices[..., :read_tokens, None]
             )
-            k, v = (t.gather(2, indices.expand(-1, -1, -1, t.shape[-1])) for t in (k, v))
+            k, v = (tensor.gather(2, token_indices.expand(-1, -1, -1, tensor.shape[-1])) for tensor in (k, v))
             return k, v, torch.ones_like(selected_mask[..., :read_tokens])
 
     return BlockIndexerReference

@@ -87,13 +87,13 @@ class CompressedConvAttention(WindowedMixer):
         self.position.check(self.head_dim)
         return self
 
-    def with_kv_heads(self, kv_heads: int, width: int) -> Self:
+    def with_kv_heads(self, kv_heads: int, hidden_size: int) -> Self:
         """The mixer with `kv_heads` key and value heads; the same mixer if kv_heads · head_dim is odd."""
-        return self if kv_heads * self.head_dim % 2 else super().with_kv_heads(kv_heads, width)
+        return self if kv_heads * self.head_dim % 2 else super().with_kv_heads(kv_heads, hidden_size)
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
-        width = head_sizes.kv_heads * head_sizes.head_dim
-        if not same(2 * floor_div(width, 2), width):
+        kv_width = head_sizes.kv_heads * head_sizes.head_dim
+        if not same(2 * floor_div(kv_width, 2), kv_width):
             raise Unscalable("values are computed in two halves; expected an even head_dim")
         return super().with_heads(head_sizes)
 
@@ -105,41 +105,45 @@ class CompressedConvAttention(WindowedMixer):
         with recorder.function():
             q, k = self._convolve_queries_and_keys(recorder, q, k)
         recorder.hold(q=q, k=k)
-        q = self._scaled_and_rotated(recorder, q)
-        k = recorder.mul(self._scaled_and_rotated(recorder, k), recorder.vector("key_scale", kv_heads))
-        v = self._mixed_values(recorder, x, kv_heads, dim)
+        q = self._scale_and_rotate(recorder, q)
+        k = recorder.mul(self._scale_and_rotate(recorder, k), recorder.vector("key_scale", kv_heads))
+        v = self._mix_values(recorder, x, kv_heads, dim)
         recorder.hold(q=q, k=k, v=v)
         k, v = recorder.cache("cache", self.cache_kind, k, v, limit=window)
         recorder.hold(k=k, v=v)
         recorder.mask(q, k, causal=recorder.causal, window=window)
         k, v = recorder.repeat(k, heads), recorder.repeat(v, heads)
         recorder.hold(k=k, v=v)
-        y = recorder.attention("core", q, k, v, causal=recorder.causal, window=window)
-        recorder.hold(out=y)
-        return recorder.linear("o_proj", y, *x.axes, bias=has_bias)
+        attn_output = recorder.attention("core", q, k, v, causal=recorder.causal, window=window)
+        recorder.hold(out=attn_output)
+        return recorder.linear("o_proj", attn_output, *x.axes, bias=has_bias)
 
     def _convolve_queries_and_keys(self, recorder: Flow, q: Value, k: Value) -> tuple[Value, Value]:
         """Returns queries and keys after both convolutions, each plus the mean of its head's query and key."""
         (heads, dim), (kv_heads, _) = q.axes, k.axes
-        all_heads, t0, t1 = JoinedShapes(((heads,), (kv_heads,)), "all_heads"), self.cca_time0, self.cca_time1
-        joined_heads = recorder.cat(q, k, axes=(all_heads, dim))
+        joined_axes, head_kernel, group_kernel = (
+            JoinedShapes(((heads,), (kv_heads,)), "all_heads"),
+            self.cca_time0,
+            self.cca_time1,
+        )
+        joined_heads = recorder.cat(q, k, axes=(joined_axes, dim))
         recorder.hold(q=q, k=k, joined=joined_heads)
-        recorder.state("conv_state", all_heads, dim, Axis("steps", t0 + t1 - 2), kind="conv_state")
-        padded_rows = recorder.padded(joined_heads, t0 + t1 - 2, state="conv_state")
+        recorder.state("conv_state", joined_axes, dim, Axis("steps", head_kernel + group_kernel - 2), kind="conv_state")
+        padded_rows = recorder.padded(joined_heads, head_kernel + group_kernel - 2, state="conv_state")
         recorder.hold(seen=padded_rows)
         conv_options: dict[str, Any] = {"bias": True, "rows": q.rows}
         joined_heads = recorder.conv(
             "conv_channels",
             padded_rows,
-            all_heads,
+            joined_axes,
             dim,
-            kernel=t0,
+            kernel=head_kernel,
             groups=joined_heads.width,
-            overlap=t1 - 1,
+            overlap=group_kernel - 1,
             **conv_options,
         )
         joined_heads = recorder.conv(
-            "conv_heads", joined_heads, all_heads, dim, kernel=t1, groups=all_heads.size, **conv_options
+            "conv_heads", joined_heads, joined_axes, dim, kernel=group_kernel, groups=joined_axes.size, **conv_options
         )
         recorder.hold(mixed=joined_heads)
         assert isinstance(heads, Axis)
@@ -153,7 +157,7 @@ class CompressedConvAttention(WindowedMixer):
         convolved_q, convolved_k = recorder.split(joined_heads, q.axes, k.axes)
         return recorder.add(convolved_q, mean_of_queries), recorder.add(convolved_k, mean_of_keys)
 
-    def _mixed_values(self, recorder: Flow, x: Value, kv_heads: Axis, dim: Axis) -> Value:
+    def _mix_values(self, recorder: Flow, x: Value, kv_heads: Axis, dim: Axis) -> Value:
         """Returns the values: half is computed from the token, half from the previous token."""
         half_width = Axis("half", exact_div(kv_heads.size * dim.size, 2))
         has_bias = self.attention_bias
@@ -170,7 +174,7 @@ class CompressedConvAttention(WindowedMixer):
                 recorder.linear("v_proj", x, half_width, bias=has_bias), delayed_values, axes=(kv_heads, dim)
             )
 
-    def _scaled_and_rotated(self, recorder: Flow, x: Value) -> Value:
+    def _scale_and_rotate(self, recorder: Flow, x: Value) -> Value:
         return recorder.rope(recorder.normalized(x, UNIT_LENGTH, x.axes[1:]), self.position)
 
     def describe(self, hidden_size: int) -> str:
@@ -246,7 +250,7 @@ def _reference_class() -> type[nn.Module]:
             convolved_q, convolved_k = convolution_output.split([q.shape[2], kv_heads], 2)
             return convolved_q + mean_q, convolved_k + mean_k
 
-        def _mixed_values(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+        def _mix_values(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Computes the values, [batch, tokens, kv_heads, d]; half of the width is from the previous token."""
             stored_rows, projected = self.value_state.load(forward_pass), self.v_proj_before(x)
             first_row = (
@@ -256,7 +260,7 @@ def _reference_class() -> type[nn.Module]:
             delayed_values = torch.cat([first_row, projected[:, :-1]], 1)
             return torch.cat([self.v_proj(x), delayed_values], -1).unflatten(-1, (-1, self.spec.head_dim))
 
-        def _scaled_and_rotated(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+        def _scale_and_rotate(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Scales vectors to length √d and applies RoPE. [batch, tokens, heads, d] → [.., heads, tokens, d]."""
             return self.spec.position.rotated(self.unit_length(x).transpose(1, 2), forward_pass, forward_pass.past)
 
@@ -266,14 +270,14 @@ def _reference_class() -> type[nn.Module]:
                 self.q_proj(x).unflatten(-1, (-1, d)), self.k_proj(x).unflatten(-1, (-1, d)), forward_pass
             )
             q, k, v = (
-                self._scaled_and_rotated(q, forward_pass),
-                self._scaled_and_rotated(k, forward_pass) * self.key_scale.weight[:, None, None],
-                self._mixed_values(x, forward_pass).transpose(1, 2),
+                self._scale_and_rotate(q, forward_pass),
+                self._scale_and_rotate(k, forward_pass) * self.key_scale.weight[:, None, None],
+                self._mix_values(x, forward_pass).transpose(1, 2),
             )
             k, v = self.cache(forward_pass, k, v)
             mask = attention_mask(forward_pass, x, k, causal=self.causal, window=self.spec.sliding_window)
             k, v = self._for_each_query_head(k, v)
-            out = self.core(q, k, v, mask)
-            return self.o_proj(out.transpose(1, 2).flatten(2))
+            attn_output = self.core(q, k, v, mask)
+            return self.o_proj(attn_output.transpose(1, 2).flatten(2))
 
     return CCAReference

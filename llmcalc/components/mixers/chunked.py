@@ -62,26 +62,26 @@ class ChunkedAttention(MultiHeadMixer):
         return "chunked" if self.num_hashes is None else "hashed"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        heads, size = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
+        heads, head_dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
         if self.num_hashes is None:
-            q, k = (recorder.linear(name, x, heads, size) for name in ("q_proj", "k_proj"))
+            q, k = (recorder.linear(projection, x, heads, head_dim) for projection in ("q_proj", "k_proj"))
         else:
-            q = recorder.linear("qk_proj", x, heads, size)
-            k = recorder.normalized(q, Norm(type="rmsnorm", weight=False), (size,))
+            q = recorder.linear("qk_proj", x, heads, head_dim)
+            k = recorder.normalized(q, Norm(type="rmsnorm", weight=False), (head_dim,))
             rotations = ops.HashRotations(
-                q.axes[0].size, size.size, self.num_hashes, self.directions, self.chunk_length, rows=x.rows
+                q.axes[0].size, head_dim.size, self.num_hashes, self.directions, self.chunk_length, rows=x.rows
             )
             with recorder.scope("hashing", role="no_grad"):
                 recorder.core("", rotations, q, axes=(heads,))
-        v = recorder.linear("v_proj", x, heads, size)
+        v = recorder.linear("v_proj", x, heads, head_dim)
         limits: dict[str, Any] = {
             "block": self.chunk_length,
             "before": self.chunks_before,
             "after": self.chunks_after,
             "hashes": self.num_hashes,
         }
-        y = recorder.attention("core", q, k, v, causal=recorder.causal, core=ops.ChunkCore, **limits)
-        return recorder.linear("o_proj", y, *x.axes)
+        attn_output = recorder.attention("core", q, k, v, causal=recorder.causal, core=ops.ChunkCore, **limits)
+        return recorder.linear("o_proj", attn_output, *x.axes)
 
     def describe(self, hidden_size: int) -> str:
         hashes = "" if self.num_hashes is None else f", {self.num_hashes} hashes"
@@ -117,7 +117,7 @@ def _reference_class() -> type[nn.Module]:
             rotated = (keys @ rotations).unflatten(-1, (self.hashes, self.directions)).permute(0, 1, 3, 2, 4)
             return torch.cat([rotated, -rotated], -1).argmax(-1).argsort(-1).flatten(2)
 
-    class Core(nn.Module):
+    class SoftmaxProducts(nn.Module):
         """Attention within chunks. q, k, v: [batch, heads, rows, d] → same shape and the logarithm of the sums."""
 
         def __init__(self, spec: ChunkedAttention, causal: bool) -> None:
@@ -137,8 +137,8 @@ def _reference_class() -> type[nn.Module]:
             if self.causal:
                 scores = scores.masked_fill(position[..., None] < key_position[..., None, :], -1e5)
             log_sums = torch.logsumexp(scores, -1, keepdim=True)
-            y = torch.exp(scores - log_sums) @ v
-            return (y.flatten(2, 3), log_sums.flatten(2, 3)) if has_chunks else (y, log_sums)
+            attn_output = torch.exp(scores - log_sums) @ v
+            return (attn_output.flatten(2, 3), log_sums.flatten(2, 3)) if has_chunks else (attn_output, log_sums)
 
     class ChunkedReference(nn.Module):
         """Attention in chunks. x: [batch, tokens, hidden] → same shape."""
@@ -146,32 +146,36 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: ChunkedAttention, model_properties: ModelProperties) -> None:
             super().__init__()
             self.heads, self.hashes, self.length = spec.num_attention_heads, spec.num_hashes, spec.chunk_length
-            hidden, width = model_properties.hidden_size, spec.num_attention_heads * spec.head_dim
-            names = ("q_proj", "k_proj", "v_proj") if spec.num_hashes is None else ("qk_proj", "v_proj")
-            for name in names:
-                self.add_module(name, nn.Linear(hidden, width, bias=False))
-            self.names = names
+            hidden, heads_width = model_properties.hidden_size, spec.num_attention_heads * spec.head_dim
+            projections = ("q_proj", "k_proj", "v_proj") if spec.num_hashes is None else ("qk_proj", "v_proj")
+            for projection in projections:
+                self.add_module(projection, nn.Linear(hidden, heads_width, bias=False))
+            self.names = projections
             if spec.num_hashes is not None:
                 self.hashing = Hashing(spec)
-            self.core, self.o_proj = Core(spec, model_properties.causal), nn.Linear(width, hidden, bias=False)
+            self.core, self.o_proj = (
+                SoftmaxProducts(spec, model_properties.causal),
+                nn.Linear(heads_width, hidden, bias=False),
+            )
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             q, *k, v = (
-                self.get_submodule(name)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for name in self.names
+                self.get_submodule(projection)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                for projection in self.names
             )
             tokens, has_chunks = x.shape[1], x.shape[1] > self.length
             position = torch.arange(tokens, device=x.device).expand(*q.shape[:3])
             keys = k[0] if k else q * torch.rsqrt(q.square().mean(-1, keepdim=True) + 1e-6)
             if self.hashes is None or not has_chunks:
-                y, _ = self.core(q, keys, v, position, has_chunks)
+                attn_output, _ = self.core(q, keys, v, position, has_chunks)
             else:
                 token_order = self.hashing(q)
-                index = token_order[..., None].expand(-1, -1, -1, q.shape[-1])
-                sorted_rows = (row.repeat(1, 1, self.hashes, 1).gather(2, index % tokens) for row in (q, keys, v))
-                y, log_sums = self.core(*sorted_rows, token_order % tokens, True)
-                y, log_sums = (row.unflatten(2, (self.hashes, tokens)) for row in (y, log_sums))
-                y = (y * torch.softmax(log_sums, 2)).sum(2)
-            output: Tensor = self.o_proj(y.transpose(1, 2).flatten(2))
+                token_index = token_order[..., None].expand(-1, -1, -1, q.shape[-1])
+                sorted_rows = (row.repeat(1, 1, self.hashes, 1).gather(2, token_index % tokens) for row in (q, keys, v))
+                attn_output, log_sums = self.core(*sorted_rows, token_order % tokens, True)
+                attn_output, log_sums = (row.unflatten(2, (self.hashes, tokens)) for row in (attn_output, log_sums))
+                attn_output = (attn_output * torch.softmax(log_sums, 2)).sum(2)
+            output: Tensor = self.o_proj(attn_output.transpose(1, 2).flatten(2))
             return output
 
     return ChunkedReference

@@ -74,10 +74,10 @@ class CompressedAttention(EntryAttention):
         self, recorder: Flow, indexer: EntryIndexer, x: Value, compressed_query: Value, mask: Value, rope: Rope
     ) -> Value:
         """Selects the entries for each token's attention. mask: the visible entries."""
-        heads, dim = Axis("index_heads", indexer.index_n_heads), Axis("index_head_dim", indexer.index_head_dim)
+        heads, index_dim = Axis("index_heads", indexer.index_n_heads), Axis("index_head_dim", indexer.index_head_dim)
         with recorder.scope("indexer", role="no_grad"):
-            entries = self._all_entries(recorder, "compressor", x, dim, rope)
-            q = recorder.linear("q_proj", compressed_query, heads, dim)
+            entries = self._all_entries(recorder, "compressor", x, index_dim, rope)
+            q = recorder.linear("q_proj", compressed_query, heads, index_dim)
             recorder.hold(entries=entries, q=q)
             q = recorder.rope(q, rope)
             recorder.hold(q=q)
@@ -92,12 +92,12 @@ class CompressedAttention(EntryAttention):
             )
             return recorder.choose_entries(scores, recorder.linear("weights_proj", x, heads), mask, indexer.index_topk)
 
-    def _all_entries(self, recorder: Flow, name: str, x: Value, dim: Axis, rope: Rope) -> Value:
+    def _all_entries(self, recorder: Flow, compressor_name: str, x: Value, dim: Axis, rope: Rope) -> Value:
         """Returns the compressed entries of all tokens up to now, of width `dim`."""
         assert self.compress_rate is not None
-        rate = Axis("rate", self.compress_rate)
+        rate_axis = Axis("rate", self.compress_rate)
         series_axes: Shape = (JoinedShapes(((dim,), (dim,))),) if self.overlap else (dim,)
-        with recorder.scope(name):
+        with recorder.scope(compressor_name):
             projections = (
                 self._entry_projection(recorder, "kv_proj", x, series_axes),
                 self._entry_projection(recorder, "gate_proj", x, series_axes),
@@ -105,35 +105,37 @@ class CompressedAttention(EntryAttention):
             recorder.hold(rest_kv=projections[0], rest_gate=projections[1])
             unpooled_rows = recorder.with_rest(*projections)
             recorder.hold(rest_kv=unpooled_rows[0], rest_gate=unpooled_rows[1])
-            kv, gate = (recorder.windows(series_rows, rate) for series_rows in unpooled_rows)
-            gate = recorder.add(gate, recorder.vector("position_bias", rate, *series_axes, count=rate.size))
+            kv, gate = (recorder.windows(series_rows, rate_axis) for series_rows in unpooled_rows)
+            gate = recorder.add(gate, recorder.vector("position_bias", rate_axis, *series_axes, count=rate_axis.size))
             recorder.hold(kv=kv, gate=gate)
             if self.overlap:
-                kv, gate = self._with_last_window(recorder, kv, gate, rate, dim, x.rows)
+                kv, gate = self._join_previous_window(recorder, kv, gate, rate_axis, dim, x.rows)
                 recorder.hold(kv=kv, gate=gate)
             entries = recorder.norm("norm", recorder.weighted_mean(kv, gate), self.norm)
             recorder.hold(new=entries)
-            entries = recorder.rope(entries, rope, row_stride=rate.size)
+            entries = recorder.rope(entries, rope, row_stride=rate_axis.size)
             recorder.hold(new=entries)
-            op = ops.EntryCache(dim.size, rate.size, 2 * unpooled_rows[0].width, rows=x.rows)
+            op = ops.EntryCache(dim.size, rate_axis.size, 2 * unpooled_rows[0].width, rows=x.rows)
             return recorder.keep_entries(op, entries, *unpooled_rows)
 
-    def _with_last_window(
-        self, recorder: Flow, kv: Value, gate: Value, rate: Axis, dim: Axis, tokens: Rows
+    def _join_previous_window(
+        self, recorder: Flow, kv: Value, gate: Value, rate_axis: Axis, dim: Axis, tokens: Rows
     ) -> tuple[Value, Value]:
         """Joins the second feature half of each window with the first feature half of the previous window."""
-        window_rows = JoinedShapes(((rate,), (rate,)))
+        window_rows = JoinedShapes(((rate_axis,), (rate_axis,)))
         with recorder.function():
             (delayed_series, current_series), (gate_delayed_series, current_gate) = (
-                recorder.split(series_value, (rate, dim), (rate, dim)) for series_value in (kv, gate)
+                recorder.split(series_value, (rate_axis, dim), (rate_axis, dim)) for series_value in (kv, gate)
             )
-            zeros = (
+            zero_windows = (
                 recorder.zeros(delayed_series, state="last_window"),
                 recorder.zeros(gate_delayed_series, state="last_window"),
             )
-            first_window, first_gate = (recorder.resumed(zero, "last_window", i) for i, zero in enumerate(zeros))
+            first_window, first_gate = (
+                recorder.resumed(zero_window, "last_window", i) for i, zero_window in enumerate(zero_windows)
+            )
             recorder.hold(first=first_window, gate_first=first_gate)
-            op = ops.LastWindow(dim.size, rate.size, rows=tokens)
+            op = ops.LastWindow(dim.size, rate_axis.size, rows=tokens)
             recorder.record("state", "last_window", (delayed_series, gate_delayed_series), op=op)
             delayed_window = recorder.delayed(delayed_series, first_window)
             delayed_gate = recorder.delayed(gate_delayed_series, first_gate)
@@ -142,12 +144,12 @@ class CompressedAttention(EntryAttention):
                 delayed_gate, current_gate, axes=(window_rows, dim)
             )
 
-    def _entry_projection(self, recorder: Flow, name: str, x: Value, out: Shape) -> Value:
+    def _entry_projection(self, recorder: Flow, projection: str, x: Value, output_axes: Shape) -> Value:
         """Records a projection for the computation of compressed entries."""
         assert self.compress_rate is not None
-        op = ops.EntryLinear(x.width, recorder.element_count(out), rows=x.rows, rate=self.compress_rate)
-        weight = Weight(name, out, x.axes)
-        return recorder.step("linear", name, (x,), Value(x.rows, out), op=op, weight=weight, bias=False)
+        op = ops.EntryLinear(x.width, recorder.element_count(output_axes), rows=x.rows, rate=self.compress_rate)
+        weight = Weight(projection, output_axes, x.axes)
+        return recorder.step("linear", projection, (x,), Value(x.rows, output_axes), op=op, weight=weight, bias=False)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
@@ -179,21 +181,21 @@ def _reference_class() -> type[nn.Module]:
     class Compressor(nn.Module):
         """Compresses tokens into entries. x: [batch, tokens, hidden] → all entries, [batch, entries, width]."""
 
-        def __init__(self, spec: CompressedAttention, hidden: int, width: int) -> None:
+        def __init__(self, spec: CompressedAttention, hidden: int, entry_width: int) -> None:
             super().__init__()
             assert spec.compress_rate is not None
             self.rate = spec.compress_rate
-            self.width = width
+            self.width = entry_width
             self.rope = spec.qk_rope_head_dim
             self.theta = spec.position.rope_theta
-            series = 2 * width if spec.overlap else width
+            series = 2 * entry_width if spec.overlap else entry_width
             self.kv_proj, self.gate_proj = nn.Linear(hidden, series, bias=False), nn.Linear(hidden, series, bias=False)
             self.position_bias = vector(torch.zeros(self.rate, series))
-            self.norm = norm_reference(spec.norm, width)
+            self.norm = norm_reference(spec.norm, entry_width)
             self.cache: Any = state_class()()
             self.last_window: Any = state_class()() if spec.overlap else None
 
-        def _with_last_window(self, kv: Tensor, gate: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor]:
+        def _join_previous_window(self, kv: Tensor, gate: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor]:
             """Joins the second feature half of each window of x with the first feature half of the previous window.
 
             [batch, windows, rate, 2·width] → [batch, windows, 2·rate, width].
@@ -204,7 +206,7 @@ def _reference_class() -> type[nn.Module]:
             first_window = (
                 (torch.zeros_like(delayed_series[:, :1]), torch.full_like(gate_delayed_series[:, :1], float("-inf")))
                 if stored_window is None
-                else tuple(t[:, None] for t in stored_window)
+                else tuple(tensor[:, None] for tensor in stored_window)
             )
             self.last_window.keep(forward_pass, delayed_series[:, -1], gate_delayed_series[:, -1])
             delayed_window = (
@@ -226,10 +228,10 @@ def _reference_class() -> type[nn.Module]:
             window_tokens = windows * self.rate
             unpooled_rows = kv[:, window_tokens:], gate[:, window_tokens:]
             if windows:
-                kv, gate = (t[:, :window_tokens].unflatten(1, (windows, self.rate)) for t in (kv, gate))
+                kv, gate = (tensor[:, :window_tokens].unflatten(1, (windows, self.rate)) for tensor in (kv, gate))
                 gate = gate + self.position_bias.weight
                 if self.last_window is not None:
-                    kv, gate = self._with_last_window(kv, gate, forward_pass)
+                    kv, gate = self._join_previous_window(kv, gate, forward_pass)
                 new_entries = self.norm((kv * gate.float().softmax(2).to(kv.dtype)).sum(2))
                 first_entry = 0 if entries is None else entries.shape[1]
                 positions = (torch.arange(windows, device=x.device) + first_entry) * self.rate
@@ -278,16 +280,18 @@ def _reference_class() -> type[nn.Module]:
         def _entries_and_mask(
             self, x: Tensor, compressed_query: Tensor, forward_pass: ForwardPass
         ) -> tuple[Tensor, Tensor]:
-            spec, end = self.spec, forward_pass.past + x.shape[1]
+            spec, end_position = self.spec, forward_pass.past + x.shape[1]
             entries = self.compressor(x, forward_pass)
-            complete_entries = (forward_pass.positions(forward_pass.past, end, x.device) + 1) // spec.compress_rate
+            complete_entries = (
+                forward_pass.positions(forward_pass.past, end_position, x.device) + 1
+            ) // spec.compress_rate
             allowed_entries = torch.arange(entries.shape[1], device=x.device)[None] < complete_entries[:, None]
             if spec.indexer is None:
                 return entries, allowed_entries
             selected_entries = self.indexer(x, compressed_query, allowed_entries, forward_pass)
             if forward_pass.past and x.shape[1] == 1:  # decoding one token reads only the selected entries
-                index = selected_entries[:, 0, :, None].expand(-1, -1, entries.shape[-1])
-                return entries.gather(1, index), allowed_entries[:, : selected_entries.shape[-1]]
+                selected_index = selected_entries[:, 0, :, None].expand(-1, -1, entries.shape[-1])
+                return entries.gather(1, selected_index), allowed_entries[:, : selected_entries.shape[-1]]
             selected_mask = torch.zeros_like(allowed_entries).expand(x.shape[0], -1, -1)
             selected_mask = selected_mask.scatter(-1, selected_entries, True)
             return entries, (allowed_entries & selected_mask)[:, None]

@@ -81,10 +81,12 @@ class ContextAttention(TwoSetsMixer):
         core_sizes = heads.size, dim.size, dim.size
         context_core = ops.AttentionCore(*core_sizes, causal=False, window=self.sliding_window, rows=x.rows)
         block_core = ops.AttentionCore(*core_sizes, causal=False, rows=x.rows, keys=OfThisPass(of=x.rows))
-        y = recorder.core("core", context_core, q, context_keys, context_values, axes=(heads, dim))
+        attn_output = recorder.core("core", context_core, q, context_keys, context_values, axes=(heads, dim))
         own_keys = recorder.rope(normed, self.position)
-        y = recorder.add(y, recorder.core("block_core", block_core, q, own_keys, values, axes=(heads, dim)))
-        return recorder.linear("o_proj", y, *x.axes, bias=bias)
+        attn_output = recorder.add(
+            attn_output, recorder.core("block_core", block_core, q, own_keys, values, axes=(heads, dim))
+        )
+        return recorder.linear("o_proj", attn_output, *x.axes, bias=bias)
 
     def describe(self, hidden_size: int) -> str:
         return self._heading_with_keys("of a block")
@@ -112,24 +114,24 @@ def _reference_class() -> type[nn.Module]:
             super().__init__(spec, hidden)
             self.block_core = product_class()()
 
-        def _projected_heads(self, projection: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+        def _project_heads(self, projection: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Returns the projected heads of x, with RoPE for queries and keys."""
             heads: Tensor = self._split_heads(projection, x)
             return heads if projection == "v" else self.spec.position.rotated(heads, forward_pass, forward_pass.past)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec, context = self.spec, forward_pass.memo["target_states"]
-            q, k, v = (self._projected_heads(projection, x, forward_pass) for projection in "qkv")
+            q, k, v = (self._project_heads(projection, x, forward_pass) for projection in "qkv")
             context_k, context_v = self.cache(
                 forward_pass,
-                self._projected_heads("k", context, forward_pass),
-                self._projected_heads("v", context, forward_pass),
+                self._project_heads("k", context, forward_pass),
+                self._project_heads("v", context, forward_pass),
             )
             k, v, context_k, context_v = self._for_each_query_head(k, v, context_k, context_v)
             scores = [self.core(q, context_k.transpose(-1, -2)), self.block_core(q, k.transpose(-1, -2))]
             weights = torch.softmax((torch.cat(scores, -1) * spec.head_dim**-0.5).float(), -1).to(v.dtype)
             context_weights, weights = weights.split((context_k.shape[-2], k.shape[-2]), -1)
-            out = self.core(context_weights, context_v) + self.block_core(weights, v)
-            return self.o_proj(out.transpose(1, 2).flatten(2))
+            attn_output = self.core(context_weights, context_v) + self.block_core(weights, v)
+            return self.o_proj(attn_output.transpose(1, 2).flatten(2))
 
     return ContextReference

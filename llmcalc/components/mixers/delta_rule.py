@@ -29,13 +29,13 @@ def delta_rule_class() -> type[nn.Module]:
 
     def strictly_lower_inverse(system: Tensor) -> Tensor:
         """Computes (1 + L)⁻¹ row by row, where L is the part of the matrix `system` below the diagonal."""
-        size = system.shape[-1]
-        identity = torch.eye(size, dtype=system.dtype, device=system.device).expand(system.shape)
-        rows = [identity[..., 0, :]]
-        for i in range(1, size):
-            solved_rows = torch.stack(rows, -2)
-            rows.append(identity[..., i, :] - (system[..., i, :i, None] * solved_rows).sum(-2))
-        return torch.stack(rows, -2)
+        row_count = system.shape[-1]
+        identity = torch.eye(row_count, dtype=system.dtype, device=system.device).expand(system.shape)
+        inverse_rows = [identity[..., 0, :]]
+        for i in range(1, row_count):
+            solved_rows = torch.stack(inverse_rows, -2)
+            inverse_rows.append(identity[..., i, :] - (system[..., i, :i, None] * solved_rows).sum(-2))
+        return torch.stack(inverse_rows, -2)
 
     class DeltaRule(nn.Module):
         """The delta rule in fp32. q, k: [batch, heads, tokens, key_dim], v: [.., value_dim] → o, shape of v.
@@ -58,9 +58,11 @@ def delta_rule_class() -> type[nn.Module]:
             stored_state = state.load(forward_pass)
             old_state = q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]) if stored_state is None else stored_state[0]
             decodes_one_token = stored_state is not None and q.shape[2] == 1
-            out, new_state = (self._run_token if decodes_one_token else self._run_chunks)(q, k, v, g, beta, old_state)
+            scan_output, new_state = (self._run_token if decodes_one_token else self._run_chunks)(
+                q, k, v, g, beta, old_state
+            )
             state.keep(forward_pass, new_state)
-            return out
+            return scan_output
 
         def _run_token(
             self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
@@ -95,11 +97,11 @@ def delta_rule_class() -> type[nn.Module]:
                 keys = torch.linalg.solve_triangular(system, decayed_k, upper=False, unitriangular=True)
             chunk_decay = g[..., -1:, :]
             decayed_k_to_end, state_decay = k * (chunk_decay - g).exp(), chunk_decay.exp().transpose(-1, -2)
-            out = []
+            chunk_outputs = []
             for i in range(q.shape[2]):
                 corrected_values = values[:, :, i] - keys[:, :, i] @ state
-                out.append(decayed_q[:, :, i] @ state + scores[:, :, i] @ corrected_values)
+                chunk_outputs.append(decayed_q[:, :, i] @ state + scores[:, :, i] @ corrected_values)
                 state = state * state_decay[:, :, i] + decayed_k_to_end[:, :, i].transpose(-1, -2) @ corrected_values
-            return torch.stack(out, 2).flatten(2, 3)[:, :, :tokens], state
+            return torch.stack(chunk_outputs, 2).flatten(2, 3)[:, :, :tokens], state
 
     return DeltaRule

@@ -86,9 +86,9 @@ class DifferentialAttention(WindowedMixer):
     def borrowing_field(self) -> str:
         return "kv_shared" if self.kv_shared else ""
 
-    def with_kv_heads(self, kv_heads: int, width: int) -> Self:
+    def with_kv_heads(self, kv_heads: int, hidden_size: int) -> Self:
         """The mixer with another number of key and value heads; the same mixer for an odd kv_heads."""
-        return self if kv_heads % 2 else super().with_kv_heads(kv_heads, width)
+        return self if kv_heads % 2 else super().with_kv_heads(kv_heads, hidden_size)
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
         if not same(2 * floor_div(head_sizes.kv_heads, 2), head_sizes.kv_heads):
@@ -102,62 +102,64 @@ class DifferentialAttention(WindowedMixer):
         k, v = self._keys_and_values(recorder, x, kv_heads, dim)
         recorder.mask(q, k, causal=True, window=self.sliding_window)
         half_of_values = Axis("half_kv_heads", exact_div(kv_heads.size, 2)), dim
-        halves = (
+        head_halves = (
             recorder.repeat(half_heads, kv_heads, tiled=True)
             for half_heads in recorder.split(v, half_of_values, half_of_values)
         )
-        first_values, second_values = (recorder.repeat(half_heads, heads) for half_heads in halves)
+        first_values, second_values = (recorder.repeat(half_heads, heads) for half_heads in head_halves)
         recorder.hold(q=q, k=k, v=v, first=first_values, second=second_values)
         k = recorder.repeat(k, heads)
         recorder.hold(k=k)
         window = self.sliding_window
-        cores = (
+        attention_cores = (
             recorder.attention("core_1", q, k, first_values, window=window),
             recorder.attention("core_2", q, k, second_values, window=window),
         )
         double_dim = JoinedShapes(((dim,), (dim,)))
-        joined_heads = recorder.cat(*cores, axes=(heads, double_dim))
+        joined_heads = recorder.cat(*attention_cores, axes=(heads, double_dim))
         half_heads = Axis("half_heads", exact_div(heads.size, 2)), double_dim
         first_heads, second_heads = recorder.split(joined_heads, half_heads, half_heads)
         subtracted_share = recorder.plus(
             recorder.sub(self._lambda_term(recorder, "1", dim), self._lambda_term(recorder, "2", dim)), self.lambda_init
         )
         recorder.hold(both=joined_heads, share=subtracted_share)
-        y = recorder.sub(
+        head_difference = recorder.sub(
             first_heads, recorder.mul(second_heads, subtracted_share)
         )  # one softmax term minus λ times the other, in both halves
         norm = Norm(type="rmsnorm", weight=self.norm_weight, eps=self.norm_eps)
-        y = (
-            recorder.norm("norm", y, norm, (double_dim,))
+        head_difference = (
+            recorder.norm("norm", head_difference, norm, (double_dim,))
             if self.norm_weight
-            else recorder.normalized(y, norm, (double_dim,))
+            else recorder.normalized(head_difference, norm, (double_dim,))
         )
-        y = recorder.scale(y, 1 - self.lambda_init)
-        recorder.hold(out=y)
-        return recorder.linear("o_proj", y, *x.axes, bias=has_bias)
+        head_difference = recorder.scale(head_difference, 1 - self.lambda_init)
+        recorder.hold(out=head_difference)
+        return recorder.linear("o_proj", head_difference, *x.axes, bias=has_bias)
 
     def _rotated(self, recorder: Flow, x: Value) -> Value:
         return x if self.position is None else recorder.rope(x, self.position)
 
     def _keys_and_values(self, recorder: Flow, x: Value, kv_heads: Axis, dim: Axis) -> tuple[Value, Value]:
         """Returns the layer's keys and values, or the shared keys and values of the nearest lower layer."""
-        key = f"keys and values of {self.sharing_key_of()}"
+        memo_key = f"keys and values of {self.sharing_key_of()}"
         if self.kv_shared:
             placeholder = (Value(x.rows, (kv_heads, dim), fixed=True),) * 2  # nothing: the layer is recorded alone
-            keys, values = recorder.memo.get(key, placeholder)
+            keys, values = recorder.memo.get(memo_key, placeholder)
             return keys.view(*recorder.rank_part((kv_heads, dim))), values.view(*recorder.rank_part((kv_heads, dim)))
         keys = self._rotated(recorder, recorder.linear("k_proj", x, kv_heads, dim, bias=self.attention_bias))
         values = recorder.linear("v_proj", x, kv_heads, dim, bias=self.attention_bias)
-        recorder.memo[key] = keys, values = recorder.cache(
+        recorder.memo[memo_key] = keys, values = recorder.cache(
             "cache", self.cache_kind, keys, values, limit=self.sliding_window
         )
         if recorder.memo.get("lends"):
             recorder.keep(**{f"keys of {self.sharing_key_of()}": keys, f"values of {self.sharing_key_of()}": values})
         return keys, values
 
-    def _lambda_term(self, recorder: Flow, term: str, dim: Axis) -> Value:
+    def _lambda_term(self, recorder: Flow, factor_index: str, dim: Axis) -> Value:
         """Records one of the two factors exp(λ_q · λ_k) in λ."""
-        product = recorder.mul(recorder.vector(f"lambda_q{term}", dim), recorder.vector(f"lambda_k{term}", dim))
+        product = recorder.mul(
+            recorder.vector(f"lambda_q{factor_index}", dim), recorder.vector(f"lambda_k{factor_index}", dim)
+        )
         return recorder.act(recorder.sum(product), "exp")
 
     def describe(self, hidden_size: int) -> str:
@@ -198,8 +200,8 @@ def _reference_class() -> type[nn.Module]:
             norm = Norm(type="rmsnorm", weight=spec.norm_weight, eps=spec.norm_eps)
             self.norm = norm_reference(norm, 2 * spec.head_dim)
 
-        def _lambda_term(self, term: int) -> Tensor:
-            q, k = (getattr(self, f"lambda_{letter}{term}").weight for letter in "qk")
+        def _lambda_term(self, factor_index: int) -> Tensor:
+            q, k = (getattr(self, f"lambda_{letter}{factor_index}").weight for letter in "qk")
             return (q * k).sum().exp()
 
         def _rotated(self, projection: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
@@ -234,7 +236,7 @@ def _reference_class() -> type[nn.Module]:
             )
             first_heads, second_heads = joined_heads.chunk(2, 1)
             subtracted_share = self._lambda_term(1) - self._lambda_term(2) + self.spec.lambda_init
-            out = (1 - self.spec.lambda_init) * self.norm(first_heads - subtracted_share * second_heads)
-            return self.o_proj(out.transpose(1, 2).flatten(2))
+            head_outputs = (1 - self.spec.lambda_init) * self.norm(first_heads - subtracted_share * second_heads)
+            return self.o_proj(head_outputs.transpose(1, 2).flatten(2))
 
     return DifferentialReference

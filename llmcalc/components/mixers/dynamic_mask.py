@@ -78,18 +78,18 @@ class DynamicMaskAttention(WindowedMixer):
         recorder.hold(q=q, k=k, v=v)
         recorder.mask(q, k, causal=True, window=window)
         with recorder.function():
-            rows = WithPast(of=x.rows, window=window)
-            step_sizes = recorder.act(recorder.linear("dt_proj", v, kv_heads, bias=has_bias, rows=rows), "softplus")
+            key_rows = WithPast(of=x.rows, window=window)
+            step_sizes = recorder.act(recorder.linear("dt_proj", v, kv_heads, bias=has_bias, rows=key_rows), "softplus")
             recorder.hold(steps=step_sizes)
             strength = recorder.act(recorder.mul(step_sizes, recorder.vector("A", kv_heads)), "exp")
             recorder.hold(strength=strength)
             mask = recorder.strongest(strength, q, k, **limits)
         recorder.hold(mask=mask)
-        k, v, mask = (recorder.repeat(value, heads) for value in (k, v, mask))
+        k, v, mask = (recorder.repeat(tensor, heads) for tensor in (k, v, mask))
         recorder.hold(k=k, v=v, mask=mask)
-        y = recorder.attention("core", q, k, v, core=ops.MaskedCore, bias=mask, masked=False, **limits)
-        recorder.hold(out=y)
-        return recorder.linear("o_proj", y, *x.axes, bias=has_bias)
+        attn_output = recorder.attention("core", q, k, v, core=ops.MaskedCore, bias=mask, masked=False, **limits)
+        recorder.hold(out=attn_output)
+        return recorder.linear("o_proj", attn_output, *x.axes, bias=has_bias)
 
     def describe(self, hidden_size: int) -> str:
         a, k = self.num_attention_heads, self.num_key_value_heads
@@ -116,7 +116,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Core(nn.Module):
+    class SoftmaxProducts(nn.Module):
         """Softmax attention with a mask. mask: the term added to the scores, [batch, heads, queries, keys]."""
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -130,7 +130,7 @@ def _reference_class() -> type[nn.Module]:
             super().__init__(spec, hidden, spec.attention_bias)
             kv_heads, d = spec.num_key_value_heads, spec.head_dim
             self.q_norm, self.k_norm = norm_reference(spec.norm, d), norm_reference(spec.norm, d)
-            self.cache, self.core = cache_class()(spec.sliding_window), Core()
+            self.cache, self.core = cache_class()(spec.sliding_window), SoftmaxProducts()
             self.A = vector(torch.randn(kv_heads) * 0.5)
             self.dt_proj = nn.Linear(kv_heads * d, kv_heads, bias=spec.attention_bias)
 
@@ -156,7 +156,7 @@ def _reference_class() -> type[nn.Module]:
             k, v = self.cache(forward_pass, k, self._split_heads("v", x))
             mask = self._learned_mask(v, attention_mask(forward_pass, x, k, causal=True, window=spec.sliding_window))
             k, v, mask = self._for_each_query_head(k, v, mask)
-            out = self.core(q, k, v, mask)
-            return self.o_proj(out.transpose(1, 2).flatten(2))
+            attn_output = self.core(q, k, v, mask)
+            return self.o_proj(attn_output.transpose(1, 2).flatten(2))
 
     return DynamicMaskReference

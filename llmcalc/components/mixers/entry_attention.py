@@ -99,7 +99,7 @@ class EntryAttention(TokenMixer):
         self.position.check_whole("qk_rope_head_dim")
         return self
 
-    def head_sizes(self, width: Any) -> HeadSizes:
+    def head_sizes(self, hidden_size: Any) -> HeadSizes:
         """The mixer's heads: all query heads share one key head, and the keys are also the values."""
         return HeadSizes(self.num_attention_heads, 1, self.head_dim)
 
@@ -118,9 +118,9 @@ class EntryAttention(TokenMixer):
         return None if self.indexer is None else self.indexer.index_topk
 
     def length_limits(self) -> tuple[int, ...]:
-        rate, selected = self.compress_rate, self.selected_entries
-        selected_tokens = None if rate is None or selected is None else rate * selected
-        return tuple(limit for limit in (self.sliding_window, rate, selected_tokens) if limit is not None)
+        compress_rate, max_entries = self.compress_rate, self.selected_entries
+        selected_tokens = None if compress_rate is None or max_entries is None else compress_rate * max_entries
+        return tuple(limit for limit in (self.sliding_window, compress_rate, selected_tokens) if limit is not None)
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
         raise Unscalable(
@@ -161,15 +161,15 @@ class EntryAttention(TokenMixer):
             q, k, *scores, window=self.sliding_window, sinks=True, selection=mask
         )
         recorder.hold(shares=attention_weights)
-        y = recorder.weighted(attention_weights, k)
-        recorder.hold(out=y)
+        attn_output = recorder.weighted(attention_weights, k)
+        recorder.hold(out=attn_output)
         if entries is not None:
-            y = recorder.add(y, recorder.weighted(attention_weights, entries))
-            recorder.hold(out=y)
+            attn_output = recorder.add(attn_output, recorder.weighted(attention_weights, entries))
+            recorder.hold(out=attn_output)
         recorder.vector("sinks", heads)
-        y = recorder.rope(y, rope, inverse=True)
+        attn_output = recorder.rope(attn_output, rope, inverse=True)
         groups = Axis("output_groups", self.o_groups)
-        output_groups = recorder.per_group("o_a_proj", y, groups, Axis("o_lora", self.o_lora_rank))
+        output_groups = recorder.per_group("o_a_proj", attn_output, groups, Axis("o_lora", self.o_lora_rank))
         return recorder.linear("o_b_proj", output_groups, *x.axes)
 
     def _normed_query(self, recorder: Flow, q: Value, dim: Axis) -> Value:
@@ -188,18 +188,17 @@ class EntryAttention(TokenMixer):
         return "entries"
 
     def describe(self, hidden_size: int) -> str:
-        entries = "" if self.compress_rate is None else f", {self.entry_noun} of {self.compress_rate} tokens"
+        entries_text = "" if self.compress_rate is None else f", {self.entry_noun} of {self.compress_rate} tokens"
         selection_text = "" if self.selected_entries is None else f", {self.selected_entries} of them"
-        return (
-            f"MQA {self.num_attention_heads} × {self.head_dim}, window {self.sliding_window}{entries}{selection_text}"
-        )
+        heading = f"MQA {self.num_attention_heads} × {self.head_dim}, window {self.sliding_window}"
+        return heading + entries_text + selection_text
 
 
 @cache
 def single_key_core_class() -> type[nn.Module]:
     from torch import nn
 
-    class Core(nn.Module):
+    class SingleKeyScores(nn.Module):
         """Attention scores of several query heads with a single key head.
 
         Given attention weights, it returns the weighted sum of the values, which are the keys.
@@ -208,7 +207,7 @@ def single_key_core_class() -> type[nn.Module]:
         def forward(self, q: Tensor, k: Tensor, attention_weights: Tensor | None = None) -> Tensor:
             return q @ k[:, None].transpose(-1, -2) if attention_weights is None else attention_weights @ k[:, None]
 
-    return Core
+    return SingleKeyScores
 
 
 @cache
@@ -225,8 +224,8 @@ def group_map_class() -> type[nn.Module]:
             nn.init.normal_(self.weight, std=n_in**-0.5)
 
         def forward(self, x: Tensor) -> Tensor:
-            rows = x.flatten(0, 1).transpose(0, 1)
-            return torch.bmm(rows, self.weight.transpose(1, 2)).transpose(0, 1).unflatten(0, x.shape[:2])
+            group_rows = x.flatten(0, 1).transpose(0, 1)
+            return torch.bmm(group_rows, self.weight.transpose(1, 2)).transpose(0, 1).unflatten(0, x.shape[:2])
 
     return GroupMap
 
@@ -242,15 +241,19 @@ def entry_attention_class() -> Any:
 
         def __init__(self, spec: EntryAttention, model_properties: ModelProperties) -> None:
             super().__init__()
-            self.spec, hidden, width = spec, model_properties.hidden_size, spec.num_attention_heads * spec.head_dim
+            self.spec, hidden, heads_width = (
+                spec,
+                model_properties.hidden_size,
+                spec.num_attention_heads * spec.head_dim,
+            )
             self.q_a_proj = nn.Linear(hidden, spec.q_lora_rank, bias=False)
             self.q_a_norm, self.unit = norm_reference(spec.norm, spec.q_lora_rank), nn.Identity()
-            self.q_b_proj = nn.Linear(spec.q_lora_rank, width, bias=False)
+            self.q_b_proj = nn.Linear(spec.q_lora_rank, heads_width, bias=False)
             self.kv_proj = nn.Linear(hidden, spec.head_dim, bias=False)
             self.kv_norm = norm_reference(spec.norm, spec.head_dim)
             self.core, self.cache = single_key_core_class()(), cache_class()(spec.sliding_window)
             self.sinks = vector(torch.zeros(spec.num_attention_heads))
-            self.o_a_proj = group_map_class()(spec.o_groups, width // spec.o_groups, spec.o_lora_rank)
+            self.o_a_proj = group_map_class()(spec.o_groups, heads_width // spec.o_groups, spec.o_lora_rank)
             self.o_b_proj = nn.Linear(spec.o_groups * spec.o_lora_rank, hidden, bias=False)
             if spec.compress_rate is not None:
                 self.entry_core = single_key_core_class()()
@@ -280,19 +283,19 @@ def entry_attention_class() -> Any:
             scores = scores * spec.head_dim**-0.5
             if entries is not None:
                 allowed_mask = torch.cat([mask.expand(*entry_mask.shape[:-1], -1), entry_mask], -1)
-            sink = self.sinks.weight[None, :, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)
+            sink_scores = self.sinks.weight[None, :, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)
             scores = scores.masked_fill(~allowed_mask, float("-inf"))
-            attention_weights = torch.cat([scores, sink], -1).softmax(-1)[..., :-1]
-            out = self.core(q, k, attention_weights[..., :keys])
+            attention_weights = torch.cat([scores, sink_scores], -1).softmax(-1)[..., :-1]
+            attn_output = self.core(q, k, attention_weights[..., :keys])
             if entries is not None:
-                out = out + self.entry_core(q, entries, attention_weights[..., keys:])
-            out = (
-                self._rotate(out, forward_pass, inverse=True)
+                attn_output = attn_output + self.entry_core(q, entries, attention_weights[..., keys:])
+            attn_output = (
+                self._rotate(attn_output, forward_pass, inverse=True)
                 .transpose(1, 2)
                 .flatten(2)
                 .unflatten(-1, (spec.o_groups, -1))
             )
-            return self.o_b_proj(self.o_a_proj(out).flatten(2))
+            return self.o_b_proj(self.o_a_proj(attn_output).flatten(2))
 
     return EntryAttentionReference
 

@@ -96,24 +96,26 @@ class ExclusiveAttention(WindowedMixer):
         recorder.hold(q=q, k=keys, v=values)
         repeated_keys_and_values = recorder.repeat(keys, heads), recorder.repeat(values, heads)
         recorder.hold(k=repeated_keys_and_values[0], v=repeated_keys_and_values[1])
-        y = recorder.attention("core", q, *repeated_keys_and_values, causal=False, window=self.sliding_window)
-        recorder.hold(out=y, v=values)
-        y = self._without_own_value(recorder, y, values)
-        recorder.hold(out=y)
-        y = recorder.mul(y, recorder.act(recorder.linear("gate_proj", x, heads, dim), "sigmoid"))
-        return recorder.linear("o_proj", y, *x.axes, bias=bias)
+        attn_output = recorder.attention("core", q, *repeated_keys_and_values, causal=False, window=self.sliding_window)
+        recorder.hold(out=attn_output, v=values)
+        attn_output = self._subtract_own_value(recorder, attn_output, values)
+        recorder.hold(out=attn_output)
+        attn_output = recorder.mul(attn_output, recorder.act(recorder.linear("gate_proj", x, heads, dim), "sigmoid"))
+        return recorder.linear("o_proj", attn_output, *x.axes, bias=bias)
 
-    def _without_own_value(self, recorder: Flow, y: Value, values: Value) -> Value:
+    def _subtract_own_value(self, recorder: Flow, attn_output: Value, values: Value) -> Value:
         """Returns the output of the heads minus tanh(α) times its projection on the token's value."""
         kv_heads, dim = values.axes
         assert isinstance(kv_heads, Axis)
-        heads = y.axes
+        heads = attn_output.axes
         group_axis = Axis("group", exact_div(self.num_attention_heads, self.num_key_value_heads))
-        y = y.view(kv_heads, group_axis, dim)
+        attn_output = attn_output.view(kv_heads, group_axis, dim)
         unit_value = recorder.div(values, recorder.root_mean_square(values))
         alpha = recorder.act(recorder.vector("alpha", kv_heads, group_axis), "tanh")
-        removed_fraction = recorder.mul(recorder.sum(recorder.mul(y, unit_value), kv_heads, group_axis), alpha)
-        return recorder.sub(y, recorder.mul(unit_value, removed_fraction, axes=y.axes)).view(*heads)
+        removed_fraction = recorder.mul(
+            recorder.sum(recorder.mul(attn_output, unit_value), kv_heads, group_axis), alpha
+        )
+        return recorder.sub(attn_output, recorder.mul(unit_value, removed_fraction, axes=attn_output.axes)).view(*heads)
 
     def describe(self, hidden_size: int) -> str:
         return self._heading("exclusive GQA")
@@ -146,14 +148,19 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec = self.spec
             q, k, v = (self._split_heads(projection, x) for projection in "qkv")
-            q, k = (spec.position.rotated(norm(h), forward_pass, 0) for norm, h in ((self.q_norm, q), (self.k_norm, k)))
+            q, k = (
+                spec.position.rotated(norm(heads), forward_pass, 0)
+                for norm, heads in ((self.q_norm, q), (self.k_norm, k))
+            )
             v = v + forward_pass.memo["value_embeddings"] if spec.adds_embeddings else v
             k, v = self._for_each_query_head(k, v)
             mask = attention_mask(forward_pass, x, x, causal=False, window=spec.sliding_window)
-            out = self.core(q, k, v, mask)
-            unit_value = nn.functional.normalize(v.float(), dim=-1).to(out.dtype)
-            removed_fraction = torch.tanh(self.alpha.weight)[:, None, None] * (out * unit_value).sum(-1, keepdim=True)
-            out = (out - removed_fraction * unit_value).transpose(1, 2).flatten(2)
-            return self.o_proj(out * torch.sigmoid(self.gate_proj(x)))
+            attn_output = self.core(q, k, v, mask)
+            unit_value = nn.functional.normalize(v.float(), dim=-1).to(attn_output.dtype)
+            removed_fraction = torch.tanh(self.alpha.weight)[:, None, None] * (attn_output * unit_value).sum(
+                -1, keepdim=True
+            )
+            attn_output = (attn_output - removed_fraction * unit_value).transpose(1, 2).flatten(2)
+            return self.o_proj(attn_output * torch.sigmoid(self.gate_proj(x)))
 
     return ExclusiveReference

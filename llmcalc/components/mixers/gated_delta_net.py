@@ -82,30 +82,31 @@ class GatedDeltaNet(TokenMixer):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        keys, values = self.linear_num_key_heads, self.linear_num_value_heads
-        if values % keys:
+        keys, value_heads = self.linear_num_key_heads, self.linear_num_value_heads
+        if value_heads % keys:
             raise ValueError(
-                f"linear_num_key_heads: {keys} does not divide linear_num_value_heads {values}; expected a divisor "
-                f"of {values}"
+                f"linear_num_key_heads: {keys} does not divide linear_num_value_heads {value_heads}; "
+                "expected a divisor "
+                f"of {value_heads}"
             )
         return self
 
-    def head_sizes(self, width: Number) -> HeadSizes:
+    def head_sizes(self, hidden_size: Number) -> HeadSizes:
         return HeadSizes(self.linear_num_value_heads, self.linear_num_key_heads, self.linear_key_head_dim)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kernel = Axis("heads", self.linear_num_value_heads), self.linear_conv_kernel_dim
         key_dim, value_dim = Axis("key_dim", self.linear_key_head_dim), Axis("value_dim", self.linear_value_head_dim)
         keys: Shape = (Axis("key_heads", self.linear_num_key_heads), key_dim)
-        values: Shape = (heads, value_dim)
+        value_axes: Shape = (heads, value_dim)
         q = recorder.linear("q_proj", x, *keys)
         k = recorder.linear("k_proj", x, *keys)
-        v = recorder.linear("v_proj", x, *values)
-        qkv_axes = JoinedShapes((keys, keys, values))
-        u = recorder.cat(q, k, v, axes=(qkv_axes,))
-        u = recorder.conv("conv1d", u, qkv_axes, kernel=kernel, groups=u.width, padding=kernel - 1)
+        v = recorder.linear("v_proj", x, *value_axes)
+        qkv_axes = JoinedShapes((keys, keys, value_axes))
+        qkv = recorder.cat(q, k, v, axes=(qkv_axes,))
+        qkv = recorder.conv("conv1d", qkv, qkv_axes, kernel=kernel, groups=qkv.width, padding=kernel - 1)
         recorder.state("conv_state", qkv_axes, Axis("kernel", kernel), kind="conv_state")
-        q, k, v = recorder.split(recorder.act(u, "silu"), *qkv_axes.parts)
+        q, k, v = recorder.split(recorder.act(qkv, "silu"), *qkv_axes.parts)
         q, k = recorder.repeat(q, heads), recorder.repeat(k, heads)
         decay_rate = recorder.act(recorder.vector("A_log", heads), "exp")  # the decay rate of each head
         decay = recorder.mul(
@@ -116,15 +117,15 @@ class GatedDeltaNet(TokenMixer):
         )
         beta = recorder.act(recorder.linear("b_proj", x, heads), "sigmoid")  # the strength of the correction
         inputs, node_fields = (q, k, v, decay, beta), {"source": "Yang et al. 2024, §3.3"}
-        rule = DeltaRule(beta.width, key_dim.size, value_dim.size, self.chunk_size, rows=x.rows)
-        y = recorder.alternatives(
-            chunked=lambda: recorder.core("core", rule, *inputs, axes=values, about=node_fields),
-            step=lambda: recorder.core("core", Elementwise(), *inputs, axes=values, about=node_fields),
+        delta_rule = DeltaRule(beta.width, key_dim.size, value_dim.size, self.chunk_size, rows=x.rows)
+        scan_output = recorder.alternatives(
+            chunked=lambda: recorder.core("core", delta_rule, *inputs, axes=value_axes, about=node_fields),
+            step=lambda: recorder.core("core", Elementwise(), *inputs, axes=value_axes, about=node_fields),
         )
         recorder.state("recurrent_state", heads, key_dim, value_dim, bits=32)
-        gate = recorder.act(recorder.linear("g_proj", x, *values), "silu")
-        y = recorder.norm("norm", y, Norm(type=self.norm_type, eps=self.norm_eps), (value_dim,))
-        return recorder.linear("o_proj", recorder.mul(y, gate), *x.axes)
+        gate = recorder.act(recorder.linear("g_proj", x, *value_axes), "silu")
+        scan_output = recorder.norm("norm", scan_output, Norm(type=self.norm_type, eps=self.norm_eps), (value_dim,))
+        return recorder.linear("o_proj", recorder.mul(scan_output, gate), *x.axes)
 
     def describe(self, hidden_size: int) -> str:
         heads = f"{self.linear_num_key_heads}/{self.linear_num_value_heads}"
@@ -191,7 +192,10 @@ def _reference_class() -> type[nn.Module]:
             qkv = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1).transpose(1, 2)
             convolution_output = F.silu(self.conv1d(qkv, forward_pass, self.conv_state)).transpose(1, 2)
             q, k, v = convolution_output.split([self.key_width, self.key_width, self.value_width], -1)
-            q, k = (y.unflatten(-1, (-1, dk)).transpose(1, 2).repeat_interleave(self.group, 1) for y in (q, k))
+            q, k = (
+                projected.unflatten(-1, (-1, dk)).transpose(1, 2).repeat_interleave(self.group, 1)
+                for projected in (q, k)
+            )
             decay = -self.A_log.weight.float().exp() * F.softplus(self.a_proj(x).float() + self.dt_bias.weight.float())
             beta = self.strength * self.b_proj(x).sigmoid()
             v, decay, beta = (
@@ -199,9 +203,9 @@ def _reference_class() -> type[nn.Module]:
                 decay.transpose(1, 2)[..., None],
                 beta.transpose(1, 2),
             )
-            out = self.core(q, k, v, decay, beta, forward_pass, self.recurrent_state)
+            scan_output = self.core(q, k, v, decay, beta, forward_pass, self.recurrent_state)
             gate = F.silu(self.g_proj(x).unflatten(-1, (-1, dv)))
-            normed = self.norm(out.transpose(1, 2).to(x.dtype)) * gate
+            normed = self.norm(scan_output.transpose(1, 2).to(x.dtype)) * gate
             return self.o_proj(normed.flatten(2))
 
     return GatedDeltaNetReference

@@ -43,19 +43,31 @@ class GatedProfileAttention(ProfileAttention):
     def flow(self, recorder: Flow, x: Value, key_input: Value | None = None, value_input: Value | None = None) -> Value:
         """Records attention. key_input, value_input: the inputs of keys and of values, by default x."""
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
-        dim, window, rank = Axis("head_dim", self.head_dim), self.sliding_window, Axis("profiles", self.relative_rank)
-        q = recorder.linear("q_proj", x, heads, dim)
+        head_dim, window, rank = (
+            Axis("head_dim", self.head_dim),
+            self.sliding_window,
+            Axis("profiles", self.relative_rank),
+        )
+        q = recorder.linear("q_proj", x, heads, head_dim)
         keys, values = (
-            self._convolved_heads(recorder, f"{name}_conv", recorder.linear(f"{name}_proj", y, kv_heads, dim), y)
-            for name, y in (
+            self._convolve_heads(
+                recorder, f"{letter}_conv", recorder.linear(f"{letter}_proj", token, kv_heads, head_dim), token
+            )
+            for letter, token in (
                 ("k", x if key_input is None else key_input),
                 ("v", x if value_input is None else value_input),
             )
         )
-        profile_weights, gate = recorder.linear("r_proj", x, heads, rank), recorder.linear("gate_proj", x, heads, dim)
+        profile_weights, gate = (
+            recorder.linear("r_proj", x, heads, rank),
+            recorder.linear("gate_proj", x, heads, head_dim),
+        )
         sinks = recorder.linear("sink_proj", x, heads)
-        q = recorder.normalized(recorder.mul(q, recorder.vector("q_scale", heads, dim)), WEIGHTLESS, (dim,))
-        keys, values = recorder.normalized(keys, WEIGHTLESS, (dim,)), recorder.normalized(values, WEIGHTLESS, (dim,))
+        q = recorder.normalized(recorder.mul(q, recorder.vector("q_scale", heads, head_dim)), WEIGHTLESS, (head_dim,))
+        keys, values = (
+            recorder.normalized(keys, WEIGHTLESS, (head_dim,)),
+            recorder.normalized(values, WEIGHTLESS, (head_dim,)),
+        )
         profile_weights = recorder.normalized(
             recorder.mul(profile_weights, recorder.vector("share_scale", heads, rank)), WEIGHTLESS, (rank,)
         )
@@ -65,21 +77,22 @@ class GatedProfileAttention(ProfileAttention):
         recorder.hold(q=q, k=keys, v=values, bias=bias, gate=gate, sinks=sinks)
         keys, values = recorder.repeat(keys, heads), recorder.repeat(values, heads)
         recorder.hold(k=keys, v=values)
-        y = recorder.attention("core", q, keys, values, causal=recorder.causal, bias=bias, window=window)
-        y = recorder.mul(y, recorder.act(sinks, "sigmoid"))  # a key without a value takes a share of each head's output
-        y = recorder.mul(y, recorder.act(gate, "sigmoid"))
-        recorder.hold(out=y)
-        return recorder.linear("o_proj", y, *x.axes)
+        attn_output = recorder.attention("core", q, keys, values, causal=recorder.causal, bias=bias, window=window)
+        # a key without a value takes a share of each head's output
+        attn_output = recorder.mul(attn_output, recorder.act(sinks, "sigmoid"))
+        attn_output = recorder.mul(attn_output, recorder.act(gate, "sigmoid"))
+        recorder.hold(out=attn_output)
+        return recorder.linear("o_proj", attn_output, *x.axes)
 
-    def _convolved_heads(self, recorder: Flow, name: str, x: Value, token: Value) -> Value:
+    def _convolve_heads(self, recorder: Flow, conv_name: str, x: Value, token: Value) -> Value:
         """Returns keys or values after their convolution.
 
         token: the vectors from which a part of the filter is computed.
         """
         if not self.dynamic_convolutions:
-            return add_convolution(recorder, name, x, self.conv_kernel_size)
+            return add_convolution(recorder, conv_name, x, self.conv_kernel_size)
         (heads, dim), taps = x.axes, Axis("kernel", self.conv_kernel_size)
-        with recorder.scope(name):
+        with recorder.scope(conv_name):
             weights = recorder.linear("weight_proj", token, heads, taps)
             weights = recorder.mul(weights, recorder.vector("static_weight", heads, dim, taps), axes=(heads, dim, taps))
             recorder.state("conv_state", heads, dim, taps, kind="conv_state")
@@ -114,24 +127,24 @@ def _reference_class() -> type[nn.Module]:
     class TokenConvolution(nn.Module):
         """A causal convolution with per-token filters, added to its input. x: [batch, tokens, width]."""
 
-        def __init__(self, hidden: int, heads: int, width: int, kernel: int) -> None:
+        def __init__(self, hidden: int, heads: int, kv_width: int, kernel: int) -> None:
             super().__init__()
-            self.heads, self.kernel, self.size = heads, kernel, width // heads
-            self.static_weight = vector(torch.zeros(width, kernel))
+            self.heads, self.kernel, self.size = heads, kernel, kv_width // heads
+            self.static_weight = vector(torch.zeros(kv_width, kernel))
             self.weight_proj = nn.Linear(hidden, heads * kernel, bias=False)
             self.conv_state: Any = state_class()()
 
         def forward(self, x: Tensor, token: Tensor, forward_pass: ForwardPass) -> Tensor:
-            stored = self.conv_state.load(forward_pass)
-            earlier = x.new_zeros(x.shape[0], self.kernel, x.shape[-1]) if stored is None else stored[0]
-            inputs = torch.cat([earlier, x], 1)
+            stored_rows = self.conv_state.load(forward_pass)
+            earlier_rows = x.new_zeros(x.shape[0], self.kernel, x.shape[-1]) if stored_rows is None else stored_rows[0]
+            inputs = torch.cat([earlier_rows, x], 1)
             self.conv_state.keep(forward_pass, inputs[:, -self.kernel :])
             windows = inputs[:, 1:].unfold(1, self.kernel, 1)  # [batch, tokens, width, kernel]
             taps = self.weight_proj(token).unflatten(-1, (self.heads, self.kernel)).repeat_interleave(self.size, -2)
             convolved: Tensor = (windows * (self.static_weight.weight + taps)).sum(-1)
             return convolved + x
 
-    class Core(nn.Module):
+    class SoftmaxProducts(nn.Module):
         """Softmax attention with a bias and a sink, a score per query without a value.
 
         q: [batch, heads, queries, d]; k, v: [batch, heads, keys, d]; bias: the scores' shape; sinks: [batch, heads,
@@ -159,13 +172,15 @@ def _reference_class() -> type[nn.Module]:
             self.q_scale = vector(torch.ones(heads, head_dim))
             self.share_scale = vector(torch.ones(heads, spec.relative_rank))
             self.v_norm = norm_reference(Norm(type="rmsnorm", weight=False, eps=1e-6), head_dim)
-            self.core = Core()
+            self.core = SoftmaxProducts()
 
-        def _convolved_heads(self, name: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+        def _convolve_heads(self, letter: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Returns keys or values by head, [batch, heads, tokens, size]."""
             token = [x] if self.spec.dynamic_convolutions else []
-            y = self.get_submodule(f"{name}_conv")(self.get_submodule(f"{name}_proj")(x), *token, forward_pass)
-            return y.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
+            convolved = self.get_submodule(f"{letter}_conv")(
+                self.get_submodule(f"{letter}_proj")(x), *token, forward_pass
+            )
+            return convolved.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
 
         def forward(
             self,
@@ -176,16 +191,18 @@ def _reference_class() -> type[nn.Module]:
         ) -> Tensor:
             spec, heads = self.spec, self.spec.num_attention_heads
             q = self.q_proj(x).unflatten(-1, (heads, -1)) * self.q_scale.weight
-            k = self._convolved_heads("k", x if key_input is None else key_input, forward_pass)
-            v = self._convolved_heads("v", x if value_input is None else value_input, forward_pass)
+            k = self._convolve_heads("k", x if key_input is None else key_input, forward_pass)
+            v = self._convolve_heads("v", x if value_input is None else value_input, forward_pass)
             q = limit_norm(q, 512**0.5).transpose(1, 2)
             k, v = self.cache(forward_pass, limit_norm(k, 512**0.5), self.v_norm(v))
-            end = forward_pass.past + x.shape[1]
+            end_position = forward_pass.past + x.shape[1]
             mask = attention_mask(forward_pass, x, k, causal=True, window=spec.sliding_window)
             profile_weights = self.r_proj(x).unflatten(-1, (heads, -1)) * self.share_scale.weight
-            bias = self.bias_of(limit_norm(profile_weights, 8.0).transpose(1, 2), forward_pass, end, k.shape[2])
+            bias = self.bias_of(
+                limit_norm(profile_weights, 8.0).transpose(1, 2), forward_pass, end_position, k.shape[2]
+            )
             k, v = self._for_each_query_head(k, v)
-            y = self.core(q, k, v, mask, bias, self.sink_proj(x).transpose(1, 2)).transpose(1, 2).flatten(2)
-            return self.o_proj(y * self.gate_proj(x).sigmoid())
+            attn_output = self.core(q, k, v, mask, bias, self.sink_proj(x).transpose(1, 2)).transpose(1, 2).flatten(2)
+            return self.o_proj(attn_output * self.gate_proj(x).sigmoid())
 
     return GatedProfileReference

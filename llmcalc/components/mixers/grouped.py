@@ -28,13 +28,13 @@ class GroupedQueryMixer(TokenMixer):
         @property
         def position(self) -> Rope | None: ...
 
-    def head_sizes(self, width: Any) -> HeadSizes:
+    def head_sizes(self, hidden_size: Any) -> HeadSizes:
         return HeadSizes(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
 
     def score_position(self) -> Rope | None:
         return self.position
 
-    def with_kv_heads(self, kv_heads: int, width: int) -> Self:
+    def with_kv_heads(self, kv_heads: int, hidden_size: int) -> Self:
         return self.model_copy(update={"num_key_value_heads": kv_heads})
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
@@ -67,10 +67,10 @@ class WindowedMixer(GroupedQueryMixer):
     def without_window(self) -> Self:
         return self.model_copy(update={"sliding_window": None})
 
-    def _heading(self, name: str, details: str = "") -> str:
+    def _heading(self, mixer_name: str, details: str = "") -> str:
         """Returns a report heading with the attention's name, heads, details and window."""
         window = "" if self.sliding_window is None else f", window {self.sliding_window}"
-        return f"{name} {self.num_attention_heads}/{self.num_key_value_heads} × {self.head_dim}{details}{window}"
+        return f"{mixer_name} {self.num_attention_heads}/{self.num_key_value_heads} × {self.head_dim}{details}{window}"
 
     @property
     def cache_kind(self) -> str:
@@ -81,9 +81,10 @@ class WindowedMixer(GroupedQueryMixer):
 def check_key_heads(mixer: TokenMixer, head_sizes: HeadSizes) -> None:
     """Raises `Unscalable` unless there are as many key and value heads as query heads."""
     if not same(head_sizes.kv_heads, head_sizes.heads):
-        kind = type(mixer).model_fields["type"].default
+        type_name = type(mixer).model_fields["type"].default
         raise Unscalable(
-            f"attention.type '{kind}' requires as many key/value heads as query heads; expected a --kv-ratio of 1, or "
+            f"attention.type '{type_name}' requires as many key/value heads as query heads; expected a --kv-ratio of "
+            "1, or "
             "none"
         )
 
@@ -98,7 +99,7 @@ class MultiHeadMixer(TokenMixer):
         num_attention_heads: int
         head_dim: int
 
-    def head_sizes(self, width: Any) -> HeadSizes:
+    def head_sizes(self, hidden_size: Any) -> HeadSizes:
         return HeadSizes(self.num_attention_heads, self.num_attention_heads, self.head_dim)
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
@@ -112,9 +113,9 @@ class EqualHeadsMixer(TokenMixer):
     if TYPE_CHECKING:
         num_attention_heads: int
 
-    def head_sizes(self, width: Any) -> HeadSizes:
+    def head_sizes(self, hidden_size: Any) -> HeadSizes:
         heads = self.num_attention_heads
-        return HeadSizes(heads, heads, exact_div(width, heads))
+        return HeadSizes(heads, heads, exact_div(hidden_size, heads))
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
         check_key_heads(self, head_sizes)
@@ -126,10 +127,11 @@ class EqualHeadsMixer(TokenMixer):
 
     def _check_divisor(self, stack_position: StackPosition, field: str) -> None:
         """Raises `ValueError` unless the field divides the width of the layer."""
-        number = getattr(self, field)
-        if stack_position.width % number:
+        head_count = getattr(self, field)
+        if stack_position.width % head_count:
             raise ValueError(
-                f"{stack_position.where}.{field}: {number}; expected a divisor of hidden_size {stack_position.width}"
+                f"{stack_position.where}.{field}: {head_count}; "
+                f"expected a divisor of hidden_size {stack_position.width}"
             )
 
 
@@ -144,8 +146,8 @@ def grouped_reference_class() -> Any:
         def __init__(self, spec: GroupedQueryMixer, hidden: int, bias: bool = False) -> None:
             super().__init__()
             self.spec, heads, kv_heads, d = spec, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
-            for name, width in (("q_proj", heads * d), ("k_proj", kv_heads * d), ("v_proj", kv_heads * d)):
-                self.add_module(name, nn.Linear(hidden, width, bias=bias))
+            for projection, output_width in (("q_proj", heads * d), ("k_proj", kv_heads * d), ("v_proj", kv_heads * d)):
+                self.add_module(projection, nn.Linear(hidden, output_width, bias=bias))
             self.o_proj = nn.Linear(heads * d, hidden, bias=bias)
 
         def _split_heads(self, projection: str, x: Tensor) -> Tensor:
@@ -155,6 +157,8 @@ def grouped_reference_class() -> Any:
         def _for_each_query_head(self, *tensors: Tensor, axis: int = 1) -> tuple[Tensor, ...]:
             """Repeats keys and values to the number of query heads."""
             group_size = self.spec.num_attention_heads // self.spec.num_key_value_heads
-            return tensors if group_size == 1 else tuple(t.repeat_interleave(group_size, axis) for t in tensors)
+            return (
+                tensors if group_size == 1 else tuple(tensor.repeat_interleave(group_size, axis) for tensor in tensors)
+            )
 
     return GroupedReference

@@ -60,14 +60,14 @@ class GroupedProjectionAttention(EqualHeadsMixer):
         head_sizes = self.head_sizes(x.width)
         heads, dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
         q, k, v = (
-            recorder.conv(f"{name}_proj", x, heads, dim, kernel=1, groups=groups, bias=True)
-            for name, groups in (("q", self.q_groups), ("k", self.k_groups), ("v", self.v_groups))
+            recorder.conv(f"{letter}_proj", x, heads, dim, kernel=1, groups=groups, bias=True)
+            for letter, groups in (("q", self.q_groups), ("k", self.k_groups), ("v", self.v_groups))
         )
         recorder.mask(q, k, causal=False)
         recorder.hold(q=q, k=k, v=v)
-        y = recorder.flat(recorder.attention("core", q, k, v, causal=False))
-        recorder.hold(out=y)
-        return recorder.conv("o_proj", y, *x.axes, kernel=1, groups=self.o_groups, bias=True)
+        attn_output = recorder.flat(recorder.attention("core", q, k, v, causal=False))
+        recorder.hold(out=attn_output)
+        return recorder.conv("o_proj", attn_output, *x.axes, kernel=1, groups=self.o_groups, bias=True)
 
     def describe(self, hidden_size: int) -> str:
         return f"MHA {self.num_attention_heads} in {self.q_groups} groups"
@@ -106,8 +106,10 @@ class GroupedFeedForward(SingleWidthNetwork):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         ffn = Axis("ffn", self.intermediate_size)
-        y = recorder.act(recorder.conv("up_proj", x, ffn, kernel=1, groups=self.up_groups, bias=True), self.hidden_act)
-        return recorder.conv("down_proj", y, *x.axes, kernel=1, groups=self.down_groups, bias=True)
+        activated = recorder.act(
+            recorder.conv("up_proj", x, ffn, kernel=1, groups=self.up_groups, bias=True), self.hidden_act
+        )
+        return recorder.conv("down_proj", activated, *x.axes, kernel=1, groups=self.down_groups, bias=True)
 
     def describe(self, hidden_size: int) -> str:
         return f"{self.hidden_act} {self.intermediate_size} in {self.up_groups} groups"
@@ -123,10 +125,10 @@ class GroupedFeedForward(SingleWidthNetwork):
         ]
 
 
-def _grouped_convolution(width: int, out: int, groups: int) -> nn.Module:
+def _grouped_convolution(input_width: int, output_width: int, groups: int) -> nn.Module:
     from torch import nn
 
-    return nn.Conv1d(width, out, 1, groups=groups)
+    return nn.Conv1d(input_width, output_width, 1, groups=groups)
 
 
 def _apply_convolution(projection: nn.Module, x: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ class Indexer(Part):
         return self.input_norm is not None
 
     def attention_limits(self) -> Mapping[str, Any]:
-        """Returns fields of the attention operation and its rows: the number of attended tokens."""
+        """Returns keyword arguments of the attention operation and of its rows: the number of attended tokens."""
         return {"selected": self.index_topk}
 
     def flow(self, recorder: Flow, x: Value, query_latent: Value | None = None, position: Rope | None = None) -> Value:
@@ -68,15 +68,15 @@ class Indexer(Part):
         query_latent: the compressed query, which the indexer's queries come from without input_norm.
         position: RoPE on queries and keys; None for none.
         """
-        heads, dim = Axis("index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
+        heads, index_dim = Axis("index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
         query_input = query_latent if self.input_norm is None else recorder.part("input_norm", self.input_norm, x)
         assert query_input is not None
-        q = recorder.linear("q_proj", query_input, heads, dim)
+        q = recorder.linear("q_proj", query_input, heads, index_dim)
         recorder.hold(small=query_input, q=q)
         if self.position_scale:
             q = scale_by_position(recorder, q, heads)
             recorder.hold(q=q)
-        keys = recorder.norm("k_norm", recorder.linear("k_proj", x, dim), Norm(type="layernorm"))
+        keys = recorder.norm("k_norm", recorder.linear("k_proj", x, index_dim), Norm(type="layernorm"))
         keys = keys if position is None else recorder.rope(keys, position)
         weights = recorder.linear("weights_proj", x, heads)
         recorder.hold(weights=weights)
@@ -97,7 +97,7 @@ def indexer_core_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Core(nn.Module):
+    class KeyScores(nn.Module):
         """The scores of keys. q: [batch, queries, heads, d], k: [batch, keys, d] → [batch, queries, keys].
 
         weights: [batch, queries, heads].
@@ -107,7 +107,7 @@ def indexer_core_class() -> type[nn.Module]:
             scores = torch.relu(q @ k[:, None].transpose(-1, -2) * q.shape[-1] ** -0.5)
             return (weights[:, :, None] @ scores)[:, :, 0]
 
-    return Core
+    return KeyScores
 
 
 @cache
@@ -131,7 +131,7 @@ def indexer_reference_class() -> type[nn.Module]:
             self.weights_proj = nn.Linear(hidden, spec.index_n_heads, bias=False)
             self.cache, self.core = cache_class()(), indexer_core_class()()
 
-        def _rotated_heads(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+        def _rotate_heads(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Applies RoPE to the first dimensions of x: [batch, …, tokens, d]."""
             return rotate(x, forward_pass, forward_pass.past, self.rope, self.theta) if self.rope else x
 
@@ -143,9 +143,9 @@ def indexer_reference_class() -> type[nn.Module]:
             q = self.q_proj(compressed_query).unflatten(-1, (spec.index_n_heads, -1)).transpose(1, 2)
             if spec.position_scale:
                 q = self.position_scale(q, forward_pass)
-            k, weights = self._rotated_heads(self.k_norm(self.k_proj(x)), forward_pass), self.weights_proj(x)
+            k, weights = self._rotate_heads(self.k_norm(self.k_proj(x)), forward_pass), self.weights_proj(x)
             (k,) = self.cache(forward_pass, k)
-            scores = self.core(self._rotated_heads(q, forward_pass).transpose(1, 2), k, weights).float()
+            scores = self.core(self._rotate_heads(q, forward_pass).transpose(1, 2), k, weights).float()
             ranked_tokens = scores.masked_fill(~mask, float("-inf")).sort(dim=-1, descending=True, stable=True).indices
             return ranked_tokens[..., : spec.index_topk]
 

@@ -54,7 +54,7 @@ class JetBlock(TokenMixer):
     chunk_size: ChunkSize = CHUNK_TOKENS
     norm_eps: Real = Field(default=1e-5, ge=0)
 
-    def head_sizes(self, width: Number) -> HeadSizes:
+    def head_sizes(self, hidden_size: Number) -> HeadSizes:
         return HeadSizes(self.linear_num_value_heads, self.linear_num_value_heads, self.linear_key_head_dim)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
@@ -73,19 +73,19 @@ class JetBlock(TokenMixer):
         decay = recorder.mul(recorder.act(step_size, "softplus"), decay_rate)
         beta = recorder.act(recorder.linear("b_proj", x, heads), "sigmoid")  # the strength of the correction
         inputs = (q, k, v, decay, beta)
-        rule = DeltaRule(beta.width, key_dim.size, value_dim.size, self.chunk_size, rows=x.rows)
-        y = recorder.alternatives(
-            chunked=lambda: recorder.core("core", rule, *inputs, axes=(heads, value_dim)),
+        delta_rule = DeltaRule(beta.width, key_dim.size, value_dim.size, self.chunk_size, rows=x.rows)
+        scan_output = recorder.alternatives(
+            chunked=lambda: recorder.core("core", delta_rule, *inputs, axes=(heads, value_dim)),
             step=lambda: recorder.core("core", Elementwise(), *inputs, axes=(heads, value_dim)),
         )
         recorder.state("recurrent_state", heads, key_dim, value_dim, bits=32)
         gate = recorder.act(recorder.linear("g_proj", x, heads, value_dim), "silu")
-        y = recorder.norm("norm", y, Norm(type="rmsnorm", eps=self.norm_eps), (value_dim,))
-        return recorder.linear("o_proj", recorder.mul(y, gate), *x.axes)
+        scan_output = recorder.norm("norm", scan_output, Norm(type="rmsnorm", eps=self.norm_eps), (value_dim,))
+        return recorder.linear("o_proj", recorder.mul(scan_output, gate), *x.axes)
 
     def describe(self, hidden_size: int) -> str:
-        sizes = f"{self.linear_key_head_dim}/{self.linear_value_head_dim}"
-        return f"JetBlock {self.linear_num_value_heads} × {sizes}"
+        head_dims = f"{self.linear_key_head_dim}/{self.linear_value_head_dim}"
+        return f"JetBlock {self.linear_num_value_heads} × {head_dims}"
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
@@ -118,12 +118,12 @@ def _reference_class() -> type[nn.Module]:
         state: the module that keeps the last `kernel` inputs of each channel.
         """
 
-        def forward(self, x: Tensor, filters: Tensor, forward_pass: ForwardPass, state: Any) -> Tensor:
+        def forward(self, x: Tensor, filters: Tensor, forward_pass: ForwardPass, state_module: Any) -> Tensor:
             kernel = filters.shape[-1]
-            stored_input = state.load(forward_pass)
-            earlier = x.new_zeros(x.shape[0], kernel, x.shape[-1]) if stored_input is None else stored_input[0]
-            tokens_with_past = torch.cat([earlier, x], 1)
-            state.keep(forward_pass, tokens_with_past[:, -kernel:])
+            stored_input = state_module.load(forward_pass)
+            earlier_inputs = x.new_zeros(x.shape[0], kernel, x.shape[-1]) if stored_input is None else stored_input[0]
+            tokens_with_past = torch.cat([earlier_inputs, x], 1)
+            state_module.keep(forward_pass, tokens_with_past[:, -kernel:])
             windows = tokens_with_past[:, 1:].unfold(1, kernel, 1)  # [batch, tokens, channels, kernel]
             return (windows[..., None, :] @ filters[..., None])[..., 0, 0]
 
@@ -161,8 +161,8 @@ def _reference_class() -> type[nn.Module]:
             beta = self.b_proj(x).sigmoid().transpose(1, 2)
             heads_of_v = v.unflatten(-1, (-1, value_dim)).transpose(1, 2)
             decay = decay.transpose(1, 2)[..., None]
-            out = self.core(q, k, heads_of_v, decay, beta, forward_pass, self.recurrent_state)
+            scan_output = self.core(q, k, heads_of_v, decay, beta, forward_pass, self.recurrent_state)
             gate = F.silu(self.g_proj(x).unflatten(-1, (-1, value_dim)))
-            return self.o_proj((self.norm(out.transpose(1, 2).to(x.dtype)) * gate).flatten(2))
+            return self.o_proj((self.norm(scan_output.transpose(1, 2).to(x.dtype)) * gate).flatten(2))
 
     return JetBlockReference

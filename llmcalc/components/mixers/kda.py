@@ -83,7 +83,7 @@ class KimiDeltaAttention(TokenMixer):
             raise ValueError("full_rank_output_gate: without low_rank_gates both gates have full rank; expected false")
         return self
 
-    def head_sizes(self, width: Number) -> HeadSizes:
+    def head_sizes(self, hidden_size: Number) -> HeadSizes:
         return HeadSizes(self.linear_num_heads, self.linear_num_heads, self.linear_head_dim)
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
@@ -92,27 +92,28 @@ class KimiDeltaAttention(TokenMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, dim = Axis("heads", self.linear_num_heads), Axis("head_dim", self.linear_head_dim)
-        all_heads: Shape = (heads, dim)
-        kernel, qkv_axes = self.linear_conv_kernel_dim, JoinedShapes((all_heads, all_heads, all_heads))
-        u = recorder.cat(
-            *(recorder.linear(name, x, *all_heads) for name in ("q_proj", "k_proj", "v_proj")), axes=(qkv_axes,)
+        head_axes: Shape = (heads, dim)
+        kernel, qkv_axes = self.linear_conv_kernel_dim, JoinedShapes((head_axes, head_axes, head_axes))
+        qkv = recorder.cat(
+            *(recorder.linear(projection, x, *head_axes) for projection in ("q_proj", "k_proj", "v_proj")),
+            axes=(qkv_axes,),
         )
-        u = recorder.conv("conv1d", u, qkv_axes, kernel=kernel, groups=u.width, padding=kernel - 1)
+        qkv = recorder.conv("conv1d", qkv, qkv_axes, kernel=kernel, groups=qkv.width, padding=kernel - 1)
         recorder.state("conv_state", qkv_axes, Axis("kernel", kernel), kind="conv_state")
-        q, k, v = recorder.split(recorder.act(u, "silu"), *qkv_axes.parts)
+        q, k, v = recorder.split(recorder.act(qkv, "silu"), *qkv_axes.parts)
         beta = recorder.act(recorder.linear("b_proj", x, heads), "sigmoid")  # the strength of the correction, per head
-        inputs = (q, k, v, self._record_log_decay(recorder, x, all_heads), beta)
+        inputs = (q, k, v, self._record_log_decay(recorder, x, head_axes), beta)
         node_fields = {"source": "Kimi Team 2025, §3.1"}
-        rule = DeltaRule(beta.width, dim.size, dim.size, self.chunk_size, by_channel=True, rows=x.rows)
-        y = recorder.alternatives(
-            chunked=lambda: recorder.core("core", rule, *inputs, axes=all_heads, about=node_fields),
-            step=lambda: recorder.core("core", Elementwise(), *inputs, axes=all_heads, about=node_fields),
+        delta_rule = DeltaRule(beta.width, dim.size, dim.size, self.chunk_size, by_channel=True, rows=x.rows)
+        scan_output = recorder.alternatives(
+            chunked=lambda: recorder.core("core", delta_rule, *inputs, axes=head_axes, about=node_fields),
+            step=lambda: recorder.core("core", Elementwise(), *inputs, axes=head_axes, about=node_fields),
         )
         recorder.state("recurrent_state", heads, dim, dim, bits=32)
-        y = recorder.norm("norm", y, Norm(type="rmsnorm", eps=self.norm_eps), (dim,))
+        scan_output = recorder.norm("norm", scan_output, Norm(type="rmsnorm", eps=self.norm_eps), (dim,))
         return recorder.linear(
             "o_proj",
-            recorder.mul(y, recorder.act(self._gate_projection(recorder, "g", x, all_heads), "sigmoid")),
+            recorder.mul(scan_output, recorder.act(self._gate_projection(recorder, "g", x, head_axes), "sigmoid")),
             *x.axes,
         )
 
@@ -120,23 +121,23 @@ class KimiDeltaAttention(TokenMixer):
         """Whether the projection of a gate has low rank. letter: `f` for the decay, `g` for the output gate."""
         return self.low_rank_gates and not (letter == "g" and self.full_rank_output_gate)
 
-    def _record_log_decay(self, recorder: Flow, x: Value, all_heads: Shape) -> Value:
+    def _record_log_decay(self, recorder: Flow, x: Value, head_axes: Shape) -> Value:
         """Returns the log decay of each channel of the state."""
-        heads, *_ = all_heads
+        heads, *_ = head_axes
         decay_logits = recorder.add(
-            self._gate_projection(recorder, "f", x, all_heads), recorder.vector("dt_bias", *all_heads)
+            self._gate_projection(recorder, "f", x, head_axes), recorder.vector("dt_bias", *head_axes)
         )
-        rate = recorder.act(recorder.vector("A_log", heads), "exp")
+        decay_rate = recorder.act(recorder.vector("A_log", heads), "exp")
         if self.kda_lower_bound is None:
-            return recorder.mul(recorder.act(decay_logits, "softplus"), rate)
-        return recorder.act(recorder.mul(decay_logits, rate), "sigmoid")
+            return recorder.mul(recorder.act(decay_logits, "softplus"), decay_rate)
+        return recorder.act(recorder.mul(decay_logits, decay_rate), "sigmoid")
 
-    def _gate_projection(self, recorder: Flow, letter: str, x: Value, all_heads: Shape) -> Value:
+    def _gate_projection(self, recorder: Flow, letter: str, x: Value, head_axes: Shape) -> Value:
         """Returns the projection of a gate: one full-rank linear layer or two low-rank ones."""
         if not self._has_low_rank(letter):
-            return recorder.linear(f"{letter}_proj", x, *all_heads)
+            return recorder.linear(f"{letter}_proj", x, *head_axes)
         low_rank = recorder.linear(f"{letter}_a_proj", x, Axis("gate_rank", self.linear_head_dim))
-        return recorder.linear(f"{letter}_b_proj", low_rank, *all_heads)
+        return recorder.linear(f"{letter}_b_proj", low_rank, *head_axes)
 
     def describe(self, hidden_size: int) -> str:
         return f"Kimi delta attention {self.linear_num_heads} × {self.linear_head_dim}"
@@ -169,52 +170,52 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: KimiDeltaAttention, hidden: int) -> None:
             super().__init__()
             self.heads, head = spec.linear_num_heads, spec.linear_head_dim
-            width = self.heads * head
-            self.q_proj, self.k_proj, self.v_proj = (nn.Linear(hidden, width, bias=False) for _ in range(3))
-            self.conv1d = causal_conv_class()(3 * width, spec.linear_conv_kernel_dim, False)
+            heads_width = self.heads * head
+            self.q_proj, self.k_proj, self.v_proj = (nn.Linear(hidden, heads_width, bias=False) for _ in range(3))
+            self.conv1d = causal_conv_class()(3 * heads_width, spec.linear_conv_kernel_dim, False)
             self.lower_bound = spec.kda_lower_bound
             low_rank = {"f": spec.low_rank_gates, "g": spec.low_rank_gates and not spec.full_rank_output_gate}
             for gate, is_low_rank in low_rank.items():
                 if is_low_rank:
                     self.add_module(f"{gate}_a_proj", nn.Linear(hidden, head, bias=False))
-                    self.add_module(f"{gate}_b_proj", nn.Linear(head, width, bias=False))
+                    self.add_module(f"{gate}_b_proj", nn.Linear(head, heads_width, bias=False))
                 else:
-                    self.add_module(f"{gate}_proj", nn.Linear(hidden, width, bias=False))
-            self.dt_bias = vector(torch.linspace(-6.0, -2.0, width))
+                    self.add_module(f"{gate}_proj", nn.Linear(hidden, heads_width, bias=False))
+            self.dt_bias = vector(torch.linspace(-6.0, -2.0, heads_width))
             self.A_log = vector(torch.linspace(1.0, 16.0, self.heads).log())
             self.b_proj = nn.Linear(hidden, self.heads, bias=False)
             self.core = delta_rule_class()(spec.chunk_size, decays_by_channel=True)
             self.conv_state, self.recurrent_state = state_class()(), state_class()()
             self.norm = norm_reference(Norm(type="rmsnorm", eps=spec.norm_eps), head)
-            self.o_proj = nn.Linear(width, hidden, bias=False)
+            self.o_proj = nn.Linear(heads_width, hidden, bias=False)
 
         def _split_heads(self, x: Tensor) -> Tensor:
             """Splits heads. [batch, tokens, heads · d] → [batch, heads, tokens, d]."""
             return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
         def _gate_projection(self, letter: str, x: Tensor) -> Tensor:
-            names = (
+            projections = (
                 (f"{letter}_a_proj", f"{letter}_b_proj") if hasattr(self, f"{letter}_a_proj") else (f"{letter}_proj",)
             )
-            for name in names:
-                x = self.get_submodule(name)(x)
+            for projection in projections:
+                x = self.get_submodule(projection)(x)
             return x
 
         def _log_decay(self, x: Tensor) -> Tensor:
             """Computes the log decay, [batch, heads, tokens, d], negative."""
             decay_logits = self._split_heads(self._gate_projection("f", x).float() + self.dt_bias.weight.float())
-            rate = self.A_log.weight.float().exp()[:, None, None]
+            decay_rate = self.A_log.weight.float().exp()[:, None, None]
             return (
-                -rate * F.softplus(decay_logits)
+                -decay_rate * F.softplus(decay_logits)
                 if self.lower_bound is None
-                else self.lower_bound * (rate * decay_logits).sigmoid()
+                else self.lower_bound * (decay_rate * decay_logits).sigmoid()
             )
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             qkv = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1).transpose(1, 2)
             q, k, v = F.silu(self.conv1d(qkv, forward_pass, self.conv_state)).transpose(1, 2).chunk(3, -1)
             beta = self.b_proj(x).sigmoid().transpose(1, 2)
-            out = self.core(
+            attn_output = self.core(
                 self._split_heads(q),
                 self._split_heads(k),
                 self._split_heads(v),
@@ -223,7 +224,9 @@ def _reference_class() -> type[nn.Module]:
                 forward_pass,
                 self.recurrent_state,
             )
-            normed = self.norm(out.transpose(1, 2).to(x.dtype)).flatten(2) * self._gate_projection("g", x).sigmoid()
+            normed = (
+                self.norm(attn_output.transpose(1, 2).to(x.dtype)).flatten(2) * self._gate_projection("g", x).sigmoid()
+            )
             return self.o_proj(normed)
 
     return KimiDeltaAttentionReference

@@ -82,7 +82,7 @@ class LatentContextAttention(TokenMixer):
         self.position.check_whole("qk_rope_head_dim")
         return self
 
-    def head_sizes(self, width: Any) -> HeadSizes:
+    def head_sizes(self, hidden_size: Any) -> HeadSizes:
         return HeadSizes(self.num_attention_heads, None, self.qk_nope_head_dim + self.qk_rope_head_dim)
 
     def score_position(self) -> Rope:
@@ -107,18 +107,18 @@ class LatentContextAttention(TokenMixer):
         """Records the scores of both attention cores on latents; each core counts its own keys."""
         context: Value = recorder.memo.get("target_states", x)  # x itself where the part is recorded alone
         heads, latent = Axis("heads", self.num_attention_heads), Axis("latent", self.kv_lora_rank)
-        nope, rope = Axis("nope", self.qk_nope_head_dim), Axis("rope", self.qk_rope_head_dim)
+        nope_axis, rope = Axis("nope", self.qk_nope_head_dim), Axis("rope", self.qk_rope_head_dim)
         value_axis, bias = Axis("v_head_dim", self.v_head_dim), self.attention_bias
         key_axis = JoinedShapes(((latent,), (rope,)))
-        query = self._query(recorder, x, heads, JoinedShapes(((nope,), (rope,))))
-        q_nope, q_rope = recorder.split(query, (heads, nope), (heads, rope))
-        weight = Weight("kv_b_proj", (heads, JoinedShapes(((nope,), (value_axis,)))), (latent,))
+        query = self._query(recorder, x, heads, JoinedShapes(((nope_axis,), (rope,))))
+        q_nope, q_rope = recorder.split(query, (heads, nope_axis), (heads, rope))
+        weight = Weight("kv_b_proj", (heads, JoinedShapes(((nope_axis,), (value_axis,)))), (latent,))
         q_latent = recorder.absorb("kv_b_proj", q_nope, weight, latent)
         q = recorder.cat(q_latent, recorder.rope(q_rope, self.position), axes=(heads, key_axis))
         joint_rows = Joined(first=x.rows, second=context.rows)
         projected = recorder.linear("kv_a_proj", x, key_axis, bias=bias, counted=joint_rows)
-        c, k_rope = recorder.split(projected, (latent,), (rope,))
-        normed = recorder.norm("kv_a_norm", c, self.norm)
+        latents, k_rope = recorder.split(projected, (latent,), (rope,))
+        normed = recorder.norm("kv_a_norm", latents, self.norm)
         own_keys = recorder.cat(normed, recorder.rope(k_rope, self.position), axes=(key_axis,))
         context_c, context_rope = recorder.split(recorder.apply_again(context, projected, bias), (latent,), (rope,))
         context_c, context_rope = recorder.cache(
@@ -132,15 +132,17 @@ class LatentContextAttention(TokenMixer):
         core_sizes = heads.size, latent.size + rope.size, latent.size
         context_core = ops.AttentionCore(*core_sizes, causal=False, window=self.sliding_window, rows=x.rows)
         block_core = ops.AttentionCore(*core_sizes, causal=False, rows=x.rows, keys=OfThisPass(of=x.rows))
-        y = recorder.core("core", context_core, q, context_keys, context_c, axes=(heads, latent))
-        y = recorder.add(y, recorder.core("block_core", block_core, q, own_keys, normed, axes=(heads, latent)))
-        return recorder.linear("o_proj", recorder.absorb("", y, weight, value_axis), *x.axes, bias=bias)
+        attn_output = recorder.core("core", context_core, q, context_keys, context_c, axes=(heads, latent))
+        attn_output = recorder.add(
+            attn_output, recorder.core("block_core", block_core, q, own_keys, normed, axes=(heads, latent))
+        )
+        return recorder.linear("o_proj", recorder.absorb("", attn_output, weight, value_axis), *x.axes, bias=bias)
 
     def _query(self, recorder: Flow, x: Value, heads: Axis, head: JoinedShapes) -> Value:
         if self.q_lora_rank is None:
             return recorder.linear("q_proj", x, heads, head)
-        compressed = recorder.linear("q_a_proj", x, Axis("q_lora", self.q_lora_rank), bias=self.attention_bias)
-        return recorder.linear("q_b_proj", recorder.norm("q_a_norm", compressed, self.norm), heads, head)
+        compressed_query = recorder.linear("q_a_proj", x, Axis("q_lora", self.q_lora_rank), bias=self.attention_bias)
+        return recorder.linear("q_b_proj", recorder.norm("q_a_norm", compressed_query, self.norm), heads, head)
 
     def describe(self, hidden_size: int) -> str:
         head_dim = self.qk_nope_head_dim + self.qk_rope_head_dim
@@ -203,14 +205,19 @@ def _reference_class() -> type[nn.Module]:
                 forward_pass, *self._latents_and_keys(forward_pass.memo["target_states"], forward_pass)
             )
             scores = [
-                core(q, torch.cat([c, k], -1)[:, None].transpose(-1, -2))
-                for core, c, k in ((self.core, context_latents, context_keys), (self.block_core, latents, keys))
+                core(q, torch.cat([core_latents, k], -1)[:, None].transpose(-1, -2))
+                for core, core_latents, k in (
+                    (self.core, context_latents, context_keys),
+                    (self.block_core, latents, keys),
+                )
             ]
             scale = (spec.qk_nope_head_dim + spec.qk_rope_head_dim) ** -0.5
             weights = torch.softmax((torch.cat(scores, -1) * scale).float(), -1).to(x.dtype)
             context_weights, weights = weights.split((context_latents.shape[1], latents.shape[1]), -1)
-            out = self.core(context_weights, context_latents[:, None]) + self.block_core(weights, latents[:, None])
-            out = self.kv_b_proj(out, absorbed_form="value")
-            return self.o_proj(out.transpose(1, 2).flatten(2))
+            attn_output = self.core(context_weights, context_latents[:, None]) + self.block_core(
+                weights, latents[:, None]
+            )
+            attn_output = self.kv_b_proj(attn_output, absorbed_form="value")
+            return self.o_proj(attn_output.transpose(1, 2).flatten(2))
 
     return LatentContextReference

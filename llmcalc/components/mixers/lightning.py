@@ -72,30 +72,33 @@ class LightningAttention(MultiHeadMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
-        all_heads: Shape = (heads, dim)
-        q, k, v = (recorder.linear(name, x, *all_heads, bias=self.qkv_bias) for name in ("q_proj", "k_proj", "v_proj"))
-        q = self._normed_and_rotated(recorder, "q_norm", q, dim)
-        k = self._normed_and_rotated(recorder, "k_norm", k, dim)
+        head_axes: Shape = (heads, dim)
+        q, k, v = (
+            recorder.linear(projection, x, *head_axes, bias=self.qkv_bias)
+            for projection in ("q_proj", "k_proj", "v_proj")
+        )
+        q = self._normalize_and_rotate(recorder, "q_norm", q, dim)
+        k = self._normalize_and_rotate(recorder, "k_norm", k, dim)
         activated_qkv = (
             recorder.act(q, self.hidden_act),
             recorder.act(k, self.hidden_act),
             recorder.act(v, self.hidden_act),
         )
         core_sizes = q.axes[0].size, dim.size, x.rows
-        y = recorder.alternatives(
+        attn_output = recorder.alternatives(
             chunked=lambda: recorder.core(
-                "core", LightningCore(*core_sizes, self.block_size), *activated_qkv, axes=all_heads
+                "core", LightningCore(*core_sizes, self.block_size), *activated_qkv, axes=head_axes
             ),
-            by_token=lambda: recorder.core("core", DecayScan(*core_sizes), *activated_qkv, axes=all_heads),
+            by_token=lambda: recorder.core("core", DecayScan(*core_sizes), *activated_qkv, axes=head_axes),
         )
         recorder.state("recurrent_state", heads, dim, dim)
-        y = recorder.norm("norm", y, Norm(type="rmsnorm", eps=1e-6))
-        gated = recorder.mul(recorder.act(recorder.linear("g_proj", x, *all_heads), "sigmoid"), y)
+        attn_output = recorder.norm("norm", attn_output, Norm(type="rmsnorm", eps=1e-6))
+        gated = recorder.mul(recorder.act(recorder.linear("g_proj", x, *head_axes), "sigmoid"), attn_output)
         return recorder.linear("o_proj", gated, *x.axes, bias=self.o_bias)
 
-    def _normed_and_rotated(self, recorder: Flow, name: str, x: Value, dim: Axis) -> Value:
-        """Returns queries or keys after their norm and RoPE. name: the name of the norm."""
-        x = x if self.qk_norm is None else recorder.norm(name, x, self.qk_norm, (dim,))
+    def _normalize_and_rotate(self, recorder: Flow, norm_name: str, x: Value, dim: Axis) -> Value:
+        """Returns queries or keys after their norm and RoPE. norm_name: the name of the norm."""
+        x = x if self.qk_norm is None else recorder.norm(norm_name, x, self.qk_norm, (dim,))
         return x if self.position is None else recorder.rope(x, self.position)
 
     def describe(self, hidden_size: int) -> str:
@@ -127,7 +130,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Core(nn.Module):
+    class DecayAttention(nn.Module):
         """Linear attention with decay. q, k, v: [batch, heads, tokens, d] → (same shape, S [batch, heads, d, d]).
 
         old_state: S before these tokens, or None.
@@ -141,25 +144,25 @@ def _reference_class() -> type[nn.Module]:
             heads, tokens, block_size = q.shape[1], q.shape[2], self.block if old_state is None else 1
             slope = self.base ** torch.arange(1, heads + 1, device=q.device)[:, None, None]
             state = q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]) if old_state is None else old_state
-            out = []
+            block_outputs = []
             for start in range(0, tokens, block_size):
-                qs, ks, vs = (x[:, :, start : start + block_size] for x in (q, k, v))
+                block_q, block_k, block_v = (x[:, :, start : start + block_size] for x in (q, k, v))
                 if old_state is not None:
-                    state = (-slope).exp().to(q.dtype) * state + ks.transpose(-1, -2) @ vs
-                    out.append(qs @ state)
+                    state = (-slope).exp().to(q.dtype) * state + block_k.transpose(-1, -2) @ block_v
+                    block_outputs.append(block_q @ state)
                     continue
-                positions = torch.arange(qs.shape[2], device=q.device)[:, None]
+                positions = torch.arange(block_q.shape[2], device=q.device)[:, None]
                 decay_mask = (
                     (-slope * (positions - positions.T))
                     .masked_fill(positions < positions.T, float("-inf"))
                     .exp()
                     .to(q.dtype)
                 )
-                block_output = (qs @ ks.transpose(-1, -2) * decay_mask) @ vs
-                out.append(block_output + (qs * (-slope * (positions + 1)).exp().to(q.dtype)) @ state)
-                decayed_k = ks * (-slope * (len(positions) - 1 - positions)).exp().to(q.dtype)
-                state = state * (-slope * len(positions)).exp().to(q.dtype) + decayed_k.transpose(-1, -2) @ vs
-            return torch.cat(out, 2), state
+                block_output = (block_q @ block_k.transpose(-1, -2) * decay_mask) @ block_v
+                block_outputs.append(block_output + (block_q * (-slope * (positions + 1)).exp().to(q.dtype)) @ state)
+                decayed_k = block_k * (-slope * (len(positions) - 1 - positions)).exp().to(q.dtype)
+                state = state * (-slope * len(positions)).exp().to(q.dtype) + decayed_k.transpose(-1, -2) @ block_v
+            return torch.cat(block_outputs, 2), state
 
     class LightningReference(nn.Module):
         """Lightning attention. x: [batch, tokens, hidden] → same shape."""
@@ -169,16 +172,18 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: LightningAttention, hidden: int) -> None:
             super().__init__()
             self.heads = spec.num_attention_heads
-            width = spec.num_attention_heads * spec.head_dim
+            heads_width = spec.num_attention_heads * spec.head_dim
             self.act = spec.hidden_act
             self.spec = spec
-            self.q_proj, self.k_proj, self.v_proj = (nn.Linear(hidden, width, bias=spec.qkv_bias) for _ in range(3))
-            self.g_proj = nn.Linear(hidden, width, bias=False)
+            self.q_proj, self.k_proj, self.v_proj = (
+                nn.Linear(hidden, heads_width, bias=spec.qkv_bias) for _ in range(3)
+            )
+            self.g_proj = nn.Linear(hidden, heads_width, bias=False)
             if spec.qk_norm is not None:
                 self.q_norm, self.k_norm = (norm_reference(spec.qk_norm, spec.head_dim) for _ in range(2))
-            self.core, self.recurrent_state = Core(self.heads, spec.block_size), state_class()()
-            self.norm = norm_reference(Norm(type="rmsnorm", eps=1e-6), width)
-            self.o_proj = nn.Linear(width, hidden, bias=spec.o_bias)
+            self.core, self.recurrent_state = DecayAttention(self.heads, spec.block_size), state_class()()
+            self.norm = norm_reference(Norm(type="rmsnorm", eps=1e-6), heads_width)
+            self.o_proj = nn.Linear(heads_width, hidden, bias=spec.o_bias)
 
         def _split_heads(self, letter: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Returns the heads of queries, keys or values, [batch, heads, tokens, d]. x: the projection's output."""
@@ -192,12 +197,12 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             projections = {"q": self.q_proj(x), "k": self.k_proj(x), "v": self.v_proj(x)}
-            q, k, v = (self._split_heads(letter, y, forward_pass) for letter, y in projections.items())
+            q, k, v = (self._split_heads(letter, projected, forward_pass) for letter, projected in projections.items())
             del projections
             stored_state = self.recurrent_state.only_tensor(forward_pass)
-            out, state = self.core(q, k, v, stored_state)
+            attn_output, state = self.core(q, k, v, stored_state)
             self.recurrent_state.keep(forward_pass, state)
-            normed = self.norm(out.transpose(1, 2).flatten(2))
+            normed = self.norm(attn_output.transpose(1, 2).flatten(2))
             return self.o_proj(self.g_proj(x).sigmoid() * normed)
 
     return LightningReference

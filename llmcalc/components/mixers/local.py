@@ -74,8 +74,12 @@ class LocalAttention(MultiHeadMixer):
 
     def share_bias(self, recorder: Flow, x: Value) -> None:
         """Records the shared bias, and the mask that the bias of block sums depends on."""
-        tables = [recorder.memo[name] for name in ("relative_bias", "relative_bias_of_blocks") if name in recorder.memo]
-        recorder.local_mask(x.rows, self.local_radius, self.global_block_size, *tables)
+        bias_tables = [
+            recorder.memo[table_name]
+            for table_name in ("relative_bias", "relative_bias_of_blocks")
+            if table_name in recorder.memo
+        ]
+        recorder.local_mask(x.rows, self.local_radius, self.global_block_size, *bias_tables)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, dim, block = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim), None
@@ -94,15 +98,15 @@ class LocalAttention(MultiHeadMixer):
         q = recorder.in_blocks(recorder.linear("q_proj", x, heads, dim), block_size, x.rows)
         recorder.hold(q=q)
         keys, values = (
-            recorder.in_blocks(recorder.linear(name, kv_input, heads, dim), block_size, x.rows, around=True)
-            for name in ("k_proj", "v_proj")
+            recorder.in_blocks(recorder.linear(projection, kv_input, heads, dim), block_size, x.rows, around=True)
+            for projection in ("k_proj", "v_proj")
         )
         recorder.hold(k=keys, v=values)
         self.share_bias(recorder, x)
         limits: dict[str, Any] = {"radius": self.local_radius, "global_block": block}
-        y = recorder.attention("core", q, keys, values, causal=False, core=ops.LocalCore, **limits)
-        recorder.hold(out=y)
-        return recorder.linear("o_proj", y, *x.axes)
+        attn_output = recorder.attention("core", q, keys, values, causal=False, core=ops.LocalCore, **limits)
+        recorder.hold(out=attn_output)
+        return recorder.linear("o_proj", attn_output, *x.axes)
 
     def describe(self, hidden_size: int) -> str:
         sums_text = "" if self.global_block_size is None else f", sums of {self.global_block_size}"
@@ -129,7 +133,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Core(nn.Module):
+    class SoftmaxProducts(nn.Module):
         """Attention within blocks. q: [batch, blocks, heads, block, d], k and v: [batch, blocks, heads, keys, d].
 
         Returns the shape of q. Scores are not scaled, as in T5.
@@ -140,7 +144,7 @@ def _reference_class() -> type[nn.Module]:
             scores = (scores if bias is None else scores + bias.to(scores.dtype)).masked_fill(~mask, float("-inf"))
             return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
 
-    class Sums(nn.Module):
+    class BlockSumProduct(nn.Module):
         """Sums the tokens of each block. x: [batch, tokens, hidden] → [batch, sums, hidden]."""
 
         def forward(self, x: Tensor, sum_index: Tensor, sum_positions: Tensor) -> Tensor:
@@ -151,14 +155,14 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: LocalAttention, model_properties: ModelProperties) -> None:
             super().__init__()
-            self.spec, width = spec, spec.num_attention_heads * spec.head_dim
-            for name in ("q_proj", "k_proj", "v_proj"):
-                self.add_module(name, nn.Linear(model_properties.hidden_size, width, bias=False))
+            self.spec, heads_width = spec, spec.num_attention_heads * spec.head_dim
+            for projection in ("q_proj", "k_proj", "v_proj"):
+                self.add_module(projection, nn.Linear(model_properties.hidden_size, heads_width, bias=False))
             if spec.global_block_size is not None:
-                self.sums = Sums()
+                self.sums = BlockSumProduct()
             if spec.global_norm is not None:
                 self.global_norm = spec.global_norm.reference(model_properties)
-            self.core, self.o_proj = Core(), nn.Linear(width, model_properties.hidden_size, bias=False)
+            self.core, self.o_proj = SoftmaxProducts(), nn.Linear(heads_width, model_properties.hidden_size, bias=False)
 
         def _split_into_blocks(self, x: Tensor) -> Tensor:
             """Splits tokens into blocks, zero-padded. [batch, tokens, …] → [batch, blocks, block, …]."""
@@ -166,17 +170,17 @@ def _reference_class() -> type[nn.Module]:
             padding = x.new_zeros(x.shape[0], -x.shape[1] % block_size, *x.shape[2:])
             return torch.cat([x, padding], 1).unflatten(1, (-1, block_size))
 
-        def _with_neighbours(self, x: Tensor) -> Tensor:
+        def _join_neighbours(self, x: Tensor) -> Tensor:
             """Joins each block with its two neighbours. [batch, blocks, block, …] → [batch, blocks, 3 · block, …]."""
             zero_block = torch.zeros_like(x[:, :1])
             return torch.cat([torch.cat([zero_block, x[:, :-1]], 1), x, torch.cat([x[:, 1:], zero_block], 1)], 2)
 
-        def _keys_of_blocks(self, x: Tensor, tokens: int) -> Tensor:
+        def _gather_block_keys(self, x: Tensor, tokens: int) -> Tensor:
             """Collects for each block the keys or values of the block, of both neighbours, and of all block sums.
 
             [batch, tokens and sums, heads · d] → [batch, blocks, heads, keys, d].
             """
-            local_vectors = self._split_heads(self._with_neighbours(self._split_into_blocks(x[:, :tokens])))
+            local_vectors = self._split_heads(self._join_neighbours(self._split_into_blocks(x[:, :tokens])))
             if self.spec.global_block_size is None:
                 return local_vectors
             sum_vectors = self._split_heads(x[:, tokens:])[:, None].expand(-1, local_vectors.shape[1], -1, -1, -1)
@@ -191,10 +195,10 @@ def _reference_class() -> type[nn.Module]:
             self._shared_bias(forward_pass, x.shape[1], x.device)
 
         def _shared_bias(self, forward_pass: ForwardPass, tokens: int, device: Any) -> tuple[Tensor, Tensor | None]:
-            key = "blocks", tokens, self.spec.local_radius, self.spec.global_block_size
-            return forward_pass.computed_once(key, lambda: self._mask_and_bias(forward_pass, tokens, device))
+            memo_key = "blocks", tokens, self.spec.local_radius, self.spec.global_block_size
+            return forward_pass.computed_once(memo_key, lambda: self._mask_and_bias(forward_pass, tokens, device))
 
-        def _block_sum_indices(self, forward_pass: ForwardPass, tokens: int, device: Any) -> tuple[Tensor, Tensor]:
+        def _index_block_sums(self, forward_pass: ForwardPass, tokens: int, device: Any) -> tuple[Tensor, Tensor]:
             """Returns the index of each token's block sum, and the indices of all sums."""
             block_size = self.spec.global_block_size
             assert block_size is not None
@@ -209,7 +213,7 @@ def _reference_class() -> type[nn.Module]:
             """Returns the mask [blocks, 1, block, keys] of each query's keys, and the bias on the scores."""
             radius = self.spec.local_radius
             positions = self._split_into_blocks(forward_pass.positions(0, tokens, device)[None] + 1)  # 0 marks padding
-            keys = self._with_neighbours(positions)
+            keys = self._join_neighbours(positions)
             offsets = torch.arange(-radius - 1, 2 * radius + 2, device=device)
             local_mask = ((offsets[None] - offsets[radius + 1 : 2 * radius + 2, None]).abs() <= radius) & (keys[0] > 0)[
                 :, None
@@ -221,7 +225,7 @@ def _reference_class() -> type[nn.Module]:
                 else forward_pass.bias(offsets[radius + 1 : 2 * radius + 2], offsets)[None]
             )
             if self.spec.global_block_size is not None:
-                sum_index, sum_positions = self._block_sum_indices(forward_pass, tokens, device)
+                sum_index, sum_positions = self._index_block_sums(forward_pass, tokens, device)
                 mask = torch.cat([mask, mask.new_ones(*mask.shape[:-1], len(sum_positions))], -1)
                 if bias is not None:
                     sum_bias = self._split_into_blocks(
@@ -233,14 +237,17 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             tokens, kv_input = x.shape[1], x
             if self.spec.global_block_size is not None:
-                block_sums = self.sums(x, *self._block_sum_indices(forward_pass, tokens, x.device))
+                block_sums = self.sums(x, *self._index_block_sums(forward_pass, tokens, x.device))
                 kv_input = torch.cat(
                     [x, self.global_norm(block_sums) if hasattr(self, "global_norm") else block_sums], 1
                 )
             q = self._split_heads(self._split_into_blocks(self.get_submodule("q_proj")(x)))
-            k, v = (self._keys_of_blocks(self.get_submodule(name)(kv_input), tokens) for name in ("k_proj", "v_proj"))
+            k, v = (
+                self._gather_block_keys(self.get_submodule(projection)(kv_input), tokens)
+                for projection in ("k_proj", "v_proj")
+            )
             mask, bias = self._shared_bias(forward_pass, tokens, x.device)
-            out = self.core(q, k, v, mask, bias).transpose(-2, -3).flatten(1, 2)[:, :tokens]
-            return self.o_proj(out.flatten(2))
+            attn_output = self.core(q, k, v, mask, bias).transpose(-2, -3).flatten(1, 2)[:, :tokens]
+            return self.o_proj(attn_output.flatten(2))
 
     return LocalReference

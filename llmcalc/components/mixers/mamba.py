@@ -79,44 +79,52 @@ class Mamba(TokenMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         inner_axis = Axis("inner", self.intermediate_size)
-        state = Axis("state", self.state_size)
+        state_axis = Axis("state", self.state_size)
         kernel = self.conv_kernel
         projected = recorder.linear("in_proj", x, JoinedShapes(((inner_axis,), (inner_axis,))), bias=self.use_bias)
-        u, gate = recorder.split(projected, (inner_axis,), (inner_axis,))
+        inner_x, gate = recorder.split(projected, (inner_axis,), (inner_axis,))
         has_bias = self.use_conv_bias
-        u = recorder.conv("conv1d", u, inner_axis, kernel=kernel, groups=u.width, bias=has_bias, padding=kernel - 1)
+        inner_x = recorder.conv(
+            "conv1d", inner_x, inner_axis, kernel=kernel, groups=inner_x.width, bias=has_bias, padding=kernel - 1
+        )
         recorder.state("conv_state", inner_axis, Axis("kernel", kernel), kind="conv_state")
-        u = recorder.act(u, self.hidden_act)
-        time_step, b, c = self._scan_inputs(recorder, u, inner_axis, state)
-        op = SelectiveScan(u.width, self.state_size, u.rows)
-        y = recorder.core("scan", op, u, recorder.act(time_step, "softplus"), b, c, axes=(inner_axis,))
-        recorder.state("ssm_state", inner_axis, state, bits=STATE_BITS)
+        inner_x = recorder.act(inner_x, self.hidden_act)
+        time_step, b, c = self._scan_inputs(recorder, inner_x, inner_axis, state_axis)
+        op = SelectiveScan(inner_x.width, self.state_size, inner_x.rows)
+        scan_output = recorder.core("scan", op, inner_x, recorder.act(time_step, "softplus"), b, c, axes=(inner_axis,))
+        recorder.state("ssm_state", inner_axis, state_axis, bits=STATE_BITS)
         if self.lends_output:
-            recorder.memo[SCAN_OUTPUT] = y
-            recorder.keep(scan_output=y)
+            recorder.memo[SCAN_OUTPUT] = scan_output
+            recorder.keep(scan_output=scan_output)
         return recorder.linear(
-            "out_proj", recorder.mul(y, recorder.act(gate, self.hidden_act)), *x.axes, bias=self.use_bias
+            "out_proj", recorder.mul(scan_output, recorder.act(gate, self.hidden_act)), *x.axes, bias=self.use_bias
         )
 
-    def _scan_inputs(self, recorder: Flow, u: Value, inner_axis: Axis, state: Axis) -> tuple[Value, Value, Value]:
+    def _scan_inputs(
+        self, recorder: Flow, inner_x: Value, inner_axis: Axis, state_axis: Axis
+    ) -> tuple[Value, Value, Value]:
         """Returns Δ per channel, and B and C per head. Every token passes through the projections of all heads."""
         a, rank = self.num_heads, Axis("time_step_rank", self.time_step_rank)
-        shapes = (rank,), (state,), (state,)
+        split_shapes = (rank,), (state_axis,), (state_axis,)
         if a is None:
-            time_step, b, c = recorder.split(recorder.linear("x_proj", u, JoinedShapes(shapes)), *shapes)
+            time_step, b, c = recorder.split(
+                recorder.linear("x_proj", inner_x, JoinedShapes(split_shapes)), *split_shapes
+            )
             if self.norm is not None:
                 time_step = recorder.norm("dt_norm", time_step, self.norm)
                 b = recorder.norm("b_norm", b, self.norm)
                 c = recorder.norm("c_norm", c, self.norm)
             return recorder.linear("dt_proj", time_step, inner_axis, bias=True), b, c
         heads, channels = Axis("heads", a), Axis("channels", exact_div(self.intermediate_size, a))
-        head_rows = u.view(channels, rows=Routed(of=u.rows, top_k=a))
-        time_step, b, c = recorder.split(recorder.experts("x_proj", head_rows, heads, a, JoinedShapes(shapes)), *shapes)
+        head_rows = inner_x.view(channels, rows=Routed(of=inner_x.rows, top_k=a))
+        time_step, b, c = recorder.split(
+            recorder.experts("x_proj", head_rows, heads, a, JoinedShapes(split_shapes)), *split_shapes
+        )
         time_step = recorder.experts("dt_proj", time_step, heads, a, channels, bias=True)
         return (
-            time_step.view(inner_axis, rows=u.rows),
-            b.view(heads, state, rows=u.rows),
-            c.view(heads, state, rows=u.rows),
+            time_step.view(inner_axis, rows=inner_x.rows),
+            b.view(heads, state_axis, rows=inner_x.rows),
+            c.view(heads, state_axis, rows=inner_x.rows),
         )
 
     def describe(self, hidden_size: int) -> str:
@@ -153,9 +161,9 @@ def _reference_class() -> type[nn.Module]:
             self.bias = nn.Parameter(torch.zeros(heads, n_out)) if bias else None
 
         def forward(self, x: Tensor) -> Tensor:
-            y = x.unflatten(-1, (self.weight.shape[0], -1)).transpose(1, 2) @ self.weight.transpose(-1, -2)
-            y = y if self.bias is None else y + self.bias[:, None]
-            return y.transpose(1, 2).flatten(2)
+            head_outputs = x.unflatten(-1, (self.weight.shape[0], -1)).transpose(1, 2) @ self.weight.transpose(-1, -2)
+            head_outputs = head_outputs if self.bias is None else head_outputs + self.bias[:, None]
+            return head_outputs.transpose(1, 2).flatten(2)
 
     class Scan(nn.Module):
         """Mamba's selective scan. x, Δ: [batch, tokens, inner] → ([batch, tokens, inner], last state).
@@ -163,10 +171,10 @@ def _reference_class() -> type[nn.Module]:
         B, C: [batch, tokens, inner or 1, state].
         """
 
-        def __init__(self, inner_width: int, state: int) -> None:
+        def __init__(self, inner_width: int, state_size: int) -> None:
             super().__init__()
             self.A_log = nn.Parameter(
-                torch.log(torch.arange(1, state + 1, dtype=torch.float32))
+                torch.log(torch.arange(1, state_size + 1, dtype=torch.float32))
                 .repeat(inner_width, 1)
                 .to(torch.get_default_dtype())
             )
@@ -191,8 +199,8 @@ def _reference_class() -> type[nn.Module]:
                 )
                 decay = torch.cat([decay[:, :covered_steps], decay[:, covered_steps:] * decay[:, :-covered_steps]], 1)
                 covered_steps *= 2
-            y = _read_states(state.to(x.dtype), c)
-            return y + self.D * x, state[:, -1]
+            scan_output = _read_states(state.to(x.dtype), c)
+            return scan_output + self.D * x, state[:, -1]
 
     def _read_states(state: Tensor, c: Tensor) -> Tensor:
         """Multiplies states by C. state: [batch, tokens, inner, state], c: [batch, tokens, heads, state]."""
@@ -230,24 +238,26 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec, heads = self.spec, self.spec.num_heads or 1
-            u, gate = self.in_proj(x).chunk(2, -1)
-            u = activate(spec.hidden_act, self.conv1d(u.transpose(1, 2), forward_pass, self.conv_state)).transpose(1, 2)
+            inner_x, gate = self.in_proj(x).chunk(2, -1)
+            inner_x = activate(
+                spec.hidden_act, self.conv1d(inner_x.transpose(1, 2), forward_pass, self.conv_state)
+            ).transpose(1, 2)
             widths = [spec.time_step_rank, spec.state_size, spec.state_size]
-            time_step, b, c = self.x_proj(u).unflatten(-1, (heads, -1)).split(widths, -1)
+            time_step, b, c = self.x_proj(inner_x).unflatten(-1, (heads, -1)).split(widths, -1)
             if spec.norm is not None:
                 time_step, b, c = self.dt_norm(time_step), self.b_norm(b), self.c_norm(c)
             time_step = nn.functional.softplus(self.dt_proj(time_step.flatten(2)))
             stored_state = self.ssm_state.only_tensor(forward_pass)
-            y, last_state = self.scan(
-                u,
+            scan_output, last_state = self.scan(
+                inner_x,
                 time_step,
-                b.repeat_interleave(u.shape[-1] // heads, 2),
+                b.repeat_interleave(inner_x.shape[-1] // heads, 2),
                 c,
                 stored_state,
             )
             self.ssm_state.keep(forward_pass, last_state)
             if spec.lends_output:
-                forward_pass.memo["scan output"] = y
-            return self.out_proj(y * activate(spec.hidden_act, gate))
+                forward_pass.memo["scan output"] = scan_output
+            return self.out_proj(scan_output * activate(spec.hidden_act, gate))
 
     return MambaReference

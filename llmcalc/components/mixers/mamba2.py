@@ -85,51 +85,53 @@ class Mamba2(TokenMixer):
             )
         return self
 
-    def head_sizes(self, width: Number) -> HeadSizes:
+    def head_sizes(self, hidden_size: Number) -> HeadSizes:
         return HeadSizes(self.num_heads, self.n_groups, self.head_dim)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads = Axis("heads", self.num_heads)
         dim = Axis("head_dim", self.head_dim)
         groups = Axis("groups", self.n_groups)
-        state, kernel = Axis("state", self.state_size), self.conv_kernel
+        state_axis, kernel = Axis("state", self.state_size), self.conv_kernel
         inner_axes: Shape = (heads, dim)
         conv_channels = JoinedShapes(
-            (inner_axes, (groups, state), (groups, state))
+            (inner_axes, (groups, state_axis), (groups, state_axis))
         )  # the gate and Δ skip the convolution
-        gate, u, time_step = recorder.split(
+        gate, inner_x, time_step = recorder.split(
             recorder.linear("in_proj", x, JoinedShapes((inner_axes, (conv_channels,), (heads,))), bias=self.use_bias),
             inner_axes,
             (conv_channels,),
             (heads,),
         )
         has_bias = self.use_conv_bias
-        u = recorder.conv("conv1d", u, conv_channels, kernel=kernel, groups=u.width, bias=has_bias, padding=kernel - 1)
+        inner_x = recorder.conv(
+            "conv1d", inner_x, conv_channels, kernel=kernel, groups=inner_x.width, bias=has_bias, padding=kernel - 1
+        )
         recorder.state("conv_state", conv_channels, Axis("kernel", kernel), kind="conv_state")
-        u, b, c = recorder.split(recorder.act(u, self.hidden_act), *conv_channels.parts)
-        scan_inputs = u, time_step, recorder.repeat(b, heads), recorder.repeat(c, heads)
+        inner_x, b, c = recorder.split(recorder.act(inner_x, self.hidden_act), *conv_channels.parts)
+        scan_inputs = inner_x, time_step, recorder.repeat(b, heads), recorder.repeat(c, heads)
         scan_sizes = time_step.width, self.head_dim, self.state_size, x.rows
-        y = recorder.alternatives(
+        scan_output = recorder.alternatives(
             chunked=lambda: recorder.core(
                 "scan", ChunkedScan(*scan_sizes, self.chunk_size), *scan_inputs, axes=inner_axes
             ),
             step=lambda: recorder.core("scan", HeadScan(*scan_sizes), *scan_inputs, axes=inner_axes),
         )
-        recorder.state("ssm_state", *inner_axes, state, bits=STATE_BITS)
+        recorder.state("ssm_state", *inner_axes, state_axis, bits=STATE_BITS)
         return recorder.linear(
             "out_proj",
-            self._gated_output(recorder, y, recorder.act(gate, self.hidden_act), groups),
+            self._gated_output(recorder, scan_output, recorder.act(gate, self.hidden_act), groups),
             *x.axes,
             bias=self.out_bias,
         )
 
-    def _gated_output(self, recorder: Flow, y: Value, gate: Value, groups: Axis) -> Value:
+    def _gated_output(self, recorder: Flow, scan_output: Value, gate: Value, groups: Axis) -> Value:
         """Returns the output of the scan after gate and norm, in the order of the spec."""
         if self.norm is None:
-            return recorder.mul(y, gate)
+            return recorder.mul(scan_output, gate)
         if self.norm_before_gate:
-            return recorder.mul(recorder.norm("norm", y, self.norm, groups=groups), gate)
-        return recorder.norm("norm", recorder.mul(y, gate), self.norm, groups=groups)
+            return recorder.mul(recorder.norm("norm", scan_output, self.norm, groups=groups), gate)
+        return recorder.norm("norm", recorder.mul(scan_output, gate), self.norm, groups=groups)
 
     def describe(self, hidden_size: int) -> str:
         return f"Mamba-2 {self.num_heads} × {self.head_dim} × {self.state_size}"
@@ -166,8 +168,8 @@ def scan_class() -> type[nn.Module]:
         """
         cumulative = log_decay.cumsum(-1)
         pair_log_decay = cumulative[..., :, None] - cumulative[..., None, :]
-        past = torch.ones(log_decay.shape[-1], log_decay.shape[-1], dtype=torch.bool, device=log_decay.device).tril()
-        return torch.exp(pair_log_decay.masked_fill(~past, float("-inf")))
+        is_past = torch.ones(log_decay.shape[-1], log_decay.shape[-1], dtype=torch.bool, device=log_decay.device).tril()
+        return torch.exp(pair_log_decay.masked_fill(~is_past, float("-inf")))
 
     class ChunkedScan(nn.Module):
         """Mamba-2's scan in chunks. x: [batch, tokens, heads, d] → (x's shape, last state).
@@ -189,10 +191,10 @@ def scan_class() -> type[nn.Module]:
             time_step = nn.functional.softplus(time_step + self.dt_bias).float()
             log_decay, scaled_x = time_step * -torch.exp(self.A_log.float()), x.float() * time_step[..., None]
             if old_state is not None and x.shape[1] == 1:
-                y, last_state = self._decode_step(scaled_x, log_decay, b.float(), c.float(), old_state)
+                scan_output, last_state = self._decode_step(scaled_x, log_decay, b.float(), c.float(), old_state)
             else:
-                y, last_state = self._run_chunks(scaled_x, log_decay, b.float(), c.float(), old_state)
-            return y.to(x.dtype) + self.D[:, None] * x, last_state
+                scan_output, last_state = self._run_chunks(scaled_x, log_decay, b.float(), c.float(), old_state)
+            return scan_output.to(x.dtype) + self.D[:, None] * x, last_state
 
         def _decode_step(
             self, x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor, old_state: Tensor
@@ -222,16 +224,16 @@ def scan_class() -> type[nn.Module]:
             chunk_states = (x * torch.exp(cumulative[..., -1:] - cumulative)[..., None]).transpose(
                 -1, -2
             ) @ b  # by each chunk, at its end
-            start = torch.zeros_like(chunk_states[:, :, :1]) if old_state is None else old_state[:, :, None]
+            start_state = torch.zeros_like(chunk_states[:, :, :1]) if old_state is None else old_state[:, :, None]
             chunk_decays = pairwise_decays(
                 nn.functional.pad(cumulative[..., -1], (1, 0))
             )  # over whole chunks, from the start
-            states = (chunk_decays @ torch.cat([start, chunk_states], 2).flatten(3)).unflatten(
+            chunk_start_states = (chunk_decays @ torch.cat([start_state, chunk_states], 2).flatten(3)).unflatten(
                 3, chunk_states.shape[3:]
             )
-            state_output = (c @ states[:, :, :-1].transpose(-1, -2)) * torch.exp(cumulative)[..., None]
-            y = (chunk_output + state_output).movedim(1, 3).flatten(1, 2)[:, :tokens]
-            return y, states[:, :, -1]
+            state_output = (c @ chunk_start_states[:, :, :-1].transpose(-1, -2)) * torch.exp(cumulative)[..., None]
+            scan_output = (chunk_output + state_output).movedim(1, 3).flatten(1, 2)[:, :tokens]
+            return scan_output, chunk_start_states[:, :, -1]
 
     return ChunkedScan
 
@@ -260,14 +262,14 @@ def _reference_class() -> type[nn.Module]:
                 self.norm = norm_reference(spec.norm, inner_width, groups=spec.n_groups)
             self.out_proj = nn.Linear(inner_width, model_properties.hidden_size, bias=spec.out_bias)
 
-        def _gated_output(self, y: Tensor, gate: Tensor) -> Tensor:
+        def _gated_output(self, scan_output: Tensor, gate: Tensor) -> Tensor:
             gate_values = activate(self.spec.hidden_act, gate)
             if not hasattr(self, "norm"):
-                return y * gate_values
+                return scan_output * gate_values
             if not self.spec.norm_before_gate:
-                y = y * gate_values
-            y = self.norm(y)
-            return y * gate_values if self.spec.norm_before_gate else y
+                scan_output = scan_output * gate_values
+            scan_output = self.norm(scan_output)
+            return scan_output * gate_values if self.spec.norm_before_gate else scan_output
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec = self.spec
@@ -280,9 +282,11 @@ def _reference_class() -> type[nn.Module]:
             ).transpose(1, 2)
             x, b, c = convolution_output.split([inner_width, group_width, group_width], -1)
             heads_per_group = spec.num_heads // spec.n_groups
-            b, c = (t.unflatten(-1, (spec.n_groups, -1)).repeat_interleave(heads_per_group, 2) for t in (b, c))
+            b, c = (
+                tensor.unflatten(-1, (spec.n_groups, -1)).repeat_interleave(heads_per_group, 2) for tensor in (b, c)
+            )
             stored_state = self.ssm_state.only_tensor(forward_pass)
-            y, last_state = self.scan(
+            scan_output, last_state = self.scan(
                 x.unflatten(-1, (spec.num_heads, -1)),
                 time_step,
                 b,
@@ -290,6 +294,6 @@ def _reference_class() -> type[nn.Module]:
                 stored_state,
             )
             self.ssm_state.keep(forward_pass, last_state)
-            return self.out_proj(self._gated_output(y.flatten(2), gate))
+            return self.out_proj(self._gated_output(scan_output.flatten(2), gate))
 
     return Mamba2Reference

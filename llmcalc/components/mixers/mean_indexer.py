@@ -53,14 +53,15 @@ class MeanIndexer(BlockIndexer):
     def flow(
         self, recorder: Flow, x: Value, position: Rope, keys: Value, values: Value
     ) -> tuple[Value, Value, dict[str, Any]]:
-        heads, dim = Axis("index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
+        heads, index_dim = Axis("index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
         pool, chosen_positions = Axis("pool", self.index_block_size), self.index_block_size * self.index_topk_blocks
         with recorder.scope("indexer", role="no_grad"):
             q = recorder.rope(
-                recorder.norm("q_norm", recorder.linear("q_proj", x, heads, dim), self.norm, (dim,)), position
+                recorder.norm("q_norm", recorder.linear("q_proj", x, heads, index_dim), self.norm, (index_dim,)),
+                position,
             )
-            (all_keys,) = recorder.cache("cache", "indexer", recorder.linear("k_proj", x, dim))
-            block_means = recorder.sum(recorder.windows(all_keys, pool, past=True), dim, mean=True)
+            (all_keys,) = recorder.cache("cache", "indexer", recorder.linear("k_proj", x, index_dim))
+            block_means = recorder.sum(recorder.windows(all_keys, pool, past=True), index_dim, mean=True)
             block_means = recorder.rope(recorder.norm("k_norm", block_means, self.norm), position, row_stride=pool.size)
             recorder.hold(q=q, k=block_means)
             scores = recorder.act(
@@ -85,7 +86,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Core(nn.Module):
+    class KeyScores(nn.Module):
         """Scores of blocks. q: [batch, queries, heads, d], k: [batch, blocks, d] → [batch, queries, heads, blocks]."""
 
         def forward(self, q: Tensor, k: Tensor) -> Tensor:
@@ -103,7 +104,7 @@ def _reference_class() -> type[nn.Module]:
             self.q_proj = nn.Linear(hidden, spec.index_n_heads * head_dim, bias=False)
             self.k_proj = nn.Linear(hidden, head_dim, bias=False)
             self.q_norm, self.k_norm = norm_reference(spec.norm, head_dim), norm_reference(spec.norm, head_dim)
-            self.cache, self.core = cache_class()(), Core()
+            self.cache, self.core = cache_class()(), KeyScores()
 
         @torch.no_grad()
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
@@ -114,9 +115,9 @@ def _reference_class() -> type[nn.Module]:
             (keys,) = self.cache(forward_pass, self.k_proj(x))
             blocks = keys.shape[1] // block
             block_means = self.k_norm(keys[:, : blocks * block].unflatten(1, (blocks, block)).mean(2))
-            starts = torch.arange(blocks, device=x.device) * block
-            angles = starts[:, None] / self.theta ** (torch.arange(0, head_dim, 2, device=x.device) / head_dim)
-            cos, sin = (t.to(x.dtype) for t in (angles.cos(), angles.sin()))
+            block_starts = torch.arange(blocks, device=x.device) * block
+            angles = block_starts[:, None] / self.theta ** (torch.arange(0, head_dim, 2, device=x.device) / head_dim)
+            cos, sin = (tensor.to(x.dtype) for tensor in (angles.cos(), angles.sin()))
             first_half, second_half = block_means.chunk(2, -1)
             block_means = torch.cat([first_half * cos - second_half * sin, second_half * cos + first_half * sin], -1)
             scores = torch.relu(self.core(q, block_means)).sum(2) * head_dim**-0.5
@@ -128,8 +129,10 @@ def _reference_class() -> type[nn.Module]:
             chosen_blocks = ranked_blocks[..., : spec.index_topk_blocks]
             chosen_positions = (chosen_blocks[..., None] * block + torch.arange(block, device=x.device)).flatten(-2)
             if tokens == 1:
-                end = forward_pass.past + 1
-                last_block_tokens = torch.arange(end - end % block, end, device=x.device).expand(x.shape[0], 1, -1)
+                end_position = forward_pass.past + 1
+                last_block_tokens = torch.arange(
+                    end_position - end_position % block, end_position, device=x.device
+                ).expand(x.shape[0], 1, -1)
                 return torch.cat([chosen_positions, last_block_tokens], -1)
             last_block_tokens = visible_tokens - visible_tokens % block + torch.arange(block - 1, device=x.device)
             last_block_tokens = last_block_tokens.clamp(max=keys.shape[1] - 1).expand(x.shape[0], -1, -1)
@@ -141,8 +144,8 @@ def _reference_class() -> type[nn.Module]:
             """Returns the keys and values to read, and their mask. k, v: [batch, heads, keys, d]."""
             selected_tokens, keys, tokens = self(x, forward_pass), k.shape[2], x.shape[1]
             if forward_pass.past and tokens == 1:
-                index = selected_tokens[:, 0, None, :, None].expand(-1, k.shape[1], -1, -1)
-                k, v = (t.gather(2, index.expand(-1, -1, -1, t.shape[-1])) for t in (k, v))
+                selected_index = selected_tokens[:, 0, None, :, None].expand(-1, k.shape[1], -1, -1)
+                k, v = (tensor.gather(2, selected_index.expand(-1, -1, -1, tensor.shape[-1])) for tensor in (k, v))
                 return k, v, torch.ones(1, k.shape[2], dtype=torch.bool, device=x.device)
             positions = forward_pass.positions(forward_pass.past, forward_pass.past + tokens, x.device)
             all_keys = forward_pass.positions(0, keys, x.device)

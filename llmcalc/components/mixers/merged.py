@@ -98,9 +98,9 @@ class MergedAttention(TwoSetsMixer):
             q, own_values, own_scores, memory_scores, cap=self.attn_logit_softcapping, window=window
         )
         recorder.hold(weights=weights)
-        y = recorder.add(recorder.weighted(weights, own_values), recorder.weighted(weights, memory_values))
-        recorder.hold(out=y)
-        return recorder.linear("o_proj", y, *x.axes, bias=has_bias)
+        attn_output = recorder.add(recorder.weighted(weights, own_values), recorder.weighted(weights, memory_values))
+        recorder.hold(out=attn_output)
+        return recorder.linear("o_proj", attn_output, *x.axes, bias=has_bias)
 
     def describe(self, hidden_size: int) -> str:
         return self._heading_with_keys("with the encoder's keys")
@@ -160,7 +160,9 @@ def _reference_class() -> type[nn.Module]:
             mask = torch.cat([mask, mask.new_ones(tokens, memory_k.shape[-2])], -1)
             scores = scores.masked_fill(~mask, float("-inf"))
             weights = apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype))
-            out = self.core(weights[..., : k.shape[-2]], v) + self.cross_core(weights[..., k.shape[-2] :], memory_v)
-            return self.o_proj(out.transpose(1, 2).flatten(2))
+            attn_output = self.core(weights[..., : k.shape[-2]], v) + self.cross_core(
+                weights[..., k.shape[-2] :], memory_v
+            )
+            return self.o_proj(attn_output.transpose(1, 2).flatten(2))
 
     return MergedReference

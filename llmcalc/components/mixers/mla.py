@@ -139,7 +139,7 @@ class MLA(TokenMixer):
         self.position.check_whole("qk_rope_head_dim")
         return self
 
-    def head_sizes(self, width: Number) -> HeadSizes:
+    def head_sizes(self, hidden_size: Number) -> HeadSizes:
         return HeadSizes(self.num_attention_heads, None, self.qk_nope_head_dim + self.qk_rope_head_dim)
 
     def score_position(self) -> Rope:
@@ -158,10 +158,10 @@ class MLA(TokenMixer):
         selected_tokens = None if self.indexer is None else self.indexer.index_topk
         return tuple(limit for limit in (self.sliding_window, selected_tokens) if limit is not None)
 
-    def with_kv_heads(self, kv_heads: int, width: int) -> Self:
+    def with_kv_heads(self, kv_heads: int, hidden_size: int) -> Self:
         """The mixer with a latent width equal to the keys and values of `kv_heads` heads."""
-        nope, rope, v = self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim
-        return self.model_copy(update={"kv_lora_rank": kv_heads * (nope + rope + v) - rope})
+        nope_dim, rope, v = self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim
+        return self.model_copy(update={"kv_lora_rank": kv_heads * (nope_dim + rope + v) - rope})
 
     def shared_results(self) -> Mapping[tuple[Any, ...], str]:
         results = {self._latent_key(): "kv_shared" if self.kv_shared else ""}
@@ -180,23 +180,23 @@ class MLA(TokenMixer):
 
     def flow(self, recorder: Flow, x: Value, out: Shape | None = None) -> Value:
         heads, head_axis = Axis("heads", self.num_attention_heads), Axis("v_head_dim", self.v_head_dim)
-        nope, rope = Axis("nope", self.qk_nope_head_dim), Axis("rope", self.qk_rope_head_dim)
+        nope_axis, rope = Axis("nope", self.qk_nope_head_dim), Axis("rope", self.qk_rope_head_dim)
         latent = Axis("latent", self.kv_lora_rank)
         with recorder.function():
             query, query_latent = self._query_and_latent(
-                recorder, x, heads, JoinedShapes(((nope,), (rope,))), head_axis
+                recorder, x, heads, JoinedShapes(((nope_axis,), (rope,))), head_axis
             )
             query = scale_by_position(recorder, query, heads) if self.position_scale else query
         recorder.hold(q=query)
         if query_latent is not None:
             recorder.hold(small=query_latent)
         q_nope, q_rope, *gate = recorder.split(
-            query, (heads, nope), (heads, rope), *([(heads, head_axis)] if self.query_gate else [])
+            query, (heads, nope_axis), (heads, rope), *([(heads, head_axis)] if self.query_gate else [])
         )
         q_rope = self._rotated(recorder, q_rope)
         recorder.hold(q_nope=q_nope, q_rope=q_rope)
-        c, k_rope = self._latent_and_key(recorder, x, latent, rope)
-        recorder.mask(query, c, causal=recorder.causal, window=self.sliding_window)
+        latents, k_rope = self._latent_and_key(recorder, x, latent, rope)
+        recorder.mask(query, latents, causal=recorder.causal, window=self.sliding_window)
         if self.indexer is not None and not self.indexer.shared:
             full_rotation = self.position.model_copy(update={"rotary_dim": self.qk_rope_head_dim})
             rotation = None if self.mla_use_nope else full_rotation
@@ -206,69 +206,83 @@ class MLA(TokenMixer):
         selection: Value | None = None
         if self.indexer is not None:
             is_selection_lent = recorder.memo.get("lends_selection", False)
-            selection, c, k_rope = recorder.selected(query, c, k_rope, lends=is_selection_lent)
-            recorder.hold(latent=c, k_rope=k_rope, mask=selection)
-        options: dict[str, Any] = {"causal": recorder.causal, "sinks": self.sinks, "selection": selection, **limits}
+            selection, latents, k_rope = recorder.selected(query, latents, k_rope, lends=is_selection_lent)
+            recorder.hold(latent=latents, k_rope=k_rope, mask=selection)
+        attention_options: dict[str, Any] = {
+            "causal": recorder.causal,
+            "sinks": self.sinks,
+            "selection": selection,
+            **limits,
+        }
         core = ops.AttentionCore if limits.get("pool") is None else ops.PooledCore
-        head, latent_key = JoinedShapes(((nope,), (rope,))), JoinedShapes(((latent,), (rope,)))
+        head, latent_key = JoinedShapes(((nope_axis,), (rope,))), JoinedShapes(((latent,), (rope,)))
 
         def expanded() -> Value:
             """Records attention on keys and values expanded per head from all tokens' latents."""
             keys_and_values = recorder.linear(
-                "kv_b_proj", c, heads, JoinedShapes(((nope,), (head_axis,))), rows=WithPast(of=c.rows, **limits)
+                "kv_b_proj",
+                latents,
+                heads,
+                JoinedShapes(((nope_axis,), (head_axis,))),
+                rows=WithPast(of=latents.rows, **limits),
             )
             recorder.hold(expanded=keys_and_values)
-            k_nope, values = recorder.split(keys_and_values, (heads, nope), (heads, head_axis))
-            k = recorder.cat(k_nope, k_rope, axes=(heads, head), rows=c.rows)
+            k_nope, values = recorder.split(keys_and_values, (heads, nope_axis), (heads, head_axis))
+            k = recorder.cat(k_nope, k_rope, axes=(heads, head), rows=latents.rows)
             recorder.hold(k=k)
             q = recorder.cat(q_nope, q_rope, axes=(heads, head))
-            return recorder.attention("core", q, k, values, core=core, **options)
+            return recorder.attention("core", q, k, values, core=core, **attention_options)
 
         def absorbed() -> Value:
             """Records absorbed attention on the latents, with the expansion's weights applied to query and output."""
-            weight = Weight("kv_b_proj", (heads, JoinedShapes(((nope,), (head_axis,)))), (latent,))
+            weight = Weight("kv_b_proj", (heads, JoinedShapes(((nope_axis,), (head_axis,)))), (latent,))
             q = recorder.cat(recorder.absorb("kv_b_proj", q_nope, weight, latent), q_rope, axes=(heads, latent_key))
-            k = recorder.cat(c, k_rope, axes=(Axis("one", 1), latent_key))
+            k = recorder.cat(latents, k_rope, axes=(Axis("one", 1), latent_key))
             recorder.hold(q=q, k=k)
-            y = recorder.attention("core", q, k, c.view(Axis("one", 1), latent), core=core, **options)
-            return recorder.absorb("", y, weight, head_axis)
+            attn_output = recorder.attention(
+                "core", q, k, latents.view(Axis("one", 1), latent), core=core, **attention_options
+            )
+            return recorder.absorb("", attn_output, weight, head_axis)
 
-        y = recorder.alternatives(expanded=expanded, absorbed=absorbed)
-        recorder.hold(out=y)
+        attn_output = recorder.alternatives(expanded=expanded, absorbed=absorbed)
+        recorder.hold(out=attn_output)
         if self.sinks:
             recorder.vector("sinks", heads)
-        y = y if self.output_gate is None else self.output_gate.flow(recorder, x, y)
+        attn_output = attn_output if self.output_gate is None else self.output_gate.flow(recorder, x, attn_output)
         for gate_part in gate:
-            y = recorder.mul(y, recorder.act(gate_part, "sigmoid", float32=True), float32=True)
-        recorder.hold(out=y)
-        return recorder.linear("o_proj", y, *(out or x.axes), bias=self.attention_bias or self.o_bias)
+            attn_output = recorder.mul(attn_output, recorder.act(gate_part, "sigmoid", float32=True), float32=True)
+        recorder.hold(out=attn_output)
+        return recorder.linear("o_proj", attn_output, *(out or x.axes), bias=self.attention_bias or self.o_bias)
 
     def _latent_and_key(self, recorder: Flow, x: Value, latent: Axis, rope: Axis) -> tuple[Value, Value]:
-        """Returns latents and the keys' shared rotary part, of new and cached tokens."""
-        key = self._latent_key()
+        """Returns the latents and the shared rotary key of every new and cached token."""
+        latent_key = self._latent_key()
         computed_latents: list[tuple[Any, Value, Value]] = recorder.memo.setdefault("latents", [])
         if self.kv_shared:
             empty_values = Value(x.rows, (latent,), fixed=True), Value(x.rows, (rope,), fixed=True)
             latest_latents = reversed(computed_latents)
-            c, k_rope = next(((c, k_rope) for other_key, c, k_rope in latest_latents if other_key == key), empty_values)
-            return c.view(latent), k_rope.view(rope)
+            latents, k_rope = next(
+                ((latents, k_rope) for other_key, latents, k_rope in latest_latents if other_key == latent_key),
+                empty_values,
+            )
+            return latents.view(latent), k_rope.view(rope)
         latent_and_rope = recorder.linear("kv_a_proj", x, JoinedShapes(((latent,), (rope,))), bias=self.attention_bias)
         recorder.hold(latent=latent_and_rope)
-        c, k_rope = recorder.split(latent_and_rope, (latent,), (rope,))
-        c = self._normalize(recorder, "kv_a_norm", c)
+        latents, k_rope = recorder.split(latent_and_rope, (latent,), (rope,))
+        latents = self._normalize(recorder, "kv_a_norm", latents)
         if self.key_norm:
             k_rope = self._normalize(recorder, "k_rope_norm", k_rope)
-            recorder.hold(latent=c, k_rope=k_rope)
+            recorder.hold(latent=latents, k_rope=k_rope)
         k_rope = self._rotated(recorder, k_rope)
-        c, k_rope = recorder.cache("cache", "latent_attention", c, k_rope, limit=self.sliding_window)
-        recorder.hold(latent=c, k_rope=k_rope)
-        computed_latents.append((key, c, k_rope))
+        latents, k_rope = recorder.cache("cache", "latent_attention", latents, k_rope, limit=self.sliding_window)
+        recorder.hold(latent=latents, k_rope=k_rope)
+        computed_latents.append((latent_key, latents, k_rope))
         if recorder.memo.get("lends"):
-            recorder.keep(**{f"latents of {key}": c, f"rotary keys of {key}": k_rope})
-        return c, k_rope
+            recorder.keep(**{f"latents of {latent_key}": latents, f"rotary keys of {latent_key}": k_rope})
+        return latents, k_rope
 
-    def _normalize(self, recorder: Flow, name: str, x: Value) -> Value:
-        return x if self.norm is None else recorder.norm(name, x, self.norm)
+    def _normalize(self, recorder: Flow, norm_name: str, x: Value) -> Value:
+        return x if self.norm is None else recorder.norm(norm_name, x, self.norm)
 
     def _rotated(self, recorder: Flow, x: Value) -> Value:
         return x if self.mla_use_nope else recorder.rope(x, self.position)
@@ -280,13 +294,13 @@ class MLA(TokenMixer):
         if self.q_lora_rank is None:
             return recorder.linear("q_proj", x, heads, head), None
         raw_latent = recorder.linear("q_a_proj", x, Axis("q_lora", self.q_lora_rank), bias=self.attention_bias)
-        c = self._normalize(recorder, "q_a_norm", raw_latent)
-        recorder.hold(raw=raw_latent, small=c)
+        latents = self._normalize(recorder, "q_a_norm", raw_latent)
+        recorder.hold(raw=raw_latent, small=latents)
         if not self.query_gate:
-            return recorder.linear("q_b_proj", c, heads, head), c
-        gate_input = recorder.cat(c, raw_latent, axes=(JoinedShapes((c.axes, raw_latent.axes)),))
+            return recorder.linear("q_b_proj", latents, heads, head), latents
+        gate_input = recorder.cat(latents, raw_latent, axes=(JoinedShapes((latents.axes, raw_latent.axes)),))
         gated = recorder.linear("q_gate_proj", gate_input, heads, JoinedShapes((*head.parts, (head_axis,))))
-        return gated, c
+        return gated, latents
 
     def describe(self, hidden_size: int) -> str:
         head = self.qk_nope_head_dim + self.qk_rope_head_dim
@@ -337,9 +351,9 @@ def expansion_class() -> type[nn.Module]:
     class Expansion(nn.Linear):
         """Expands latents to each head's key and value; if absorbed, applies the weight to the query or output."""
 
-        def __init__(self, latent: int, heads: int, nope: int, value_size: int) -> None:
-            super().__init__(latent, heads * (nope + value_size), bias=False)
-            self.heads, self.nope, self.value = heads, nope, value_size
+        def __init__(self, latent: int, heads: int, nope_dim: int, value_size: int) -> None:
+            super().__init__(latent, heads * (nope_dim + value_size), bias=False)
+            self.heads, self.nope, self.value = heads, nope_dim, value_size
 
         def forward(self, x: Tensor, absorbed_form: str = "") -> Tensor:
             head_weights = self.weight.view(self.heads, self.nope + self.value, -1)
@@ -440,16 +454,16 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec, heads = self.spec, self.spec.num_attention_heads
-            nope, rope = spec.qk_nope_head_dim, spec.qk_rope_head_dim
+            nope_dim, rope = spec.qk_nope_head_dim, spec.qk_rope_head_dim
             q, gate, compressed_query = self._queries_and_gate(x)
             q = q.transpose(1, 2)
             if hasattr(self, "position_scale"):
                 q = self.position_scale(q, forward_pass)
-            q_nope, q_rope = q.split([nope, rope], -1)
+            q_nope, q_rope = q.split([nope_dim, rope], -1)
             q_rope = self._rotate(q_rope, forward_pass)
             latent, k_rope = self._latent_and_key(x, forward_pass)
             mask = attention_mask(forward_pass, x, latent, causal=True, window=spec.sliding_window)
-            scale = (nope + rope) ** -0.5
+            scale = (nope_dim + rope) ** -0.5
             if hasattr(self, "indexer"):
                 forward_pass.selected = self.indexer(x, compressed_query, mask, forward_pass)
             if spec.indexer is not None:
@@ -458,8 +472,8 @@ def _reference_class() -> type[nn.Module]:
                 )
                 if forward_pass.past and x.shape[1] == 1:  # decoding one token reads only the selected tokens
                     latent, k_rope = (
-                        t.gather(1, forward_pass.selected[:, 0, :, None].expand(-1, -1, t.shape[-1]))
-                        for t in (latent, k_rope)
+                        tensor.gather(1, forward_pass.selected[:, 0, :, None].expand(-1, -1, tensor.shape[-1]))
+                        for tensor in (latent, k_rope)
                     )
                     mask = mask[:, -latent.shape[1] :]
                 else:
@@ -472,17 +486,17 @@ def _reference_class() -> type[nn.Module]:
                 q = torch.cat([self.kv_b_proj(q_nope, absorbed_form="query"), q_rope], -1)
                 k, v = torch.cat([latent, k_rope], -1)[:, None], latent[:, None]
                 k, v = k.expand(-1, heads, -1, -1), v.expand(-1, heads, -1, -1)
-                out = self.kv_b_proj(self.core(q, k, v, mask, sinks=sinks, scale=scale), absorbed_form="value")
+                attn_output = self.kv_b_proj(self.core(q, k, v, mask, sinks=sinks, scale=scale), absorbed_form="value")
             else:
                 keys_and_values = self.kv_b_proj(latent).unflatten(-1, (heads, -1)).transpose(1, 2)
-                k_nope, v = keys_and_values.split([nope, spec.v_head_dim], -1)
+                k_nope, v = keys_and_values.split([nope_dim, spec.v_head_dim], -1)
                 k = torch.cat([k_nope, k_rope[:, None].expand(-1, heads, -1, -1)], -1)
-                out = self.core(torch.cat([q_nope, q_rope], -1), k, v, mask, sinks=sinks, scale=scale)
-            out = out.transpose(1, 2)
+                attn_output = self.core(torch.cat([q_nope, q_rope], -1), k, v, mask, sinks=sinks, scale=scale)
+            attn_output = attn_output.transpose(1, 2)
             if hasattr(self, "gate_proj"):
-                out = out * gate_values(self.gate, self.gate_proj(x)).unflatten(-1, (heads, -1))
+                attn_output = attn_output * gate_values(self.gate, self.gate_proj(x)).unflatten(-1, (heads, -1))
             if gate is not None:
-                out = (out * gate.float().sigmoid()).to(out.dtype)
-            return self.o_proj(out.flatten(2))
+                attn_output = (attn_output * gate.float().sigmoid()).to(attn_output.dtype)
+            return self.o_proj(attn_output.flatten(2))
 
     return MLAReference

@@ -66,27 +66,27 @@ class MLSTM(TokenMixer):
     gate_soft_cap: Real = Field(default=15.0, gt=0)
     norm_eps: Real = Field(default=1e-6, ge=0)
 
-    def head_sizes(self, width: Number) -> HeadSizes:
+    def head_sizes(self, hidden_size: Number) -> HeadSizes:
         return HeadSizes(self.num_heads, self.num_heads, self.qk_head_dim)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, has_bias = Axis("heads", self.num_heads), self.use_bias
         key_dim, value_dim = Axis("qk_head_dim", self.qk_head_dim), Axis("v_head_dim", self.v_head_dim)
-        values: Shape = (heads, value_dim)
+        value_axes: Shape = (heads, value_dim)
         q = recorder.linear("q", x, heads, key_dim, bias=has_bias)
         k = recorder.linear("k", x, heads, key_dim, bias=has_bias)
-        v = recorder.linear("v", x, *values, bias=has_bias)
-        entry, forget = (
-            recorder.act(recorder.linear(name, x, heads, bias=True), "tanh") for name in ("igate", "fgate")
+        v = recorder.linear("v", x, *value_axes, bias=has_bias)
+        input_gate, forget = (
+            recorder.act(recorder.linear(gate_name, x, heads, bias=True), "tanh") for gate_name in ("igate", "fgate")
         )
-        memory = MatrixMemory(entry.width, key_dim.size, value_dim.size, self.chunk_size, x.rows)
-        y = recorder.core("core", memory, q, k, v, entry, forget, axes=values)
+        memory = MatrixMemory(input_gate.width, key_dim.size, value_dim.size, self.chunk_size, x.rows)
+        memory_output = recorder.core("core", memory, q, k, v, input_gate, forget, axes=value_axes)
         state_shape = JoinedShapes(((key_dim, value_dim), (key_dim,), (Axis("largest", 1),)))
         recorder.state("recurrent_state", heads, state_shape)
         norm = Norm(type="layernorm", bias=has_bias, eps=self.norm_eps)
-        y = recorder.norm("norm", y, norm, groups=heads)
-        gate = recorder.act(recorder.linear("ogate", x, *values, bias=has_bias), "sigmoid")
-        return recorder.linear("out_proj", recorder.mul(gate, y), *x.axes, bias=has_bias)
+        memory_output = recorder.norm("norm", memory_output, norm, groups=heads)
+        gate = recorder.act(recorder.linear("ogate", x, *value_axes, bias=has_bias), "sigmoid")
+        return recorder.linear("out_proj", recorder.mul(gate, memory_output), *x.axes, bias=has_bias)
 
     def describe(self, hidden_size: int) -> str:
         return f"mLSTM {self.num_heads} × {self.qk_head_dim}/{self.v_head_dim}"
@@ -109,7 +109,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
     from torch.nn import functional as F
 
-    class Core(nn.Module):
+    class MatrixMemoryCell(nn.Module):
         """The matrix memory. q, k: [batch, heads, tokens, d], v: [batch, heads, tokens, v] → (h, (C, n, m)).
 
         i, f: [batch, heads, tokens]. h has the shape of v.
@@ -120,21 +120,21 @@ def _reference_class() -> type[nn.Module]:
             self.chunk = chunk
 
         def forward(
-            self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, state: tuple[Tensor, ...]
+            self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, forget_gate: Tensor, state: tuple[Tensor, ...]
         ) -> tuple[Tensor, tuple[Tensor, ...]]:
-            log_f, q = F.logsigmoid(f), q * q.shape[-1] ** -0.5
-            out, start, tokens = [], 0, q.shape[2]
+            log_f, q = F.logsigmoid(forget_gate), q * q.shape[-1] ** -0.5
+            chunk_outputs, start, tokens = [], 0, q.shape[2]
             while start < tokens:
-                step, chunk_size = (
+                run_step, chunk_size = (
                     (self._run_chunk, self.chunk) if tokens - start >= self.chunk else (self._run_token, 1)
                 )
                 chunk = slice(start, start + chunk_size)
-                h, state = step(
+                memory_output, state = run_step(
                     q[:, :, chunk], k[:, :, chunk], v[:, :, chunk], i[:, :, chunk], log_f[:, :, chunk], state
                 )
-                out.append(h)
+                chunk_outputs.append(memory_output)
                 start += chunk_size
-            return torch.cat(out, 2), state
+            return torch.cat(chunk_outputs, 2), state
 
         def _run_chunk(
             self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, log_f: Tensor, state: tuple[Tensor, ...]
@@ -151,12 +151,14 @@ def _reference_class() -> type[nn.Module]:
             scaled_q = q * (state_exponent - largest_score_exponent).exp()[..., None]
             numerator = scaled_q @ memory + scores @ v
             denominator = (scaled_q @ norm[..., None])[..., 0] + scores.sum(-1)
-            h = numerator / (torch.maximum(denominator.abs(), (-largest_score_exponent).exp()) + 1e-6)[..., None]
+            memory_output = (
+                numerator / (torch.maximum(denominator.abs(), (-largest_score_exponent).exp()) + 1e-6)[..., None]
+            )
             input_exponent, chunk_decay = log_decay[..., -1:] - log_decay + i, log_decay[..., -1:]
             new_largest = torch.maximum(chunk_decay + largest_exponent, input_exponent.max(-1, keepdim=True).values)
             write_strength = k * (input_exponent - new_largest).exp()[..., None]
             state_scale = (chunk_decay + largest_exponent - new_largest).exp()
-            return h, (
+            return memory_output, (
                 state_scale[..., None] * memory + write_strength.transpose(-1, -2) @ v,
                 state_scale * norm + write_strength.sum(-2),
                 new_largest,
@@ -171,8 +173,8 @@ def _reference_class() -> type[nn.Module]:
             memory = state_scale[..., None] * memory + input_scale[..., None] * (k.transpose(-1, -2) @ v)
             norm = state_scale * norm + input_scale * k[:, :, 0]
             denominator = (q @ norm[..., None])[..., 0]
-            h = q @ memory / (torch.maximum(denominator.abs(), (-new_largest).exp()) + 1e-6)[..., None]
-            return h, (memory, norm, new_largest)
+            memory_output = q @ memory / (torch.maximum(denominator.abs(), (-new_largest).exp()) + 1e-6)[..., None]
+            return memory_output, (memory, norm, new_largest)
 
     class MLSTMReference(nn.Module):
         """The mLSTM mixer. x: [batch, tokens, hidden] → same shape."""
@@ -182,23 +184,25 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: MLSTM, hidden: int) -> None:
             super().__init__()
             self.spec, heads, has_bias = spec, spec.num_heads, spec.use_bias
-            keys, values = heads * spec.qk_head_dim, heads * spec.v_head_dim
-            for name, width in (("q", keys), ("k", keys), ("v", values), ("ogate", values)):
-                self.add_module(name, nn.Linear(hidden, width, bias=has_bias))
+            keys, value_width = heads * spec.qk_head_dim, heads * spec.v_head_dim
+            for projection, output_width in (("q", keys), ("k", keys), ("v", value_width), ("ogate", value_width)):
+                self.add_module(projection, nn.Linear(hidden, output_width, bias=has_bias))
             self.igate, self.fgate = nn.Linear(hidden, heads), nn.Linear(hidden, heads)
-            self.core, self.recurrent_state = Core(spec.chunk_size), state_class()()
-            self.norm = norm_reference(Norm(type="layernorm", bias=has_bias, eps=spec.norm_eps), values, groups=heads)
-            self.out_proj = nn.Linear(values, hidden, bias=has_bias)
+            self.core, self.recurrent_state = MatrixMemoryCell(spec.chunk_size), state_class()()
+            self.norm = norm_reference(
+                Norm(type="layernorm", bias=has_bias, eps=spec.norm_eps), value_width, groups=heads
+            )
+            self.out_proj = nn.Linear(value_width, hidden, bias=has_bias)
 
-        def _split_heads(self, name: str, x: Tensor) -> Tensor:
-            return self.get_submodule(name)(x).float().unflatten(-1, (self.spec.num_heads, -1)).transpose(1, 2)
+        def _split_heads(self, letter: str, x: Tensor) -> Tensor:
+            return self.get_submodule(letter)(x).float().unflatten(-1, (self.spec.num_heads, -1)).transpose(1, 2)
 
-        def _gate(self, name: str, x: Tensor) -> Tensor:
+        def _gate(self, gate_name: str, x: Tensor) -> Tensor:
             cap = self.spec.gate_soft_cap
-            return cap * torch.tanh(self._split_heads(name, x)[..., 0] / cap)
+            return cap * torch.tanh(self._split_heads(gate_name, x)[..., 0] / cap)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            q, k, v = (self._split_heads(name, x) for name in "qkv")
+            q, k, v = (self._split_heads(letter, x) for letter in "qkv")
             stored_state = self.recurrent_state.load(forward_pass)
             if stored_state is None:
                 stored_state = (
@@ -206,11 +210,16 @@ def _reference_class() -> type[nn.Module]:
                     q.new_zeros(*q.shape[:2], q.shape[-1]),
                     q.new_zeros(*q.shape[:2], 1),
                 )
-            h, state = self.core(
-                q, k, v, self._gate("igate", x), self._gate("fgate", x), tuple(t.float() for t in stored_state)
+            memory_output, state = self.core(
+                q,
+                k,
+                v,
+                self._gate("igate", x),
+                self._gate("fgate", x),
+                tuple(tensor.float() for tensor in stored_state),
             )
-            self.recurrent_state.keep(forward_pass, *(t.to(x.dtype) for t in state))
-            normed = self.norm(h.transpose(1, 2).flatten(2).to(x.dtype))
+            self.recurrent_state.keep(forward_pass, *(tensor.to(x.dtype) for tensor in state))
+            normed = self.norm(memory_output.transpose(1, 2).flatten(2).to(x.dtype))
             return self.out_proj(self.get_submodule("ogate")(x).sigmoid() * normed)
 
     return MLSTMReference

@@ -68,14 +68,14 @@ class MixtureOfAttention(TokenMixer):
         self.position.check(self.head_dim)
         return self
 
-    def head_sizes(self, width: Any) -> HeadSizes:
+    def head_sizes(self, hidden_size: Any) -> HeadSizes:
         kv_heads = self.num_key_value_heads
         return HeadSizes(self.num_experts_per_tok * kv_heads, kv_heads, self.head_dim)
 
     def score_position(self) -> Rope:
         return self.position
 
-    def with_kv_heads(self, kv_heads: int, width: int) -> Self:
+    def with_kv_heads(self, kv_heads: int, hidden_size: int) -> Self:
         """Returns the mixer unchanged, as each expert has one query head per key head."""
         return self
 
@@ -94,9 +94,9 @@ class MixtureOfAttention(TokenMixer):
             recorder.linear("router", x, experts, kind="router"), top_k, "softmax of chosen"
         )
         recorder.hold(weights=weights, chosen=top_experts)
-        rows = recorder.dispatch(x, top_experts, experts, top_k)
-        recorder.hold(rows=rows)
-        q = recorder.to_tokens(recorder.experts("q_proj", rows, experts, top_k, kv_heads, dim))
+        routed_rows = recorder.dispatch(x, top_experts, experts, top_k)
+        recorder.hold(rows=routed_rows)
+        q = recorder.to_tokens(recorder.experts("q_proj", routed_rows, experts, top_k, kv_heads, dim))
         recorder.hold(q=q)
         q = recorder.rope(q.view(heads, dim, rows=x.rows), self.position)
         recorder.hold(q=q)
@@ -107,15 +107,17 @@ class MixtureOfAttention(TokenMixer):
         recorder.hold(k=k)
         v = recorder.repeat(v, heads, tiled=True)
         recorder.hold(v=v)
-        y = recorder.attention("core", q, k, v)
-        recorder.hold(out=y)
-        rows = recorder.dispatch(
-            y.view(kv_heads, dim, rows=Routed(of=x.rows, top_k=top_k)), top_experts, experts, top_k
+        attn_output = recorder.attention("core", q, k, v)
+        recorder.hold(out=attn_output)
+        routed_rows = recorder.dispatch(
+            attn_output.view(kv_heads, dim, rows=Routed(of=x.rows, top_k=top_k)), top_experts, experts, top_k
         )
-        recorder.hold(rows=rows)
-        y = recorder.combine(recorder.experts("o_proj", rows, experts, top_k, *x.axes), weights, experts, top_k)
-        recorder.hold(out=y)
-        return recorder.add(y, recorder.vector("o_bias", *x.axes))
+        recorder.hold(rows=routed_rows)
+        attn_output = recorder.combine(
+            recorder.experts("o_proj", routed_rows, experts, top_k, *x.axes), weights, experts, top_k
+        )
+        recorder.hold(out=attn_output)
+        return recorder.add(attn_output, recorder.vector("o_bias", *x.axes))
 
     def describe(self, hidden_size: int) -> str:
         return f"MoA {self.num_experts_per_tok} of {self.num_experts} × {self.num_key_value_heads} × {self.head_dim}"
@@ -141,12 +143,15 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: MixtureOfAttention, hidden: int) -> None:
             super().__init__()
-            self.spec, width = spec, spec.num_key_value_heads * spec.head_dim
+            self.spec, heads_width = spec, spec.num_key_value_heads * spec.head_dim
             self.router = nn.Linear(hidden, spec.num_experts, bias=False)
-            self.q_proj = expert_map_class()(spec.num_experts, hidden, width, False)
-            self.k_proj, self.v_proj = nn.Linear(hidden, width, bias=False), nn.Linear(hidden, width, bias=False)
+            self.q_proj = expert_map_class()(spec.num_experts, hidden, heads_width, False)
+            self.k_proj, self.v_proj = (
+                nn.Linear(hidden, heads_width, bias=False),
+                nn.Linear(hidden, heads_width, bias=False),
+            )
             self.core, self.cache = softmax_core_class()(), cache_class()()
-            self.o_proj = expert_map_class()(spec.num_experts, width, hidden, False)
+            self.o_proj = expert_map_class()(spec.num_experts, heads_width, hidden, False)
             self.o_bias = vector(torch.zeros(hidden))
 
         def _split_heads(self, x: Tensor) -> Tensor:
@@ -160,9 +165,9 @@ def _reference_class() -> type[nn.Module]:
             (batch, tokens, _), top_k = x.shape, self.spec.num_experts_per_tok
             weights, top_experts = self._route_tokens(x)
             dispatch = dispatch_class()(top_experts, forward_pass.grouped_experts)
-            rows = dispatch.copy_rows(x)
+            routed_rows = dispatch.copy_rows(x)
             group_ends = ends_of_groups(dispatch.expert, self.spec.num_experts) if dispatch.grouped else None
-            q = dispatch.sort_by_token(self.q_proj(rows, dispatch.expert, group_ends)).view(batch, tokens, -1)
+            q = dispatch.sort_by_token(self.q_proj(routed_rows, dispatch.expert, group_ends)).view(batch, tokens, -1)
             q = self._rotated(self._split_heads(q), forward_pass)
             k, v = self.cache(
                 forward_pass,
@@ -173,10 +178,10 @@ def _reference_class() -> type[nn.Module]:
                 k = k.repeat(1, top_k, 1, 1)
                 v = v.repeat(1, top_k, 1, 1)
             mask = attention_mask(forward_pass, x, k, causal=True)
-            out = self.core(q, k, v, mask).transpose(1, 2)
-            rows = dispatch.sort_by_expert(out.reshape(batch * tokens * top_k, -1))
-            out = dispatch.combine_outputs(self.o_proj(rows, dispatch.expert, group_ends), weights)
-            return out + self.o_bias.weight
+            attn_output = self.core(q, k, v, mask).transpose(1, 2)
+            routed_rows = dispatch.sort_by_expert(attn_output.reshape(batch * tokens * top_k, -1))
+            attn_output = dispatch.combine_outputs(self.o_proj(routed_rows, dispatch.expert, group_ends), weights)
+            return attn_output + self.o_bias.weight
 
         def _route_tokens(self, x: Tensor) -> tuple[Tensor, Tensor]:
             """Returns the weights and indices of each token's experts, [batch, tokens, top_k]."""

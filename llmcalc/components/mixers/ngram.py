@@ -72,8 +72,8 @@ class PredictStreams(ResidualStreams):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the rows of the main stream and the predict streams. x: the token embeddings."""
-        rows = Multiple(of=x.rows, by=self.ngram)
-        streams, _ = recorder.table("", Axis("streams", self.ngram), *x.axes, of=rows, by="types")
+        stream_rows = Multiple(of=x.rows, by=self.ngram)
+        streams, _ = recorder.table("", Axis("streams", self.ngram), *x.axes, of=stream_rows, by="types")
         return recorder.cat(x, streams, axes=x.axes, rows=Multiple(of=x.rows, by=self.ngram + 1))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -110,7 +110,9 @@ class NgramAttention(EqualHeadsMixer):
         heads, dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
         assert isinstance(x.rows, Multiple)
         tokens, streams = x.rows.of, Multiple(of=x.rows.of, by=self.ngram)
-        q, k, v = (recorder.linear(name, x, heads, dim, bias=True) for name in ("q_proj", "k_proj", "v_proj"))
+        q, k, v = (
+            recorder.linear(projection, x, heads, dim, bias=True) for projection in ("q_proj", "k_proj", "v_proj")
+        )
         buckets = recorder.linear(
             "relative_proj", x, JoinedShapes(((Axis("buckets", self.num_buckets), heads),)), bias=True
         )
@@ -120,7 +122,7 @@ class NgramAttention(EqualHeadsMixer):
             "cache", "full_attention", recorder.resized(k, tokens), recorder.resized(v, tokens)
         )
         main_core = ops.AttentionCore(num_heads, head_sizes.head_dim, head_sizes.head_dim, rows=tokens)
-        y = recorder.core(
+        attn_output = recorder.core(
             "core", main_core, recorder.resized(q, tokens), keys, values, buckets, axes=(heads, dim), rows=tokens
         )
         predict_core = ops.PredictCore(
@@ -129,7 +131,7 @@ class NgramAttention(EqualHeadsMixer):
         prediction = recorder.core(
             "predict_core", predict_core, q, keys, values, k, v, buckets, axes=(heads, dim), rows=streams
         )
-        joined_streams = recorder.cat(y, prediction, axes=(heads, dim), rows=x.rows)
+        joined_streams = recorder.cat(attn_output, prediction, axes=(heads, dim), rows=x.rows)
         recorder.hold(out=joined_streams)
         return recorder.linear("o_proj", joined_streams, *x.axes, bias=True)
 
@@ -178,18 +180,18 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def __init__(self, spec: NgramAttention, hidden: int) -> None:
             super().__init__()
             self.spec, self.heads = spec, spec.num_attention_heads
-            for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-                self.add_module(name, nn.Linear(hidden, hidden))
+            for projection in ("q_proj", "k_proj", "v_proj", "o_proj"):
+                self.add_module(projection, nn.Linear(hidden, hidden))
             self.relative_proj = nn.Linear(hidden, spec.num_buckets * self.heads)
             self.cache = cache_class()()
             self.core, self.predict_core = softmax_core_class()(), softmax_core_class()()
 
-        def _project_streams(self, name: str, x: Tensor) -> tuple[Tensor, ...]:
+        def _project_streams(self, projection: str, x: Tensor) -> tuple[Tensor, ...]:
             """Returns the projection of each stream as heads, [batch, heads, tokens, size]."""
-            projected = self.get_submodule(name)(x).unflatten(
-                -1, (-1, self.heads) if name[0] == "r" else (self.heads, -1)
+            projected = self.get_submodule(projection)(x).unflatten(
+                -1, (-1, self.heads) if projection[0] == "r" else (self.heads, -1)
             )
-            projected = projected.transpose(-1, -2) if name[0] == "r" else projected
+            projected = projected.transpose(-1, -2) if projection[0] == "r" else projected
             return projected.transpose(1, 2).chunk(1 + self.spec.ngram, 2)
 
         def _distance_bucket(self, distance: Tensor) -> Tensor:
@@ -200,25 +202,25 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             (q, *predict_q), (k, *predict_k), (v, *predict_v), (main_scores, *predict_scores) = (
-                self._project_streams(name, x) for name in ("q_proj", "k_proj", "v_proj", "relative_proj")
+                self._project_streams(projection, x) for projection in ("q_proj", "k_proj", "v_proj", "relative_proj")
             )
             keys, values = self.cache(forward_pass, k, v)
-            key_count, end = q.shape[2], keys.shape[2]
+            key_count, end_position = q.shape[2], keys.shape[2]
             queries, all_keys = (
-                forward_pass.positions(end - key_count, end, x.device),
-                forward_pass.positions(0, end, x.device),
+                forward_pass.positions(end_position - key_count, end_position, x.device),
+                forward_pass.positions(0, end_position, x.device),
             )
             distance = queries[:, None] - all_keys
-            index = self._distance_bucket(distance.clamp(min=0)).expand(*q.shape[:2], -1, -1)
-            outputs = [self.core(q, keys, values, distance >= 0, main_scores.gather(-1, index))]
+            distance_index = self._distance_bucket(distance.clamp(min=0)).expand(*q.shape[:2], -1, -1)
+            stream_outputs = [self.core(q, keys, values, distance >= 0, main_scores.gather(-1, distance_index))]
             is_same_token = torch.eye(key_count, dtype=torch.bool, device=x.device)
             self_index = torch.zeros(*q.shape[:2], key_count, key_count, dtype=torch.long, device=x.device)
             for i, stream in enumerate(zip(predict_q, predict_k, predict_v, predict_scores, strict=True)):
                 stream_q, stream_k, stream_v, stream_scores = stream
                 mask = torch.cat([(distance >= i) | (all_keys == 0), is_same_token], -1)
-                bias = stream_scores.gather(-1, torch.cat([index, self_index], -1))
+                bias = stream_scores.gather(-1, torch.cat([distance_index, self_index], -1))
                 joined_keys, joined_values = torch.cat([keys, stream_k], 2), torch.cat([values, stream_v], 2)
-                outputs.append(self.predict_core(stream_q, joined_keys, joined_values, mask, bias))
-            return self.get_submodule("o_proj")(torch.cat(outputs, 2).transpose(1, 2).flatten(2))
+                stream_outputs.append(self.predict_core(stream_q, joined_keys, joined_values, mask, bias))
+            return self.get_submodule("o_proj")(torch.cat(stream_outputs, 2).transpose(1, 2).flatten(2))
 
     return {"streams": PredictStreamsReference, "attention": NgramReference}

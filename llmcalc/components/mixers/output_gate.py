@@ -32,24 +32,24 @@ class OutputGate(Part):
     bias: Flag | Literal["head"] = False
     gate_func: Literal["sigmoid", "silu", "softplus"] = "sigmoid"
 
-    def flow(self, recorder: Flow, x: Value, y: Value) -> Value:
-        """Records the gate. x: the layer's input. y: the output of the heads, with axes (heads, size)."""
-        gate_axes = y.axes if self.per == "element" else y.axes[:1]
+    def flow(self, recorder: Flow, x: Value, attn_output: Value) -> Value:
+        """Records the gate. x: the layer's input. attn_output: the output of the heads, with axes (heads, size)."""
+        gate_axes = attn_output.axes if self.per == "element" else attn_output.axes[:1]
         if self.bias != "head":
             gate = recorder.linear("gate_proj", x, *gate_axes, bias=self.bias)
-            return recorder.mul(y, recorder.act(gate, self.gate_func))
+            return recorder.mul(attn_output, recorder.act(gate, self.gate_func))
         with recorder.scope("gate_proj"):
-            gate = recorder.add(recorder.linear("", x, *gate_axes), recorder.vector("head_bias", *y.axes[:1]))
-        return recorder.mul(y, recorder.act(gate, self.gate_func))
+            gate = recorder.add(recorder.linear("", x, *gate_axes), recorder.vector("head_bias", *attn_output.axes[:1]))
+        return recorder.mul(attn_output, recorder.act(gate, self.gate_func))
 
     def reference(self, model_properties: ModelProperties, heads: int, head_dim: int) -> nn.Module:
         """Builds the gate's projection to [..., heads * size] or [..., heads]."""
         from torch import nn
 
-        width = heads * head_dim if self.per == "element" else heads
+        heads_width = heads * head_dim if self.per == "element" else heads
         if self.bias == "head":
-            return _biased_by_head()(model_properties.hidden_size, width, heads)
-        return nn.Linear(model_properties.hidden_size, width, bias=bool(self.bias))
+            return _biased_by_head()(model_properties.hidden_size, heads_width, heads)
+        return nn.Linear(model_properties.hidden_size, heads_width, bias=bool(self.bias))
 
 
 def gate_values(gate_func: str, projected: Tensor) -> Tensor:
@@ -69,8 +69,8 @@ def _biased_by_head() -> type[nn.Module]:
     class GateBiasedByHead(nn.Linear):
         """A projection with a single bias per head, which is added to all outputs of the head."""
 
-        def __init__(self, hidden: int, width: int, heads: int) -> None:
-            super().__init__(hidden, width, bias=False)
+        def __init__(self, hidden: int, gate_width: int, heads: int) -> None:
+            super().__init__(hidden, gate_width, bias=False)
             self.head_bias = vector(torch.zeros(heads))
 
         def forward(self, x: Tensor) -> Tensor:

@@ -62,7 +62,7 @@ class PooledIndexer(Part):
         return False
 
     def attention_limits(self) -> Mapping[str, Any]:
-        """Returns fields of the attention operation and its rows: the number of attended tokens."""
+        """Returns keyword arguments of the attention operation and of its rows: the number of attended tokens."""
         return {"selected": self.index_topk, "pool": self.index_kpool}
 
     def flow(self, recorder: Flow, x: Value, query_latent: Value | None = None, position: Rope | None = None) -> Value:
@@ -70,19 +70,19 @@ class PooledIndexer(Part):
 
         query_latent: the compressed query, which the queries come from. position: none, because pools have no position.
         """
-        heads, dim = Axis("index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
+        heads, index_dim = Axis("index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
         pool = Axis("pool", self.index_kpool)
         assert query_latent is not None
         assert position is None
-        q = recorder.linear("q_proj", query_latent, heads, dim)
+        q = recorder.linear("q_proj", query_latent, heads, index_dim)
         recorder.hold(small=query_latent, q=q)
-        keys = recorder.norm("k_norm", recorder.linear("k_proj", x, dim), Norm(type="layernorm"))
-        gate = recorder.linear("gate_proj", x, dim)
+        keys = recorder.norm("k_norm", recorder.linear("k_proj", x, index_dim), Norm(type="layernorm"))
+        gate = recorder.linear("gate_proj", x, index_dim)
         weights = recorder.linear("weights_proj", x, heads)
         recorder.hold(k=keys, gate=gate, weights=weights)
         keys, gate = recorder.cache("cache", "indexer", keys, gate)
-        pools, pool_gate = (recorder.windows(rows, pool, past=True) for rows in (keys, gate))
-        pool_gate = recorder.add(pool_gate, recorder.vector("position_bias", pool, dim, count=pool.size))
+        pools, pool_gate = (recorder.windows(unpooled, pool, past=True) for unpooled in (keys, gate))
+        pool_gate = recorder.add(pool_gate, recorder.vector("position_bias", pool, index_dim, count=pool.size))
         entries = recorder.weighted_mean(pools, pool_gate)
         recorder.hold(k=entries)
         scores = recorder.scores(
@@ -123,7 +123,7 @@ def _reference_class() -> type[nn.Module]:
             """Returns the mean key of each complete pool, [batch, pools, d]. keys, gate: [batch, tokens, d]."""
             pool = self.spec.index_kpool
             pools = keys.shape[1] // pool
-            keys, gate = (t[:, : pools * pool].unflatten(1, (pools, pool)) for t in (keys, gate))
+            keys, gate = (tensor[:, : pools * pool].unflatten(1, (pools, pool)) for tensor in (keys, gate))
             pool_weights = (gate + self.position_bias.weight).float().softmax(2).to(keys.dtype)
             return (keys * pool_weights).sum(2)
 
@@ -137,15 +137,17 @@ def _reference_class() -> type[nn.Module]:
             visible_tokens = (
                 forward_pass.positions(forward_pass.past, forward_pass.past + tokens, x.device)[:, None] + 1
             )  # tokens that each query may see
-            ends = (torch.arange(entries.shape[1], device=x.device) + 1) * pool
-            ranked_pools = scores.masked_fill(ends > visible_tokens, float("-inf")).sort(
+            pool_ends = (torch.arange(entries.shape[1], device=x.device) + 1) * pool
+            ranked_pools = scores.masked_fill(pool_ends > visible_tokens, float("-inf")).sort(
                 dim=-1, descending=True, stable=True
             )
             chosen_pools = ranked_pools.indices[..., : spec.index_topk // pool]
             chosen_positions = (chosen_pools[..., None] * pool + torch.arange(pool, device=x.device)).flatten(-2)
             if tokens == 1:
-                end = forward_pass.past + 1
-                last_pool_tokens = torch.arange(end - end % pool, end, device=x.device).expand(x.shape[0], 1, -1)
+                end_position = forward_pass.past + 1
+                last_pool_tokens = torch.arange(
+                    end_position - end_position % pool, end_position, device=x.device
+                ).expand(x.shape[0], 1, -1)
                 return torch.cat([chosen_positions, last_pool_tokens], -1)
             last_pool_tokens = visible_tokens - visible_tokens % pool + torch.arange(pool - 1, device=x.device)
             repeated_positions = (

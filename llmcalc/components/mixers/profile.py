@@ -79,9 +79,9 @@ class ProfileAttention(WindowedMixer):
         q = self._normed(recorder, "q_norm", recorder.linear("q_proj", x, heads, dim))
         keys, values = (
             add_convolution(
-                recorder, f"{name}_conv", recorder.linear(f"{name}_proj", x, kv_heads, dim), self.conv_kernel_size
+                recorder, f"{letter}_conv", recorder.linear(f"{letter}_proj", x, kv_heads, dim), self.conv_kernel_size
             )
-            for name in ("k", "v")
+            for letter in ("k", "v")
         )
         keys = self._normed(recorder, "k_norm", keys)
         keys, values = recorder.cache("cache", self.cache_kind, keys, values, limit=window)
@@ -92,12 +92,12 @@ class ProfileAttention(WindowedMixer):
         recorder.hold(q=q, k=keys, v=values, bias=bias)
         keys, values = recorder.repeat(keys, heads), recorder.repeat(values, heads)
         recorder.hold(k=keys, v=values)
-        y = recorder.attention("core", q, keys, values, causal=recorder.causal, bias=bias, window=window)
-        recorder.hold(out=y)
-        return recorder.linear("o_proj", y, *x.axes)
+        attn_output = recorder.attention("core", q, keys, values, causal=recorder.causal, bias=bias, window=window)
+        recorder.hold(out=attn_output)
+        return recorder.linear("o_proj", attn_output, *x.axes)
 
-    def _normed(self, recorder: Flow, name: str, x: Value) -> Value:
-        return x if self.norm is None else recorder.norm(name, x, self.norm, x.axes[1:])
+    def _normed(self, recorder: Flow, norm_name: str, x: Value) -> Value:
+        return x if self.norm is None else recorder.norm(norm_name, x, self.norm, x.axes[1:])
 
     def bias_of(self, recorder: Flow, profile_weights: Value, q: Value, keys: Value) -> Value:
         """Records the bias of every head, query and key. profile_weights: each head's weights of the profiles."""
@@ -173,19 +173,19 @@ def profile_attention_class() -> type[nn.Module]:
             queries = forward_pass.positions(forward_pass.past, end, device)
             key_positions = forward_pass.positions(end - keys, end, device)
             distance = queries[:, None] - key_positions
-            index = distance.clamp(0, spec.relative_extent - 1).expand(*weights_by_distance.shape[:-1], -1)
-            bias: Tensor = weights_by_distance.gather(-1, index)
+            distance_index = distance.clamp(0, spec.relative_extent - 1).expand(*weights_by_distance.shape[:-1], -1)
+            bias: Tensor = weights_by_distance.gather(-1, distance_index)
             return bias.masked_fill(distance >= spec.relative_extent, 0.0)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec = self.spec
             k, v = self.k_conv(self.k_proj(x), forward_pass), self.v_conv(self.v_proj(x), forward_pass)
-            q, k, v = (t.unflatten(-1, (-1, spec.head_dim)).transpose(1, 2) for t in (self.q_proj(x), k, v))
+            q, k, v = (tensor.unflatten(-1, (-1, spec.head_dim)).transpose(1, 2) for tensor in (self.q_proj(x), k, v))
             q, (k, v) = self.q_norm(q), self.cache(forward_pass, self.k_norm(k), v)
-            end = forward_pass.past + x.shape[1]
+            end_position = forward_pass.past + x.shape[1]
             mask = attention_mask(forward_pass, x, k, causal=True, window=spec.sliding_window)
             profile_weights = self.r_proj(x).unflatten(-1, (spec.num_attention_heads, -1)).transpose(1, 2)
-            bias = self.bias_of(profile_weights, forward_pass, end, k.shape[2])
+            bias = self.bias_of(profile_weights, forward_pass, end_position, k.shape[2])
             k, v = self._for_each_query_head(k, v)
             return self.o_proj(self.core(q, k, v, mask, bias).transpose(1, 2).flatten(2))
 

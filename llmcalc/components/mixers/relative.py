@@ -54,24 +54,26 @@ class RelativeAttention(MultiHeadMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
-        q, k, v = (recorder.linear(name, x, heads, dim, bias=self.bias) for name in ("q_proj", "k_proj", "v_proj"))
+        q, k, v = (
+            recorder.linear(projection, x, heads, dim, bias=self.bias) for projection in ("q_proj", "k_proj", "v_proj")
+        )
         distance_rows = Multiple(of=x.rows, by=2) if self.segments else Multiple("distances", of=x.rows, by=2, more=-1)
         distance_keys = recorder.linear("r_proj", recorder.sinusoids(x, distance_rows, *x.axes, once=True), heads, dim)
         num_heads = q.axes[0].size
         position_q = recorder.add(q, recorder.vector("position_bias", heads, dim, count=num_heads))
         scores = ops.DistanceScores(num_heads, dim.size, x.rows, distance_rows)
         distance_scores = recorder.core("distances", scores, position_q, distance_keys, axes=(heads,))
-        index = recorder.distances(q, k, clamped=False, shifted=True)
-        recorder.hold(q=q, k=k, v=v, r=distance_keys, by_distance=distance_scores, index=index)
+        distance_index = recorder.distances(q, k, clamped=False, shifted=True)
+        recorder.hold(q=q, k=k, v=v, r=distance_keys, by_distance=distance_scores, index=distance_index)
         content_q = recorder.add(q, recorder.vector("content_bias", heads, dim, count=num_heads))
-        bias = recorder.scale(recorder.at_distance(distance_scores, index), dim.size**-0.5)
+        bias = recorder.scale(recorder.at_distance(distance_scores, distance_index), dim.size**-0.5)
         recorder.hold(q=content_q, bias=bias)
-        y = recorder.attention("core", content_q, k, v, causal=False, bias=bias, masked=False)
-        recorder.hold(out=y)
+        attn_output = recorder.attention("core", content_q, k, v, causal=False, bias=bias, masked=False)
+        recorder.hold(out=attn_output)
         if self.segments:
             recorder.vector("segment_bias", heads, dim, count=num_heads, role="idle")
             recorder.vector("segments", Axis("segments", 2), heads, dim, heads=heads, count=2, role="idle")
-        return recorder.linear("o_proj", y, *x.axes, bias=self.bias)
+        return recorder.linear("o_proj", attn_output, *x.axes, bias=self.bias)
 
     def describe(self, hidden_size: int) -> str:
         return f"MHA {self.num_attention_heads} × {self.head_dim}, Transformer-XL relative"
@@ -96,27 +98,31 @@ def _reference_class() -> type[nn.Module]:
     class Distances(nn.Module):
         """Scores by distance. q: [batch, heads, tokens, d] → [batch, heads, tokens, distances]."""
 
-        def forward(self, q: Tensor, r: Tensor) -> Tensor:
-            return q @ r.transpose(-1, -2)
+        def forward(self, q: Tensor, distance_keys: Tensor) -> Tensor:
+            return q @ distance_keys.transpose(-1, -2)
 
     class RelativeReference(nn.Module):
         """Attention by content and by distance. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: RelativeAttention, hidden: int) -> None:
             super().__init__()
-            self.heads, d, width = spec.num_attention_heads, spec.head_dim, spec.num_attention_heads * spec.head_dim
+            self.heads, d, heads_width = (
+                spec.num_attention_heads,
+                spec.head_dim,
+                spec.num_attention_heads * spec.head_dim,
+            )
             self.has_segments = spec.segments
-            for name in ("q_proj", "k_proj", "v_proj", "r_proj"):
-                self.add_module(name, nn.Linear(hidden, width, bias=spec.bias and name != "r_proj"))
+            for projection in ("q_proj", "k_proj", "v_proj", "r_proj"):
+                self.add_module(projection, nn.Linear(hidden, heads_width, bias=spec.bias and projection != "r_proj"))
             self.content_bias, self.position_bias = (vector(torch.randn(self.heads, d) * 0.02) for _ in range(2))
             if spec.segments:
                 self.segment_bias = vector(torch.randn(self.heads, d) * 0.02)
                 self.segments = vector(torch.randn(2, self.heads, d) * 0.02)
             self.core, self.distances = softmax_core_class()(), Distances()
-            self.o_proj = nn.Linear(width, hidden, bias=spec.bias)
+            self.o_proj = nn.Linear(heads_width, hidden, bias=spec.bias)
 
-        def _split_heads(self, name: str, x: Tensor) -> Tensor:
-            return self.get_submodule(name)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        def _split_heads(self, projection: str, x: Tensor) -> Tensor:
+            return self.get_submodule(projection)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
         def _largest_distance(self, x: Tensor) -> int:
             """Returns the largest distance that has scores."""
@@ -133,15 +139,20 @@ def _reference_class() -> type[nn.Module]:
             return torch.cat([angles.sin(), angles.cos()], -1)[:, :hidden].to(x.dtype).expand(x.shape[0], -1, -1)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            q, k, v = (self._split_heads(name, x) for name in ("q_proj", "k_proj", "v_proj"))
-            r = self._split_heads(
+            q, k, v = (self._split_heads(projection, x) for projection in ("q_proj", "k_proj", "v_proj"))
+            distance_keys = self._split_heads(
                 "r_proj", forward_pass.computed_once(("away", x.shape), lambda: self._encode_distances(forward_pass, x))
             )
-            distance_scores = self.distances(q + self.position_bias.weight[:, None], r)
+            distance_scores = self.distances(q + self.position_bias.weight[:, None], distance_keys)
             positions = forward_pass.positions(0, x.shape[1], x.device)
-            index = (self._largest_distance(x) - (positions[:, None] - positions[None, :])).expand(*q.shape[:-1], -1)
-            q, bias = q + self.content_bias.weight[:, None], distance_scores.gather(-1, index) * q.shape[-1] ** -0.5
-            out = self.core(q, k, v, bias=bias)
-            return self.o_proj(out.transpose(1, 2).flatten(2))
+            distance_index = (self._largest_distance(x) - (positions[:, None] - positions[None, :])).expand(
+                *q.shape[:-1], -1
+            )
+            q, bias = (
+                q + self.content_bias.weight[:, None],
+                distance_scores.gather(-1, distance_index) * q.shape[-1] ** -0.5,
+            )
+            attn_output = self.core(q, k, v, bias=bias)
+            return self.o_proj(attn_output.transpose(1, 2).flatten(2))
 
     return RelativeReference

@@ -57,22 +57,32 @@ class RGLRU(TokenMixer):
         return self
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        width, blocks, kernel = Axis("lru", self.lru_width), Axis("blocks", self.num_attention_heads), self.conv1d_width
-        gate = recorder.act(recorder.linear("linear_y", x, width, bias=True), self.hidden_act)
-        u = recorder.linear("linear_x", x, width, bias=True)
-        u = recorder.conv("conv_1d", u, width, kernel=kernel, groups=u.width, bias=True, padding=kernel - 1)
-        recorder.state("conv_state", width, Axis("kept", kernel - 1), kind="conv_state")
-        recurrence_gate = recorder.act(recorder.blocks("recurrent_gate", u, blocks, width, bias=True), "sigmoid")
-        log_decay = recorder.mul(recurrence_gate, recorder.act(recorder.vector("recurrent_param", width), "softplus"))
+        lru_axis, blocks, kernel = (
+            Axis("lru", self.lru_width),
+            Axis("blocks", self.num_attention_heads),
+            self.conv1d_width,
+        )
+        gate = recorder.act(recorder.linear("linear_y", x, lru_axis, bias=True), self.hidden_act)
+        inner_x = recorder.linear("linear_x", x, lru_axis, bias=True)
+        inner_x = recorder.conv(
+            "conv_1d", inner_x, lru_axis, kernel=kernel, groups=inner_x.width, bias=True, padding=kernel - 1
+        )
+        recorder.state("conv_state", lru_axis, Axis("kept", kernel - 1), kind="conv_state")
+        recurrence_gate = recorder.act(
+            recorder.blocks("recurrent_gate", inner_x, blocks, lru_axis, bias=True), "sigmoid"
+        )
+        log_decay = recorder.mul(
+            recurrence_gate, recorder.act(recorder.vector("recurrent_param", lru_axis), "softplus")
+        )
         input_scale = recorder.act(log_decay, "sqrt_one_minus_exp")  # √(1 − a²)
         gated_input = recorder.mul(
-            u, recorder.act(recorder.blocks("input_gate", u, blocks, width, bias=True), "sigmoid")
+            inner_x, recorder.act(recorder.blocks("input_gate", inner_x, blocks, lru_axis, bias=True), "sigmoid")
         )
-        states = recorder.scan(
-            "rglru", recorder.act(log_decay, "exp"), recorder.mul(gated_input, input_scale), axes=(width,)
+        recurrent_states = recorder.scan(
+            "rglru", recorder.act(log_decay, "exp"), recorder.mul(gated_input, input_scale), axes=(lru_axis,)
         )
-        recorder.state("recurrent_state", width, bits=32)
-        return recorder.linear("linear_out", recorder.mul(states, gate), *x.axes, bias=True)
+        recorder.state("recurrent_state", lru_axis, bits=32)
+        return recorder.linear("linear_out", recorder.mul(recurrent_states, gate), *x.axes, bias=True)
 
     def describe(self, hidden_size: int) -> str:
         return f"RG-LRU {self.lru_width}"
@@ -97,25 +107,25 @@ def _reference_class() -> type[nn.Module]:
     class BlockMap(nn.Module):
         """A block-diagonal linear layer. x: [batch, tokens, width] → same shape, with a separate matrix per block."""
 
-        def __init__(self, blocks: int, width: int) -> None:
+        def __init__(self, blocks: int, lru_width: int) -> None:
             super().__init__()
-            block_width = width // blocks
+            block_width = lru_width // blocks
             self.weight = nn.Parameter(torch.randn(blocks, block_width, block_width) * block_width**-0.5)
             self.bias = nn.Parameter(torch.zeros(blocks, block_width))
 
         def forward(self, x: Tensor) -> Tensor:
             input_blocks = x.unflatten(-1, (len(self.weight), -1)).flatten(0, 1).transpose(0, 1)
-            out = torch.baddbmm(self.bias[:, None], input_blocks, self.weight.transpose(1, 2))
-            return out.transpose(0, 1).flatten(1).unflatten(0, x.shape[:2])
+            block_outputs = torch.baddbmm(self.bias[:, None], input_blocks, self.weight.transpose(1, 2))
+            return block_outputs.transpose(0, 1).flatten(1).unflatten(0, x.shape[:2])
 
     def linear_scan(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
         """Runs h ← a·h + b over all tokens, in ⌈log2(tokens)⌉ parallel steps (Hillis & Steele 1986)."""
         b = torch.cat([b[:, :1] + a[:, :1] * h[:, None], b[:, 1:]], 1)
-        step = 1
-        while step < a.shape[1]:
-            b = torch.cat([b[:, :step], b[:, step:] + a[:, step:] * b[:, :-step]], 1)
-            a = torch.cat([a[:, :step], a[:, step:] * a[:, :-step]], 1)
-            step *= 2
+        offset = 1
+        while offset < a.shape[1]:
+            b = torch.cat([b[:, :offset], b[:, offset:] + a[:, offset:] * b[:, :-offset]], 1)
+            a = torch.cat([a[:, :offset], a[:, offset:] * a[:, :-offset]], 1)
+            offset *= 2
         return b
 
     class RGLRUReference(nn.Module):
@@ -126,31 +136,33 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: RGLRU, hidden: int) -> None:
             super().__init__()
-            width, self.act = spec.lru_width, spec.hidden_act
-            self.linear_y, self.linear_x = nn.Linear(hidden, width), nn.Linear(hidden, width)
-            self.conv_1d = causal_conv_class()(width, spec.conv1d_width, True, kept_frames=spec.conv1d_width - 1)
-            self.input_gate = BlockMap(spec.num_attention_heads, width)
-            self.recurrent_gate = BlockMap(spec.num_attention_heads, width)
-            self.recurrent_param = vector(torch.linspace(-4.0, 1.0, width))
+            lru_width, self.act = spec.lru_width, spec.hidden_act
+            self.linear_y, self.linear_x = nn.Linear(hidden, lru_width), nn.Linear(hidden, lru_width)
+            self.conv_1d = causal_conv_class()(lru_width, spec.conv1d_width, True, kept_frames=spec.conv1d_width - 1)
+            self.input_gate = BlockMap(spec.num_attention_heads, lru_width)
+            self.recurrent_gate = BlockMap(spec.num_attention_heads, lru_width)
+            self.recurrent_param = vector(torch.linspace(-4.0, 1.0, lru_width))
             self.conv_state, self.recurrent_state = state_class()(), state_class()()
-            self.linear_out = nn.Linear(width, hidden)
+            self.linear_out = nn.Linear(lru_width, hidden)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             gate = activate(self.act, self.linear_y(x))
-            u = self.conv_1d(self.linear_x(x).transpose(1, 2), forward_pass, self.conv_state).transpose(1, 2)
-            log_a = -8.0 * self.recurrent_gate(u).sigmoid().float() * F.softplus(self.recurrent_param.weight.float())
+            inner_x = self.conv_1d(self.linear_x(x).transpose(1, 2), forward_pass, self.conv_state).transpose(1, 2)
+            log_a = (
+                -8.0 * self.recurrent_gate(inner_x).sigmoid().float() * F.softplus(self.recurrent_param.weight.float())
+            )
             is_first = (
                 forward_pass.positions(forward_pass.past, forward_pass.past + x.shape[1], x.device)[:, None] == 0
             )  # the first token has no earlier state to decay
             input_scale = torch.where(is_first, torch.ones_like(log_a), torch.sqrt(-torch.expm1(2 * log_a)))
-            scaled_input = (u * self.input_gate(u).sigmoid()).float() * input_scale
+            scaled_input = (inner_x * self.input_gate(inner_x).sigmoid()).float() * input_scale
             stored_state = self.recurrent_state.load(forward_pass)
-            states = linear_scan(
+            recurrent_states = linear_scan(
                 log_a.exp(),
                 scaled_input,
                 torch.zeros_like(scaled_input[:, 0]) if stored_state is None else stored_state[0],
             )
-            self.recurrent_state.keep(forward_pass, states[:, -1])
-            return self.linear_out(states.to(x.dtype) * gate)
+            self.recurrent_state.keep(forward_pass, recurrent_states[:, -1])
+            return self.linear_out(recurrent_states.to(x.dtype) * gate)
 
     return RGLRUReference

@@ -55,8 +55,8 @@ class RwkvTimeMix(TokenMixer):
         channels = Axis("channels", self.attention_hidden_size)
         previous_token = previous_tokens(recorder, x)
         key, value, receptance = (
-            recorder.linear(name, token_shift(recorder, x, previous_token, name), channels)
-            for name in ("key", "value", "receptance")
+            recorder.linear(projection, token_shift(recorder, x, previous_token, projection), channels)
+            for projection in ("key", "value", "receptance")
         )
         recorder.hold(previous=previous_token, k=key, v=value, r=receptance)
         gate = recorder.act(receptance, "sigmoid")
@@ -127,28 +127,28 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def __init__(self, spec: RwkvTimeMix, hidden: int) -> None:
             super().__init__()
-            width = spec.attention_hidden_size
-            self.time_decay = vector(torch.linspace(-5.0, 3.0, width))
-            self.time_first = vector(torch.linspace(-1.0, 0.5, width))
-            for name in ("key", "value", "receptance"):
-                self.add_module(f"time_mix_{name}", vector(torch.linspace(0.1, 0.9, hidden)))
-                self.add_module(name, nn.Linear(hidden, width, bias=False))
+            heads_width = spec.attention_hidden_size
+            self.time_decay = vector(torch.linspace(-5.0, 3.0, heads_width))
+            self.time_first = vector(torch.linspace(-1.0, 0.5, heads_width))
+            for projection in ("key", "value", "receptance"):
+                self.add_module(f"time_mix_{projection}", vector(torch.linspace(0.1, 0.9, hidden)))
+                self.add_module(projection, nn.Linear(hidden, heads_width, bias=False))
             self.shift_state, self.recurrent_state = state_class()(), state_class()()
-            self.output = nn.Linear(width, hidden, bias=False)
+            self.output = nn.Linear(heads_width, hidden, bias=False)
 
         def _weighted_average(self, k: Tensor, v: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Computes Σ exp(k)·v / Σ exp(k) with a decay per token and a subtracted maximum."""
             bonus, decay = self.time_first.weight.float(), -self.time_decay.weight.float().exp()
             stored_state = self.recurrent_state.load(forward_pass)
-            zero = torch.zeros_like(k[:, 0])
+            zero_row = torch.zeros_like(k[:, 0])
             numerator, denominator, largest_exponent = (
-                (zero, zero, zero - 1e30) if stored_state is None else stored_state
+                (zero_row, zero_row, zero_row - 1e30) if stored_state is None else stored_state
             )
-            out = []
+            token_outputs = []
             for key, value in zip(k.unbind(1), v.unbind(1), strict=True):
                 peak = torch.maximum(largest_exponent, key + bonus)
                 state_weight, token_weight = (largest_exponent - peak).exp(), (key + bonus - peak).exp()
-                out.append(
+                token_outputs.append(
                     (state_weight * numerator + token_weight * value) / (state_weight * denominator + token_weight)
                 )
                 peak = torch.maximum(largest_exponent + decay, key)
@@ -159,15 +159,19 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                     peak,
                 )
             self.recurrent_state.keep(forward_pass, numerator, denominator, largest_exponent)
-            return torch.stack(out, 1)
+            return torch.stack(token_outputs, 1)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             previous_token = shift_tokens(x, forward_pass, self.shift_state)
-            k, v, r = (
-                self.get_submodule(name)(mix_tokens(x, previous_token, getattr(self, f"time_mix_{name}").weight))
-                for name in ("key", "value", "receptance")
+            k, v, receptance = (
+                self.get_submodule(projection)(
+                    mix_tokens(x, previous_token, getattr(self, f"time_mix_{projection}").weight)
+                )
+                for projection in ("key", "value", "receptance")
             )
-            return self.output(r.sigmoid() * self._weighted_average(k.float(), v.float(), forward_pass).to(x.dtype))
+            return self.output(
+                receptance.sigmoid() * self._weighted_average(k.float(), v.float(), forward_pass).to(x.dtype)
+            )
 
     class ChannelMixReference(nn.Module):
         """RWKV-4's channel mixing. x: [batch, tokens, hidden] → same shape."""

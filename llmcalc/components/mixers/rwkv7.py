@@ -59,36 +59,44 @@ class Rwkv7TimeMix(TokenMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, dim = Axis("heads", self.num_heads), Axis("head_dim", self.head_dim)
-        all_heads: Shape = (heads, dim)
+        head_axes: Shape = (heads, dim)
         previous_token = previous_tokens(recorder, x)
-        inputs = {name: token_shift(recorder, x, previous_token, name) for name in INPUT_NAMES}
+        inputs = {input_name: token_shift(recorder, x, previous_token, input_name) for input_name in INPUT_NAMES}
         recorder.hold(previous=previous_token)
-        receptance, key, value = (recorder.linear(f"{name}_proj", inputs[name], *all_heads) for name in ("r", "k", "v"))
-        decay = recorder.act(
-            self._low_rank(recorder, "w_lora", inputs["w"], self.decay_rank, all_heads, "tanh"), "sigmoid"
+        receptance, key, value = (
+            recorder.linear(f"{input_name}_proj", inputs[input_name], *head_axes) for input_name in ("r", "k", "v")
         )
-        rate = recorder.act(self._low_rank(recorder, "a_lora", inputs["a"], self.rate_rank, all_heads), "sigmoid")
+        decay = recorder.act(
+            self._low_rank(recorder, "w_lora", inputs["w"], self.decay_rank, head_axes, "tanh"), "sigmoid"
+        )
+        learning_rate = recorder.act(
+            self._low_rank(recorder, "a_lora", inputs["a"], self.rate_rank, head_axes), "sigmoid"
+        )
         if not self.first:
             mix_weight = recorder.act(
-                self._low_rank(recorder, "v_lora", inputs["v"], self.value_rank, all_heads), "sigmoid"
+                self._low_rank(recorder, "v_lora", inputs["v"], self.value_rank, head_axes), "sigmoid"
             )
             value = recorder.mul(value, mix_weight)  # the first layer's values are as large
-        gate = self._low_rank(recorder, "g_lora", inputs["g"], self.gate_rank, all_heads, "sigmoid", bias=False)
-        removed_key = recorder.mul(key, recorder.vector("k_k", *all_heads))
-        key = recorder.mul(key, recorder.mul(rate, recorder.vector("k_a", *all_heads)))
+        gate = self._low_rank(recorder, "g_lora", inputs["g"], self.gate_rank, head_axes, "sigmoid", bias=False)
+        removed_key = recorder.mul(key, recorder.vector("k_k", *head_axes))
+        key = recorder.mul(key, recorder.mul(learning_rate, recorder.vector("k_a", *head_axes)))
         scan_op = TransitionScan(receptance.axes[0].size, dim.size, x.rows)
-        y = recorder.core("wkv", scan_op, receptance, decay, key, value, removed_key, rate, axes=all_heads)
+        wkv_output = recorder.core(
+            "wkv", scan_op, receptance, decay, key, value, removed_key, learning_rate, axes=head_axes
+        )
         recorder.state("recurrent_state", heads, dim, dim, bits=32)
-        y = recorder.norm("g_norm", y, Norm(type="layernorm", eps=self.norm_eps), groups=heads)
-        y = recorder.add(y, recorder.mul(value, recorder.mul(key, recorder.vector("r_k", *all_heads))))
-        return recorder.linear("o_proj", recorder.mul(y, gate), *x.axes)
+        wkv_output = recorder.norm("g_norm", wkv_output, Norm(type="layernorm", eps=self.norm_eps), groups=heads)
+        wkv_output = recorder.add(
+            wkv_output, recorder.mul(value, recorder.mul(key, recorder.vector("r_k", *head_axes)))
+        )
+        return recorder.linear("o_proj", recorder.mul(wkv_output, gate), *x.axes)
 
     def _low_rank(
-        self, recorder: Flow, name: str, x: Value, rank: Any, axes: Shape, act: str = "", bias: bool = True
+        self, recorder: Flow, module_name: str, x: Value, rank: Any, axes: Shape, act: str = "", bias: bool = True
     ) -> Value:
         """Returns two linear layers with an activation between them; only the second layer has a bias."""
-        low_rank = recorder.linear(f"{name}_a", x, Axis(f"{name}_rank", rank))
-        return recorder.linear(f"{name}_b", recorder.act(low_rank, act) if act else low_rank, *axes, bias=bias)
+        low_rank = recorder.linear(f"{module_name}_a", x, Axis(f"{module_name}_rank", rank))
+        return recorder.linear(f"{module_name}_b", recorder.act(low_rank, act) if act else low_rank, *axes, bias=bias)
 
     def describe(self, hidden_size: int) -> str:
         return f"RWKV-7 {self.num_heads} × {self.head_dim}"
@@ -136,18 +144,31 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         """S ← S·(diag(w) − κ̂ᵀ(a ⊙ κ̂)) + vᵀk, o = S·r. All: [batch, tokens, heads, d] → (o, the last state)."""
 
         def forward(
-            self, r: Tensor, decay: Tensor, k: Tensor, v: Tensor, removal_key: Tensor, rate: Tensor, stored_state: Any
+            self,
+            receptance: Tensor,
+            decay: Tensor,
+            k: Tensor,
+            v: Tensor,
+            removal_key: Tensor,
+            learning_rate: Tensor,
+            stored_state: Any,
         ) -> tuple[Tensor, Tensor]:
-            r, k, v, removal_key, rate = (t.float() for t in (r, k, v, removal_key, rate))
-            state = r.new_zeros(r.shape[0], *r.shape[2:], r.shape[-1]) if stored_state is None else stored_state[0]
-            out = []
-            for token in range(r.shape[1]):
+            receptance, k, v, removal_key, learning_rate = (
+                tensor.float() for tensor in (receptance, k, v, removal_key, learning_rate)
+            )
+            state = (
+                receptance.new_zeros(receptance.shape[0], *receptance.shape[2:], receptance.shape[-1])
+                if stored_state is None
+                else stored_state[0]
+            )
+            token_outputs = []
+            for token in range(receptance.shape[1]):
                 removed_value = state @ -removal_key[:, token, :, :, None]
-                correction = removed_value * (removal_key * rate)[:, token, :, None, :]
-                update = v[:, token, :, :, None] * k[:, token, :, None, :]
-                state = state * decay[:, token, :, None, :] + update + correction
-                out.append((state @ r[:, token, :, :, None])[..., 0])
-            return torch.stack(out, 1), state
+                correction = removed_value * (removal_key * learning_rate)[:, token, :, None, :]
+                state_update = v[:, token, :, :, None] * k[:, token, :, None, :]
+                state = state * decay[:, token, :, None, :] + state_update + correction
+                token_outputs.append((state @ receptance[:, token, :, :, None])[..., 0])
+            return torch.stack(token_outputs, 1), state
 
     class TimeMixReference(nn.Module):
         """RWKV-7's time mixing. x: [batch, tokens, hidden] → same shape.
@@ -158,20 +179,20 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def __init__(self, spec: Rwkv7TimeMix, hidden: int) -> None:
             super().__init__()
             self.spec = spec
-            width = spec.num_heads * spec.head_dim
-            for name in inputs_of_projections:
-                self.add_module(f"time_mix_{name}", vector(torch.linspace(0.1, 0.9, hidden)))
-            for name in ("r", "k", "v"):
-                self.add_module(f"{name}_proj", nn.Linear(hidden, width, bias=False))
-            for name, rank in self._projection_ranks().items():
-                self.add_module(f"{name}_lora_a", nn.Linear(hidden, rank, bias=False))
-                self.add_module(f"{name}_lora_b", nn.Linear(rank, width, bias=name != "g"))
-            self.k_k, self.k_a, self.r_k = (vector(torch.full((width,), 0.5)) for _ in range(3))
+            heads_width = spec.num_heads * spec.head_dim
+            for input_name in inputs_of_projections:
+                self.add_module(f"time_mix_{input_name}", vector(torch.linspace(0.1, 0.9, hidden)))
+            for input_name in ("r", "k", "v"):
+                self.add_module(f"{input_name}_proj", nn.Linear(hidden, heads_width, bias=False))
+            for input_name, rank in self._projection_ranks().items():
+                self.add_module(f"{input_name}_lora_a", nn.Linear(hidden, rank, bias=False))
+                self.add_module(f"{input_name}_lora_b", nn.Linear(rank, heads_width, bias=input_name != "g"))
+            self.k_k, self.k_a, self.r_k = (vector(torch.full((heads_width,), 0.5)) for _ in range(3))
             self.wkv = Recurrence()
             self.shift_state: Any = state_class()()
             self.recurrent_state: Any = state_class()()
-            self.g_norm = norm_reference(Norm(type="layernorm", eps=spec.norm_eps), width, groups=spec.num_heads)
-            self.o_proj = nn.Linear(width, hidden, bias=False)
+            self.g_norm = norm_reference(Norm(type="layernorm", eps=spec.norm_eps), heads_width, groups=spec.num_heads)
+            self.o_proj = nn.Linear(heads_width, hidden, bias=False)
 
         def _projection_ranks(self) -> dict[str, int]:
             """Returns the rank of each pair of low-rank projections."""
@@ -179,37 +200,47 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             ranks = {"w": spec.decay_rank, "a": spec.rate_rank, "g": spec.gate_rank}
             return ranks if spec.first else {**ranks, "v": spec.value_rank}
 
-        def _low_rank(self, name: str, x: Tensor) -> Tensor:
+        def _low_rank(self, input_name: str, x: Tensor) -> Tensor:
             """Runs a pair of low-rank projections with the activation between them. x: [batch, tokens, hidden]."""
-            y = self.get_submodule(f"{name}_lora_a")(x)
-            y = y.tanh() if name == "w" else y.sigmoid() if name == "g" else y
-            return self.get_submodule(f"{name}_lora_b")(y)
+            low_rank_input = self.get_submodule(f"{input_name}_lora_a")(x)
+            low_rank_input = (
+                low_rank_input.tanh()
+                if input_name == "w"
+                else low_rank_input.sigmoid()
+                if input_name == "g"
+                else low_rank_input
+            )
+            return self.get_submodule(f"{input_name}_lora_b")(low_rank_input)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             previous_token = shift_tokens(x, forward_pass, self.shift_state)
             mix_weights: dict[str, Any] = {
-                name: self.get_submodule(f"time_mix_{name}").weight for name in inputs_of_projections
+                input_name: self.get_submodule(f"time_mix_{input_name}").weight for input_name in inputs_of_projections
             }
-            inputs = {name: mix_tokens(x, previous_token, mix_weight) for name, mix_weight in mix_weights.items()}
-            r, k, v = (self.get_submodule(f"{name}_proj")(inputs[name]) for name in ("r", "k", "v"))
+            inputs = {
+                input_name: mix_tokens(x, previous_token, mix_weight) for input_name, mix_weight in mix_weights.items()
+            }
+            receptance, k, v = (
+                self.get_submodule(f"{input_name}_proj")(inputs[input_name]) for input_name in ("r", "k", "v")
+            )
             decay = torch.exp(-0.6065 * self._low_rank("w", inputs["w"]).float().sigmoid())
-            rate = self._low_rank("a", inputs["a"]).sigmoid()
+            learning_rate = self._low_rank("a", inputs["a"]).sigmoid()
             if not self.spec.first:
                 v = torch.lerp(v, v, self._low_rank("v", inputs["v"]).sigmoid())
             removed_key = nn.functional.normalize(self._split_heads(k * self.k_k.weight), dim=-1)
-            k = k * (1 + (rate - 1) * self.k_a.weight)
-            y, state = self.wkv(
-                *(self._split_heads(t) for t in (r, decay, k, v)),
+            k = k * (1 + (learning_rate - 1) * self.k_a.weight)
+            wkv_output, state = self.wkv(
+                *(self._split_heads(tensor) for tensor in (receptance, decay, k, v)),
                 removed_key,
-                self._split_heads(rate),
+                self._split_heads(learning_rate),
                 self.recurrent_state.load(forward_pass),
             )
             self.recurrent_state.keep(forward_pass, state)
-            bonus = (self._split_heads(r) * self._split_heads(k * self.r_k.weight)).sum(
+            bonus = (self._split_heads(receptance) * self._split_heads(k * self.r_k.weight)).sum(
                 -1, keepdim=True
             ) * self._split_heads(v)
-            y = self.g_norm(y.flatten(2).to(x.dtype)) + bonus.flatten(2)
-            return self.o_proj(y * self._low_rank("g", inputs["g"]))
+            wkv_output = self.g_norm(wkv_output.flatten(2).to(x.dtype)) + bonus.flatten(2)
+            return self.o_proj(wkv_output * self._low_rank("g", inputs["g"]))
 
         def _split_heads(self, x: Tensor) -> Tensor:
             """Splits the last axis into heads."""

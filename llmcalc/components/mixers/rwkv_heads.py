@@ -57,41 +57,43 @@ class RwkvHeadMix(TokenMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, dim = Axis("heads", self.num_heads), Axis("head_dim", self.head_dim)
-        all_heads: Shape = (heads, dim)
+        head_axes: Shape = (heads, dim)
         previous_token = previous_tokens(recorder, x)
         inputs = self._mixed_inputs(recorder, x, previous_token)
         recorder.hold(previous=previous_token)
         receptance, key, value = (
-            recorder.linear(name, inputs[name[0]], *all_heads) for name in ("receptance", "key", "value")
+            recorder.linear(projection, inputs[projection[0]], *head_axes)
+            for projection in ("receptance", "key", "value")
         )
-        gate = recorder.act(recorder.linear("gate", inputs["g"], *all_heads), "silu")
-        scan_inputs = [receptance, key, value, recorder.vector("time_first", *all_heads)]
-        decay = recorder.vector("time_decay", *all_heads)
+        gate = recorder.act(recorder.linear("gate", inputs["g"], *head_axes), "silu")
+        scan_inputs = [receptance, key, value, recorder.vector("time_first", *head_axes)]
+        decay = recorder.vector("time_decay", *head_axes)
         if self.decay_rank is not None:
             rank = Axis("decay_rank", self.decay_rank)
             low_rank = recorder.act(recorder.linear("decay_a", inputs["w"], rank), "tanh")
-            decay = recorder.add(recorder.linear("decay_b", low_rank, *all_heads), decay)
+            decay = recorder.add(recorder.linear("decay_b", low_rank, *head_axes), decay)
         scan_op = DecayScan(receptance.axes[0].size, dim.size, x.rows)
-        y = recorder.core("wkv", scan_op, *scan_inputs, recorder.act(decay, "exp"), axes=all_heads)
+        wkv_output = recorder.core("wkv", scan_op, *scan_inputs, recorder.act(decay, "exp"), axes=head_axes)
         recorder.state("recurrent_state", heads, dim, dim, bits=32)
-        y = recorder.norm("ln_x", y, Norm(type="layernorm", eps=self.norm_eps), groups=heads)
-        return recorder.linear("output", recorder.mul(y, gate), *x.axes)
+        wkv_output = recorder.norm("ln_x", wkv_output, Norm(type="layernorm", eps=self.norm_eps), groups=heads)
+        return recorder.linear("output", recorder.mul(wkv_output, gate), *x.axes)
 
     def _mixed_inputs(self, recorder: Flow, x: Value, previous_token: Value) -> dict[str, Value]:
         """Returns the mixes of each token with the previous token, one mix for each of `INPUT_NAMES`."""
         if self.shift_rank is None:
-            return {name: token_shift(recorder, x, previous_token, name) for name in INPUT_NAMES[1:]}
-        ranks: list[Shape] = [(Axis(f"rank_{name}", self.shift_rank),) for name in INPUT_NAMES]
+            return {input_name: token_shift(recorder, x, previous_token, input_name) for input_name in INPUT_NAMES[1:]}
+        ranks: list[Shape] = [(Axis(f"rank_{input_name}", self.shift_rank),) for input_name in INPUT_NAMES]
         low_rank = recorder.act(
             recorder.linear("shift_a", token_shift(recorder, x, previous_token, "x"), JoinedShapes(tuple(ranks))),
             "tanh",
         )
         inputs = {}
-        for name, low_rank_part in zip(INPUT_NAMES, recorder.split(low_rank, *ranks), strict=True):
+        for input_name, low_rank_part in zip(INPUT_NAMES, recorder.split(low_rank, *ranks), strict=True):
             mix_weight = recorder.add(
-                recorder.linear(f"shift_b_{name}", low_rank_part, *x.axes), recorder.vector(f"time_mix_{name}", *x.axes)
+                recorder.linear(f"shift_b_{input_name}", low_rank_part, *x.axes),
+                recorder.vector(f"time_mix_{input_name}", *x.axes),
             )
-            inputs[name] = recorder.add(
+            inputs[input_name] = recorder.add(
                 recorder.mul(x, mix_weight), recorder.mul(previous_token, recorder.complement(mix_weight))
             )
         return inputs
@@ -121,15 +123,19 @@ def _reference_class() -> type[nn.Module]:
         """S ← w·S + kᵀv, o = r·(S + u·kᵀv). u: [heads · d], others: [batch, tokens, heads, d] → (o, the last state)."""
 
         def forward(
-            self, r: Tensor, k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, stored_state: Any
+            self, receptance: Tensor, k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, stored_state: Any
         ) -> tuple[Tensor, Tensor]:
-            state = r.new_zeros(r.shape[0], *r.shape[2:], r.shape[-1]) if stored_state is None else stored_state[0]
-            out, bonus = [], bonus.float().unflatten(-1, (r.shape[2], -1))[..., None]
-            for token in range(r.shape[1]):
-                update = k[:, token, :, :, None] @ v[:, token, :, None, :]
-                out.append((r[:, token, :, None, :] @ (state + bonus * update))[..., 0, :])
-                state = decay[:, token, :, :, None] * state + update
-            return torch.stack(out, 1), state
+            state = (
+                receptance.new_zeros(receptance.shape[0], *receptance.shape[2:], receptance.shape[-1])
+                if stored_state is None
+                else stored_state[0]
+            )
+            token_outputs, bonus = [], bonus.float().unflatten(-1, (receptance.shape[2], -1))[..., None]
+            for token in range(receptance.shape[1]):
+                state_update = k[:, token, :, :, None] @ v[:, token, :, None, :]
+                token_outputs.append((receptance[:, token, :, None, :] @ (state + bonus * state_update))[..., 0, :])
+                state = decay[:, token, :, :, None] * state + state_update
+            return torch.stack(token_outputs, 1), state
 
     class HeadMixReference(nn.Module):
         """Time mixing of RWKV-5 and RWKV-6. x: [batch, tokens, hidden] → same shape."""
@@ -137,55 +143,64 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: RwkvHeadMix, hidden: int) -> None:
             super().__init__()
             self.spec = spec
-            width = spec.num_heads * spec.head_dim
+            heads_width = spec.num_heads * spec.head_dim
             has_low_ranks = spec.shift_rank is not None and spec.decay_rank is not None
-            for name in inputs_of_projections if has_low_ranks else inputs_of_projections[1:]:
-                self.add_module(f"time_mix_{name}", vector(torch.linspace(0.1, 0.9, hidden)))
+            for input_name in inputs_of_projections if has_low_ranks else inputs_of_projections[1:]:
+                self.add_module(f"time_mix_{input_name}", vector(torch.linspace(0.1, 0.9, hidden)))
             if spec.shift_rank is not None and spec.decay_rank is not None:
                 self.time_mix_x = vector(torch.linspace(0.1, 0.9, hidden))
                 self.shift_a = nn.Linear(hidden, len(inputs_of_projections) * spec.shift_rank, bias=False)
-                for name in inputs_of_projections:
-                    self.add_module(f"shift_b_{name}", nn.Linear(spec.shift_rank, hidden, bias=False))
+                for input_name in inputs_of_projections:
+                    self.add_module(f"shift_b_{input_name}", nn.Linear(spec.shift_rank, hidden, bias=False))
                 self.decay_a = nn.Linear(hidden, spec.decay_rank, bias=False)
-                self.decay_b = nn.Linear(spec.decay_rank, width, bias=False)
-            for name in ("receptance", "key", "value", "gate"):
-                self.add_module(name, nn.Linear(hidden, width, bias=False))
-            self.time_decay, self.time_first = vector(torch.linspace(-5, 1, width)), vector(torch.zeros(width))
+                self.decay_b = nn.Linear(spec.decay_rank, heads_width, bias=False)
+            for input_name in ("receptance", "key", "value", "gate"):
+                self.add_module(input_name, nn.Linear(hidden, heads_width, bias=False))
+            self.time_decay, self.time_first = (
+                vector(torch.linspace(-5, 1, heads_width)),
+                vector(torch.zeros(heads_width)),
+            )
             self.wkv = Recurrence()
             self.shift_state: Any = state_class()()
             self.recurrent_state: Any = state_class()()
-            self.ln_x = norm_reference(Norm(type="layernorm", eps=spec.norm_eps), width, groups=spec.num_heads)
-            self.output = nn.Linear(width, hidden, bias=False)
+            self.ln_x = norm_reference(Norm(type="layernorm", eps=spec.norm_eps), heads_width, groups=spec.num_heads)
+            self.output = nn.Linear(heads_width, hidden, bias=False)
 
         def _mixed_inputs(self, x: Tensor, forward_pass: ForwardPass) -> dict[str, Tensor]:
             previous_token = shift_tokens(x, forward_pass, self.shift_state)
             mix_weights: dict[str, Any] = {
-                name: self.get_submodule(f"time_mix_{name}").weight
-                for name in inputs_of_projections
-                if hasattr(self, f"time_mix_{name}")
+                input_name: self.get_submodule(f"time_mix_{input_name}").weight
+                for input_name in inputs_of_projections
+                if hasattr(self, f"time_mix_{input_name}")
             }
             if self.spec.shift_rank is not None:
                 low_rank = self.shift_a(mix_tokens(x, previous_token, self.time_mix_x.weight)).tanh()
-                for name, low_rank_part in zip(
+                for input_name, low_rank_part in zip(
                     inputs_of_projections, low_rank.chunk(len(inputs_of_projections), -1), strict=True
                 ):
-                    mix_weights[name] = self.get_submodule(f"shift_b_{name}")(low_rank_part) + mix_weights[name]
-            return {name: mix_tokens(x, previous_token, mix_weight) for name, mix_weight in mix_weights.items()}
+                    mix_weights[input_name] = (
+                        self.get_submodule(f"shift_b_{input_name}")(low_rank_part) + mix_weights[input_name]
+                    )
+            return {
+                input_name: mix_tokens(x, previous_token, mix_weight) for input_name, mix_weight in mix_weights.items()
+            }
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec = self.spec
             inputs = self._mixed_inputs(x, forward_pass)
-            r, k, v = (
-                self.get_submodule(name)(inputs[name[0]]).unflatten(-1, (spec.num_heads, -1)).float()
-                for name in ("receptance", "key", "value")
+            receptance, k, v = (
+                self.get_submodule(projection)(inputs[projection[0]]).unflatten(-1, (spec.num_heads, -1)).float()
+                for projection in ("receptance", "key", "value")
             )
             decay = self.time_decay.weight.expand(*x.shape[:2], -1)
             if spec.decay_rank is not None:
                 decay = decay + self.decay_b(self.decay_a(inputs["w"]).tanh())
             decay = torch.exp(-torch.exp(decay.float())).unflatten(-1, (spec.num_heads, -1))
-            y, state = self.wkv(r, k, v, decay, self.time_first.weight, self.recurrent_state.load(forward_pass))
+            wkv_output, state = self.wkv(
+                receptance, k, v, decay, self.time_first.weight, self.recurrent_state.load(forward_pass)
+            )
             self.recurrent_state.keep(forward_pass, state)
-            y = self.ln_x(y.flatten(2).to(x.dtype))
-            return self.output(y * nn.functional.silu(self.get_submodule("gate")(inputs["g"])))
+            wkv_output = self.ln_x(wkv_output.flatten(2).to(x.dtype))
+            return self.output(wkv_output * nn.functional.silu(self.get_submodule("gate")(inputs["g"])))
 
     return HeadMixReference

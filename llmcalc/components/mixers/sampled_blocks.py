@@ -48,12 +48,14 @@ class SampledBlockAttention(EqualHeadsMixer):
     def flow(self, recorder: Flow, x: Value) -> Value:
         head_sizes = self.head_sizes(x.width)
         heads, dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
-        q, k, v = (recorder.linear(name, x, heads, dim, bias=True) for name in ("q_proj", "k_proj", "v_proj"))
+        q, k, v = (
+            recorder.linear(projection, x, heads, dim, bias=True) for projection in ("q_proj", "k_proj", "v_proj")
+        )
         recorder.hold(q=q, k=k, v=v)
         limits: dict[str, Any] = {"block": self.block_size, "blocks": self.blocks, "approximated": self.approximated}
-        y = recorder.attention("core", q, k, v, causal=False, core=ops.SampledBlocks, **limits)
-        recorder.hold(out=y)
-        return recorder.linear("o_proj", y, *x.axes, bias=True)
+        attn_output = recorder.attention("core", q, k, v, causal=False, core=ops.SampledBlocks, **limits)
+        recorder.hold(out=attn_output)
+        return recorder.linear("o_proj", attn_output, *x.axes, bias=True)
 
     def describe(self, hidden_size: int) -> str:
         return f"MHA {self.num_attention_heads}, {self.blocks} blocks of {self.block_size}²"
@@ -75,56 +77,64 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Core(nn.Module):
+    class SoftmaxProducts(nn.Module):
         """Attention within blocks. q, k, v: [batch, heads, tokens, d] → same shape. Padding has weight 0."""
 
         def __init__(self, spec: SampledBlockAttention) -> None:
             super().__init__()
             self.block, self.blocks, self.approximated = spec.block_size, spec.blocks, spec.approximated
 
-        def _in_blocks(self, x: Tensor) -> Tensor:
+        def _split_into_blocks(self, x: Tensor) -> Tensor:
             """Splits tokens into blocks. [batch, heads, tokens, d] → [batch, heads, blocks, block, d]."""
             padded_tokens = nn.functional.pad(x, (0, 0, 0, -x.shape[2] % self.block))
             return padded_tokens.unflatten(2, (-1, self.block))
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             tokens, scale = q.shape[2], q.shape[-1] ** -0.5
-            queries, keys, values = (self._in_blocks(x) for x in (q, k, v))
-            token_counts = self._in_blocks(torch.ones_like(q[..., :1])).sum(
+            queries, keys, values = (self._split_into_blocks(x) for x in (q, k, v))
+            token_counts = self._split_into_blocks(torch.ones_like(q[..., :1])).sum(
                 3
             )  # tokens of each block: [batch, heads, blocks, 1]
             with torch.set_grad_enabled(self.approximated and torch.is_grad_enabled()):
                 mean_scores = (queries.sum(3) / token_counts) @ (keys.sum(3) / token_counts).transpose(-1, -2) * scale
             block_count = mean_scores.shape[-1]
-            index = mean_scores.flatten(2).topk(min(self.blocks, block_count * block_count), -1).indices
-            rows, columns = index // block_count, index % block_count
+            selected_index = mean_scores.flatten(2).topk(min(self.blocks, block_count * block_count), -1).indices
+            block_rows, columns = selected_index // block_count, selected_index % block_count
             sampled_queries, sampled_keys, sampled_values = (
-                self._selected_blocks(x, block) for x, block in ((queries, rows), (keys, columns), (values, columns))
+                self._select_blocks(x, block)
+                for x, block in ((queries, block_rows), (keys, columns), (values, columns))
             )
             weights = torch.exp(sampled_queries @ sampled_keys.transpose(-1, -2) * scale)
-            real_keys = self._selected_blocks(self._in_blocks(torch.ones_like(k[..., :1])), columns).transpose(-1, -2)
+            real_keys = self._select_blocks(self._split_into_blocks(torch.ones_like(k[..., :1])), columns).transpose(
+                -1, -2
+            )
             weights = weights * real_keys
             weighted_sums = torch.zeros_like(queries).scatter_add(
-                2, self._expanded_indices(rows, queries), weights @ sampled_values
+                2, self._expand_indices(block_rows, queries), weights @ sampled_values
             )
-            totals = torch.zeros_like(queries[..., :1])
-            totals = totals.scatter_add(2, self._expanded_indices(rows, totals), weights.sum(-1, keepdim=True))
+            weight_sums = torch.zeros_like(queries[..., :1])
+            weight_sums = weight_sums.scatter_add(
+                2, self._expand_indices(block_rows, weight_sums), weights.sum(-1, keepdim=True)
+            )
             if self.approximated:
                 other_blocks = (
-                    torch.exp(mean_scores).flatten(2).scatter(2, index, 0.0).unflatten(2, (block_count, block_count))
+                    torch.exp(mean_scores)
+                    .flatten(2)
+                    .scatter(2, selected_index, 0.0)
+                    .unflatten(2, (block_count, block_count))
                 )
                 other_blocks = other_blocks * token_counts.transpose(-1, -2)
                 weighted_sums = weighted_sums + (other_blocks @ (values.sum(3) / token_counts))[:, :, :, None]
-                totals = totals + other_blocks.sum(-1)[..., None, None]
-            return (weighted_sums / (totals + 1e-6)).flatten(2, 3)[:, :, :tokens]
+                weight_sums = weight_sums + other_blocks.sum(-1)[..., None, None]
+            return (weighted_sums / (weight_sums + 1e-6)).flatten(2, 3)[:, :, :tokens]
 
-        def _expanded_indices(self, blocks: Tensor, x: Tensor) -> Tensor:
-            """Returns block indices expanded for the selection of blocks of x."""
+        def _expand_indices(self, blocks: Tensor, x: Tensor) -> Tensor:
+            """Returns block indices, expanded to the shape that `gather` needs to select blocks of x."""
             return blocks[..., None, None].expand(*blocks.shape, *x.shape[3:])
 
-        def _selected_blocks(self, x: Tensor, blocks: Tensor) -> Tensor:
+        def _select_blocks(self, x: Tensor, blocks: Tensor) -> Tensor:
             """Returns the blocks of x with these indices. x: [batch, heads, blocks, block, d]."""
-            return x.gather(2, self._expanded_indices(blocks, x))
+            return x.gather(2, self._expand_indices(blocks, x))
 
     class SampledBlockReference(nn.Module):
         """Attention within sampled blocks of scores. x: [batch, tokens, hidden] → same shape."""
@@ -132,14 +142,14 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: SampledBlockAttention, model_properties: ModelProperties) -> None:
             super().__init__()
             self.heads, hidden = spec.num_attention_heads, model_properties.hidden_size
-            for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-                self.add_module(name, nn.Linear(hidden, hidden))
-            self.core = Core(spec)
+            for projection in ("q_proj", "k_proj", "v_proj", "o_proj"):
+                self.add_module(projection, nn.Linear(hidden, hidden))
+            self.core = SoftmaxProducts(spec)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             heads = (
-                self.get_submodule(name)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-                for name in ("q_proj", "k_proj", "v_proj")
+                self.get_submodule(projection)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                for projection in ("q_proj", "k_proj", "v_proj")
             )
             return self.get_submodule("o_proj")(self.core(*heads).transpose(1, 2).flatten(2))
 

@@ -60,34 +60,36 @@ class SelectiveMamba2(TokenMixer):
     chunk_size: ChunkSize = 256
     norm: Norm = Norm(type="rmsnorm")
 
-    def head_sizes(self, width: Number) -> HeadSizes:
+    def head_sizes(self, hidden_size: Number) -> HeadSizes:
         return HeadSizes(self.num_heads, 1, self.head_dim)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads = Axis("heads", self.num_heads)
         dim = Axis("head_dim", self.head_dim)
-        state = Axis("state", self.state_size)
+        state_axis = Axis("state", self.state_size)
         inner_axes: Shape = (heads, dim)
-        gate, u = recorder.split(
+        gate, inner_x = recorder.split(
             recorder.linear("in_proj", x, JoinedShapes((inner_axes, inner_axes))), inner_axes, inner_axes
         )
         channels, kernel = JoinedShapes((inner_axes,)), self.conv_kernel
-        u = recorder.conv("conv1d", u, channels, kernel=kernel, groups=u.width, padding=kernel - 1)
+        inner_x = recorder.conv("conv1d", inner_x, channels, kernel=kernel, groups=inner_x.width, padding=kernel - 1)
         recorder.state("conv_state", channels, Axis("kernel", kernel), kind="conv_state")
-        u = recorder.act(u, "silu").view(*inner_axes)
-        shapes: tuple[Shape, ...] = ((state,), (state,), (Axis("time_step_rank", self.time_step_rank),))
-        b, c, time_step = recorder.split(recorder.linear("bcdt_proj", u, JoinedShapes(shapes)), *shapes)
+        inner_x = recorder.act(inner_x, "silu").view(*inner_axes)
+        split_shapes: tuple[Shape, ...] = ((state_axis,), (state_axis,), (Axis("time_step_rank", self.time_step_rank),))
+        b, c, time_step = recorder.split(
+            recorder.linear("bcdt_proj", inner_x, JoinedShapes(split_shapes)), *split_shapes
+        )
         time_step = recorder.linear("dt_proj", recorder.norm("dt_norm", time_step, self.norm), heads)
-        scan_inputs = u, time_step, recorder.norm("b_norm", b, self.norm), recorder.norm("c_norm", c, self.norm)
+        scan_inputs = inner_x, time_step, recorder.norm("b_norm", b, self.norm), recorder.norm("c_norm", c, self.norm)
         scan_sizes = time_step.width, self.head_dim, self.state_size, x.rows
-        y = recorder.alternatives(
+        scan_output = recorder.alternatives(
             chunked=lambda: recorder.core(
                 "scan", ProjectedChunkedScan(*scan_sizes, self.chunk_size), *scan_inputs, axes=inner_axes
             ),
             step=lambda: recorder.core("scan", ProjectedHeadScan(*scan_sizes), *scan_inputs, axes=inner_axes),
         )
-        recorder.state("ssm_state", *inner_axes, state, bits=STATE_BITS)
-        return recorder.linear("out_proj", recorder.mul(y, recorder.act(gate, "silu")), *x.axes)
+        recorder.state("ssm_state", *inner_axes, state_axis, bits=STATE_BITS)
+        return recorder.linear("out_proj", recorder.mul(scan_output, recorder.act(gate, "silu")), *x.axes)
 
     def describe(self, hidden_size: int) -> str:
         return f"Mamba-2 {self.num_heads} × {self.head_dim} × {self.state_size}"
@@ -111,36 +113,40 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: SelectiveMamba2, model_properties: ModelProperties) -> None:
             super().__init__()
             self.spec = spec
-            width, rank, state = spec.num_heads * spec.head_dim, spec.time_step_rank, spec.state_size
-            self.in_proj = nn.Linear(model_properties.hidden_size, 2 * width, bias=False)
+            heads_width, rank, state_size = spec.num_heads * spec.head_dim, spec.time_step_rank, spec.state_size
+            self.in_proj = nn.Linear(model_properties.hidden_size, 2 * heads_width, bias=False)
             conv: Any = causal_conv_class()
-            self.conv1d = conv(width, spec.conv_kernel, False)
+            self.conv1d = conv(heads_width, spec.conv_kernel, False)
             self.conv_state: Any = state_class()()
             self.ssm_state: Any = state_class()()
-            self.bcdt_proj = nn.Linear(width, 2 * state + rank, bias=False)
+            self.bcdt_proj = nn.Linear(heads_width, 2 * state_size + rank, bias=False)
             self.dt_proj = nn.Linear(rank, spec.num_heads, bias=False)
             self.dt_norm = norm_reference(spec.norm, rank)
-            self.b_norm, self.c_norm = norm_reference(spec.norm, state), norm_reference(spec.norm, state)
+            self.b_norm, self.c_norm = norm_reference(spec.norm, state_size), norm_reference(spec.norm, state_size)
             scan: Any = scan_class()
             self.scan = scan(spec.num_heads, spec.chunk_size)
-            self.out_proj = nn.Linear(width, model_properties.hidden_size, bias=False)
+            self.out_proj = nn.Linear(heads_width, model_properties.hidden_size, bias=False)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec = self.spec
-            gate, u = self.in_proj(x).chunk(2, -1)
-            u = nn.functional.silu(self.conv1d(u.transpose(1, 2), forward_pass, self.conv_state)).transpose(1, 2)
-            b, c, time_step = self.bcdt_proj(u).split([spec.state_size, spec.state_size, spec.time_step_rank], -1)
+            gate, inner_x = self.in_proj(x).chunk(2, -1)
+            inner_x = nn.functional.silu(self.conv1d(inner_x.transpose(1, 2), forward_pass, self.conv_state)).transpose(
+                1, 2
+            )
+            b, c, time_step = self.bcdt_proj(inner_x).split([spec.state_size, spec.state_size, spec.time_step_rank], -1)
             time_step = self.dt_proj(self.dt_norm(time_step))
-            b, c = (t[:, :, None].expand(-1, -1, spec.num_heads, -1) for t in (self.b_norm(b), self.c_norm(c)))
+            b, c = (
+                tensor[:, :, None].expand(-1, -1, spec.num_heads, -1) for tensor in (self.b_norm(b), self.c_norm(c))
+            )
             stored_state = self.ssm_state.only_tensor(forward_pass)
-            y, last_state = self.scan(
-                u.unflatten(-1, (spec.num_heads, -1)),
+            scan_output, last_state = self.scan(
+                inner_x.unflatten(-1, (spec.num_heads, -1)),
                 time_step,
                 b,
                 c,
                 stored_state,
             )
             self.ssm_state.keep(forward_pass, last_state)
-            return self.out_proj(y.flatten(2) * nn.functional.silu(gate))
+            return self.out_proj(scan_output.flatten(2) * nn.functional.silu(gate))
 
     return SelectiveMamba2Reference

@@ -40,7 +40,7 @@ SOURCE = "DeepSeek-V4.1 2026"
 
 
 class CandidateBlocks(Part):
-    """The best key blocks of a lower layer's indexer, which this indexer scores; they include the token's block.
+    """The key blocks that a lower layer's indexer selected, to which this indexer limits its scores.
 
     candidate_topk_blocks: the number of blocks.
     candidate_block_size: the number of keys in a block.
@@ -113,14 +113,18 @@ class SharedEntryAttention(EntryAttention):
         return (*super().length_limits(), *candidates)
 
     def shared_results(self) -> Mapping[tuple[Any, ...], str]:
-        rate, indexer = self.compress_rate, self.indexer
-        if rate is None:
+        compress_rate, indexer = self.compress_rate, self.indexer
+        if compress_rate is None:
             return {}
         field = "entries_shared" if self.entries_shared else ""
-        field_by_result: dict[tuple[Any, ...], str] = {("entries", rate, self.head_dim, self.qk_rope_head_dim): field}
-        field_by_result["selected entries", rate, self.selected_entries] = "" if indexer is not None else "indexer"
+        field_by_result: dict[tuple[Any, ...], str] = {
+            ("entries", compress_rate, self.head_dim, self.qk_rope_head_dim): field
+        }
+        field_by_result["selected entries", compress_rate, self.selected_entries] = (
+            "" if indexer is not None else "indexer"
+        )
         if indexer is not None:
-            field_by_result["entry keys", rate, indexer.index_head_dim] = field
+            field_by_result["entry keys", compress_rate, indexer.index_head_dim] = field
             if indexer.finds is not None or indexer.candidates is not None:
                 blocks = indexer.finds or indexer.candidates
                 field_by_result["candidates", blocks] = "" if indexer.finds is not None else "indexer.candidates"
@@ -144,22 +148,24 @@ class SharedEntryAttention(EntryAttention):
             recorder.hold(latent=latent)
             recorder.keep(entries=entries)
         recorder.hold(entries=entries)
-        visible = recorder.whole_entries(q, entries, self.compress_rate)
-        recorder.hold(seen=visible)
+        visible_entries = recorder.whole_entries(q, entries, self.compress_rate)
+        recorder.hold(seen=visible_entries)
         if self.indexer is None:
             selection = recorder.of_lower_layer("selection", x, lower_entries.get("selection"))
         else:
             with recorder.scope("indexer", role="no_grad"):
-                selection = self._record_selection(recorder, self.indexer, x, compressed_query, latent, visible, rope)
+                selection = self._record_selection(
+                    recorder, self.indexer, x, compressed_query, latent, visible_entries, rope
+                )
             lower_entries["selection"] = selection
             recorder.keep(selection=selection)
         recorder.hold(chosen=selection)
-        return recorder.among(visible, selection, entries)
+        return recorder.among(visible_entries, selection, entries)
 
     def _latent_and_entries(self, recorder: Flow, x: Value, dim: Axis, rope: Rope) -> tuple[Value, Value]:
         """Returns the new entries before RoPE, and all entries after RoPE."""
         assert self.compress_rate is not None
-        rate = Axis("rate", self.compress_rate)
+        compress_rate = Axis("rate", self.compress_rate)
         unpooled_rows: tuple[Value, ...] = ()
         with recorder.scope("compressor"):
             kv = recorder.linear("kv_proj", x, dim)
@@ -169,12 +175,14 @@ class SharedEntryAttention(EntryAttention):
                 recorder.hold(gate=gate)
                 unpooled_rows = recorder.with_rest(kv, gate)
                 recorder.hold(kv=unpooled_rows[0], gate=unpooled_rows[1])
-                kv = recorder.weighted_mean(*(recorder.windows(rows, rate) for rows in unpooled_rows))
+                kv = recorder.weighted_mean(*(recorder.windows(unpooled, compress_rate) for unpooled in unpooled_rows))
             latent = recorder.norm("norm", kv, self.norm)
             recorder.hold(latent=latent)
-            entries = recorder.rope(latent, rope, row_stride=rate.size)
+            entries = recorder.rope(latent, rope, row_stride=compress_rate.size)
             recorder.hold(new=entries)
-            op = ops.EntryCache(dim.size, rate.size, sum(rows.width for rows in unpooled_rows), rows=x.rows)
+            op = ops.EntryCache(
+                dim.size, compress_rate.size, sum(unpooled.width for unpooled in unpooled_rows), rows=x.rows
+            )
             return latent, recorder.keep_entries(op, entries, *unpooled_rows)
 
     def _record_selection(
@@ -184,29 +192,29 @@ class SharedEntryAttention(EntryAttention):
         x: Value,
         compressed_query: Value,
         latent: Value | None,
-        visible: Value,
+        visible_entries: Value,
         rope: Rope,
     ) -> Value:
         """Returns the entries that each token selects.
 
-        latent: the new entries before RoPE; None for shared ones. visible: the mask of whole entries.
+        latent: the new entries before RoPE; None for shared ones. visible_entries: the mask of whole entries.
         """
         assert self.compress_rate is not None
         lower_entries: dict[str, Value] = recorder.memo["entries"]
-        heads, dim = Axis("index_heads", indexer.index_n_heads), Axis("index_head_dim", indexer.index_head_dim)
+        heads, index_dim = Axis("index_heads", indexer.index_n_heads), Axis("index_head_dim", indexer.index_head_dim)
         if latent is None:
-            keys = recorder.of_lower_layer("keys", x, lower_entries.get("keys"), dim)
+            keys = recorder.of_lower_layer("keys", x, lower_entries.get("keys"), index_dim)
         else:
             with recorder.function():
-                keys = recorder.norm("k_norm", recorder.linear("k_proj", latent, dim), self.norm)
+                keys = recorder.norm("k_norm", recorder.linear("k_proj", latent, index_dim), self.norm)
                 recorder.hold(new=keys)
                 keys = recorder.rope(keys, rope, row_stride=self.compress_rate)
                 recorder.hold(new=keys)
-                keys = recorder.keep_entries(ops.EntryCache(dim.size, self.compress_rate, 0, rows=x.rows), keys)
+                keys = recorder.keep_entries(ops.EntryCache(index_dim.size, self.compress_rate, 0, rows=x.rows), keys)
             lower_entries["keys"] = keys
             recorder.keep(keys=keys)
         recorder.hold(keys=keys)
-        q = recorder.linear("q_proj", compressed_query, heads, dim)
+        q = recorder.linear("q_proj", compressed_query, heads, index_dim)
         recorder.hold(q=q)
         q = recorder.rope(q, rope)
         recorder.hold(q=q)
@@ -215,8 +223,8 @@ class SharedEntryAttention(EntryAttention):
         if blocks is not None:
             score_options = {"core": ops.BlockCore, "block": blocks.candidate_block_size}
             score_options["blocks"] = blocks.candidate_topk_blocks
-            keys, visible = recorder.candidates(keys, visible, blocks.candidate_block_size)
-            recorder.hold(keys=keys, seen=visible)
+            keys, visible_entries = recorder.candidates(keys, visible_entries, blocks.candidate_block_size)
+            recorder.hold(keys=keys, seen=visible_entries)
         scores = recorder.act(
             recorder.scale(
                 recorder.scores("core", q, keys, is_cross_attention=True, **score_options), indexer.index_head_dim**-0.5
@@ -226,7 +234,7 @@ class SharedEntryAttention(EntryAttention):
         weights = recorder.linear("weights_proj", x, heads)
         finds = indexer.finds
         block_counts = None if finds is None else (finds.candidate_topk_blocks, finds.candidate_block_size)
-        return recorder.choose_entries(scores, weights, visible, indexer.index_topk, finds=block_counts)
+        return recorder.choose_entries(scores, weights, visible_entries, indexer.index_topk, finds=block_counts)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
@@ -235,7 +243,7 @@ class SharedEntryAttention(EntryAttention):
     def examples(cls) -> list[Self]:
         """Returns layers that compute their entries; an example of the stack has layers that share entries."""
         examples: Any = shared_entry_examples()
-        return [examples[name] for name in ("local", "computing", "finding")]
+        return [examples[example_name] for example_name in ("local", "computing", "finding")]
 
 
 def shared_entry_examples() -> dict[str, SharedEntryAttention]:
@@ -252,15 +260,15 @@ def shared_entry_examples() -> dict[str, SharedEntryAttention]:
     indexer = EntryKeyIndexer(index_n_heads=3, index_head_dim=6, index_topk=2)
     blocks = CandidateBlocks(candidate_topk_blocks=2, candidate_block_size=3)
     rate_two_fields = {"compress_rate": 2, "weighted_entries": True, "o_groups": 4, "indexer": indexer}
-    shared = {"compress_rate": 1, "entries_shared": True}
-    changes: dict[str, dict[str, Any]] = {
+    shared_fields = {"compress_rate": 1, "entries_shared": True}
+    changes_by_example: dict[str, dict[str, Any]] = {
         "local": {},
         "computing": rate_two_fields,
         "finding": {"compress_rate": 1, "indexer": indexer.model_copy(update={"finds": blocks})},
-        "scoring": {**shared, "indexer": indexer.model_copy(update={"candidates": blocks})},
-        "reusing": {**shared, "index_topk": 2},
+        "scoring": {**shared_fields, "indexer": indexer.model_copy(update={"candidates": blocks})},
+        "reusing": {**shared_fields, "index_topk": 2},
     }
-    return {name: local.model_copy(update=fields) for name, fields in changes.items()}
+    return {example_name: local.model_copy(update=fields) for example_name, fields in changes_by_example.items()}
 
 
 @cache
@@ -277,11 +285,11 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: SharedEntryAttention, hidden: int) -> None:
             super().__init__()
             assert spec.compress_rate is not None
-            self.rate, width = spec.compress_rate, spec.head_dim
-            self.kv_proj = nn.Linear(hidden, width, bias=False)
+            self.rate, entry_width = spec.compress_rate, spec.head_dim
+            self.kv_proj = nn.Linear(hidden, entry_width, bias=False)
             if spec.weighted_entries:
-                self.gate_proj = nn.Linear(hidden, width, bias=False)
-            self.spec, self.norm = spec, norm_reference(spec.norm, width)
+                self.gate_proj = nn.Linear(hidden, entry_width, bias=False)
+            self.spec, self.norm = spec, norm_reference(spec.norm, entry_width)
             self.cache: Any = state_class()()
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> tuple[Tensor | None, Tensor]:
@@ -298,7 +306,7 @@ def _reference_class() -> type[nn.Module]:
                 window_tokens = windows * self.rate
                 pending_rows = kv[:, window_tokens:], gate[:, window_tokens:]
                 if windows:
-                    kv, gate = (t[:, :window_tokens].unflatten(1, (windows, self.rate)) for t in (kv, gate))
+                    kv, gate = (tensor[:, :window_tokens].unflatten(1, (windows, self.rate)) for tensor in (kv, gate))
                     latent = self.norm((kv * gate.float().softmax(2).to(kv.dtype)).sum(2))
             if latent is not None:
                 first_entry = 0 if entries is None else entries.shape[1]
@@ -316,38 +324,41 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: SharedEntryAttention, hidden: int) -> None:
             super().__init__(spec, hidden)
             assert spec.indexer is not None
-            width = spec.indexer.index_head_dim
+            index_head_dim = spec.indexer.index_head_dim
             if not spec.entries_shared:
-                self.k_proj, self.k_norm = nn.Linear(spec.head_dim, width, bias=False), norm_reference(spec.norm, width)
+                self.k_proj, self.k_norm = (
+                    nn.Linear(spec.head_dim, index_head_dim, bias=False),
+                    norm_reference(spec.norm, index_head_dim),
+                )
                 self.cache: Any = state_class()()
 
         def _candidate_keys(
-            self, keys: Tensor, visible: Tensor, forward_pass: ForwardPass
+            self, keys: Tensor, visible_entries: Tensor, forward_pass: ForwardPass
         ) -> tuple[Tensor, Tensor, Tensor | None]:
             """Returns the keys to score, the visible keys, and the keys' positions (if only some keys are scored)."""
             assert self.spec.indexer is not None
             blocks = self.spec.indexer.candidates
             if blocks is None:
-                return keys, visible, None
+                return keys, visible_entries, None
             chosen_blocks: Tensor = forward_pass.memo["candidate blocks"]
-            size = blocks.candidate_block_size
-            if forward_pass.past and visible.shape[0] == 1:  # decoding one token scores only the candidates
-                offsets = torch.arange(size, device=keys.device)
-                positions = (chosen_blocks[:, 0, :, None] * size + offsets).flatten(1)
-                own_block = (keys.shape[1] - 1) // size * size
+            block_size = blocks.candidate_block_size
+            if forward_pass.past and visible_entries.shape[0] == 1:  # decoding one token scores only the candidates
+                offsets = torch.arange(block_size, device=keys.device)
+                positions = (chosen_blocks[:, 0, :, None] * block_size + offsets).flatten(1)
+                own_block = (keys.shape[1] - 1) // block_size * block_size
                 index_in_own_block = keys.shape[1] - own_block
                 positions = torch.cat(
-                    [positions[:, :index_in_own_block], positions[:, size:]], 1
+                    [positions[:, :index_in_own_block], positions[:, block_size:]], 1
                 )  # its own block is first
                 positions = positions.sort().values  # equal scores are ranked by position, as in a full pass
                 candidate_keys = keys.gather(1, positions[..., None].expand(-1, -1, keys.shape[-1]))
-                return candidate_keys, visible[:, :1].expand(1, positions.shape[1]), positions
-            padded = -(-keys.shape[1] // size)
+                return candidate_keys, visible_entries[:, :1].expand(1, positions.shape[1]), positions
+            padded = -(-keys.shape[1] // block_size)
             is_in_chosen_block = torch.zeros(*chosen_blocks.shape[:2], padded, dtype=torch.bool, device=keys.device)
-            is_in_chosen_block = is_in_chosen_block.scatter(-1, chosen_blocks, True).repeat_interleave(size, -1)[
+            is_in_chosen_block = is_in_chosen_block.scatter(-1, chosen_blocks, True).repeat_interleave(block_size, -1)[
                 ..., : keys.shape[1]
             ]
-            return keys, visible & is_in_chosen_block, None
+            return keys, visible_entries & is_in_chosen_block, None
 
         def _find_blocks(self, scores: Tensor, forward_pass: ForwardPass) -> None:
             """Selects the best blocks of each token; its own block is always first. scores: −inf for invisible keys."""
@@ -355,13 +366,13 @@ def _reference_class() -> type[nn.Module]:
             blocks = self.spec.indexer.finds
             if blocks is None:
                 return
-            size, tokens = blocks.candidate_block_size, scores.shape[1]
-            padding = -scores.shape[-1] % size
+            block_size, tokens = blocks.candidate_block_size, scores.shape[1]
+            padding = -scores.shape[-1] % block_size
             block_scores = (
-                nn.functional.pad(scores, (0, padding), value=float("-inf")).unflatten(-1, (-1, size)).amax(-1)
+                nn.functional.pad(scores, (0, padding), value=float("-inf")).unflatten(-1, (-1, block_size)).amax(-1)
             )
             blocks_of_tokens = (
-                forward_pass.positions(forward_pass.past, forward_pass.past + tokens, scores.device) // size
+                forward_pass.positions(forward_pass.past, forward_pass.past + tokens, scores.device) // block_size
             )
             block_scores = block_scores.scatter(
                 -1, blocks_of_tokens[None, :, None].expand(scores.shape[0], -1, -1), float("inf")
@@ -387,7 +398,12 @@ def _reference_class() -> type[nn.Module]:
 
         @torch.no_grad()
         def forward(
-            self, x: Tensor, compressed_query: Tensor, latent: Tensor | None, visible: Tensor, forward_pass: ForwardPass
+            self,
+            x: Tensor,
+            compressed_query: Tensor,
+            latent: Tensor | None,
+            visible_entries: Tensor,
+            forward_pass: ForwardPass,
         ) -> Tensor:
             spec = self.spec
             if not spec.entries_shared:
@@ -395,13 +411,13 @@ def _reference_class() -> type[nn.Module]:
             keys = forward_pass.memo["entry keys"]
             q = self.q_proj(compressed_query).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             q = rotate(q, forward_pass, forward_pass.past, spec.qk_rope_head_dim, spec.position.rope_theta)
-            keys, visible, positions = self._candidate_keys(keys, visible, forward_pass)
+            keys, visible_entries, positions = self._candidate_keys(keys, visible_entries, forward_pass)
             scores = torch.relu(self.core(q, keys) * q.shape[-1] ** -0.5)
             scores = (scores * self.weights_proj(x).transpose(1, 2)[..., None]).sum(1).float()
-            masked_scores = scores.masked_fill(~visible, float("-inf"))
+            masked_scores = scores.masked_fill(~visible_entries, float("-inf"))
             self._find_blocks(masked_scores, forward_pass)
-            ranked = masked_scores.sort(dim=-1, descending=True, stable=True).indices[..., : self.topk]
-            return ranked if positions is None else positions[:, None].gather(-1, ranked)
+            best_entries = masked_scores.sort(dim=-1, descending=True, stable=True).indices[..., : self.topk]
+            return best_entries if positions is None else positions[:, None].gather(-1, best_entries)
 
     class SharedEntryReference(entry_attention_class()):  # type: ignore[misc]
         """DeepSeek-V4.1's attention. x: [batch, tokens, hidden] → same shape."""
@@ -416,19 +432,21 @@ def _reference_class() -> type[nn.Module]:
         def _entries_and_mask(
             self, x: Tensor, compressed_query: Tensor, forward_pass: ForwardPass
         ) -> tuple[Tensor, Tensor]:
-            spec, end, memo, latent = self.spec, forward_pass.past + x.shape[1], forward_pass.memo, None
+            spec, end_position, memo, latent = self.spec, forward_pass.past + x.shape[1], forward_pass.memo, None
             if not spec.entries_shared:
                 latent, memo["entries"] = self.compressor(x, forward_pass)
             entries: Tensor = memo["entries"]
-            visible_entries = (forward_pass.positions(forward_pass.past, end, x.device) + 1) // spec.compress_rate
+            visible_entries = (
+                forward_pass.positions(forward_pass.past, end_position, x.device) + 1
+            ) // spec.compress_rate
             visible = torch.arange(entries.shape[1], device=x.device)[None] < visible_entries[:, None]
             if spec.indexer is not None:
                 memo["selected entries"] = self.indexer(x, compressed_query, latent, visible, forward_pass)
-            selected = memo["selected entries"]
+            selected_entries = memo["selected entries"]
             if forward_pass.past and x.shape[1] == 1:  # decoding one token reads only the selected entries
-                index = selected[:, 0, :, None].expand(-1, -1, entries.shape[-1])
-                return entries.gather(1, index), visible[:, : selected.shape[-1]]
-            selected_mask = torch.zeros_like(visible).expand(x.shape[0], -1, -1).scatter(-1, selected, True)
+                selected_index = selected_entries[:, 0, :, None].expand(-1, -1, entries.shape[-1])
+                return entries.gather(1, selected_index), visible[:, : selected_entries.shape[-1]]
+            selected_mask = torch.zeros_like(visible).expand(x.shape[0], -1, -1).scatter(-1, selected_entries, True)
             return entries, (visible & selected_mask)[:, None]
 
     return SharedEntryReference

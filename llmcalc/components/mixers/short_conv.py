@@ -69,27 +69,29 @@ class ShortConv(TokenMixer):
     def flow(self, recorder: Flow, x: Value) -> Value:
         kernel, has_bias = self.conv_L_cache, self.conv_bias
         channels = x.axes if self.grid else (Axis("inner", x.width),)
-        b, c, u = recorder.split(
+        b, c, inner_x = recorder.split(
             recorder.linear("in_proj", x, JoinedShapes((channels,) * 3), bias=has_bias), *(channels,) * 3
         )
         recorder.hold(b=b)
-        u = recorder.mul(b, u)
+        inner_x = recorder.mul(b, inner_x)
         if self.grid:
-            y = recorder.conv("conv", u, *channels, kernel=kernel * kernel, groups=u.width, bias=has_bias)
+            convolved = recorder.conv(
+                "conv", inner_x, *channels, kernel=kernel * kernel, groups=inner_x.width, bias=has_bias
+            )
         else:
-            y = recorder.conv(
+            convolved = recorder.conv(
                 "conv",
-                u,
+                inner_x,
                 *channels,
                 kernel=kernel,
-                groups=u.width,
+                groups=inner_x.width,
                 bias=has_bias,
                 padding=kernel - 1,
                 state="conv_state",
             )
             recorder.state("conv_state", *channels, Axis("kernel", kernel), kind="conv_state")
-        recorder.hold(mixed=y)
-        return recorder.linear("out_proj", recorder.mul(c, y), *x.axes, bias=has_bias)
+        recorder.hold(mixed=convolved)
+        return recorder.linear("out_proj", recorder.mul(c, convolved), *x.axes, bias=has_bias)
 
     def describe(self, hidden_size: int) -> str:
         return f"gated convolution over {self.conv_L_cache}" + (f" × {self.conv_L_cache}" if self.grid else "")
@@ -123,11 +125,11 @@ def _reference_class() -> type[nn.Module]:
             self.out_proj = nn.Linear(hidden, hidden, bias=spec.conv_bias)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            b, c, u = self.in_proj(x).transpose(1, 2).chunk(3, 1)
+            b, c, inner_x = self.in_proj(x).transpose(1, 2).chunk(3, 1)
             convolution_output = (
-                self.conv((b * u).unflatten(2, (-1, forward_pass.columns))).flatten(2)
+                self.conv((b * inner_x).unflatten(2, (-1, forward_pass.columns))).flatten(2)
                 if self.grid
-                else self.conv(b * u, forward_pass, self.conv_state)
+                else self.conv(b * inner_x, forward_pass, self.conv_state)
             )
             return self.out_proj((c * convolution_output).transpose(1, 2))
 

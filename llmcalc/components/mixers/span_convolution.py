@@ -39,9 +39,9 @@ class SpanConvolution(TokenMixer):
     num_attention_heads: Heads
     conv_kernel_size: OddKernel
 
-    def head_sizes(self, width: Any) -> HeadSizes:
+    def head_sizes(self, hidden_size: Any) -> HeadSizes:
         heads = self.num_attention_heads
-        return HeadSizes(heads, heads, width // (2 * heads))
+        return HeadSizes(heads, heads, hidden_size // (2 * heads))
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
         check_key_heads(self, head_sizes)
@@ -61,8 +61,8 @@ class SpanConvolution(TokenMixer):
         heads, dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
         k = recorder.linear("k_proj", x, heads, dim, bias=True)
         v = recorder.linear("v_proj", x, heads, dim, bias=True)
-        spans = recorder.conv("span_conv", x, *x.axes, kernel=kernel, groups=x.width)
-        span_keys = recorder.conv("span_proj", spans, heads, dim, kernel=1, bias=True)
+        span_features = recorder.conv("span_conv", x, *x.axes, kernel=kernel, groups=x.width)
+        span_keys = recorder.conv("span_proj", span_features, heads, dim, kernel=1, bias=True)
         q = recorder.linear("q_proj", x, heads, dim, bias=True)
         recorder.hold(k=k, v=v, spans=span_keys, q=q)
         filters = recorder.linear("filter_proj", recorder.mul(span_keys, q), heads, Axis("kernel", kernel), bias=True)
@@ -73,10 +73,10 @@ class SpanConvolution(TokenMixer):
         convolved = recorder.core("convolution", convolution, conv_values, filters, axes=(heads, dim))
         recorder.hold(convolved=convolved)
         recorder.mask(q, k, causal=False)
-        y = recorder.attention("core", q, k, v, causal=False)
-        recorder.hold(out=y)
+        attn_output = recorder.attention("core", q, k, v, causal=False)
+        recorder.hold(out=attn_output)
         joined_heads = recorder.cat(
-            recorder.flat(y), recorder.flat(convolved), axes=(JoinedShapes(((heads, dim), (heads, dim))),)
+            recorder.flat(attn_output), recorder.flat(convolved), axes=(JoinedShapes(((heads, dim), (heads, dim))),)
         )
         return recorder.linear("o_proj", joined_heads, *x.axes, bias=True)
 
@@ -125,14 +125,14 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             q = self.q_proj(x)
-            spans = self.span_proj(self.span_conv(x.transpose(1, 2))).transpose(1, 2)
-            filters = torch.softmax(self.filter_proj(spans * q).unflatten(-1, (self.heads, -1)), -1)
+            span_features = self.span_proj(self.span_conv(x.transpose(1, 2))).transpose(1, 2)
+            filters = torch.softmax(self.filter_proj(span_features * q).unflatten(-1, (self.heads, -1)), -1)
             convolved = self.convolution(self.conv_v_proj(x).unflatten(-1, (self.heads, -1)), filters)
             heads = (
                 projected.unflatten(-1, (self.heads, -1)).transpose(1, 2)
                 for projected in (q, self.k_proj(x), self.v_proj(x))
             )
-            attention_output = self.core(*heads).transpose(1, 2)
-            return self.o_proj(torch.cat([attention_output.flatten(2), convolved.flatten(2)], -1))
+            attn_output = self.core(*heads).transpose(1, 2)
+            return self.o_proj(torch.cat([attn_output.flatten(2), convolved.flatten(2)], -1))
 
     return SpanConvolutionReference

@@ -72,11 +72,11 @@ class TokenIndexer(Part):
         return keys, values, {"selected": self.index_topk, "selection": mask}
 
     def reference(self, model_properties: ModelProperties, theta: float) -> nn.Module:
-        width, rotary_dim = model_properties.hidden_size, self.rotary_dim or self.index_head_dim
+        hidden, rotary_dim = model_properties.hidden_size, self.rotary_dim or self.index_head_dim
         indexer = Indexer(
             index_n_heads=self.index_n_heads, index_head_dim=self.index_head_dim, index_topk=self.index_topk
         )
-        return _reference_class()(indexer, width, width, rotary_dim, theta)
+        return _reference_class()(indexer, hidden, hidden, rotary_dim, theta)
 
 
 @cache
@@ -95,8 +95,8 @@ def _reference_class() -> type[nn.Module]:
             mask = attention_mask(forward_pass, x, k, causal=True)
             forward_pass.selected = selected_tokens = self(x, x, mask, forward_pass)
             if forward_pass.past and x.shape[1] == 1:
-                index = selected_tokens[:, 0, None, :, None].expand(-1, k.shape[1], -1, -1)
-                k, v = (t.gather(2, index.expand(-1, -1, -1, t.shape[-1])) for t in (k, v))
+                selected_index = selected_tokens[:, 0, None, :, None].expand(-1, k.shape[1], -1, -1)
+                k, v = (tensor.gather(2, selected_index.expand(-1, -1, -1, tensor.shape[-1])) for tensor in (k, v))
                 return k, v, torch.ones(1, k.shape[2], dtype=torch.bool, device=x.device)
             mask = mask & torch.zeros_like(mask).expand(x.shape[0], -1, -1).scatter(-1, selected_tokens, True)
             return k, v, mask[:, None]

@@ -13,28 +13,28 @@ if TYPE_CHECKING:
 
 
 def previous_tokens(recorder: Flow, x: Value) -> Value:
-    """Records the previous token of each token, and stores the last token as the state."""
+    """Records a shift of all rows by one token, and stores the last token as the state."""
     previous_token = recorder.shift(x, state="shift_state")
     recorder.state("shift_state", *x.axes, kind="shift_state")
     return previous_token
 
 
-def token_shift(recorder: Flow, x: Value, previous_token: Value, name: str) -> Value:
+def token_shift(recorder: Flow, x: Value, previous_token: Value, input_name: str) -> Value:
     """Records the mix of each token with the previous token, with a learned weight per channel.
 
-    name: the end of the weight's name, `time_mix_…`.
+    input_name: the end of the weight's name, `time_mix_…`.
     """
-    mix_weight = recorder.vector(f"time_mix_{name}", *x.axes)
+    mix_weight = recorder.vector(f"time_mix_{input_name}", *x.axes)
     return recorder.add(recorder.mul(x, mix_weight), recorder.mul(previous_token, recorder.complement(mix_weight)))
 
 
-def shift_tokens(x: Tensor, forward_pass: ForwardPass, state: Any) -> Tensor:
+def shift_tokens(x: Tensor, forward_pass: ForwardPass, state_module: Any) -> Tensor:
     """Shifts a sequence by one token; the first row becomes zeros. x: [batch, tokens, hidden] → same shape."""
     import torch
 
-    stored_token = state.load(forward_pass)
+    stored_token = state_module.load(forward_pass)
     first_row = torch.zeros_like(x[:, :1]) if stored_token is None else stored_token[0]
-    state.keep(forward_pass, x[:, -1:])
+    state_module.keep(forward_pass, x[:, -1:])
     return torch.cat([first_row, x[:, :-1]], 1)
 
 

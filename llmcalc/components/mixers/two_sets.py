@@ -38,8 +38,8 @@ class TwoSetsMixer(WindowedMixer):
         self.position.check(self.head_dim)
         return self
 
-    def _normalize(self, recorder: Flow, name: str, x: Value, dim: Axis) -> Value:
-        return x if self.norm is None else recorder.norm(name, x, self.norm, (dim,))
+    def _normalize(self, recorder: Flow, norm_name: str, x: Value, dim: Axis) -> Value:
+        return x if self.norm is None else recorder.norm(norm_name, x, self.norm, (dim,))
 
     def _heading_with_keys(self, keys: str) -> str:
         """Describes the heads and the window. keys: the attended tokens, in words."""

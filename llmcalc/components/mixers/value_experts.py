@@ -55,11 +55,13 @@ class ValueExperts(Part):
         experts, top_k = Axis("value_experts", self.num_experts), self.num_experts_per_tok
         weights, top_experts = self.router.flow(recorder, x, experts, top_k, experts.size)
         recorder.hold(weights=weights, chosen=top_experts)
-        rows = recorder.dispatch(x, top_experts, experts, top_k, self.router.groups)
-        recorder.hold(rows=rows)
-        y = recorder.act(recorder.experts("v_experts", rows, experts, top_k, heads, head_axis), self.hidden_act)
-        recorder.hold(y=y)
-        return recorder.combine(y, weights, experts, top_k, float32=self.router.float32_weights)
+        routed_rows = recorder.dispatch(x, top_experts, experts, top_k, self.router.groups)
+        recorder.hold(rows=routed_rows)
+        expert_values = recorder.act(
+            recorder.experts("v_experts", routed_rows, experts, top_k, heads, head_axis), self.hidden_act
+        )
+        recorder.hold(y=expert_values)
+        return recorder.combine(expert_values, weights, experts, top_k, float32=self.router.float32_weights)
 
     def reference(self, model_properties: ModelProperties, width: int) -> nn.Module:
         """Builds the value projections, from the hidden size to all value heads, and the router."""
@@ -73,22 +75,22 @@ def _reference_class() -> type[nn.Module]:
     class ValueExpertsReference(nn.Module):
         """The routed value projections. x: [batch, tokens, hidden] → [batch, tokens, heads · size]."""
 
-        def __init__(self, spec: ValueExperts, model_properties: ModelProperties, width: int) -> None:
+        def __init__(self, spec: ValueExperts, model_properties: ModelProperties, values_width: int) -> None:
             super().__init__()
             self.spec = spec
             experts, top_k = spec.num_experts, spec.num_experts_per_tok
             self.routing = spec.router.reference(model_properties, experts, top_k, experts)
-            for name, module in self.routing.modules.items():
-                self.add_module(name, module)
-            self.v_experts = expert_map_class()(experts, model_properties.hidden_size, width, False)
+            for module_name, module in self.routing.modules.items():
+                self.add_module(module_name, module)
+            self.v_experts = expert_map_class()(experts, model_properties.hidden_size, values_width, False)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             weights, top_experts = self.routing(x, forward_pass)
             dispatch = dispatch_class()(top_experts, forward_pass.grouped_experts, self.routing.float32_weights)
-            rows = dispatch.copy_rows(x)
+            routed_rows = dispatch.copy_rows(x)
             group_ends = ends_of_groups(dispatch.expert, self.spec.num_experts) if dispatch.grouped else None
-            y = activate(self.spec.hidden_act, self.v_experts(rows, dispatch.expert, group_ends))
-            del rows
-            return dispatch.combine_outputs(y, weights)
+            expert_values = activate(self.spec.hidden_act, self.v_experts(routed_rows, dispatch.expert, group_ends))
+            del routed_rows
+            return dispatch.combine_outputs(expert_values, weights)
 
     return ValueExpertsReference

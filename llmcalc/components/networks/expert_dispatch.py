@@ -22,10 +22,10 @@ def dispatch_class() -> type[Any]:
         float32_weights: whether outputs are weighted and summed in float32, false by default.
         """
 
-        def __init__(self, expert_indices: Tensor, grouped: bool, float32_weights: bool = False) -> None:
-            self.top_k, self.grouped, self.float32_weights = expert_indices.shape[-1], grouped, float32_weights
+        def __init__(self, expert_indices: Tensor, is_grouped: bool, float32_weights: bool = False) -> None:
+            self.top_k, self.grouped, self.float32_weights = expert_indices.shape[-1], is_grouped, float32_weights
             self.expert = expert_indices.flatten()
-            if grouped:
+            if is_grouped:
                 self.expert, self.order = self.expert.sort(stable=True)
                 self.token = self.order // self.top_k
 
@@ -68,8 +68,8 @@ def capacity_dispatch_class() -> type[Any]:
         def __init__(self, weights: Tensor, expert_indices: Tensor, experts: int, factor: Fraction) -> None:
             weights, expert_indices = weights.flatten(0, 1), expert_indices.flatten(0, 1)
             expert_weights = weights.new_zeros(len(weights), experts).scatter(1, expert_indices, weights)
-            rows = min(math.ceil(expert_indices.numel() * factor / experts), len(weights))
-            top_weights, tokens = expert_weights.topk(rows, 0)
+            capacity = min(math.ceil(expert_indices.numel() * factor / experts), len(weights))
+            top_weights, tokens = expert_weights.topk(capacity, 0)
             self.weight, self.token = top_weights.t(), tokens.t().flatten()
 
         def copy_rows(self, x: Tensor) -> Tensor:
@@ -111,21 +111,21 @@ def expert_map_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, expert: Tensor | None, group_ends: Tensor | None = None) -> Tensor:
             if expert is None:
-                out = x @ self.weight.transpose(1, 2)
-                return out if self.bias is None else out + self.bias[:, None]
+                expert_outputs = x @ self.weight.transpose(1, 2)
+                return expert_outputs if self.bias is None else expert_outputs + self.bias[:, None]
             if group_ends is not None:
-                out = nn.functional.grouped_mm(x, self.weight.transpose(1, 2), offs=group_ends)
-                return out if self.bias is None else out + self.bias.index_select(0, expert)
+                expert_outputs = nn.functional.grouped_mm(x, self.weight.transpose(1, 2), offs=group_ends)
+                return expert_outputs if self.bias is None else expert_outputs + self.bias.index_select(0, expert)
             if x.is_meta:  # without data rows cannot be grouped by expert: one product per row, of the same total size
-                out = torch.bmm(self.weight[expert], x[:, :, None])[:, :, 0]
-                return out if self.bias is None else out + self.bias[expert]
-            out = x.new_zeros(x.shape[0], self.weight.shape[1])
+                expert_outputs = torch.bmm(self.weight[expert], x[:, :, None])[:, :, 0]
+                return expert_outputs if self.bias is None else expert_outputs + self.bias[expert]
+            expert_outputs = x.new_zeros(x.shape[0], self.weight.shape[1])
             for i in expert.unique().tolist():
-                rows = (expert == i).nonzero()[:, 0]
+                row_indices = (expert == i).nonzero()[:, 0]
                 expert_output = nn.functional.linear(
-                    x[rows], self.weight[i], None if self.bias is None else self.bias[i]
+                    x[row_indices], self.weight[i], None if self.bias is None else self.bias[i]
                 )
-                out = out.index_copy(0, rows, expert_output)
-            return out
+                expert_outputs = expert_outputs.index_copy(0, row_indices, expert_output)
+            return expert_outputs
 
     return ExpertMap

@@ -125,8 +125,8 @@ class FeedForward(SingleWidthNetwork):
     @property
     def usual_name(self) -> str:
         """The usual name of the network, such as `SwiGLU` or `GELU`."""
-        name = "xIELU" if self.hidden_act == "xielu" else PLAIN_NAMES[self.hidden_act]
-        return (GLU_NAMES.get(self.hidden_act) or f"gated {name}") if self.gated else name
+        network_name = "xIELU" if self.hidden_act == "xielu" else PLAIN_NAMES[self.hidden_act]
+        return (GLU_NAMES.get(self.hidden_act) or f"gated {network_name}") if self.gated else network_name
 
     def activation(self) -> str:
         return self.usual_name
@@ -137,22 +137,26 @@ class FeedForward(SingleWidthNetwork):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         ffn = Axis("ffn", self.intermediate_size)
-        name, bias = ("gate_proj", self.gate_bias) if self.gated else ("up_proj", self.up_bias)
-        y = recorder.linear(name, x, ffn, bias=bias, fused=self.fused_gate)
-        y = self._activate(recorder, y)
+        projection, bias = ("gate_proj", self.gate_bias) if self.gated else ("up_proj", self.up_bias)
+        features = recorder.linear(projection, x, ffn, bias=bias, fused=self.fused_gate)
+        features = self._activate(recorder, features)
         if self.gated:
-            up = recorder.linear("up_proj", x, ffn, bias=self.up_bias, fused=self.fused_gate)
-            y = recorder.mul(y, act_on_up(recorder, self.up_act, up))
-        y = y if self.sub_norm is None else recorder.part("sub_norm", self.sub_norm, y)
-        y = recorder.linear("down_proj", recorder.dropout(y, "activation"), *x.axes, bias=self.down_bias)
-        return recorder.mul(y, recorder.vector("output_scale", Axis("one", 1))) if self.output_scale else y
+            up_projection = recorder.linear("up_proj", x, ffn, bias=self.up_bias, fused=self.fused_gate)
+            features = recorder.mul(features, record_up_activation(recorder, self.up_act, up_projection))
+        features = features if self.sub_norm is None else recorder.part("sub_norm", self.sub_norm, features)
+        features = recorder.linear("down_proj", recorder.dropout(features, "activation"), *x.axes, bias=self.down_bias)
+        return (
+            recorder.mul(features, recorder.vector("output_scale", Axis("one", 1))) if self.output_scale else features
+        )
 
     def _activate(self, recorder: Flow, x: Value) -> Value:
         if self.hidden_act != "xielu":
             return recorder.act(x, self.hidden_act)
         with recorder.scope("xielu"):  # α of both sides are parameters, β and ε are buffers
-            sides = Axis("sides", 2)
-            return recorder.act(x, "xielu", recorder.vector("alpha", sides), recorder.buffer("constants", sides))
+            head_halves = Axis("sides", 2)
+            return recorder.act(
+                x, "xielu", recorder.vector("alpha", head_halves), recorder.buffer("constants", head_halves)
+            )
 
     def describe(self, hidden_size: int) -> str:
         return f"{self.usual_name} {self.intermediate_size}"
@@ -180,38 +184,38 @@ class FeedForward(SingleWidthNetwork):
         ]
 
 
-def act_on_up(recorder: Flow, name: str, x: Value) -> Value:
+def record_up_activation(recorder: Flow, function_name: str, x: Value) -> Value:
     """Records the activation that follows an up projection; records nothing for the identity."""
-    return x if name == "identity" else recorder.act(x, name)
+    return x if function_name == "identity" else recorder.act(x, function_name)
 
 
-def activate(name: str, x: Tensor) -> Tensor:
+def activate(function_name: str, x: Tensor) -> Tensor:
     """Applies an activation function by its name."""
     import torch
     import torch.nn.functional as F
 
-    if name == "gelu_new":
+    if function_name == "gelu_new":
         return 0.5 * x * (1 + torch.tanh((2 / pi) ** 0.5 * (x + 0.044715 * torch.pow(x, 3))))
-    if name == "quick_gelu":
+    if function_name == "quick_gelu":
         return x * torch.sigmoid(1.702 * x)
-    if name == "situ":
+    if function_name == "situ":
         return torch.tanh(x / 4) * 4 * torch.sigmoid(x)
-    if name == "clamped":
+    if function_name == "clamped":
         return x.clamp(-7.0, 7.0)
-    if name == "clamped_plus_one":
+    if function_name == "clamped_plus_one":
         return x.clamp(-7.0, 7.0) + 1
-    if name == "clamped_silu":
+    if function_name == "clamped_silu":
         return F.silu(x.clamp(max=7.0))
-    if name == "clamped_swish":
+    if function_name == "clamped_swish":
         clamped = x.clamp(max=7.0)
         return clamped * torch.sigmoid(clamped * 1.702)
-    if name == "relu2":
+    if function_name == "relu2":
         return F.relu(x).square()
-    if name == "gelu_tanh":
+    if function_name == "gelu_tanh":
         return F.gelu(x, approximate="tanh")
-    if name == "identity":
+    if function_name == "identity":
         return x
-    return getattr(F, name)(x)
+    return getattr(F, function_name)(x)
 
 
 @cache
@@ -270,16 +274,16 @@ def _reference_class() -> type[nn.Module]:
 
             part_factors: factors that multiply equal parts of the hidden units, [..., parts]; none by default.
             """
-            gated = hasattr(self, "gate_proj")
-            y = self._activate((self.gate_proj if gated else self.up_proj)(x))
-            y = y * activate(self.up_act, self.up_proj(x)) if gated else y
-            y = self.sub_norm(y) if hasattr(self, "sub_norm") else y
-            y = (
-                y
+            has_gate = hasattr(self, "gate_proj")
+            activated = self._activate((self.gate_proj if has_gate else self.up_proj)(x))
+            activated = activated * activate(self.up_act, self.up_proj(x)) if has_gate else activated
+            activated = self.sub_norm(activated) if hasattr(self, "sub_norm") else activated
+            activated = (
+                activated
                 if part_factors is None
-                else (y.unflatten(-1, (part_factors.shape[-1], -1)) * part_factors[..., None]).flatten(-2)
+                else (activated.unflatten(-1, (part_factors.shape[-1], -1)) * part_factors[..., None]).flatten(-2)
             )
-            out: Tensor = self.down_proj(apply_dropout(self, "activation", y))
-            return out * self.output_scale.weight if hasattr(self, "output_scale") else out
+            network_output: Tensor = self.down_proj(apply_dropout(self, "activation", activated))
+            return network_output * self.output_scale.weight if hasattr(self, "output_scale") else network_output
 
     return FeedForwardReference

@@ -74,20 +74,27 @@ class GroveMoE(Network):
     def active_width(self) -> int:
         return self.num_experts_per_tok * (self.expert.intermediate_size + self.adjugate_expert.intermediate_size)
 
-    def widened(self, change: Callable[[int], Number]) -> Self:
+    def widened(self, scale_width: Callable[[int], Number]) -> Self:
         networks = {"expert": self.expert, "adjugate_expert": self.adjugate_expert}
-        return self.model_copy(update={name: network.widened(change) for name, network in networks.items()})
+        return self.model_copy(
+            update={network_name: network.widened(scale_width) for network_name, network in networks.items()}
+        )
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         top_k, experts = self.num_experts_per_tok, Axis("experts", self.num_experts)
         groups = Axis("experts", self.num_experts // self.experts_per_group)  # divided as experts are
         weights, top_experts = self.router.flow(recorder, x, experts, top_k, self.num_experts)
         group_outputs = []
-        for name, network, axis in (("experts", self.expert, experts), ("chunk_experts", self.adjugate_expert, groups)):
-            rows = recorder.dispatch(x, top_experts, axis, top_k, self.router.groups)
-            with recorder.scope(name, kind="experts", source=self.formula_source):
-                y = expert_networks(recorder, network, rows, axis, top_k, x.axes)
-            group_outputs.append(recorder.combine(y, weights, axis, top_k, float32=self.router.float32_weights))
+        for network_name, network, axis in (
+            ("experts", self.expert, experts),
+            ("chunk_experts", self.adjugate_expert, groups),
+        ):
+            routed_rows = recorder.dispatch(x, top_experts, axis, top_k, self.router.groups)
+            with recorder.scope(network_name, kind="experts", source=self.formula_source):
+                expert_outputs = expert_networks(recorder, network, routed_rows, axis, top_k, x.axes)
+            group_outputs.append(
+                recorder.combine(expert_outputs, weights, axis, top_k, float32=self.router.float32_weights)
+            )
         return recorder.add(*group_outputs)
 
     def describe(self, hidden_size: int) -> str:
@@ -102,10 +109,14 @@ class GroveMoE(Network):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        swiglu, small = (FeedForward(intermediate_size=n, hidden_act="silu", gated=True) for n in (16, 8))
+        swiglu, small_network = (FeedForward(intermediate_size=n, hidden_act="silu", gated=True) for n in (16, 8))
         return [
-            cls(num_experts=6, num_experts_per_tok=2, experts_per_group=2, expert=swiglu, adjugate_expert=small),
-            cls(num_experts=6, num_experts_per_tok=3, experts_per_group=3, expert=small, adjugate_expert=swiglu),
+            cls(
+                num_experts=6, num_experts_per_tok=2, experts_per_group=2, expert=swiglu, adjugate_expert=small_network
+            ),
+            cls(
+                num_experts=6, num_experts_per_tok=3, experts_per_group=3, expert=small_network, adjugate_expert=swiglu
+            ),
         ]
 
 
@@ -117,20 +128,23 @@ def _reference_class() -> type[nn.Module]:
         """Routed experts and the adjugate experts of the groups. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: GroveMoE, model_properties: ModelProperties) -> None:
-            hidden, count, self.group = model_properties.hidden_size, spec.num_experts, spec.experts_per_group
-            routing = spec.router.reference(model_properties, count, spec.num_experts_per_tok, count)
-            super().__init__(routing, spec.expert, count, hidden)
-            adjugates = Routed(routing, spec.adjugate_expert, count // self.group, hidden)
-            self.chunk_experts: Any = adjugates.experts
+            hidden, expert_count, self.group = model_properties.hidden_size, spec.num_experts, spec.experts_per_group
+            routing = spec.router.reference(model_properties, expert_count, spec.num_experts_per_tok, expert_count)
+            super().__init__(routing, spec.expert, expert_count, hidden)
+            adjugate_experts = Routed(routing, spec.adjugate_expert, expert_count // self.group, hidden)
+            self.chunk_experts: Any = adjugate_experts.experts
 
         def forward(self, x: Tensor, forward_pass: ForwardPass | None = None) -> Tensor:
             weights, top_experts = self.routing(x, forward_pass)
-            grouped = forward_pass is not None and forward_pass.grouped_experts
+            is_grouped = forward_pass is not None and forward_pass.grouped_experts
             expert_sums = []
-            for networks, indices in ((self.experts, top_experts), (self.chunk_experts, top_experts // self.group)):
-                dispatch = dispatch_class()(indices, grouped, self.routing.float32_weights)
-                rows = networks(dispatch.copy_rows(x), dispatch.expert, dispatch.grouped)
-                expert_sums.append(dispatch.combine_outputs(rows, weights))
+            for networks, expert_indices in (
+                (self.experts, top_experts),
+                (self.chunk_experts, top_experts // self.group),
+            ):
+                dispatch = dispatch_class()(expert_indices, is_grouped, self.routing.float32_weights)
+                routed_rows = networks(dispatch.copy_rows(x), dispatch.expert, dispatch.grouped)
+                expert_sums.append(dispatch.combine_outputs(routed_rows, weights))
             return expert_sums[0] + 0.05 * expert_sums[1]
 
     return GroveMoEReference

@@ -36,7 +36,7 @@ from ..base import (
 from ..norm import Norm
 from ..runtime import ForwardPass, apply_dropout, vector
 from .expert_dispatch import capacity_dispatch_class, dispatch_class, ends_of_groups, expert_map_class
-from .feed_forward import FeedForward, act_on_up, activate
+from .feed_forward import FeedForward, activate, record_up_activation
 from .router import AnyRouter, LinearRouter, RouterMLP, TokenTableRouter
 from .shared_scores import SharedScores
 
@@ -55,11 +55,17 @@ class IdentityExperts(Part):
 
     zero_expert_num: ZeroExperts
 
-    def flow(self, recorder: Flow, x: Value, y: Value) -> Value:
-        """Records the identity experts. x: the input of all experts. y: the output of the other experts."""
-        expert_ops = tuple(step.op for step in recorder.here.steps() if isinstance(step.op, ops.ExpertLinear))
+    def flow(self, recorder: Flow, x: Value, expert_sum: Value) -> Value:
+        """Records the identity experts. x: the input of all experts. expert_sum: the output of the other experts."""
+        expert_ops = tuple(
+            recorded_step.op
+            for recorded_step in recorder.here.steps()
+            if isinstance(recorded_step.op, ops.ExpertLinear)
+        )
         identity = ops.IdentityExperts(self.zero_expert_num, expert_ops)
-        return recorder.core("zero_experts", identity, x, y, axes=y.axes, about={"source": "LongCat-Flash 2025, §2.1"})
+        return recorder.core(
+            "zero_experts", identity, x, expert_sum, axes=expert_sum.axes, about={"source": "LongCat-Flash 2025, §2.1"}
+        )
 
     def reference(self) -> nn.Module:
         from torch import nn
@@ -87,33 +93,43 @@ class Latent(Part):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the projection to the latent width, with its norm."""
-        y = recorder.linear("latent_in", x, Axis("latent", self.moe_latent_size), bias=self.bias)
-        return y if self.norm is None else recorder.part("latent_norm", self.norm, y)
+        latent_input = recorder.linear("latent_in", x, Axis("latent", self.moe_latent_size), bias=self.bias)
+        return latent_input if self.norm is None else recorder.part("latent_norm", self.norm, latent_input)
 
-    def normed_output(self, recorder: Flow, y: Value) -> Value:
-        """Records the optional norm of the experts' outputs. y: one vector per token and expert."""
-        return y if self.expert_norm is None else recorder.part("expert_norm", self.expert_norm, y)
+    def normed_output(self, recorder: Flow, latent_output: Value) -> Value:
+        """Records the optional norm of the experts' outputs. latent_output: one vector per token and expert."""
+        return (
+            latent_output if self.expert_norm is None else recorder.part("expert_norm", self.expert_norm, latent_output)
+        )
 
-    def project_back(self, recorder: Flow, y: Value, out: Shape) -> Value:
+    def project_back(self, recorder: Flow, latent_output: Value, output_axes: Shape) -> Value:
         """Records the optional norm of the experts' sum, and the projection from the latent width."""
-        y = y if self.output_norm is None else recorder.part("latent_output_norm", self.output_norm, y)
-        recorder.hold(y=y)
-        return recorder.linear("latent_out", y, *out, bias=self.bias)
+        latent_output = (
+            latent_output
+            if self.output_norm is None
+            else recorder.part("latent_output_norm", self.output_norm, latent_output)
+        )
+        recorder.hold(y=latent_output)
+        return recorder.linear("latent_out", latent_output, *output_axes, bias=self.bias)
 
     def reference(self, model_properties: ModelProperties) -> Mapping[str, nn.Module]:
         """Builds the projections to and from the latent width, with the optional norms, as named modules."""
         from torch import nn
 
-        width, latent = model_properties.hidden_size, self.moe_latent_size
+        hidden, latent = model_properties.hidden_size, self.moe_latent_size
         norms = {
             "latent_norm": self.norm,
             "expert_norm": self.expert_norm,
             "latent_output_norm": self.output_norm,
         }
         return {
-            "latent_in": nn.Linear(width, latent, bias=self.bias),
-            "latent_out": nn.Linear(latent, width, bias=self.bias),
-            **{name: norm.reference(ModelProperties(latent)) for name, norm in norms.items() if norm is not None},
+            "latent_in": nn.Linear(hidden, latent, bias=self.bias),
+            "latent_out": nn.Linear(latent, hidden, bias=self.bias),
+            **{
+                norm_name: norm.reference(ModelProperties(latent))
+                for norm_name, norm in norms.items()
+                if norm is not None
+            },
         }
 
 
@@ -138,13 +154,13 @@ class VisionExperts(Part):
 
     def flow(self, recorder: Flow, x: Value, experts: Axis, top_k: Number) -> Value:
         weights, top_experts = self.router.flow(recorder, x, experts, top_k, experts.size)
-        rows = recorder.dispatch(x, top_experts, experts, top_k, self.router.groups)
+        routed_rows = recorder.dispatch(x, top_experts, experts, top_k, self.router.groups)
         with recorder.scope("experts", kind="experts", source=self.formula_source):
-            y = expert_networks(recorder, self.expert, rows, experts, top_k, x.axes)
-        return recorder.combine(y, weights, experts, top_k, float32=self.router.float32_weights)
+            expert_outputs = expert_networks(recorder, self.expert, routed_rows, experts, top_k, x.axes)
+        return recorder.combine(expert_outputs, weights, experts, top_k, float32=self.router.float32_weights)
 
-    def widened(self, change: Callable[[int], Number]) -> Self:
-        return self.model_copy(update={"expert": self.expert.widened(change)})
+    def widened(self, scale_width: Callable[[int], Number]) -> Self:
+        return self.model_copy(update={"expert": self.expert.widened(scale_width)})
 
     def reference(self, model_properties: ModelProperties, experts: int, top_k: int) -> nn.Module:
         return _vision_class()(self, model_properties, experts, top_k)
@@ -256,11 +272,13 @@ class MoE(Network):
         shared_width = 0 if self.shared_expert is None else self.shared_expert.intermediate_size
         return self.num_experts_per_tok * self.expert.intermediate_size + shared_width
 
-    def widened(self, change: Callable[[int], Number]) -> Self:
+    def widened(self, scale_width: Callable[[int], Number]) -> Self:
         if self.latent is not None:
             raise Unscalable("experts of a latent width do not scale with hidden_size alone; expected no latent")
         slots = {"expert": self.expert, "shared_expert": self.shared_expert, "vision_experts": self.vision_experts}
-        return self.model_copy(update={name: part.widened(change) for name, part in slots.items() if part is not None})
+        return self.model_copy(
+            update={slot_name: part.widened(scale_width) for slot_name, part in slots.items() if part is not None}
+        )
 
     def borrowing_field(self) -> str:
         return f"router.type '{self.router.type}'" if self.router.reads_token_ids else ""
@@ -268,8 +286,8 @@ class MoE(Network):
     def flow(self, recorder: Flow, x: Value, router_input: Value | None = None) -> Value:
         """Records the mixture of experts. router_input: the router's input, if different from the experts'."""
         top_k, experts = self.num_experts_per_tok, Axis("experts", self.num_experts)
-        identities = 0 if self.identity_experts is None else self.identity_experts.zero_expert_num
-        classes = add(self.num_experts, identities)
+        identity_count = 0 if self.identity_experts is None else self.identity_experts.zero_expert_num
+        classes = add(self.num_experts, identity_count)
         weights, top_experts = self.router.flow(
             recorder, x if router_input is None else router_input, experts, top_k, classes
         )
@@ -277,57 +295,68 @@ class MoE(Network):
             recorder.part("vision_experts", self.vision_experts, x, role="idle", experts=experts, top_k=top_k)
         expert_input = x if self.latent is None else self.latent.flow(recorder, x)
         recorder.hold(weights=weights, chosen=top_experts, y=expert_input)
-        rows = recorder.dispatch(expert_input, top_experts, experts, top_k, self.router.groups)
+        routed_rows = recorder.dispatch(expert_input, top_experts, experts, top_k, self.router.groups)
         with recorder.scope("experts", kind="experts", source=self.formula_source):
-            recorder.hold(x=rows)
+            recorder.hold(x=routed_rows)
             has_identities = self.identity_experts is not None
-            y = expert_networks(
-                recorder, self.expert, rows, experts, top_k, expert_input.axes, has_identities, self.sliced_experts
+            expert_outputs = expert_networks(
+                recorder,
+                self.expert,
+                routed_rows,
+                experts,
+                top_k,
+                expert_input.axes,
+                has_identities,
+                self.sliced_experts,
             )
-            y = y if self.identity_experts is None else self.identity_experts.flow(recorder, rows, y)
+            expert_outputs = (
+                expert_outputs
+                if self.identity_experts is None
+                else self.identity_experts.flow(recorder, routed_rows, expert_outputs)
+            )
         if self.latent is not None:
-            y = self.latent.normed_output(recorder, y)
-        y = recorder.combine(y, weights, experts, top_k, float32=self.router.float32_weights)
-        recorder.hold(y=y)
+            expert_outputs = self.latent.normed_output(recorder, expert_outputs)
+        expert_outputs = recorder.combine(expert_outputs, weights, experts, top_k, float32=self.router.float32_weights)
+        recorder.hold(y=expert_outputs)
         if self.latent is not None:
-            y = self.latent.project_back(recorder, y, x.axes)
-            recorder.hold(y=y)
+            expert_outputs = self.latent.project_back(recorder, expert_outputs, x.axes)
+            recorder.hold(y=expert_outputs)
         if self.shared_expert is not None:
             shared_output = self._shared_output(recorder, self.shared_expert, x)
             if self.shared_expert_mix:
                 scores = recorder.linear("shared_expert_mix", x, Axis("outputs", 2), bias=True, kind="shared_expert")
                 routed_share, shared_share = recorder.split(recorder.act(scores, "softmax"), *[(Axis("one", 1),)] * 2)
-                y, shared_output = (
-                    recorder.mul(routed_share, y, y.axes),
-                    recorder.mul(shared_share, shared_output, y.axes),
+                expert_outputs, shared_output = (
+                    recorder.mul(routed_share, expert_outputs, expert_outputs.axes),
+                    recorder.mul(shared_share, shared_output, expert_outputs.axes),
                 )
-            y = recorder.add(y, shared_output)
-            recorder.hold(y=y)
+            expert_outputs = recorder.add(expert_outputs, shared_output)
+            recorder.hold(y=expert_outputs)
         if self.output_bias:
-            y = recorder.add(y, recorder.vector("output_bias", *x.axes, kind="experts"))
-        return y
+            expert_outputs = recorder.add(expert_outputs, recorder.vector("output_bias", *x.axes, kind="experts"))
+        return expert_outputs
 
     def _shared_output(self, recorder: Flow, expert: FeedForward, x: Value) -> Value:
         """Returns the shared expert's output for every token."""
         if self.shared_scores is not None:
-            y = self.shared_scores.flow(recorder, expert, x)
-            recorder.hold(shared=y)
-            return y
+            shared_output = self.shared_scores.flow(recorder, expert, x)
+            recorder.hold(shared=shared_output)
+            return shared_output
         with recorder.scope("shared_expert", kind="shared_expert", source="Dai et al. 2024, §3.2"):
-            y = expert.flow(recorder, x)
-        recorder.hold(shared=y)
+            shared_output = expert.flow(recorder, x)
+        recorder.hold(shared=shared_output)
         if not self.shared_expert_gate:
-            return y
+            return shared_output
         gate = recorder.linear("shared_expert_gate", x, Axis("one", 1), kind="shared_expert")
-        return recorder.mul(recorder.act(gate, "sigmoid"), y, y.axes)
+        return recorder.mul(recorder.act(gate, "sigmoid"), shared_output, shared_output.axes)
 
     def describe(self, hidden_size: int) -> str:
         shared_text = f" + shared {self.shared_expert.intermediate_size}" if self.shared_expert is not None else ""
-        identities = (
+        identities_text = (
             f" + {self.identity_experts.zero_expert_num} identities" if self.identity_experts is not None else ""
         )
         return (
-            f"MoE {self.num_experts_per_tok} of {self.num_experts}{identities} × "
+            f"MoE {self.num_experts_per_tok} of {self.num_experts}{identities_text} × "
             f"{self.expert.describe(hidden_size)}{shared_text}"
         )
 
@@ -408,29 +437,30 @@ def expert_networks(
     rows: Value,
     experts: Axis,
     top_k: Number,
-    out: Shape,
+    output_axes: Shape,
     identities: bool = False,
     sliced: bool = False,
 ) -> Value:
     """Records the networks of all experts at once. identities, sliced: as in `Flow.experts`."""
     ffn = Axis("expert_ffn", expert.intermediate_size)
 
-    def expert_linear(name: str, x: Value, *axes: Axis | JoinedShapes, bias: bool) -> Value:
-        return recorder.experts(name, x, experts, top_k, *axes, bias=bias, identities=identities, sliced=sliced)
+    def expert_linear(projection: str, x: Value, *axes: Axis | JoinedShapes, bias: bool) -> Value:
+        return recorder.experts(projection, x, experts, top_k, *axes, bias=bias, identities=identities, sliced=sliced)
 
     if expert.gated:
-        y = recorder.act(expert_linear("gate_proj", rows, ffn, bias=expert.gate_bias), expert.hidden_act)
-        recorder.hold(y=y)
-        y = recorder.mul(
-            y, act_on_up(recorder, expert.up_act, expert_linear("up_proj", rows, ffn, bias=expert.up_bias))
+        activated = recorder.act(expert_linear("gate_proj", rows, ffn, bias=expert.gate_bias), expert.hidden_act)
+        recorder.hold(y=activated)
+        activated = recorder.mul(
+            activated,
+            record_up_activation(recorder, expert.up_act, expert_linear("up_proj", rows, ffn, bias=expert.up_bias)),
         )
     else:
-        y = recorder.act(expert_linear("up_proj", rows, ffn, bias=expert.up_bias), expert.hidden_act)
-    y = recorder.dropout(y, "activation")
-    recorder.hold(y=y)
-    y = expert_linear("down_proj", y, *out, bias=expert.down_bias)
-    recorder.hold(y=y)
-    return y
+        activated = recorder.act(expert_linear("up_proj", rows, ffn, bias=expert.up_bias), expert.hidden_act)
+    activated = recorder.dropout(activated, "activation")
+    recorder.hold(y=activated)
+    activated = expert_linear("down_proj", activated, *output_axes, bias=expert.down_bias)
+    recorder.hold(y=activated)
+    return activated
 
 
 @cache
@@ -449,55 +479,57 @@ def routed_class() -> type[nn.Module]:
         """
 
         def __init__(
-            self, expert: FeedForward, expert_count: int, width: int, identities: IdentityExperts | None
+            self, expert: FeedForward, expert_count: int, input_width: int, identities: IdentityExperts | None
         ) -> None:
             super().__init__()
             ffn_width, self.count = expert.intermediate_size, expert_count
             self.act, self.up_act = expert.hidden_act, expert.up_act
             if expert.gated:
-                self.gate_proj = ExpertMap(expert_count, width, ffn_width, expert.gate_bias)
-            self.up_proj = ExpertMap(expert_count, width, ffn_width, expert.up_bias)
-            self.down_proj = ExpertMap(expert_count, ffn_width, width, expert.down_bias)
+                self.gate_proj = ExpertMap(expert_count, input_width, ffn_width, expert.gate_bias)
+            self.up_proj = ExpertMap(expert_count, input_width, ffn_width, expert.up_bias)
+            self.down_proj = ExpertMap(expert_count, ffn_width, input_width, expert.down_bias)
             if identities is not None:
                 self.zero_experts = identities.reference()
 
-        def forward(self, x: Tensor, expert: Tensor | None, grouped: bool) -> Tensor:
-            gated, identity = hasattr(self, "gate_proj"), None
+        def forward(self, x: Tensor, expert: Tensor | None, is_grouped: bool) -> Tensor:
+            has_gate, identity = hasattr(self, "gate_proj"), None
             if hasattr(self, "zero_experts"):
                 assert expert is not None, "identity experts have no capacity"
                 # rows of identity experts run the last real expert too, so that the computation does not depend on data
                 identity = expert >= self.count
                 expert = expert.masked_fill(identity, self.count - 1)
-            group_ends = ends_of_groups(expert, self.count) if grouped and expert is not None else None
-            y = activate(self.act, (self.gate_proj if gated else self.up_proj)(x, expert, group_ends))
-            y = y * activate(self.up_act, self.up_proj(x, expert, group_ends)) if gated else y
-            y = apply_dropout(self, "activation", y)
-            y = self.down_proj(y, expert, group_ends)
-            return y if identity is None else torch.where(identity[:, None], self.zero_experts(x), y)
+            group_ends = ends_of_groups(expert, self.count) if is_grouped and expert is not None else None
+            activated = activate(self.act, (self.gate_proj if has_gate else self.up_proj)(x, expert, group_ends))
+            activated = (
+                activated * activate(self.up_act, self.up_proj(x, expert, group_ends)) if has_gate else activated
+            )
+            activated = apply_dropout(self, "activation", activated)
+            activated = self.down_proj(activated, expert, group_ends)
+            return activated if identity is None else torch.where(identity[:, None], self.zero_experts(x), activated)
 
     class Routed(nn.Module):
-        """A router and its experts, where the router's modules are registered beside the experts."""
+        """A router and its experts; the router's modules are submodules beside the experts."""
 
         def __init__(
             self,
             routing: Any,
             expert: FeedForward,
             expert_count: int,
-            width: int,
+            input_width: int,
             identities: IdentityExperts | None = None,
         ) -> None:
             super().__init__()
             self.routing = routing
-            self.experts = ExpertsReference(expert, expert_count, width, identities)
-            for name, module in routing.modules.items():
-                self.add_module(name, module)
+            self.experts = ExpertsReference(expert, expert_count, input_width, identities)
+            for module_name, module in routing.modules.items():
+                self.add_module(module_name, module)
 
         def dispatch(self, weights: Tensor, top_experts: Tensor, forward_pass: ForwardPass | None) -> Any:
             """Returns the dispatch of tokens to their experts, grouped by expert."""
             if forward_pass is not None and forward_pass.expert_capacity is not None:
                 return capacity_dispatch_class()(weights, top_experts, self.experts.count, forward_pass.expert_capacity)
-            grouped = forward_pass is not None and forward_pass.grouped_experts
-            return dispatch_class()(top_experts, grouped, self.routing.float32_weights)
+            is_grouped = forward_pass is not None and forward_pass.grouped_experts
+            return dispatch_class()(top_experts, is_grouped, self.routing.float32_weights)
 
     return Routed
 
@@ -535,24 +567,24 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: MoE, model_properties: ModelProperties) -> None:
             hidden, expert_count, top_k = model_properties.hidden_size, spec.num_experts, spec.num_experts_per_tok
-            identities = spec.identity_experts
-            classes = expert_count if identities is None else expert_count + identities.zero_expert_num
-            width = hidden if spec.latent is None else spec.latent.moe_latent_size
+            identity_experts = spec.identity_experts
+            classes = expert_count if identity_experts is None else expert_count + identity_experts.zero_expert_num
+            expert_width = hidden if spec.latent is None else spec.latent.moe_latent_size
             super().__init__(
                 spec.router.reference(model_properties, expert_count, top_k, classes),
                 spec.expert,
                 expert_count,
-                width,
-                identities,
+                expert_width,
+                identity_experts,
             )
             if spec.vision_experts is not None:
                 self.vision_experts = spec.vision_experts.reference(model_properties, expert_count, top_k)
             if spec.latent is not None:
-                for name, module in spec.latent.reference(model_properties).items():
-                    self.add_module(name, module)
+                for module_name, module in spec.latent.reference(model_properties).items():
+                    self.add_module(module_name, module)
             if spec.shared_scores is not None:
-                for name, module in spec.shared_scores.reference(model_properties).items():
-                    self.add_module(name, module)
+                for module_name, module in spec.shared_scores.reference(model_properties).items():
+                    self.add_module(module_name, module)
             if spec.shared_expert is not None:
                 self.shared_expert = spec.shared_expert.reference(model_properties)
             if spec.shared_expert_gate:
@@ -567,15 +599,18 @@ def _reference_class() -> type[nn.Module]:
         ) -> Tensor:
             """Runs the mixture of experts. router_input: the router's input, if different from the experts'."""
             weights, top_experts = self.routing(x if router_input is None else router_input, forward_pass)
-            y = self.latent_in(x) if hasattr(self, "latent_in") else x
-            y = self.latent_norm(y) if hasattr(self, "latent_norm") else y
+            routed_features = self.latent_in(x) if hasattr(self, "latent_in") else x
+            routed_features = self.latent_norm(routed_features) if hasattr(self, "latent_norm") else routed_features
             dispatch = self.dispatch(weights, top_experts, forward_pass)
             norm_output = getattr(self, "expert_norm", lambda outputs: outputs)  # no name may keep the outputs alive
-            y = dispatch.combine_outputs(
-                norm_output(self.experts(dispatch.copy_rows(y), dispatch.expert, dispatch.grouped)), weights
+            routed_features = dispatch.combine_outputs(
+                norm_output(self.experts(dispatch.copy_rows(routed_features), dispatch.expert, dispatch.grouped)),
+                weights,
             )
-            y = self.latent_output_norm(y) if hasattr(self, "latent_output_norm") else y
-            y = self.latent_out(y) if hasattr(self, "latent_out") else y
+            routed_features = (
+                self.latent_output_norm(routed_features) if hasattr(self, "latent_output_norm") else routed_features
+            )
+            routed_features = self.latent_out(routed_features) if hasattr(self, "latent_out") else routed_features
             if hasattr(self, "shared_expert"):
                 if hasattr(self, "shared_router"):
                     expert_weights = self.shared_router(x).sigmoid() * self.shared_scale.weight
@@ -584,9 +619,14 @@ def _reference_class() -> type[nn.Module]:
                     shared_output = self.shared_expert(x)
                 if hasattr(self, "shared_expert_mix"):
                     expert_weights = self.shared_expert_mix(x).softmax(-1)
-                    y, shared_output = expert_weights[..., :1] * y, expert_weights[..., 1:] * shared_output
-                gated = hasattr(self, "shared_expert_gate")
-                y = y + (self.shared_expert_gate(x).sigmoid() * shared_output if gated else shared_output)
-            return y + self.output_bias.weight if hasattr(self, "output_bias") else y
+                    routed_features, shared_output = (
+                        expert_weights[..., :1] * routed_features,
+                        expert_weights[..., 1:] * shared_output,
+                    )
+                has_gate = hasattr(self, "shared_expert_gate")
+                routed_features = routed_features + (
+                    self.shared_expert_gate(x).sigmoid() * shared_output if has_gate else shared_output
+                )
+            return routed_features + self.output_bias.weight if hasattr(self, "output_bias") else routed_features
 
     return MoEReference

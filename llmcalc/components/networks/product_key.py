@@ -1,4 +1,4 @@
-"""Product-key experts: a very large number of experts with one unit (Doge's cross-domain mixture of experts).
+"""Product-key experts: a very large number of experts of one hidden unit (Doge's cross-domain mixture of experts).
 
 Shi et al. 2024 (arXiv:2412.11834). Experts are arranged in a grid of num_keys × num_keys. A linear layer scores every
 row and every column of the grid, and an expert's score is the sum of its row's and its column's (product keys: Lample
@@ -69,7 +69,7 @@ class ProductKeyMoE(Network):
     def activation(self) -> str:
         return self.shared_expert.activation()
 
-    def widened(self, change: Callable[[Any], Any]) -> Self:
+    def widened(self, scale_width: Callable[[Any], Any]) -> Self:
         raise Unscalable(
             "experts of one unit each are a number and no width; expected a dense network or other experts"
         )
@@ -79,13 +79,17 @@ class ProductKeyMoE(Network):
         weights, top_units = recorder.product_keys(
             recorder.linear("router", x, JoinedShapes(((keys,), (keys,))), kind="router"), keys, top_k
         )
-        rows = ops.ExpertRows(self.num_experts, top_k, x.width, x.rows)
+        expert_rows = ops.ExpertRows(self.num_experts, top_k, x.width, x.rows)
         recorder.hold(weights=weights, chosen=top_units)
         with recorder.scope("experts", kind="experts", source="He 2024, §2"):
-            units = recorder.act(recorder.core("down_embed", rows, x, top_units, axes=weights.axes), self.hidden_act)
-            y = recorder.core("up_embed", rows, recorder.mul(units, weights), top_units, axes=x.axes)
-        recorder.hold(y=y)
-        return recorder.add(y, recorder.part("shared_expert", self.shared_expert, x, kind="shared_expert"))
+            units = recorder.act(
+                recorder.core("down_embed", expert_rows, x, top_units, axes=weights.axes), self.hidden_act
+            )
+            expert_outputs = recorder.core(
+                "up_embed", expert_rows, recorder.mul(units, weights), top_units, axes=x.axes
+            )
+        recorder.hold(y=expert_outputs)
+        return recorder.add(expert_outputs, recorder.part("shared_expert", self.shared_expert, x, kind="shared_expert"))
 
     def describe(self, hidden_size: int) -> str:
         return (
@@ -150,13 +154,13 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass | None = None) -> Tensor:
             weights, top_units = self.routing(x)
-            y = self.experts(x, top_units, weights)
-            return y + self.shared_expert(x)
+            expert_sum = self.experts(x, top_units, weights)
+            return expert_sum + self.shared_expert(x)
 
         def routing(self, x: Tensor) -> tuple[Tensor, Tensor]:
             """Returns the weights and indices of each token's experts, [batch, tokens, top_k]."""
-            rows, columns = self.router(x).float().chunk(2, -1)
-            scores, top_units = (rows[..., None] + columns[..., None, :]).flatten(2).topk(self.top_k, -1)
+            row_scores, columns = self.router(x).float().chunk(2, -1)
+            scores, top_units = (row_scores[..., None] + columns[..., None, :]).flatten(2).topk(self.top_k, -1)
             return scores.softmax(-1).to(x.dtype), top_units
 
     return ProductKeyReference

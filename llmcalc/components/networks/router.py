@@ -35,7 +35,7 @@ Groups: TypeAlias = Annotated[int, Field(ge=2, le=256, strict=True)]
 
 
 class Router(Part):
-    """The base class of routers, whose modules are registered beside the experts.
+    """The base class of routers; a router's modules are submodules beside the experts.
 
     sends_to_identities: whether the router can select identity experts (class attribute).
     reads_token_ids: whether the router reads token ids as well as hidden states (class attribute).
@@ -63,7 +63,7 @@ class Router(Part):
         return ONE_GROUP
 
     def check_groups(self, num_experts: int, num_experts_per_tok: int) -> None:
-        """Raises `ValueError` for groups that do not divide the experts, or that have too few for a token."""
+        """Raises `ValueError` for groups that do not divide the experts, or that have too few experts for a token."""
 
     def flow(self, recorder: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> tuple[Value, Value]:
         """Records the routing, and returns the weights and indices of each token's experts.
@@ -127,18 +127,18 @@ class LinearRouter(Router):
 
     def check_groups(self, num_experts: int, num_experts_per_tok: int) -> None:
         if (self.n_group is None) != (self.topk_group is None):
-            name = "n_group" if self.n_group is None else "topk_group"
-            raise ValueError(f"router.{name}: missing; expected both n_group and topk_group, or neither")
-        groups, selected = self.groups
+            field_name = "n_group" if self.n_group is None else "topk_group"
+            raise ValueError(f"router.{field_name}: missing; expected both n_group and topk_group, or neither")
+        groups, group_count = self.groups
         if num_experts % groups:
             raise ValueError(
                 f"router.n_group: {groups} does not divide num_experts {num_experts}; expected a divisor of "
                 f"{num_experts}"
             )
-        if not groups >= selected >= num_experts_per_tok * groups / num_experts:
+        if not groups >= group_count >= num_experts_per_tok * groups / num_experts:
             fewest_groups = -(-num_experts_per_tok * groups // num_experts)
             raise ValueError(
-                f"router.topk_group: {selected}; expected {fewest_groups} to {groups}, because a token selects "
+                f"router.topk_group: {group_count}; expected {fewest_groups} to {groups}, because a token selects "
                 f"{num_experts_per_tok} experts from {groups} groups of {num_experts // groups}"
             )
 
@@ -178,12 +178,18 @@ class RouterMLP(Router):
     def flow(self, recorder: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> tuple[Value, Value]:
         axis, features = Axis("classes", classes + 1 if self.skip else classes), Axis("router", self.router_hidden_size)
         with recorder.scope("router", kind="router", source="Zyphra 2025, §2"):
-            y = recorder.linear("down_proj", x, features, bias=True)
-            y = recorder.carry("routed", y, recorder.vector("below_scale", features) if self.adds_below else None)
-            y = recorder.part("norm", self.norm, y)
-            y = recorder.act(recorder.linear("fc1", y, features, bias=True), self.hidden_act)
-            y = recorder.act(recorder.linear("fc2", y, features, bias=True), self.hidden_act)
-            logits = recorder.linear("out_proj", y, axis)
+            router_features = recorder.linear("down_proj", x, features, bias=True)
+            router_features = recorder.carry(
+                "routed", router_features, recorder.vector("below_scale", features) if self.adds_below else None
+            )
+            router_features = recorder.part("norm", self.norm, router_features)
+            router_features = recorder.act(
+                recorder.linear("fc1", router_features, features, bias=True), self.hidden_act
+            )
+            router_features = recorder.act(
+                recorder.linear("fc2", router_features, features, bias=True), self.hidden_act
+            )
+            logits = recorder.linear("out_proj", router_features, axis)
         correction = _record_correction(recorder, self.score_correction, axis)
         return recorder.route(logits, top_k, self.scoring_func, correction, skip=self.skip)
 
@@ -240,21 +246,21 @@ def _reference_classes() -> dict[str, type[Any]]:
 
         def __init__(self, tokens: int, experts: int, top_k: int) -> None:
             super().__init__()
-            rows = [torch.randperm(experts, device="cpu")[:top_k] for _ in range(tokens)]
-            self.register_buffer("chosen", torch.stack(rows).to(torch.empty(0).device))
+            experts_of_tokens = [torch.randperm(experts, device="cpu")[:top_k] for _ in range(tokens)]
+            self.register_buffer("chosen", torch.stack(experts_of_tokens).to(torch.empty(0).device))
 
     class MLP(nn.Module):
         """The router's MLP. x: [batch, tokens, hidden] → logits, [batch, tokens, classes]."""
 
         def __init__(self, spec: RouterMLP, hidden: int, classes: int) -> None:
             super().__init__()
-            width, self.act = spec.router_hidden_size, spec.hidden_act
-            self.down_proj = nn.Linear(hidden, width)
+            router_width, self.act = spec.router_hidden_size, spec.hidden_act
+            self.down_proj = nn.Linear(hidden, router_width)
             if spec.adds_below:
-                self.below_scale = vector(torch.ones(width))
-            self.norm = norm_reference(spec.norm, width)
-            self.fc1, self.fc2 = nn.Linear(width, width), nn.Linear(width, width)
-            self.out_proj = nn.Linear(width, classes, bias=False)
+                self.below_scale = vector(torch.ones(router_width))
+            self.norm = norm_reference(spec.norm, router_width)
+            self.fc1, self.fc2 = nn.Linear(router_width, router_width), nn.Linear(router_width, router_width)
+            self.out_proj = nn.Linear(router_width, classes, bias=False)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             features = self.down_proj(x)
@@ -351,9 +357,9 @@ def _reference_classes() -> dict[str, type[Any]]:
         def __call__(self, x: Tensor, forward_pass: ForwardPass | None) -> tuple[Tensor, Tensor]:
             assert forward_pass is not None
             assert forward_pass.ids is not None
-            table: Any = self.modules["token_table"]
+            expert_table: Any = self.modules["token_table"]
             scores = self.score_logits(self.modules["router"](x))
-            top_experts = table.chosen[forward_pass.ids]
+            top_experts = expert_table.chosen[forward_pass.ids]
             return self.weights(scores, top_experts), top_experts
 
     return {"linear": Linear, "mlp": MLPRouting, "token_table": TableRouting}

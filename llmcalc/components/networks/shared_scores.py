@@ -34,16 +34,16 @@ class SharedScores(Part):
     def flow(self, recorder: Flow, expert: FeedForward, x: Value) -> Value:
         """Returns the weighted sum of all shared experts' outputs. expert: all shared experts as one gated network."""
         experts = Axis("shared_experts", self.shared_experts)
-        width = Axis("shared_ffn", expert.intermediate_size // self.shared_experts)
+        ffn = Axis("shared_ffn", expert.intermediate_size // self.shared_experts)
         logits = recorder.linear("shared_router", x, experts, kind="router")
         expert_weights = recorder.mul(
             recorder.act(logits, "sigmoid"), recorder.vector("shared_scale", Axis("one", 1), kind="router")
         )
         recorder.hold(shares=expert_weights)
         with recorder.scope("shared_expert", kind="shared_expert", source="Dai et al. 2024, §3.2"):
-            y = recorder.act(recorder.linear("gate_proj", x, experts, width), expert.hidden_act)
-            y = recorder.mul(y, recorder.linear("up_proj", x, experts, width))
-            return recorder.linear("down_proj", recorder.mul(y, expert_weights), *x.axes)
+            gated = recorder.act(recorder.linear("gate_proj", x, experts, ffn), expert.hidden_act)
+            gated = recorder.mul(gated, recorder.linear("up_proj", x, experts, ffn))
+            return recorder.linear("down_proj", recorder.mul(gated, expert_weights), *x.axes)
 
     def reference(self, model_properties: ModelProperties) -> Mapping[str, nn.Module]:
         """Builds the linear layer of the scores and the scaling factor, as named modules."""

@@ -73,17 +73,17 @@ def towers_before(towers: Mapping[str, Tower]) -> Iterator[tuple[str, Tower, lis
     A projector reads the encoder before it, or the projector just before it, or with `encoders` several encoders before
     it, each with the projectors after it. Other towers read none.
     """
-    readable: list[str] = []
+    earlier_towers: list[str] = []
     encoder_outputs: list[str] = []
-    for name, tower in towers.items():
+    for tower_name, tower in towers.items():
         if tower.type != "projector" or tower.raw:
-            yield name, tower, []
-            readable = [name]
-            encoder_outputs.append(name)
+            yield tower_name, tower, []
+            earlier_towers = [tower_name]
+            encoder_outputs.append(tower_name)
         else:
-            yield name, tower, readable if tower.encoders == 1 else encoder_outputs[-tower.encoders :]
-            readable = [*readable[:1], name]
-            encoder_outputs[-1:] = [name]
+            yield tower_name, tower, earlier_towers if tower.encoders == 1 else encoder_outputs[-tower.encoders :]
+            earlier_towers = [*earlier_towers[:1], tower_name]
+            encoder_outputs[-1:] = [tower_name]
 
 
 def check_widths(towers: Mapping[str, Tower]) -> None:
@@ -91,39 +91,50 @@ def check_widths(towers: Mapping[str, Tower]) -> None:
 
     It may be the output width of the encoder before it, or of the projector just before it.
     """
-    for name, tower, readable_towers in towers_before(towers):
+    for own_name, tower, readable_towers in towers_before(towers):
         input_widths = {tower_name: towers[tower_name].output_width for tower_name in readable_towers}
         if tower.type == "projector" and tower.encoders > 1:
             if len(input_widths) < tower.encoders or sum(input_widths.values()) != tower.input_size:
                 raise ValueError(
-                    f"towers.{name}.input_size: {tower.input_size}; expected {sum(input_widths.values())}, the widths "
+                    f"towers.{own_name}.input_size: {tower.input_size}; "
+                    f"expected {sum(input_widths.values())}, the widths "
                     f"of the {tower.encoders} encoders before it together"
                 )
         elif tower.type == "projector" and input_widths:
-            widths = {tower_name: tower.encoder_layers * width for tower_name, width in input_widths.items()}
+            widths = {
+                tower_name: tower.encoder_layers * input_width for tower_name, input_width in input_widths.items()
+            }
             if tower.input_size in widths.values():
                 continue
-            expected_widths = " or ".join(f"{width}, which {tower_name} gives" for tower_name, width in widths.items())
-            raise ValueError(f"towers.{name}.input_size: {tower.input_size}; expected {expected_widths}")
+            expected_widths = " or ".join(
+                f"{input_width}, which {tower_name} gives" for tower_name, input_width in widths.items()
+            )
+            raise ValueError(f"towers.{own_name}.input_size: {tower.input_size}; expected {expected_widths}")
 
 
 def record(recorder: Flow, towers: Mapping[str, Tower]) -> dict[str, Value]:
     """Records every tower and returns the output of each tower by name."""
-    outputs: dict[str, Value] = {}
+    outputs_by_tower: dict[str, Value] = {}
     frames_of_model = recorder.frames
-    for name, tower, readable_towers in towers_before(towers):
+    for tower_name, tower, readable_towers in towers_before(towers):
         own_input = tower.input_value()
         is_joined = tower.type == "projector" and max(tower.encoders, tower.encoder_layers) > 1
-        source = None if is_joined else _tower_input(own_input, [outputs[read_name] for read_name in readable_towers])
-        outputs[name] = recorder.part(name, tower, own_input if source is None else source.view(*own_input.axes))
+        tower_input = (
+            None
+            if is_joined
+            else _tower_input(own_input, [outputs_by_tower[read_name] for read_name in readable_towers])
+        )
+        outputs_by_tower[tower_name] = recorder.part(
+            tower_name, tower, own_input if tower_input is None else tower_input.view(*own_input.axes)
+        )
     recorder.frames = frames_of_model  # not those that the stem of an audio encoder reads
-    return outputs
+    return outputs_by_tower
 
 
-def _tower_input(own_input: Value, outputs: list[Value]) -> Value | None:
-    """Returns the first output with the input's width, or the first output if no width is known to match."""
-    values_of_width = (value for value in outputs if same(value.width, own_input.width))
-    return next(values_of_width, outputs[0] if outputs else None)
+def _tower_input(own_input: Value, tower_outputs: list[Value]) -> Value | None:
+    """Returns the first output whose width equals the input's, or the first output if no width is known to be equal."""
+    values_of_width = (candidate for candidate in tower_outputs if same(candidate.width, own_input.width))
+    return next(values_of_width, tower_outputs[0] if tower_outputs else None)
 
 
 __all__ = ["TOWERS", "Tower", "TowerName", "check_widths", "record"]

@@ -93,8 +93,8 @@ class AudioTower(TowerPart):
         convolution = SpectrumConv(channels=4, bias=True)
         subsampling = Subsampling(num_mel_bins=9, convolutions=(convolution,) * 2, hidden_act="gelu", chunk=6)
         spectrum = Stack(block=windows, stem=SpectrumStem(subsampling=subsampling), **fields)
-        whole = SpectrumStem(subsampling=subsampling.model_copy(update={"chunk": None}))
-        conformer = Stack(num_hidden_layers=2, block=ConformerLayer.examples()[0], stem=whole)
+        whole_stem = SpectrumStem(subsampling=subsampling.model_copy(update={"chunk": None}))
+        conformer = Stack(num_hidden_layers=2, block=ConformerLayer.examples()[0], stem=whole_stem)
         return [cls(hidden_size=12, stack=tower_stack) for tower_stack in (stack, chunks, spectrum, conformer)]
 
 
@@ -111,8 +111,8 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: AudioTower) -> None:
             super().__init__()
             stack = spec.stack.reference(ModelProperties(spec.hidden_size, causal=False))
-            for name, child in stack.named_children():
-                self.add_module(name, child)
+            for child_name, child in stack.named_children():
+                self.add_module(child_name, child)
             self._stack = (stack,)  # as a tuple: the stack's children are registered as this module's own
 
         def forward(self, frames: Tensor) -> Tensor:

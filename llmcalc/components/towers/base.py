@@ -22,7 +22,7 @@ class TowerPart(Component):
 
     @property
     def frames_per_image(self) -> int:
-        """The number of equal frames as which the tower reads an image."""
+        """The number of equal frames that the tower makes of an image."""
         return 1
 
     def input_value(self) -> Value:
@@ -46,7 +46,7 @@ class LearnedQueries(Part):
             raise ValueError(f"resampler.hidden_size: {self.hidden_size} differs from input_size {input_size}")
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the queries' reading and returns their vectors. x: the patches."""
+        """Records the queries' attention to the patches x, and returns one vector per query."""
         raise TypeError(f"{type(self).__name__} has no flow")
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:

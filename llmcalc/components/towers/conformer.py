@@ -80,8 +80,8 @@ class ConformerAttention(Part):
             q = recorder.mul(q, recorder.act(recorder.vector("q_scale", dim), "softplus"))
             distances = Value(Table(name="distances", length=context + 1), x.axes, fixed=True)
             bias, chunks["distances"] = recorder.linear("r_proj", distances, *head_axes), context + 1
-        y = recorder.attention("", q, k, v, causal=False, masked=False, bias=bias, **chunks)
-        return recorder.linear("o_proj", y, *x.axes, bias=self.bias)
+        attn_output = recorder.attention("", q, k, v, causal=False, masked=False, bias=bias, **chunks)
+        return recorder.linear("o_proj", attn_output, *x.axes, bias=self.bias)
 
 
 class Conformer(TowerPart):
@@ -147,18 +147,23 @@ class Conformer(TowerPart):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         x = recorder.part("subsampling", self.subsampling, x, width=(Axis("hidden", self.hidden_size),))
-        n, heads, bias, frames = self.num_hidden_layers, Axis("heads", self.attention.num_attention_heads), None, x.rows
+        layer_kind, heads, bias, frames = (
+            self.num_hidden_layers,
+            Axis("heads", self.attention.num_attention_heads),
+            None,
+            x.rows,
+        )
         if self.segment is not None:
             x = x.view(*x.axes, rows=PaddedBeyond(of=frames, block=self.segment, least=self.segment))
         if self.relative_buckets is not None:
             bias, _ = recorder.table("relative_bias", Axis("buckets", self.relative_buckets), heads, of=ONCE)
-        indices = range(n) if isinstance(n, int) else None
-        x = recorder.layers(x, lambda v: self._record_layer(recorder, v, bias), n, indices, kind="layer")
+        layer_indices = range(layer_kind) if isinstance(layer_kind, int) else None
+        x = recorder.layers(x, lambda v: self._record_layer(recorder, v, bias), layer_kind, layer_indices, kind="layer")
         if self.segment is not None:
             x = x.view(*x.axes, rows=frames)
         x = x.view(*x.axes, rows=Strided(of=frames, stride=self.reduction))
         if self.clamps:
-            recorder.buffer("clamps", Axis("layers", n), Axis("bounds", self.clamps))
+            recorder.buffer("clamps", Axis("layers", layer_kind), Axis("bounds", self.clamps))
         if self.output_size is not None:
             x = recorder.linear("output_proj", x, Axis("hidden", self.output_size), bias=True)
         return x
@@ -166,23 +171,29 @@ class Conformer(TowerPart):
     def _record_layer(self, recorder: Flow, x: Value, bias: Value | None) -> Value:
         """Records a layer: half a feed-forward network, attention, a convolution, half a network, a norm."""
         x = self._half_network(recorder, "mlp_1", x)
-        y = recorder.part("self_attn_pre_norm", self.norm, x)
+        residual_branch = recorder.part("self_attn_pre_norm", self.norm, x)
         with recorder.scope("self_attn", kind="attention"):
-            y = self.attention.flow(recorder, y, bias, self.segment)
-        x = recorder.add(x, self._normalize_output(recorder, "self_attn", y))
-        y = recorder.part("convolution_pre_norm", self.norm, x)
+            residual_branch = self.attention.flow(recorder, residual_branch, bias, self.segment)
+        x = recorder.add(x, self._normalize_output(recorder, "self_attn", residual_branch))
+        residual_branch = recorder.part("convolution_pre_norm", self.norm, x)
         with recorder.scope("convolution", kind="convolution"):
-            y = self.convolution.flow(recorder, y)
-        x = self._half_network(recorder, "mlp_2", recorder.add(x, y))
+            residual_branch = self.convolution.flow(recorder, residual_branch)
+        x = self._half_network(recorder, "mlp_2", recorder.add(x, residual_branch))
         return recorder.part("norm", self.norm, x)
 
-    def _half_network(self, recorder: Flow, name: str, x: Value) -> Value:
+    def _half_network(self, recorder: Flow, network_name: str, x: Value) -> Value:
         """Records the sum of x and half of a named feed-forward network's output."""
-        y = recorder.part(name, self.feed_forward, recorder.part(f"{name}_pre_norm", self.norm, x))
-        return recorder.add(x, recorder.scale(self._normalize_output(recorder, name, y), 0.5))
+        network_output = recorder.part(
+            network_name, self.feed_forward, recorder.part(f"{network_name}_pre_norm", self.norm, x)
+        )
+        return recorder.add(x, recorder.scale(self._normalize_output(recorder, network_name, network_output), 0.5))
 
-    def _normalize_output(self, recorder: Flow, name: str, y: Value) -> Value:
-        return recorder.part(f"{name}_post_norm", self.norm, y) if self.norm_placement == "sandwich" else y
+    def _normalize_output(self, recorder: Flow, sublayer: str, sublayer_output: Value) -> Value:
+        return (
+            recorder.part(f"{sublayer}_post_norm", self.norm, sublayer_output)
+            if self.norm_placement == "sandwich"
+            else sublayer_output
+        )
 
     def describe(self, hidden_size: int) -> str:
         return f"conformer {self.num_hidden_layers} × {self.hidden_size}"
@@ -198,15 +209,15 @@ class Conformer(TowerPart):
         two_convolutions = Subsampling(
             num_mel_bins=12, convolutions=(SpectrumConv(channels=6), SpectrumConv(channels=4)), norm=scale
         )
-        separable_convolution = SpectrumConv(channels=4, separable=True, bias=True)
+        separable_conv = SpectrumConv(channels=4, separable=True, bias=True)
         nemo = Subsampling(
             num_mel_bins=9,
-            convolutions=(SpectrumConv(channels=4, bias=True), separable_convolution, separable_convolution),
+            convolutions=(SpectrumConv(channels=4, bias=True), separable_conv, separable_conv),
             bias=True,
             standardize=True,
         )
         ungated_network = FeedForward(intermediate_size=40, hidden_act="silu")
-        gated = FeedForward(
+        gated_network = FeedForward(
             intermediate_size=14, hidden_act="silu", gated=True, gate_bias=True, up_bias=True, down_bias=True
         )
         windowed_attention = ConformerAttention(
@@ -236,7 +247,7 @@ class Conformer(TowerPart):
                 num_hidden_layers=3,
                 attention=unlimited_attention,
                 convolution=biased_convolution,
-                feed_forward=gated,
+                feed_forward=gated_network,
                 norm=layernorm,
                 relative_buckets=8,
                 segment=5,
@@ -255,22 +266,24 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: Conformer) -> None:
             super().__init__()
-            attention, width = spec.attention, spec.hidden_size
+            attention, hidden = spec.attention, spec.hidden_size
             self.heads = attention.num_attention_heads
             self.chunk_size = attention.chunk_size or 0
             self.left, self.right = attention.context_left or 0, attention.context_right
             for letter in "qkvo":
-                self.add_module(f"{letter}_proj", nn.Linear(width, width, bias=attention.bias))
+                self.add_module(f"{letter}_proj", nn.Linear(hidden, hidden, bias=attention.bias))
             if attention.relative_keys:
-                self.r_proj = nn.Linear(width, width, bias=False)
-                self.q_scale = vector(torch.zeros(width // attention.num_attention_heads))
+                self.r_proj = nn.Linear(hidden, hidden, bias=False)
+                self.q_scale = vector(torch.zeros(hidden // attention.num_attention_heads))
 
         def _distance_keys(self, x: Tensor) -> Tensor:
             """Projects the sinusoids of the distances in a window, the largest first: [heads, head_dim, distances]."""
             half_width = x.shape[-1] // 2
             distances = torch.arange(self.left - 1, -self.right - 1, -1, device=x.device)
-            scales = torch.exp(torch.arange(half_width, device=x.device) * (-math.log(1e4) / max(half_width - 1, 1)))
-            angles = distances[:, None] * scales
+            frequencies = torch.exp(
+                torch.arange(half_width, device=x.device) * (-math.log(1e4) / max(half_width - 1, 1))
+            )
+            angles = distances[:, None] * frequencies
             sinusoids = torch.cat([angles.sin(), angles.cos()], -1).to(x.dtype)
             return self.r_proj(sinusoids).unflatten(-1, (self.heads, -1)).permute(1, 2, 0)
 
@@ -287,15 +300,15 @@ def _reference_class() -> type[nn.Module]:
             offsets = key_indices - query_indices[:, None]
             if distance_keys is not None:
                 by_distance = (padded_queries @ distance_keys).unflatten(2, (-1, chunk))
-                indices = offsets.clamp(0, distance_keys.shape[-1] - 1).expand(*scores.shape)
-                scores = scores + by_distance.gather(-1, indices)
+                distance_indices = offsets.clamp(0, distance_keys.shape[-1] - 1).expand(*scores.shape)
+                scores = scores + by_distance.gather(-1, distance_indices)
             scores = scores * q.shape[-1] ** -0.5
             key_positions = torch.arange(q.shape[2], device=q.device)[:, None] * chunk + key_indices - self.left + 1
             is_outside = (offsets < 0) | (offsets >= self.left + self.right)
             is_padding = (key_positions < 0) | (key_positions >= frames)
             scores = scores.masked_fill(is_outside | is_padding[:, None], torch.finfo(scores.dtype).min)
-            outputs = torch.softmax(scores.float(), -1).to(v.dtype) @ v.transpose(-1, -2)
-            return outputs.flatten(2, 3)[:, :, :frames]
+            chunk_outputs = torch.softmax(scores.float(), -1).to(v.dtype) @ v.transpose(-1, -2)
+            return chunk_outputs.flatten(2, 3)[:, :, :frames]
 
         def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
             q, k, v = (
@@ -307,12 +320,12 @@ def _reference_class() -> type[nn.Module]:
                 q = q * nn.functional.softplus(self.q_scale.weight) / math.log(2)
                 distance_keys = self._distance_keys(x)
             if self.chunk_size:
-                attention_output = self._attention_in_chunks(q, k, v, distance_keys)
+                attn_output = self._attention_in_chunks(q, k, v, distance_keys)
             else:
                 scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
                 scores = scores if bias is None else scores + bias
-                attention_output = torch.softmax(scores.float(), -1).to(v.dtype) @ v
-            return self.get_submodule("o_proj")(attention_output.transpose(1, 2).flatten(2))
+                attn_output = torch.softmax(scores.float(), -1).to(v.dtype) @ v
+            return self.get_submodule("o_proj")(attn_output.transpose(1, 2).flatten(2))
 
     class Layer(nn.Module):
         def __init__(self, spec: Conformer) -> None:
@@ -320,14 +333,18 @@ def _reference_class() -> type[nn.Module]:
             context = ModelProperties(spec.hidden_size, causal=False)
             self.mlp_1, self.mlp_2 = spec.feed_forward.reference(context), spec.feed_forward.reference(context)
             self.self_attn, self.convolution = SelfAttention(spec), spec.convolution.reference(context)
-            for name in ("mlp_1", "self_attn", "convolution", "mlp_2"):
-                self.add_module(f"{name}_pre_norm", spec.norm.reference(context))
-                if spec.norm_placement == "sandwich" and name != "convolution":
-                    self.add_module(f"{name}_post_norm", spec.norm.reference(context))
+            for sublayer in ("mlp_1", "self_attn", "convolution", "mlp_2"):
+                self.add_module(f"{sublayer}_pre_norm", spec.norm.reference(context))
+                if spec.norm_placement == "sandwich" and sublayer != "convolution":
+                    self.add_module(f"{sublayer}_post_norm", spec.norm.reference(context))
             self.norm = spec.norm.reference(context)
 
-        def _normalize_output(self, name: str, y: Tensor) -> Tensor:
-            return getattr(self, f"{name}_post_norm")(y) if hasattr(self, f"{name}_post_norm") else y
+        def _normalize_output(self, sublayer: str, sublayer_output: Tensor) -> Tensor:
+            return (
+                getattr(self, f"{sublayer}_post_norm")(sublayer_output)
+                if hasattr(self, f"{sublayer}_post_norm")
+                else sublayer_output
+            )
 
         def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
             x = x + 0.5 * self._normalize_output(
@@ -342,7 +359,7 @@ def _reference_class() -> type[nn.Module]:
             )
             return self.norm(x)
 
-    class Buffers(nn.Module):
+    class LayerBuffers(nn.Module):
         def __init__(self, layer_count: int) -> None:
             super().__init__()
             self.register_buffer("bounds", torch.full((layer_count,), float("inf")))
@@ -361,7 +378,7 @@ def _reference_class() -> type[nn.Module]:
                 self.relative_bias = nn.Embedding(spec.relative_buckets, spec.attention.num_attention_heads)
             self.layers = nn.ModuleList(Layer(spec) for _ in range(spec.num_hidden_layers))
             if spec.clamps:
-                self.clamps = Buffers(spec.clamps * spec.num_hidden_layers)
+                self.clamps = LayerBuffers(spec.clamps * spec.num_hidden_layers)
             if spec.output_size is not None:
                 self.output_proj = nn.Linear(spec.hidden_size, spec.output_size)
 
@@ -371,8 +388,8 @@ def _reference_class() -> type[nn.Module]:
                 return None
             positions, half_table = torch.arange(frames, device=reference_tensor.device), self.buckets // 2
             offset = (positions[None, :] - positions[:, None]).clamp(-half_table, max(self.buckets - half_table - 1, 0))
-            table: Tensor = self.relative_bias(offset + half_table)
-            return table.permute(2, 0, 1)
+            bias_table: Tensor = self.relative_bias(offset + half_table)
+            return bias_table.permute(2, 0, 1)
 
         def forward(self, frames: Tensor) -> Tensor:
             x: Tensor = self.subsampling(frames)

@@ -83,23 +83,23 @@ class ConvNextEncoder(TowerPart):
     def output_width(self) -> int:
         return self.output_size
 
-    def channels_of(self, stage: int) -> int:
+    def channels_of(self, stage_index: int) -> int:
         """Returns the number of channels of a stage."""
-        return self.num_filters * int(2**stage)
+        return self.num_filters * int(2**stage_index)
 
     def input_value(self) -> Value:
         return Value(PATCHES, (Axis("channels", self.channels),), fixed=True)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the encoder and returns its output for the projector."""
-        for stage in range(len(self.depths)):
-            stride = self.downsampling_ratios[stage - 1] if stage else 1
-            kernel_size = 2 * stride if stage else self.kernel_size
-            channels = Axis("channels", self.channels_of(stage))
-            with recorder.scope(f"stage_{stage}"):
-                rows = Merged(of=x.rows, frames=stride) if stage else x.rows
-                x = recorder.conv("conv", x, channels, kernel=kernel_size, bias=True, rows=rows)
-                x = self._record_blocks(recorder, x, stage)
+        for stage_index in range(len(self.depths)):
+            stride = self.downsampling_ratios[stage_index - 1] if stage_index else 1
+            kernel_size = 2 * stride if stage_index else self.kernel_size
+            channels = Axis("channels", self.channels_of(stage_index))
+            with recorder.scope(f"stage_{stage_index}"):
+                position_rows = Merged(of=x.rows, frames=stride) if stage_index else x.rows
+                x = recorder.conv("conv", x, channels, kernel=kernel_size, bias=True, rows=position_rows)
+                x = self._record_blocks(recorder, x, stage_index)
         x = recorder.conv("conv_out", x, Axis("hidden", self.output_size), kernel=self.kernel_size, bias=True)
         if self.rescaled:
             x = recorder.add(x, recorder.vector("latent_bias", Axis("one", 1)))
@@ -114,34 +114,49 @@ class ConvNextEncoder(TowerPart):
 
     def _decode(self, recorder: Flow, x: Value) -> None:
         """Records the decoder. x: the encoder's output."""
-        for i, stage in enumerate(reversed(range(len(self.depths)))):
-            stride = self.downsampling_ratios[stage] if i else 1
+        for i, stage_index in enumerate(reversed(range(len(self.depths)))):
+            stride = self.downsampling_ratios[stage_index] if i else 1
             kernel_size = 2 * stride if i else self.kernel_size
-            channels = Axis("channels", self.channels_of(stage))
+            channels = Axis("channels", self.channels_of(stage_index))
             with recorder.scope(f"stage_{i}"):
-                rows = Multiple("positions", of=x.rows, by=stride) if i else x.rows
-                x = recorder.conv("conv", x, channels, kernel=kernel_size, bias=True, rows=rows)
-                x = self._record_blocks(recorder, x, stage)
+                position_rows = Multiple("positions", of=x.rows, by=stride) if i else x.rows
+                x = recorder.conv("conv", x, channels, kernel=kernel_size, bias=True, rows=position_rows)
+                x = self._record_blocks(recorder, x, stage_index)
         recorder.conv("conv_out", x, Axis("samples", self.channels), kernel=self.kernel_size, bias=True)
 
-    def _record_blocks(self, recorder: Flow, x: Value, stage: int) -> Value:
+    def _record_blocks(self, recorder: Flow, x: Value, stage_index: int) -> Value:
         """Records the blocks of a stage."""
-        depth = self.depths[stage]
+        depth = self.depths[stage_index]
         if not depth:
             return x
-        return recorder.layers(x, lambda y: self._record_block(recorder, y, stage), depth, range(depth), kind="layer")
+        return recorder.layers(
+            x,
+            lambda block_input: self._record_block(recorder, block_input, stage_index),
+            depth,
+            range(depth),
+            kind="layer",
+        )
 
-    def _record_block(self, recorder: Flow, x: Value, stage: int) -> Value:
+    def _record_block(self, recorder: Flow, x: Value, stage_index: int) -> Value:
         """Records a block: a scaled depthwise convolution and a scaled network, each after a norm."""
-        y = recorder.part("conv_pre_norm", self.norm, x)
-        y = recorder.conv("conv", y, *y.axes, kernel=self.kernel_size, groups=y.width, bias=True)
-        x = recorder.add(x, recorder.mul(y, recorder.vector("conv_out_scale", *x.axes)))
-        y = recorder.part("mlp_pre_norm", self.norm, x)
+        residual_branch = recorder.part("conv_pre_norm", self.norm, x)
+        residual_branch = recorder.conv(
+            "conv",
+            residual_branch,
+            *residual_branch.axes,
+            kernel=self.kernel_size,
+            groups=residual_branch.width,
+            bias=True,
+        )
+        x = recorder.add(x, recorder.mul(residual_branch, recorder.vector("conv_out_scale", *x.axes)))
+        residual_branch = recorder.part("mlp_pre_norm", self.norm, x)
         with recorder.scope("mlp", kind="feed_forward"):
-            inner_axis = Axis("ffn", self.ffn_expansion * self.channels_of(stage))
-            y = recorder.act(recorder.linear("up_proj", y, inner_axis, bias=True), self.hidden_act)
-            y = recorder.linear("down_proj", y, *x.axes, bias=True)
-        return recorder.add(x, recorder.mul(y, recorder.vector("mlp_out_scale", *x.axes)))
+            inner_axis = Axis("ffn", self.ffn_expansion * self.channels_of(stage_index))
+            residual_branch = recorder.act(
+                recorder.linear("up_proj", residual_branch, inner_axis, bias=True), self.hidden_act
+            )
+            residual_branch = recorder.linear("down_proj", residual_branch, *x.axes, bias=True)
+        return recorder.add(x, recorder.mul(residual_branch, recorder.vector("mlp_out_scale", *x.axes)))
 
     def describe(self, hidden_size: int) -> str:
         return f"ConvNeXt, {len(self.depths)} stages → {self.output_size}"
@@ -181,7 +196,7 @@ def _reference_class() -> type[nn.Module]:
     from torch.nn import functional
 
     class CausalConvolution(nn.Conv1d):
-        """A convolution of earlier positions alone. x: [clips, channels, positions]."""
+        """A causal convolution. x: [clips, channels, positions]."""
 
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(functional.pad(x, (self.kernel_size[0] - self.stride[0], 0)))
@@ -195,43 +210,47 @@ def _reference_class() -> type[nn.Module]:
             self.up_proj, self.down_proj = nn.Linear(channels, inner_width), nn.Linear(inner_width, channels)
 
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.down_proj(activate(self.hidden_act, self.up_proj(x)))
-            return out
+            network_output: Tensor = self.down_proj(activate(self.hidden_act, self.up_proj(x)))
+            return network_output
 
     class Block(nn.Module):
         """A ConvNeXt block. x: [clips, channels, positions] → same shape."""
 
-        def __init__(self, spec: ConvNextEncoder, stage: int) -> None:
+        def __init__(self, spec: ConvNextEncoder, stage_index: int) -> None:
             super().__init__()
-            channels = spec.num_filters * 2**stage
+            channels = spec.num_filters * 2**stage_index
             self.conv_pre_norm, self.mlp_pre_norm = (spec.norm.reference(ModelProperties(channels)) for _ in range(2))
             self.conv = CausalConvolution(channels, channels, spec.kernel_size, groups=channels)
             self.mlp = Network(channels, spec.ffn_expansion * channels, spec.hidden_act)
             self.conv_out_scale, self.mlp_out_scale = (vector(torch.ones(channels)) for _ in range(2))
 
         def forward(self, x: Tensor) -> Tensor:
-            y = self.conv(self.conv_pre_norm(x.transpose(1, 2)).transpose(1, 2))
-            x = (x + y * self.conv_out_scale.weight[:, None]).transpose(1, 2)
+            convolved = self.conv(self.conv_pre_norm(x.transpose(1, 2)).transpose(1, 2))
+            x = (x + convolved * self.conv_out_scale.weight[:, None]).transpose(1, 2)
             return (x + self.mlp(self.mlp_pre_norm(x)) * self.mlp_out_scale.weight).transpose(1, 2)
 
     class TransposedConvolution(nn.ConvTranspose1d):
-        """A transposed convolution of earlier positions alone. input: [clips, channels, positions]."""
+        """A causal transposed convolution. input: [clips, channels, positions]."""
 
         def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
-            out: Tensor = super().forward(input, output_size)
-            return out[..., : input.shape[2] * self.stride[0]]
+            upsampled: Tensor = super().forward(input, output_size)
+            return upsampled[..., : input.shape[2] * self.stride[0]]
 
-    def add_stage(parent: nn.Module, i: int, convolution: nn.Module, spec: ConvNextEncoder, stage: int) -> None:
-        module = nn.Module()
-        module.add_module("conv", convolution)
-        module.add_module("layers", nn.ModuleList(Block(spec, stage) for _ in range(spec.depths[stage])))
-        parent.add_module(f"stage_{i}", module)
+    def add_stage(
+        parent_module: nn.Module, i: int, convolution: nn.Module, spec: ConvNextEncoder, stage_index: int
+    ) -> None:
+        stage_module = nn.Module()
+        stage_module.add_module("conv", convolution)
+        stage_module.add_module(
+            "layers", nn.ModuleList(Block(spec, stage_index) for _ in range(spec.depths[stage_index]))
+        )
+        parent_module.add_module(f"stage_{i}", stage_module)
 
-    def through_stages(parent: nn.Module, x: Tensor, count: int) -> Tensor:
-        for i in range(count):
-            stage = parent.get_submodule(f"stage_{i}")
-            for part in (stage.get_submodule("conv"), *stage.get_submodule("layers").children()):
-                x = part(x)
+    def run_stages(parent_module: nn.Module, x: Tensor, stage_count: int) -> Tensor:
+        for i in range(stage_count):
+            stage = parent_module.get_submodule(f"stage_{i}")
+            for stage_module in (stage.get_submodule("conv"), *stage.get_submodule("layers").children()):
+                x = stage_module(x)
         return x
 
     class Decoder(nn.Module):
@@ -240,21 +259,21 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: ConvNextEncoder) -> None:
             super().__init__()
             self.stage_count, width = len(spec.depths), spec.output_size
-            for i, stage in enumerate(reversed(range(self.stage_count))):
-                channels = spec.num_filters * 2**stage
+            for i, stage_index in enumerate(reversed(range(self.stage_count))):
+                channels = spec.num_filters * 2**stage_index
                 convolution: nn.Module
                 if i:
-                    stride = spec.downsampling_ratios[stage]
+                    stride = spec.downsampling_ratios[stage_index]
                     convolution = TransposedConvolution(width, channels, 2 * stride, stride)
                 else:
                     convolution = CausalConvolution(width, channels, spec.kernel_size)
-                add_stage(self, i, convolution, spec, stage)
+                add_stage(self, i, convolution, spec, stage_index)
                 width = channels
             self.conv_out = CausalConvolution(width, spec.channels, spec.kernel_size)
 
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.conv_out(through_stages(self, x, self.stage_count))
-            return out
+            samples: Tensor = self.conv_out(run_stages(self, x, self.stage_count))
+            return samples
 
     class ConvNextReference(nn.Module):
         """The encoder. samples: [clips, samples, channels] → [clips, fewer positions, output_size]."""
@@ -276,9 +295,9 @@ def _reference_class() -> type[nn.Module]:
                 self.diffusion_head = spec.diffusion_head.reference(ModelProperties(spec.output_size))
 
         def forward(self, samples: Tensor) -> Tensor:
-            out: Tensor = self.conv_out(through_stages(self, samples.transpose(1, 2), self.stage_count))
+            latents: Tensor = self.conv_out(run_stages(self, samples.transpose(1, 2), self.stage_count))
             if hasattr(self, "latent_scale"):
-                out = (out + self.latent_bias.weight) * self.latent_scale.weight
-            return out.transpose(1, 2)
+                latents = (latents + self.latent_bias.weight) * self.latent_scale.weight
+            return latents.transpose(1, 2)
 
     return ConvNextReference

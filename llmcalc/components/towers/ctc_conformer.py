@@ -81,67 +81,76 @@ class CtcConformer(TowerPart):
         """Records the encoder and returns its output for the projector."""
         hidden = Axis("hidden", self.hidden_size)
         x = recorder.linear("input_proj", x, hidden, bias=True)
-        for half_label, indices in self._halves():
+        for half_label, layer_indices in self._layer_halves():
             x = recorder.layers(
-                x, lambda v: self._record_layer(recorder, v), len(indices), indices, kind="layer", label=half_label
+                x,
+                lambda v: self._record_layer(recorder, v),
+                len(layer_indices),
+                layer_indices,
+                kind="layer",
+                label=half_label,
             )
-            if indices[-1] == self.num_hidden_layers // 2 - 1:
+            if layer_indices[-1] == self.num_hidden_layers // 2 - 1:
                 labels = recorder.linear("label_head", x, Axis("labels", self.labels), bias=True)
                 x = recorder.add(x, recorder.linear("label_proj", recorder.act(labels, "softmax"), hidden, bias=True))
         if self.num_hidden_layers == 1:  # whose class has the layers of labels and does not run them
-            for name, width, output_width in (
+            for projection, input_width, output_width in (
                 ("label_head", self.hidden_size, self.labels),
                 ("label_proj", self.labels, self.hidden_size),
             ):
-                unread = Value(x.rows, (Axis("width", width),), fixed=True)
-                recorder.linear(name, unread, Axis("hidden", output_width), bias=True, role="idle")
+                input_value = Value(x.rows, (Axis("width", input_width),), fixed=True)
+                recorder.linear(projection, input_value, Axis("hidden", output_width), bias=True, role="idle")
         return x
 
-    def _halves(self) -> Iterator[tuple[str, list[int]]]:
-        """Yields the label and the indices of the layers before and after the labels."""
-        layers, middle = [*range(self.num_hidden_layers)], self.num_hidden_layers // 2
-        if middle:
-            yield "first half", layers[:middle]
-        yield "second half", layers[middle:]
+    def _layer_halves(self) -> Iterator[tuple[str, list[int]]]:
+        """Yields the name and the layer indices of both halves of the layers, between which labels are predicted."""
+        layers, middle_layer = [*range(self.num_hidden_layers)], self.num_hidden_layers // 2
+        if middle_layer:
+            yield "first half", layers[:middle_layer]
+        yield "second half", layers[middle_layer:]
 
     def _record_layer(self, recorder: Flow, x: Value) -> Value:
         """Records a layer: half a network, attention in blocks, a convolution, half a network and a norm."""
         x = self._half_network(recorder, "mlp_1", x)
-        y = recorder.part("self_attn_pre_norm", self.norm, x)
+        residual_branch = recorder.part("self_attn_pre_norm", self.norm, x)
         with recorder.scope("self_attn", kind="attention"):
-            y = self._record_attention(recorder, y)
-        x = recorder.add(x, y)
-        y = recorder.part("convolution_pre_norm", self.norm, x)
+            residual_branch = self._record_attention(recorder, residual_branch)
+        x = recorder.add(x, residual_branch)
+        residual_branch = recorder.part("convolution_pre_norm", self.norm, x)
         with recorder.scope("convolution", kind="convolution"):
-            y = self._record_convolution(recorder, y)
-        x = self._half_network(recorder, "mlp_2", recorder.add(x, y))
+            residual_branch = self._record_convolution(recorder, residual_branch)
+        x = self._half_network(recorder, "mlp_2", recorder.add(x, residual_branch))
         return recorder.part("norm", self.norm, x)
 
-    def _half_network(self, recorder: Flow, name: str, x: Value) -> Value:
+    def _half_network(self, recorder: Flow, network_name: str, x: Value) -> Value:
         """Records the sum of x and half of a network's output."""
-        y = recorder.part(name, self.feed_forward, recorder.part(f"{name}_pre_norm", self.norm, x))
-        return recorder.add(x, recorder.scale(y, 0.5))
+        network_output = recorder.part(
+            network_name, self.feed_forward, recorder.part(f"{network_name}_pre_norm", self.norm, x)
+        )
+        return recorder.add(x, recorder.scale(network_output, 0.5))
 
     def _record_attention(self, recorder: Flow, x: Value) -> Value:
         frames, dim = x.rows, Axis("head_dim", self.head_dim)
         head_axes = Axis("heads", self.num_attention_heads), dim
         x = x.view(*x.axes, rows=Padded(of=frames, block=self.block))
         q, k, v = (recorder.linear(f"{letter}_proj", x, *head_axes) for letter in "qkv")
-        pairs = Table(name="distances", length=self.block * self.block)
-        recorder.table("distance_keys", Axis("distances", 2 * self.max_distance + 1), dim, of=pairs, by="positions")
+        distance_rows = Table(name="distances", length=self.block * self.block)
+        recorder.table(
+            "distance_keys", Axis("distances", 2 * self.max_distance + 1), dim, of=distance_rows, by="positions"
+        )
         limits: dict[str, Any] = {"core": ops.ChunkedCore, "chunk": self.block, "distances": self.block}
-        y = recorder.attention("", q, k, v, causal=False, masked=False, **limits)
-        return recorder.linear("o_proj", y.view(*y.axes, rows=frames), *x.axes, bias=True)
+        attn_output = recorder.attention("", q, k, v, causal=False, masked=False, **limits)
+        return recorder.linear("o_proj", attn_output.view(*attn_output.axes, rows=frames), *x.axes, bias=True)
 
     def _record_convolution(self, recorder: Flow, x: Value) -> Value:
         """Records a gated linear unit, a depthwise convolution with a batch norm, and a projection."""
         channels = (Axis("channels", self.expansion * self.hidden_size),)
-        both = recorder.conv("in_proj", x, JoinedShapes((channels, channels)), kernel=1, bias=True)
-        gated_half, gate = recorder.split(both, channels, channels)
-        y = recorder.mul(gated_half, recorder.act(gate, "sigmoid"))
-        y = recorder.conv("conv", y, *channels, kernel=self.kernel_size, groups=y.width)
-        y = record_batch_norm(recorder, "norm", y, channels)
-        return recorder.conv("out_proj", recorder.act(y, "silu"), *x.axes, kernel=1, bias=True)
+        joined_halves = recorder.conv("in_proj", x, JoinedShapes((channels, channels)), kernel=1, bias=True)
+        gated_half, gate = recorder.split(joined_halves, channels, channels)
+        features = recorder.mul(gated_half, recorder.act(gate, "sigmoid"))
+        features = recorder.conv("conv", features, *channels, kernel=self.kernel_size, groups=features.width)
+        features = record_batch_norm(recorder, "norm", features, channels)
+        return recorder.conv("out_proj", recorder.act(features, "silu"), *x.axes, kernel=1, bias=True)
 
     def describe(self, hidden_size: int) -> str:
         return f"conformer {self.num_hidden_layers} × {self.hidden_size}"
@@ -183,11 +192,11 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: CtcConformer) -> None:
             super().__init__()
             self.heads, self.block, self.furthest = spec.num_attention_heads, spec.block, spec.max_distance
-            width = spec.num_attention_heads * spec.head_dim
+            heads_width = spec.num_attention_heads * spec.head_dim
             for letter in "qkv":
-                self.add_module(f"{letter}_proj", nn.Linear(spec.hidden_size, width, bias=False))
+                self.add_module(f"{letter}_proj", nn.Linear(spec.hidden_size, heads_width, bias=False))
             self.distance_keys = nn.Embedding(2 * spec.max_distance + 1, spec.head_dim)
-            self.o_proj = nn.Linear(width, spec.hidden_size)
+            self.o_proj = nn.Linear(heads_width, spec.hidden_size)
 
         def forward(self, x: Tensor) -> Tensor:
             clips, frames = x.shape[:2]
@@ -200,35 +209,35 @@ def _reference_class() -> type[nn.Module]:
                 .transpose(1, 2)
                 for letter in "qkv"
             )
-            places = torch.arange(self.block, device=x.device)
-            keys = self.distance_keys(places[:, None] - places + self.furthest)
+            positions = torch.arange(self.block, device=x.device)
+            keys = self.distance_keys(positions[:, None] - positions + self.furthest)
             bias = torch.einsum("bhcd,crd->bhcr", q, keys) * q.shape[-1] ** -0.5
             is_padding = (torch.arange(x.shape[1], device=x.device) >= frames).unflatten(0, (-1, self.block))
             scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + bias
             mask = is_padding.repeat(clips, 1)[:, None, None]
             heads = scores.masked_fill(mask, float("-inf")).softmax(-1) @ v
-            out: Tensor = self.o_proj(
+            attn_output: Tensor = self.o_proj(
                 heads.transpose(1, 2).flatten(2).unflatten(0, (clips, -1)).flatten(1, 2)[:, :frames]
             )
-            return out
+            return attn_output
 
     class Convolution(nn.Module):
         """The convolution of a layer. x: [clips, frames, hidden] → same shape."""
 
         def __init__(self, spec: CtcConformer) -> None:
             super().__init__()
-            width, channels = spec.hidden_size, spec.expansion * spec.hidden_size
-            self.in_proj, self.out_proj = nn.Conv1d(width, 2 * channels, 1), nn.Conv1d(channels, width, 1)
+            hidden, channels = spec.hidden_size, spec.expansion * spec.hidden_size
+            self.in_proj, self.out_proj = nn.Conv1d(hidden, 2 * channels, 1), nn.Conv1d(channels, hidden, 1)
             self.conv = nn.Conv1d(channels, channels, spec.kernel_size, groups=channels, bias=False)
             earlier_frames = spec.kernel_size // 2
             self.padding = (earlier_frames, spec.kernel_size - 1 - earlier_frames)
             self.norm = BatchNorm(channels)
 
         def forward(self, x: Tensor) -> Tensor:
-            y = functional.glu(self.in_proj(x.transpose(1, 2)), dim=1)
-            y = functional.silu(self.norm(self.conv(functional.pad(y, self.padding))))
-            out: Tensor = self.out_proj(y).transpose(1, 2)
-            return out
+            gated = functional.glu(self.in_proj(x.transpose(1, 2)), dim=1)
+            gated = functional.silu(self.norm(self.conv(functional.pad(gated, self.padding))))
+            convolved: Tensor = self.out_proj(gated).transpose(1, 2)
+            return convolved
 
     class Layer(nn.Module):
         """A layer. x: [clips, frames, hidden] → same shape."""
@@ -236,14 +245,16 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: CtcConformer) -> None:
             super().__init__()
             properties = ModelProperties(spec.hidden_size)
-            for name in ("mlp_1", "mlp_2"):
-                self.add_module(name, spec.feed_forward.reference(properties))
+            for sublayer in ("mlp_1", "mlp_2"):
+                self.add_module(sublayer, spec.feed_forward.reference(properties))
             self.self_attn, self.convolution = Attention(spec), Convolution(spec)
-            for name in ("mlp_1_pre_norm", "self_attn_pre_norm", "convolution_pre_norm", "mlp_2_pre_norm", "norm"):
-                self.add_module(name, spec.norm.reference(properties))
+            for sublayer in ("mlp_1_pre_norm", "self_attn_pre_norm", "convolution_pre_norm", "mlp_2_pre_norm", "norm"):
+                self.add_module(sublayer, spec.norm.reference(properties))
 
-        def _half_network(self, name: str, x: Tensor) -> Tensor:
-            return x + 0.5 * self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(x), ForwardPass())
+        def _half_network(self, network_name: str, x: Tensor) -> Tensor:
+            return x + 0.5 * self.get_submodule(network_name)(
+                self.get_submodule(f"{network_name}_pre_norm")(x), ForwardPass()
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             x = self._half_network("mlp_1", x)

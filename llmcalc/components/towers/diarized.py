@@ -1,4 +1,4 @@
-"""An audio encoder with a second encoder beside it, which says who speaks: Nemotron 3.5 Transcribe.
+"""An audio encoder with a second encoder that detects the active speakers: Nemotron 3.5 Transcribe.
 
 Park 2024 (arXiv:2409.06656): speakers' activities select sinusoids, which are added to the states of speech
 recognition. transformers: models/nemotron3_5_transcribe, nemotron3_diarization.
@@ -34,7 +34,7 @@ KERNEL_SIZE = 3
 
 
 class SpeakerEncoder(Part):
-    """The encoder of who speaks: layers, a convolution from positions to frames, and linear layers to speakers.
+    """The encoder that detects speakers: layers, a convolution from positions to frames, and linear layers.
 
     A vector that stands for silence is stored with it, which only a recording of several chunks uses.
 
@@ -50,25 +50,27 @@ class SpeakerEncoder(Part):
     num_speakers: Width
 
     def flow(self, recorder: Flow, frames: Value, frame_count: int) -> Value:
-        """Records the encoder and returns the mean activity of each speaker. frames: those of each position."""
+        """Records the encoder and returns the mean activity of each speaker. frame_count: the frames per position."""
         x = _record_stack(recorder, self.stack, frames, self.hidden_size)
         recorder.vector("silence", Axis("hidden", self.hidden_size), role="idle")
         head, frame_axis = Axis("head", self.head_size), Axis("frames", frame_count)
-        y = recorder.linear("proj", x, head, bias=True)
-        y = recorder.conv("upsampler", y, frame_axis, head, kernel=KERNEL_SIZE, bias=True)
-        y = y.view(head, rows=Multiple("frames", of=x.rows, by=frame_count))
-        y = recorder.act(recorder.linear("dense", recorder.act(y, "relu"), head, bias=True), "relu")
+        speaker_features = recorder.linear("proj", x, head, bias=True)
+        speaker_features = recorder.conv("upsampler", speaker_features, frame_axis, head, kernel=KERNEL_SIZE, bias=True)
+        speaker_features = speaker_features.view(head, rows=Multiple("frames", of=x.rows, by=frame_count))
+        speaker_features = recorder.act(
+            recorder.linear("dense", recorder.act(speaker_features, "relu"), head, bias=True), "relu"
+        )
         speakers = Axis("speakers", self.num_speakers)
-        probabilities = recorder.act(recorder.linear("classifier", y, speakers, bias=True), "sigmoid")
+        probabilities = recorder.act(recorder.linear("classifier", speaker_features, speakers, bias=True), "sigmoid")
         return recorder.merge(probabilities, x.rows, frame_axis, mean=True)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
-        """Builds the module of `model_properties.hidden_size` values of several frames per position."""
+        """Builds the module; `model_properties.hidden_size` is the number of input values per position."""
         return _reference_classes()["speakers"](self, model_properties.hidden_size)
 
 
 class WordTimestamps(Part):
-    """The weights that say when each word was spoken, from the states of speech recognition.
+    """A head that predicts the time of each word from the hidden states of speech recognition.
 
     A text model does not read their output: their parameters are counted, no FLOPs.
 
@@ -82,19 +84,21 @@ class WordTimestamps(Part):
     classes: Vocab
 
     def flow(self, recorder: Flow, x: Value) -> None:
-        """Records the weights. x: the states of speech recognition."""
-        rows = Multiple("timestamps", of=x.rows, by=self.upsampling_factor)
-        y = recorder.conv("upsampler", x, *x.axes, kernel=self.upsampling_factor, bias=True, rows=rows)
+        """Records the head. x: the hidden states of speech recognition."""
+        timestamp_rows = Multiple("timestamps", of=x.rows, by=self.upsampling_factor)
+        upsampled = recorder.conv(
+            "upsampler", x, *x.axes, kernel=self.upsampling_factor, bias=True, rows=timestamp_rows
+        )
         with recorder.apart(causal=False):
-            y = self.stack.flow(recorder, y)
-        recorder.linear("classifier", y, Axis("classes", self.classes), bias=True)
+            upsampled = self.stack.flow(recorder, upsampled)
+        recorder.linear("classifier", upsampled, Axis("classes", self.classes), bias=True)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["timestamps"](self, model_properties.hidden_size)
 
 
 class DiarizedEncoder(TowerPart):
-    """An encoder of speech, to whose output the sinusoids of the speakers who are active are added.
+    """A speech encoder that adds the sinusoids of the active speakers to its output.
 
     num_mel_bins: the number of mel bins of a frame.
     frames: the number of frames that become one position.
@@ -124,10 +128,10 @@ class DiarizedEncoder(TowerPart):
         stacks["speakers.stack"] = self.speakers.stack, self.speakers.hidden_size
         if self.timestamps is not None:
             stacks["timestamps.stack"] = self.timestamps.stack, self.hidden_size
-        for name, (stack, width) in stacks.items():
+        for stack_name, (stack, width) in stacks.items():
             if stack.stem is not None:
-                raise ValueError(f"{name}.stem: the frames have a linear layer of their own; expected none")
-            stack.check_place(StackPosition(name, width, "encoder"))
+                raise ValueError(f"{stack_name}.stem: the frames have a linear layer of their own; expected none")
+            stack.check_place(StackPosition(stack_name, width, "encoder"))
         return self
 
     @property
@@ -141,18 +145,18 @@ class DiarizedEncoder(TowerPart):
         """Records both encoders and returns their sum for the projector."""
         frames = recorder.merge(x, Merged(of=x.rows, frames=self.frames), Axis("frames", self.frames))
         frames.fixed = True
-        y = _record_stack(recorder, self.stack, frames, self.hidden_size)
+        stack_output = _record_stack(recorder, self.stack, frames, self.hidden_size)
         if self.timestamps is not None:
             with recorder.scope("timestamps", role="idle"):
-                self.timestamps.flow(recorder, y)
+                self.timestamps.flow(recorder, stack_output)
         with recorder.scope("speakers"):
             activity = self.speakers.flow(recorder, frames, self.frames)
         activity = recorder.part("speaker_norm", self.norm, activity)
         hidden = Axis("hidden", self.hidden_size)
-        sinusoids = Value(y.rows, (*activity.axes, hidden), fixed=True)
-        product = ops.Product(1, self.speakers.num_speakers, self.hidden_size, y.rows)
+        sinusoids = Value(stack_output.rows, (*activity.axes, hidden), fixed=True)
+        product = ops.Product(1, self.speakers.num_speakers, self.hidden_size, stack_output.rows)
         speaker_states = recorder.core("speaker_embedding", product, activity, sinusoids, axes=(hidden,))
-        return recorder.add(recorder.part("out_norm", self.norm, y), speaker_states)
+        return recorder.add(recorder.part("out_norm", self.norm, stack_output), speaker_states)
 
     def describe(self, hidden_size: int) -> str:
         depths = self.stack.num_hidden_layers, self.speakers.stack.num_hidden_layers
@@ -177,9 +181,9 @@ class DiarizedEncoder(TowerPart):
         ]
 
 
-def _record_stack(recorder: Flow, stack: Stack, frames: Value, width: int) -> Value:
+def _record_stack(recorder: Flow, stack: Stack, frames: Value, hidden: int) -> Value:
     """Records the linear layer of a position's frames and the layers after it."""
-    x = recorder.linear("patch_embedding", frames, Axis("hidden", width), kind="embedding")
+    x = recorder.linear("patch_embedding", frames, Axis("hidden", hidden), kind="embedding")
     with recorder.apart(causal=False):
         return stack.flow(recorder, x)
 
@@ -193,54 +197,61 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     from ..runtime import vector
 
     class Layers(nn.Module):
-        """The layers of a stack, whose children are this module's own. x: [clips, positions, width] → same shape."""
+        """The layers of a stack, as direct submodules. x: [clips, positions, width] → same shape."""
 
-        def __init__(self, stack: Stack, width: int) -> None:
+        def __init__(self, stack: Stack, hidden: int) -> None:
             super().__init__()
-            layers = stack.reference(ModelProperties(width, causal=False))
-            for name, child in layers.named_children():
-                self.add_module(name, child)
+            layers = stack.reference(ModelProperties(hidden, causal=False))
+            for child_name, child in layers.named_children():
+                self.add_module(child_name, child)
             self._layers = (layers,)  # as a tuple: the stack's children are registered as this module's own
 
         def through_layers(self, x: Tensor) -> Tensor:
             return self._layers[0].forward(x, ForwardPass(columns=1))
 
     class SpeakerReference(Layers):
-        """The encoder of who speaks. frames: [clips, positions, frames · bins] → [clips, positions, speakers]."""
+        """The speaker encoder. frames: [clips, positions, frames · bins] → [clips, positions, speakers]."""
 
-        def __init__(self, spec: SpeakerEncoder, values: int, frame_count: int = 1) -> None:
+        def __init__(self, spec: SpeakerEncoder, input_width: int, frame_count: int = 1) -> None:
             super().__init__(spec.stack, spec.hidden_size)
-            width, self.frame_count = spec.head_size, frame_count
-            self.patch_embedding = nn.Linear(values, spec.hidden_size, bias=False)
+            head_size, self.frame_count = spec.head_size, frame_count
+            self.patch_embedding = nn.Linear(input_width, spec.hidden_size, bias=False)
             self.silence = vector(torch.zeros(spec.hidden_size))
-            self.proj = nn.Linear(spec.hidden_size, width)
-            self.upsampler = nn.Conv1d(width, frame_count * width, 3, padding=1)
-            self.dense, self.classifier = nn.Linear(width, width), nn.Linear(width, spec.num_speakers)
+            self.proj = nn.Linear(spec.hidden_size, head_size)
+            self.upsampler = nn.Conv1d(head_size, frame_count * head_size, 3, padding=1)
+            self.dense, self.classifier = nn.Linear(head_size, head_size), nn.Linear(head_size, spec.num_speakers)
 
         def forward(self, frames: Tensor) -> Tensor:
-            y = self.proj(self.through_layers(self.patch_embedding(frames)))
-            y = self.upsampler(y.transpose(1, 2)).transpose(1, 2).unflatten(2, (self.frame_count, -1)).flatten(1, 2)
-            y = self.classifier(functional.relu(self.dense(functional.relu(y))))
-            return y.sigmoid().unflatten(1, (-1, self.frame_count)).mean(2)
+            speaker_features = self.proj(self.through_layers(self.patch_embedding(frames)))
+            speaker_features = (
+                self.upsampler(speaker_features.transpose(1, 2))
+                .transpose(1, 2)
+                .unflatten(2, (self.frame_count, -1))
+                .flatten(1, 2)
+            )
+            speaker_features = self.classifier(functional.relu(self.dense(functional.relu(speaker_features))))
+            return speaker_features.sigmoid().unflatten(1, (-1, self.frame_count)).mean(2)
 
     class TimestampReference(Layers):
-        """The weights for the time of each word. x: [clips, positions, width] → [clips, more positions, classes]."""
+        """The head for the time of each word. x: [clips, positions, width] → [clips, more positions, classes]."""
 
-        def __init__(self, spec: WordTimestamps, width: int) -> None:
-            super().__init__(spec.stack, width)
-            self.upsampler = nn.ConvTranspose1d(width, width, spec.upsampling_factor, spec.upsampling_factor)
-            self.classifier = nn.Linear(width, spec.classes)
+        def __init__(self, spec: WordTimestamps, hidden: int) -> None:
+            super().__init__(spec.stack, hidden)
+            self.upsampler = nn.ConvTranspose1d(hidden, hidden, spec.upsampling_factor, spec.upsampling_factor)
+            self.classifier = nn.Linear(hidden, spec.classes)
 
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.classifier(self.through_layers(self.upsampler(x.transpose(1, 2)).transpose(1, 2)))
-            return out
+            timestamp_logits: Tensor = self.classifier(
+                self.through_layers(self.upsampler(x.transpose(1, 2)).transpose(1, 2))
+            )
+            return timestamp_logits
 
     class SpeakerSinusoids(nn.Module):
         """The sum of the active speakers' sinusoids. activity: [clips, positions, speakers] → [..., width]."""
 
-        def __init__(self, speakers: int, width: int) -> None:
+        def __init__(self, speakers: int, hidden: int) -> None:
             super().__init__()
-            self.register_buffer("table", torch.zeros(speakers, width), persistent=False)
+            self.register_buffer("table", torch.zeros(speakers, hidden), persistent=False)
 
         def forward(self, activity: Tensor) -> Tensor:
             return activity @ self.get_buffer("table")
@@ -250,20 +261,20 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def __init__(self, spec: DiarizedEncoder) -> None:
             super().__init__(spec.stack, spec.hidden_size)
-            self.frames, values = spec.frames, spec.frames * spec.num_mel_bins
-            self.patch_embedding = nn.Linear(values, spec.hidden_size, bias=False)
+            self.frames, input_width = spec.frames, spec.frames * spec.num_mel_bins
+            self.patch_embedding = nn.Linear(input_width, spec.hidden_size, bias=False)
             self.out_norm = spec.norm.reference(ModelProperties(spec.hidden_size))
-            self.speakers = SpeakerReference(spec.speakers, values, spec.frames)
+            self.speakers = SpeakerReference(spec.speakers, input_width, spec.frames)
             self.speaker_norm = spec.norm.reference(ModelProperties(spec.speakers.num_speakers))
             self.speaker_embedding = SpeakerSinusoids(spec.speakers.num_speakers, spec.hidden_size)
             if spec.timestamps is not None:
                 self.timestamps = spec.timestamps.reference(ModelProperties(spec.hidden_size))
 
         def forward(self, frames: Tensor) -> Tensor:
-            stacked = frames.unflatten(1, (-1, self.frames)).flatten(2)
-            x = self.through_layers(self.patch_embedding(stacked))
-            activity = self.speaker_norm((self.speakers(stacked) > 0.5).to(x.dtype))
-            out: Tensor = self.out_norm(x) + self.speaker_embedding(activity)
-            return out
+            stacked_frames = frames.unflatten(1, (-1, self.frames)).flatten(2)
+            x = self.through_layers(self.patch_embedding(stacked_frames))
+            activity = self.speaker_norm((self.speakers(stacked_frames) > 0.5).to(x.dtype))
+            encoder_output: Tensor = self.out_norm(x) + self.speaker_embedding(activity)
+            return encoder_output
 
     return {"encoder": DiarizedReference, "speakers": SpeakerReference, "timestamps": TimestampReference}

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class DiffusionHead(Part):
-    """The layers with which a text model generates latent vectors of speech, in steps that remove noise.
+    """A diffusion head, which generates latent vectors of speech from a text model's output in denoising steps.
 
     Text alone and recordings that are read do not use them: their parameters are counted, no FLOPs.
 
@@ -49,42 +49,43 @@ class DiffusionHead(Part):
         return self.norm.model_copy(update={"weight": False})
 
     def flow(self, recorder: Flow, latents: Value) -> None:
-        """Records the weights. latents: the vectors that the head predicts."""
+        """Records the head. latents: the vectors that the head predicts."""
         hidden = Axis("hidden", self.hidden_size)
         text_output = Value(latents.rows, (hidden,), fixed=True)
         sinusoids = Value(latents.rows, (Axis("frequencies", self.frequency_size),), fixed=True)
         x = recorder.linear("latent_proj", latents, hidden)
-        step = recorder.act(recorder.linear("step_proj_1", sinusoids, hidden), self.hidden_act)
+        step_embedding = recorder.act(recorder.linear("step_proj_1", sinusoids, hidden), self.hidden_act)
         condition = recorder.add(
-            recorder.linear("condition_proj", text_output, hidden), recorder.linear("step_proj_2", step, hidden)
+            recorder.linear("condition_proj", text_output, hidden),
+            recorder.linear("step_proj_2", step_embedding, hidden),
         )
         record_layer = partial(self._record_layer, recorder, condition=condition)
         x = recorder.layers(x, record_layer, self.num_hidden_layers, range(self.num_hidden_layers), kind="layer")
         with recorder.scope("output"):
             shift, scale = self._modulation(recorder, condition, 2)
-            x = _modulated(recorder, recorder.part("norm", self.output_norm, x), scale, shift)
+            x = _modulate(recorder, recorder.part("norm", self.output_norm, x), scale, shift)
             recorder.linear("proj", x, *latents.axes)
 
     def _record_layer(self, recorder: Flow, x: Value, condition: Value) -> Value:
-        """Records a layer, whose norm's output the condition scales and shifts."""
+        """Records a layer; the condition scales and shifts the output of its norm."""
         shift, scale, gate = self._modulation(recorder, condition, 3)
-        y = _modulated(recorder, recorder.part("norm", self.norm, x), scale, shift)
-        return recorder.add(x, recorder.mul(gate, recorder.part("mlp", self.feed_forward, y)))
+        modulated = _modulate(recorder, recorder.part("norm", self.norm, x), scale, shift)
+        return recorder.add(x, recorder.mul(gate, recorder.part("mlp", self.feed_forward, modulated)))
 
-    def _modulation(self, recorder: Flow, condition: Value, count: int) -> tuple[Value, ...]:
-        """Records a linear layer of the activated condition and returns its output in `count` equal parts."""
+    def _modulation(self, recorder: Flow, condition: Value, part_count: int) -> tuple[Value, ...]:
+        """Records a linear layer of the activated condition and returns its output in `part_count` equal parts."""
         shape = (Axis("hidden", self.hidden_size),)
         activated = recorder.act(condition, self.hidden_act)
         return recorder.split(
-            recorder.linear("modulation", activated, JoinedShapes((shape,) * count)), *(shape,) * count
+            recorder.linear("modulation", activated, JoinedShapes((shape,) * part_count)), *(shape,) * part_count
         )
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
-        """Builds the module: forward(latents, sinusoids, text_output) → latents. The hidden size is the latents'."""
+        """Builds the module: forward(latents, sinusoids, text_output) → latents. hidden_size: the latents' width."""
         return _reference_class()(self, model_properties.hidden_size)
 
 
-def _modulated(recorder: Flow, x: Value, scale: Value, shift: Value) -> Value:
+def _modulate(recorder: Flow, x: Value, scale: Value, shift: Value) -> Value:
     """Records the product with one plus a scale, and the sum with a shift."""
     return recorder.add(recorder.mul(x, recorder.plus(scale, 1)), shift)
 
@@ -94,52 +95,54 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class Layer(nn.Module):
-        """A layer, whose norm's output the condition scales and shifts."""
+        """A layer; the condition scales and shifts the output of its norm."""
 
         def __init__(self, spec: DiffusionHead) -> None:
             super().__init__()
-            self.spec, width = spec, spec.hidden_size
-            self.modulation = nn.Linear(width, 3 * width, bias=False)
-            self.norm, self.mlp = (part.reference(ModelProperties(width)) for part in (spec.norm, spec.feed_forward))
+            self.spec, hidden = spec, spec.hidden_size
+            self.modulation = nn.Linear(hidden, 3 * hidden, bias=False)
+            self.norm, self.mlp = (
+                component.reference(ModelProperties(hidden)) for component in (spec.norm, spec.feed_forward)
+            )
 
         def forward(self, x: Tensor, condition: Tensor) -> Tensor:
             shift, scale, gate = self.modulation(activate(self.spec.hidden_act, condition)).chunk(3, -1)
-            out: Tensor = x + gate * self.mlp(self.norm(x) * (1 + scale) + shift)
-            return out
+            layer_output: Tensor = x + gate * self.mlp(self.norm(x) * (1 + scale) + shift)
+            return layer_output
 
     class Output(nn.Module):
         """The linear layer to latents, after a norm that the condition scales and shifts."""
 
         def __init__(self, spec: DiffusionHead, latent_size: int) -> None:
             super().__init__()
-            self.spec, width = spec, spec.hidden_size
-            self.modulation = nn.Linear(width, 2 * width, bias=False)
-            self.norm = spec.norm.model_copy(update={"weight": False}).reference(ModelProperties(width))
-            self.proj = nn.Linear(width, latent_size, bias=False)
+            self.spec, hidden = spec, spec.hidden_size
+            self.modulation = nn.Linear(hidden, 2 * hidden, bias=False)
+            self.norm = spec.norm.model_copy(update={"weight": False}).reference(ModelProperties(hidden))
+            self.proj = nn.Linear(hidden, latent_size, bias=False)
 
         def forward(self, x: Tensor, condition: Tensor) -> Tensor:
             shift, scale = self.modulation(activate(self.spec.hidden_act, condition)).chunk(2, -1)
-            out: Tensor = self.proj(self.norm(x) * (1 + scale) + shift)
-            return out
+            projected: Tensor = self.proj(self.norm(x) * (1 + scale) + shift)
+            return projected
 
     class DiffusionHeadReference(nn.Module):
         """The head. latents: [rows, latent_size], sinusoids: [rows, frequency_size] → [rows, latent_size]."""
 
         def __init__(self, spec: DiffusionHead, latent_size: int) -> None:
             super().__init__()
-            self.spec, width = spec, spec.hidden_size
-            self.latent_proj = nn.Linear(latent_size, width, bias=False)
-            self.step_proj_1 = nn.Linear(spec.frequency_size, width, bias=False)
-            self.condition_proj, self.step_proj_2 = (nn.Linear(width, width, bias=False) for _ in range(2))
+            self.spec, hidden = spec, spec.hidden_size
+            self.latent_proj = nn.Linear(latent_size, hidden, bias=False)
+            self.step_proj_1 = nn.Linear(spec.frequency_size, hidden, bias=False)
+            self.condition_proj, self.step_proj_2 = (nn.Linear(hidden, hidden, bias=False) for _ in range(2))
             self.layers = nn.ModuleList(Layer(spec) for _ in range(spec.num_hidden_layers))
             self.output = Output(spec, latent_size)
 
         def forward(self, latents: Tensor, sinusoids: Tensor, text_output: Tensor) -> Tensor:
-            step = self.step_proj_2(activate(self.spec.hidden_act, self.step_proj_1(sinusoids)))
-            x, condition = self.latent_proj(latents), self.condition_proj(text_output) + step
+            step_embedding = self.step_proj_2(activate(self.spec.hidden_act, self.step_proj_1(sinusoids)))
+            x, condition = self.latent_proj(latents), self.condition_proj(text_output) + step_embedding
             for layer in self.layers:
                 x = layer(x, condition)
-            out: Tensor = self.output(x, condition)
-            return out
+            prediction: Tensor = self.output(x, condition)
+            return prediction
 
     return DiffusionHeadReference

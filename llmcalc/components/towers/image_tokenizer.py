@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class ImageGeneration(Part):
-    """The weights with which a text model generates tokens of images: embeddings, their projection, and a head.
+    """The modules with which a text model generates image tokens: embeddings, their projection, and a head.
 
     Text alone and images that are read do not use them: their parameters are counted, no FLOPs.
 
@@ -46,12 +46,12 @@ class ImageGeneration(Part):
     head: tuple[Map, ...] = Field(min_length=1, max_length=100)
 
     def flow(self, recorder: Flow, codes: Value, codebook_size: Vocab) -> None:
-        """Records the weights. codes: rows of the codebook."""
+        """Records the embeddings, the projection and the head. codes: rows of the codebook."""
         embeddings, _ = recorder.table("embeddings", Axis("codes", codebook_size), *codes.axes, of=codes.rows)
         hidden = Value(codes.rows, (Axis("hidden", self.head_input_size),), fixed=True)
-        for name, maps, x in (("map", self.maps, embeddings), ("head", self.head, hidden)):
-            for i, linear in enumerate(maps, 1):
-                x = linear.flow(recorder, x, f"{name}_{i}")
+        for projection, projector, x in (("map", self.maps, embeddings), ("head", self.head, hidden)):
+            for i, linear in enumerate(projector, 1):
+                x = linear.flow(recorder, x, f"{projection}_{i}")
 
 
 class ImageTokenizer(TowerPart):
@@ -103,10 +103,11 @@ class ImageTokenizer(TowerPart):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        for multiple in self.channel_multiplier:
-            if multiple < 1 or self.base_channels * multiple % self.norm_groups:
+        for multiplier in self.channel_multiplier:
+            if multiplier < 1 or self.base_channels * multiplier % self.norm_groups:
                 raise ValueError(
-                    f"channel_multiplier: {multiple} × {self.base_channels} channels have no {self.norm_groups} equal "
+                    f"channel_multiplier: {multiplier} × {self.base_channels} channels have no "
+                    f"{self.norm_groups} equal "
                     f"groups; expected multiples of {self.norm_groups}"
                 )
         if not self.over_frames and self.temporal_levels:
@@ -128,17 +129,17 @@ class ImageTokenizer(TowerPart):
 
     @cached_property
     def patches(self) -> Patches:
-        """The squares of pixels that become one vector each."""
-        side = 2 ** (len(self.channel_multiplier) - 1)
-        return Patches(patch_size=side).model_copy(update={"num_channels": self.in_channels})
+        """The squares of pixels, each of which becomes one vector."""
+        pixels_per_side = 2 ** (len(self.channel_multiplier) - 1)
+        return Patches(patch_size=pixels_per_side).model_copy(update={"num_channels": self.in_channels})
 
     def input_value(self) -> Value:
-        side = self.patches.patch_size
-        pixels = Axis("channels", self.in_channels), Axis("height", side), Axis("width", side)
+        pixels_per_side = self.patches.patch_size
+        pixels = Axis("channels", self.in_channels), Axis("height", pixels_per_side), Axis("width", pixels_per_side)
         return Value(PATCHES, pixels, fixed=True)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the tokenizer and returns the vectors that are compared with the codebook."""
+        """Records the tokenizer and returns the vectors that it compares with the codebook."""
         with recorder.scope("encoder"), recorder.apart(causal=False):
             x = self._encode(recorder, x)
         x = self._convolve(recorder, "quant_conv", x, self.embed_dim, kernel=self._frames_convolved)
@@ -152,7 +153,7 @@ class ImageTokenizer(TowerPart):
 
     @property
     def _frames_convolved(self) -> int:
-        """The frames that the convolutions around the codebook read."""
+        """The number of frames that the convolutions around the codebook read."""
         return 3 if self.over_frames else 1
 
     def _encode(self, recorder: Flow, pixels: Value) -> Value:
@@ -160,18 +161,18 @@ class ImageTokenizer(TowerPart):
         positions, levels = pixels.rows, len(self.channel_multiplier)
         x = pixels.view(Axis("channels", self.in_channels), rows=_positions(positions, levels - 1))
         x = self._convolve(recorder, "conv_in", x, self.base_channels)
-        for i, multiple in enumerate(self.channel_multiplier):
+        for i, multiplier in enumerate(self.channel_multiplier):
             with recorder.scope(f"level_{i}"):
-                x = self._record_level(recorder, x, i, self.base_channels * multiple, self.num_res_blocks)
+                x = self._record_level(recorder, x, i, self.base_channels * multiplier, self.num_res_blocks)
                 if i < levels - 1:
-                    rows = _positions(positions, levels - 2 - i)
-                    x = self._convolve(recorder, "downsample", x, x.width, rows=rows)
+                    position_rows = _positions(positions, levels - 2 - i)
+                    x = self._convolve(recorder, "downsample", x, x.width, rows=position_rows)
         x = self._record_middle(recorder, x)
         x = recorder.act(self._normalize(recorder, "norm_out", x), "silu")
         x = self._convolve(recorder, "conv_out", x, self.latent_channels)
         for i in range(1, self.temporal_levels + 1):
-            rows = Merged(of=positions, frames=2**i)
-            x = self._convolve(recorder, f"time_conv_{i}", x, self.latent_channels, kernel=4 * 9, rows=rows)
+            position_rows = Merged(of=positions, frames=2**i)
+            x = self._convolve(recorder, f"time_conv_{i}", x, self.latent_channels, kernel=4 * 9, rows=position_rows)
             x = recorder.act(x, "silu")
         return self._record_frame_blocks(recorder, x) if self.over_frames else x
 
@@ -184,9 +185,9 @@ class ImageTokenizer(TowerPart):
             x = recorder.act(self._convolve(recorder, f"time_conv_{i}", x, self.latent_channels, kernel=3 * 9), "silu")
         x = self._convolve(recorder, "conv_in", x, self.base_channels * self.channel_multiplier[-1])
         x = self._record_middle(recorder, x, codes)
-        for i, multiple in reversed(list(enumerate(self.channel_multiplier))):
+        for i, multiplier in reversed(list(enumerate(self.channel_multiplier))):
             with recorder.scope(f"level_{i}"):
-                x = self._record_level(recorder, x, i, self.base_channels * multiple, self.num_res_blocks + 1, codes)
+                x = self._record_level(recorder, x, i, self.base_channels * multiplier, self.num_res_blocks + 1, codes)
                 x = self._convolve(recorder, "upsample", x, x.width) if i else x
         x = recorder.act(self._normalize(recorder, "norm_out", x, codes), "silu")
         self._convolve(recorder, "conv_out", x, self.out_channels)
@@ -194,11 +195,11 @@ class ImageTokenizer(TowerPart):
     def _record_level(
         self, recorder: Flow, x: Value, level: int, channels: Number, block_count: int, codes: Value | None = None
     ) -> Value:
-        """Records the blocks of a level, with attention where the level has it."""
-        for j in range(1, block_count + 1):
-            x = self._record_block(recorder, f"block_{j}", x, channels, codes)
+        """Records the residual blocks of a level, and the level's attention, if any."""
+        for block_index in range(1, block_count + 1):
+            x = self._record_block(recorder, f"block_{block_index}", x, channels, codes)
             if level in self.attn_resolutions:
-                x = self._attend(recorder, f"attn_{j}", x, codes)
+                x = self._attend(recorder, f"attn_{block_index}", x, codes)
         return x
 
     def _record_middle(self, recorder: Flow, x: Value, codes: Value | None = None) -> Value:
@@ -207,45 +208,51 @@ class ImageTokenizer(TowerPart):
         x = self._attend(recorder, "middle_attn", x, codes)
         return self._record_block(recorder, "middle_2", x, x.width, codes)
 
-    def _attend(self, recorder: Flow, name: str, x: Value, codes: Value | None) -> Value:
-        y = self._normalize(recorder, f"{name}_norm", x, codes)
-        return recorder.add(x, recorder.part(name, self.attention, y))
+    def _attend(self, recorder: Flow, attention_name: str, x: Value, codes: Value | None) -> Value:
+        normed = self._normalize(recorder, f"{attention_name}_norm", x, codes)
+        return recorder.add(x, recorder.part(attention_name, self.attention, normed))
 
-    def _record_block(self, recorder: Flow, name: str, x: Value, channels: Number, codes: Value | None = None) -> Value:
+    def _record_block(
+        self, recorder: Flow, block_name: str, x: Value, channels: Number, codes: Value | None = None
+    ) -> Value:
         """Records a residual block of two convolutions."""
-        with recorder.scope(name, kind="convolution"):
-            y = recorder.act(self._normalize(recorder, "norm_1", x, codes), "silu")
-            y = self._convolve(recorder, "conv_1", y, channels)
-            y = recorder.act(self._normalize(recorder, "norm_2", y, codes), "silu")
-            y = self._convolve(recorder, "conv_2", y, channels)
+        with recorder.scope(block_name, kind="convolution"):
+            features = recorder.act(self._normalize(recorder, "norm_1", x, codes), "silu")
+            features = self._convolve(recorder, "conv_1", features, channels)
+            features = recorder.act(self._normalize(recorder, "norm_2", features, codes), "silu")
+            features = self._convolve(recorder, "conv_2", features, channels)
             x = x if same(x.width, channels) else self._convolve(recorder, "shortcut", x, channels, kernel=1)
-            return recorder.add(x, y)
+            return recorder.add(x, features)
 
     def _record_frame_blocks(self, recorder: Flow, x: Value) -> Value:
         """Records the residual blocks over frames, with batch norms."""
         for i in range(1, self.num_res_blocks + 1):
             with recorder.scope(f"frame_block_{i}", kind="convolution"):
-                y = x
-                for j in (1, 2):
-                    y = record_batch_norm(recorder, f"norm_{j}", y, y.axes)
-                    y = self._convolve(recorder, f"conv_{j}", recorder.act(y, "silu"), x.width, kernel=3 * 9)
-                x = recorder.add(x, y)
+                features = x
+                for block_index in (1, 2):
+                    features = record_batch_norm(recorder, f"norm_{block_index}", features, features.axes)
+                    features = self._convolve(
+                        recorder, f"conv_{block_index}", recorder.act(features, "silu"), x.width, kernel=3 * 9
+                    )
+                x = recorder.add(x, features)
         return x
 
-    def _normalize(self, recorder: Flow, name: str, x: Value, codes: Value | None = None) -> Value:
+    def _normalize(self, recorder: Flow, norm_name: str, x: Value, codes: Value | None = None) -> Value:
         """Records a group norm, whose output a decoder scales and shifts by projections of the codes."""
         if codes is None:
-            return recorder.part(name, self.norm, x)
-        with recorder.scope(name):
-            y, resized = recorder.part("norm", self.norm, x), recorder.resampled(codes, x.rows)
-            scale, shift = (recorder.conv(p, resized, *x.axes, kernel=1, bias=True) for p in ("scale", "shift"))
-            return recorder.add(recorder.mul(y, scale), shift)
+            return recorder.part(norm_name, self.norm, x)
+        with recorder.scope(norm_name):
+            normed, resized = recorder.part("norm", self.norm, x), recorder.resampled(codes, x.rows)
+            scale, shift = (
+                recorder.conv(projection, resized, *x.axes, kernel=1, bias=True) for projection in ("scale", "shift")
+            )
+            return recorder.add(recorder.mul(normed, scale), shift)
 
     def _convolve(
-        self, recorder: Flow, name: str, x: Value, channels: Number, kernel: Number = 9, rows: Rows | None = None
+        self, recorder: Flow, conv_name: str, x: Value, channels: Number, kernel: Number = 9, rows: Rows | None = None
     ) -> Value:
         """Records a convolution with a bias. kernel: the number of positions under its kernel."""
-        return recorder.conv(name, x, Axis("channels", channels), kernel=kernel, bias=True, rows=rows)
+        return recorder.conv(conv_name, x, Axis("channels", channels), kernel=kernel, bias=True, rows=rows)
 
     def describe(self, hidden_size: int) -> str:
         return f"VQ-VAE, {self.codebook_size} codes of {self.embed_dim}"
@@ -330,17 +337,19 @@ def _reference_class() -> type[nn.Module]:
     class ResidualBlock(nn.Module):
         """A residual block of two convolutions. x: [images, channels, rows, columns]."""
 
-        def __init__(self, spec: ImageTokenizer, width: int, channels: int, reads_codes: bool) -> None:
+        def __init__(self, spec: ImageTokenizer, in_channels: int, channels: int, reads_codes: bool) -> None:
             super().__init__()
-            self.norm_1, self.norm_2 = (norm_of(spec, norm_width, reads_codes) for norm_width in (width, channels))
-            self.conv_1 = nn.Conv2d(width, channels, 3, padding=1)
+            self.norm_1, self.norm_2 = (
+                norm_of(spec, norm_width, reads_codes) for norm_width in (in_channels, channels)
+            )
+            self.conv_1 = nn.Conv2d(in_channels, channels, 3, padding=1)
             self.conv_2 = nn.Conv2d(channels, channels, 3, padding=1)
-            self.shortcut = nn.Conv2d(width, channels, 1) if width != channels else None
+            self.shortcut = nn.Conv2d(in_channels, channels, 1) if in_channels != channels else None
 
         def forward(self, x: Tensor, *codes: Tensor) -> Tensor:
-            y = self.conv_1(functional.silu(self.norm_1(x, *codes)))
-            y = self.conv_2(functional.silu(self.norm_2(y, *codes)))
-            return y + (x if self.shortcut is None else self.shortcut(x))
+            convolved = self.conv_1(functional.silu(self.norm_1(x, *codes)))
+            convolved = self.conv_2(functional.silu(self.norm_2(convolved, *codes)))
+            return convolved + (x if self.shortcut is None else self.shortcut(x))
 
     def norm_of(spec: ImageTokenizer, channels: int, reads_codes: bool) -> nn.Module:
         return CodeNorm(spec, channels) if reads_codes else nn.GroupNorm(spec.norm_groups, channels, spec.norm.eps)
@@ -348,12 +357,14 @@ def _reference_class() -> type[nn.Module]:
     class FrameConv(nn.Conv3d):
         """A convolution over frames and positions, with zeros before the first frame and around the grid."""
 
-        def __init__(self, width: int, channels: int, kernel: tuple[int, int, int], stride: int = 1) -> None:
-            super().__init__(width, channels, kernel, (stride, 1, 1))
+        def __init__(self, in_channels: int, channels: int, kernel: tuple[int, int, int], stride: int = 1) -> None:
+            super().__init__(in_channels, channels, kernel, (stride, 1, 1))
 
         def forward(self, x: Tensor) -> Tensor:
-            side, earlier_frames = self.kernel_size[1] // 2, 0 if self.kernel_size[0] == 1 else 2
-            return super().forward(functional.pad(x, (side, side, side, side, earlier_frames, 0)))
+            side_padding, earlier_frames = self.kernel_size[1] // 2, 0 if self.kernel_size[0] == 1 else 2
+            return super().forward(
+                functional.pad(x, (side_padding, side_padding, side_padding, side_padding, earlier_frames, 0))
+            )
 
     class FrameBlock(nn.Module):
         """A residual block over frames. x: [images, channels, frames, rows, columns]."""
@@ -364,37 +375,37 @@ def _reference_class() -> type[nn.Module]:
             self.conv_1, self.conv_2 = (FrameConv(channels, channels, (3, 3, 3)) for _ in range(2))
 
         def forward(self, x: Tensor) -> Tensor:
-            y = self.conv_1(functional.silu(self.norm_1(x)))
-            return x + self.conv_2(functional.silu(self.norm_2(y)))
+            convolved = self.conv_1(functional.silu(self.norm_1(x)))
+            return x + self.conv_2(functional.silu(self.norm_2(convolved)))
 
-    class Half(nn.Module):
+    class TokenizerHalf(nn.Module):
         """The base of the encoder and the decoder."""
 
         def __init__(self, spec: ImageTokenizer, reads_codes: bool) -> None:
             super().__init__()
             self.spec, self.reads_codes = spec, reads_codes
 
-        def add_block(self, module: nn.Module, name: str, width: int, channels: int) -> int:
-            module.add_module(name, ResidualBlock(self.spec, width, channels, self.reads_codes))
+        def add_block(self, module: nn.Module, block_name: str, in_channels: int, channels: int) -> int:
+            module.add_module(block_name, ResidualBlock(self.spec, in_channels, channels, self.reads_codes))
             return channels
 
-        def add_attention(self, module: nn.Module, name: str, width: int) -> None:
-            module.add_module(f"{name}_norm", norm_of(self.spec, width, self.reads_codes))
-            module.add_module(name, self.spec.attention.reference(ModelProperties(width, causal=False)))
+        def add_attention(self, module: nn.Module, attention_name: str, in_channels: int) -> None:
+            module.add_module(f"{attention_name}_norm", norm_of(self.spec, in_channels, self.reads_codes))
+            module.add_module(attention_name, self.spec.attention.reference(ModelProperties(in_channels, causal=False)))
 
-        def add_level(self, index: int, width: int, block_count: int) -> int:
-            level, channels = nn.Module(), self.spec.base_channels * self.spec.channel_multiplier[index]
-            for j in range(1, block_count + 1):
-                width = self.add_block(level, f"block_{j}", width, channels)
-                if index in self.spec.attn_resolutions:
-                    self.add_attention(level, f"attn_{j}", width)
-            self.add_module(f"level_{index}", level)
-            return width
+        def add_level(self, level_index: int, in_channels: int, block_count: int) -> int:
+            level_module, channels = nn.Module(), self.spec.base_channels * self.spec.channel_multiplier[level_index]
+            for block_index in range(1, block_count + 1):
+                in_channels = self.add_block(level_module, f"block_{block_index}", in_channels, channels)
+                if level_index in self.spec.attn_resolutions:
+                    self.add_attention(level_module, f"attn_{block_index}", in_channels)
+            self.add_module(f"level_{level_index}", level_module)
+            return in_channels
 
-        def add_middle(self, width: int) -> None:
-            self.add_block(self, "middle_1", width, width)
-            self.add_attention(self, "middle_attn", width)
-            self.add_block(self, "middle_2", width, width)
+        def add_middle(self, in_channels: int) -> None:
+            self.add_block(self, "middle_1", in_channels, in_channels)
+            self.add_attention(self, "middle_attn", in_channels)
+            self.add_block(self, "middle_2", in_channels, in_channels)
 
         @property
         def frame_block_count(self) -> int:
@@ -404,16 +415,20 @@ def _reference_class() -> type[nn.Module]:
             for i in range(1, self.frame_block_count + 1):
                 self.add_module(f"frame_block_{i}", FrameBlock(self.spec.latent_channels))
 
-        def attend(self, module: nn.Module, name: str, x: Tensor, *codes: Tensor) -> Tensor:
-            y = module.get_submodule(f"{name}_norm")(x, *codes).flatten(2).transpose(1, 2)
-            z: Tensor = module.get_submodule(name)(y, ForwardPass())
-            return x + z.transpose(1, 2).unflatten(2, x.shape[2:])
+        def attend(self, module: nn.Module, attention_name: str, x: Tensor, *codes: Tensor) -> Tensor:
+            normed = module.get_submodule(f"{attention_name}_norm")(x, *codes).flatten(2).transpose(1, 2)
+            attn_output: Tensor = module.get_submodule(attention_name)(normed, ForwardPass())
+            return x + attn_output.transpose(1, 2).unflatten(2, x.shape[2:])
 
-        def run_level(self, index: int, x: Tensor, block_count: int, *codes: Tensor) -> Tensor:
-            level = self.get_submodule(f"level_{index}")
-            for j in range(1, block_count + 1):
-                x = level.get_submodule(f"block_{j}")(x, *codes)
-                x = self.attend(level, f"attn_{j}", x, *codes) if index in self.spec.attn_resolutions else x
+        def run_level(self, level_index: int, x: Tensor, block_count: int, *codes: Tensor) -> Tensor:
+            level_module = self.get_submodule(f"level_{level_index}")
+            for block_index in range(1, block_count + 1):
+                x = level_module.get_submodule(f"block_{block_index}")(x, *codes)
+                x = (
+                    self.attend(level_module, f"attn_{block_index}", x, *codes)
+                    if level_index in self.spec.attn_resolutions
+                    else x
+                )
             return x
 
         def run_middle(self, x: Tensor, *codes: Tensor) -> Tensor:
@@ -425,20 +440,20 @@ def _reference_class() -> type[nn.Module]:
                 x = self.get_submodule(f"frame_block_{i}")(x)
             return x
 
-    class Encoder(Half):
+    class Encoder(TokenizerHalf):
         """The encoder. frames: [images, channels, frames, height, width] → [images, latents, fewer frames, …]."""
 
         def __init__(self, spec: ImageTokenizer) -> None:
             super().__init__(spec, reads_codes=False)
-            width, latents = spec.base_channels, spec.latent_channels
-            self.conv_in = nn.Conv2d(spec.in_channels, width, 3, padding=1)
+            channels, latents = spec.base_channels, spec.latent_channels
+            self.conv_in = nn.Conv2d(spec.in_channels, channels, 3, padding=1)
             for i in range(len(spec.channel_multiplier)):
-                width = self.add_level(i, width, spec.num_res_blocks)
+                channels = self.add_level(i, channels, spec.num_res_blocks)
                 if i < len(spec.channel_multiplier) - 1:
-                    self.get_submodule(f"level_{i}").add_module("downsample", nn.Conv2d(width, width, 3, 2))
-            self.add_middle(width)
-            self.norm_out = nn.GroupNorm(spec.norm_groups, width, spec.norm.eps)
-            self.conv_out = nn.Conv2d(width, latents, 3, padding=1)
+                    self.get_submodule(f"level_{i}").add_module("downsample", nn.Conv2d(channels, channels, 3, 2))
+            self.add_middle(channels)
+            self.norm_out = nn.GroupNorm(spec.norm_groups, channels, spec.norm.eps)
+            self.conv_out = nn.Conv2d(channels, latents, 3, padding=1)
             for i in range(1, spec.temporal_levels + 1):
                 self.add_module(f"time_conv_{i}", FrameConv(latents, latents, (4, 3, 3), 2))
             self.add_frame_blocks()
@@ -455,24 +470,24 @@ def _reference_class() -> type[nn.Module]:
                 x = functional.silu(self.get_submodule(f"time_conv_{i}")(x))
             return self.run_frame_blocks(x)
 
-    class Decoder(Half):
+    class Decoder(TokenizerHalf):
         """The decoder. codes: [images, embed_dim, frames, rows, columns] → pixels of every frame."""
 
         def __init__(self, spec: ImageTokenizer) -> None:
             super().__init__(spec, reads_codes=spec.over_frames)
-            latents, width = spec.latent_channels, spec.base_channels * spec.channel_multiplier[-1]
+            latents, channels = spec.latent_channels, spec.base_channels * spec.channel_multiplier[-1]
             self.post_quant_conv = FrameConv(spec.embed_dim, latents, (3 if spec.over_frames else 1, 1, 1))
             self.add_frame_blocks()
             for i in range(1, spec.temporal_levels + 1):
                 self.add_module(f"time_conv_{i}", FrameConv(latents, latents, (3, 3, 3)))
-            self.conv_in = nn.Conv2d(latents, width, 3, padding=1)
-            self.add_middle(width)
+            self.conv_in = nn.Conv2d(latents, channels, 3, padding=1)
+            self.add_middle(channels)
             for i in reversed(range(len(spec.channel_multiplier))):
-                width = self.add_level(i, width, spec.num_res_blocks + 1)
+                channels = self.add_level(i, channels, spec.num_res_blocks + 1)
                 if i:
-                    self.get_submodule(f"level_{i}").add_module("upsample", nn.Conv2d(width, width, 3, padding=1))
-            self.norm_out = norm_of(spec, width, spec.over_frames)
-            self.conv_out = nn.Conv2d(width, spec.out_channels, 3, padding=1)
+                    self.get_submodule(f"level_{i}").add_module("upsample", nn.Conv2d(channels, channels, 3, padding=1))
+            self.norm_out = norm_of(spec, channels, spec.over_frames)
+            self.conv_out = nn.Conv2d(channels, spec.out_channels, 3, padding=1)
 
         def forward(self, codes: Tensor) -> Tensor:
             x = self.post_quant_conv(codes)
@@ -491,16 +506,19 @@ def _reference_class() -> type[nn.Module]:
             x = self.conv_out(functional.silu(self.norm_out(x, *codes_of_frames)))
             return x.unflatten(0, (-1, frames)).transpose(1, 2)
 
-    class Generation(nn.Module):
-        """The weights that generate tokens of images, which reading an image does not use."""
+    class GenerationModules(nn.Module):
+        """The modules that generate image tokens, which the encoding of an image does not run."""
 
         def __init__(self, spec: ImageGeneration, codebook_size: int, embed_dim: int) -> None:
             super().__init__()
             self.embeddings = nn.Embedding(codebook_size, embed_dim)
-            for name, maps, width in (("map", spec.maps, embed_dim), ("head", spec.head, spec.head_input_size)):
-                for i, linear in enumerate(maps, 1):
-                    self.add_module(f"{name}_{i}", nn.Linear(width, linear.size, bias=linear.bias))
-                    width = linear.size
+            for projection, projector, input_width in (
+                ("map", spec.maps, embed_dim),
+                ("head", spec.head, spec.head_input_size),
+            ):
+                for i, linear in enumerate(projector, 1):
+                    self.add_module(f"{projection}_{i}", nn.Linear(input_width, linear.size, bias=linear.bias))
+                    input_width = linear.size
 
     class ImageTokenizerReference(nn.Module):
         """The tokenizer. pixels: [images, channels, frames, height, width] → [images, positions, embed_dim]."""
@@ -512,7 +530,7 @@ def _reference_class() -> type[nn.Module]:
             kernel = (3 if spec.over_frames else 1, 1, 1)
             self.quant_conv = FrameConv(spec.latent_channels, spec.embed_dim, kernel)
             if spec.generation is not None:
-                self.generation = Generation(spec.generation, spec.codebook_size, spec.embed_dim)
+                self.generation = GenerationModules(spec.generation, spec.codebook_size, spec.embed_dim)
             self.codebook = nn.Linear(spec.embed_dim, spec.codebook_size, bias=False)
 
         def forward(self, pixels: Tensor) -> Tensor:
@@ -522,7 +540,7 @@ def _reference_class() -> type[nn.Module]:
             return x
 
         def decode(self, codes: Tensor) -> Tensor:
-            """Returns the pixels of the codes. codes: [images, frames, rows, columns]."""
+            """Decodes codes to pixels. codes: [images, frames, rows, columns]."""
             return self.decoder(self.codebook.weight[codes].permute(0, 4, 1, 2, 3))
 
     return ImageTokenizerReference

@@ -53,7 +53,7 @@ class EdgeResidual(Part):
 
 
 class InvertedResidual(Part):
-    """A universal inverted residual block: pointwise convolutions to intermediate_size and back, and depthwise ones.
+    """A universal inverted residual block of pointwise and depthwise convolutions with an inner intermediate_size.
 
     channels: the number of output channels.
     intermediate_size: the number of channels between the pointwise convolutions.
@@ -124,7 +124,7 @@ class BlockGroup(Part):
 
 
 class GridStage(Part):
-    """A stage of an encoder, between whose first and last block the grid of positions is halved.
+    """A stage of an encoder, which halves the sides of the grid of positions.
 
     groups: the groups of blocks, in order.
     """
@@ -173,12 +173,12 @@ class MobileNet(TowerPart):
         channels = self.stem_channels
         for stage in self.stages:
             for group in stage.groups:
-                input_channels = channels
+                in_channels = channels
                 for block in group.blocks:
                     channels = channels if block.type == "attention" else block.channels
-                if group.repeat > 1 and (channels != input_channels or _stride_of(group.blocks) > 1):
+                if group.repeat > 1 and (channels != in_channels or _stride_of(group.blocks) > 1):
                     raise ValueError(
-                        f"repeat: {group.repeat} groups read {input_channels} channels and give {channels}; expected "
+                        f"repeat: {group.repeat} groups read {in_channels} channels and give {channels}; expected "
                         "blocks without a stride that give as many channels as they read"
                     )
         return self
@@ -204,41 +204,45 @@ class MobileNet(TowerPart):
         stage_outputs: list[Value] = []
         for i, stage in enumerate(self.stages, 1):
             with recorder.scope(f"stage_{i}"):
-                for j, group in enumerate(stage.groups, 1):
-                    x = self._record_group(recorder, f"group_{j}", x, group)
+                for group_index, group in enumerate(stage.groups, 1):
+                    x = self._record_group(recorder, f"group_{group_index}", x, group)
             stage_outputs.append(x)
         with recorder.scope("fusion"):
             return self._fuse_stages(recorder, stage_outputs[-self.fused_stages :])
 
-    def _record_group(self, recorder: Flow, name: str, x: Value, group: BlockGroup) -> Value:
+    def _record_group(self, recorder: Flow, group_name: str, x: Value, group: BlockGroup) -> Value:
         """Records the blocks of a group."""
 
-        def record_blocks(y: Value) -> Value:
+        def record_blocks(block_input: Value) -> Value:
             for k, block in enumerate(group.blocks, 1):
                 with recorder.scope(f"block_{k}", kind="attention" if block.type == "attention" else "convolution"):
-                    y = self._record_block(recorder, y, block)
-            return y
+                    block_input = self._record_block(recorder, block_input, block)
+            return block_input
 
         if same(group.repeat, 1):
-            with recorder.scope(name, kind="layer"):
+            with recorder.scope(group_name, kind="layer"):
                 return record_blocks(x)
-        indices = range(group.repeat) if isinstance(group.repeat, int) else None
-        return recorder.layers(x, record_blocks, group.repeat, indices, name, kind="layer")
+        repeat_indices = range(group.repeat) if isinstance(group.repeat, int) else None
+        return recorder.layers(x, record_blocks, group.repeat, repeat_indices, group_name, kind="layer")
 
     def _record_block(self, recorder: Flow, x: Value, block: Any) -> Value:
         """Records a block and, if the input and the output have the same shape, their sum."""
         if block.type == "edge":
-            y = self._record_conv(
+            block_output = self._record_conv(
                 recorder, "conv_exp", x, block.intermediate_size, block.kernel, block.stride, is_activated=True
             )
-            y = self._record_conv(recorder, "conv_proj", y, block.channels)
+            block_output = self._record_conv(recorder, "conv_proj", block_output, block.channels)
         elif block.type == "inverted":
-            y = self._record_inverted_block(recorder, x, block)
+            block_output = self._record_inverted_block(recorder, x, block)
         else:
-            y = self._record_attention(recorder, recorder.part("norm", self.norm, x), block)
+            block_output = self._record_attention(recorder, recorder.part("norm", self.norm, x), block)
         if block.type != "edge":
-            y = recorder.mul(y, recorder.vector("layer_scale", *y.axes))
-        return recorder.add(x, y) if y.rows == x.rows and same(x.width, y.width) else y
+            block_output = recorder.mul(block_output, recorder.vector("layer_scale", *block_output.axes))
+        return (
+            recorder.add(x, block_output)
+            if block_output.rows == x.rows and same(x.width, block_output.width)
+            else block_output
+        )
 
     def _record_inverted_block(self, recorder: Flow, x: Value, block: InvertedResidual) -> Value:
         """Records the convolutions of a universal inverted residual block."""
@@ -251,24 +255,27 @@ class MobileNet(TowerPart):
         return self._record_conv(recorder, "pw_proj", x, block.channels)
 
     def _record_attention(self, recorder: Flow, x: Value, block: GridAttention) -> Value:
-        """Records attention with one head of keys and values, each of which may be of a smaller grid."""
+        """Records attention with one head of keys and values, which may come from a smaller grid."""
         head_dim, keys_and_values = Axis("head_dim", block.head_dim), list[Value]()
         query = recorder.conv("q_proj", x, Axis("heads", block.num_attention_heads), head_dim, kernel=1)
         for letter in "kv":
-            y = x
+            kv_input = x
             if block.kv_stride > 1:
-                y = self._record_conv(recorder, f"{letter}_down", x, None, block.kernel, block.kv_stride)
-            keys_and_values.append(recorder.conv(f"{letter}_proj", y, Axis("heads", 1), head_dim, kernel=1))
-        y = recorder.attention("core", query, *keys_and_values, causal=False, masked=False)
-        return recorder.conv("o_proj", y, *x.axes, kernel=1)
+                kv_input = self._record_conv(recorder, f"{letter}_down", x, None, block.kernel, block.kv_stride)
+            keys_and_values.append(recorder.conv(f"{letter}_proj", kv_input, Axis("heads", 1), head_dim, kernel=1))
+        attn_output = recorder.attention("core", query, *keys_and_values, causal=False, masked=False)
+        return recorder.conv("o_proj", attn_output, *x.axes, kernel=1)
 
     def _fuse_stages(self, recorder: Flow, stage_outputs: list[Value]) -> Value:
         """Records the fusion of the outputs of the last stages."""
         largest = stage_outputs[0].rows
-        resized = [y if y.rows == largest else recorder.resampled(y, largest) for y in stage_outputs]
+        resized = [
+            stage_output if stage_output.rows == largest else recorder.resampled(stage_output, largest)
+            for stage_output in stage_outputs
+        ]
         joined = resized[0]
         if len(resized) > 1:
-            joined = recorder.cat(*resized, axes=(JoinedShapes(tuple(y.axes for y in resized)),))
+            joined = recorder.cat(*resized, axes=(JoinedShapes(tuple(stage_output.axes for stage_output in resized)),))
         x = self._record_conv(recorder, "pw_exp", joined, self.intermediate_size, is_activated=True)
         x = self._record_conv(recorder, "pw_proj", x, self.hidden_size)
         x = recorder.resampled(x, Fixed("positions", length=self.output_side**2))
@@ -277,7 +284,7 @@ class MobileNet(TowerPart):
     def _record_conv(
         self,
         recorder: Flow,
-        name: str,
+        conv_name: str,
         x: Value,
         channels: Number,
         kernel: Number = 1,
@@ -292,9 +299,9 @@ class MobileNet(TowerPart):
         axes = x.axes if channels is None else (Axis("channels", channels),)
         groups = x.width if channels is None else 1
         x = recorder.conv(
-            name, x, *axes, kernel=kernel * kernel, groups=groups, bias=bias, rows=_strided_rows(x.rows, stride)
+            conv_name, x, *axes, kernel=kernel * kernel, groups=groups, bias=bias, rows=_strided_rows(x.rows, stride)
         )
-        x = recorder.part(f"{name}_norm", self.norm, x)
+        x = recorder.part(f"{conv_name}_norm", self.norm, x)
         return recorder.act(x, self.hidden_act) if is_activated else x
 
     def describe(self, hidden_size: int) -> str:
@@ -307,7 +314,7 @@ class MobileNet(TowerPart):
     @classmethod
     def examples(cls) -> list[Self]:
         rms = Norm(type="rmsnorm", eps=1e-6)
-        edges = (
+        edge_blocks = (
             EdgeResidual(channels=6, intermediate_size=14, stride=2),
             EdgeResidual(channels=6, intermediate_size=10, kernel=5),
         )
@@ -315,7 +322,7 @@ class MobileNet(TowerPart):
             InvertedResidual(channels=8, intermediate_size=20, start_kernel=3, mid_kernel=5, stride=2),
             InvertedResidual(channels=8, intermediate_size=12, start_kernel=5),
         )
-        attending = (
+        grid_attention = (
             GridAttention(num_attention_heads=3, head_dim=5, kv_stride=2),
             InvertedResidual(channels=8, intermediate_size=16),
         )
@@ -324,8 +331,8 @@ class MobileNet(TowerPart):
             GridAttention(num_attention_heads=2, head_dim=4),
         )
         stages = (
-            GridStage(groups=(BlockGroup(blocks=edges),)),
-            GridStage(groups=(BlockGroup(blocks=inverted), BlockGroup(blocks=attending, repeat=3))),
+            GridStage(groups=(BlockGroup(blocks=edge_blocks),)),
+            GridStage(groups=(BlockGroup(blocks=inverted), BlockGroup(blocks=grid_attention, repeat=3))),
             GridStage(groups=(BlockGroup(blocks=last_stage),)),
         )
         return [
@@ -336,7 +343,10 @@ class MobileNet(TowerPart):
                 stem_channels=6,
                 stages=(
                     GridStage(
-                        groups=(BlockGroup(blocks=edges), BlockGroup(blocks=(*edges[1:], *attending[:1]), repeat=2))
+                        groups=(
+                            BlockGroup(blocks=edge_blocks),
+                            BlockGroup(blocks=(*edge_blocks[1:], *grid_attention[:1]), repeat=2),
+                        )
                     ),
                 ),
                 fused_stages=1,
@@ -367,13 +377,15 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class SameConv(nn.Conv2d):
-        """A convolution whose zero padding lets a stride s leave ⌈side / s⌉ positions of each side."""
+    class SamePaddingConv(nn.Conv2d):
+        """A convolution with zero padding, so that stride s leaves ⌈side / s⌉ positions per side."""
 
         def forward(self, x: Tensor) -> Tensor:
             padding: list[int] = []
-            for side, kernel, stride in zip(x.shape[:1:-1], self.kernel_size[::-1], self.stride[::-1], strict=True):
-                total_padding = max((-(-side // stride) - 1) * stride + kernel - side, 0)
+            for grid_side, kernel, stride in zip(
+                x.shape[:1:-1], self.kernel_size[::-1], self.stride[::-1], strict=True
+            ):
+                total_padding = max((-(-grid_side // stride) - 1) * stride + kernel - grid_side, 0)
                 padding += [total_padding // 2, total_padding - total_padding // 2]
             return super().forward(nn.functional.pad(x, padding))
 
@@ -384,99 +396,114 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.norm_spec, self.hidden_act = norm, hidden_act
 
-        def add_norm(self, name: str, channels: int) -> None:
-            self.add_module(name, self.norm_spec.reference(ModelProperties(channels)))
+        def add_norm(self, norm_name: str, channels: int) -> None:
+            self.add_module(norm_name, self.norm_spec.reference(ModelProperties(channels)))
 
         def add_conv(
-            self, name: str, width: int, channels: int, kernel: int = 1, stride: int = 1, **fields: Any
+            self, conv_name: str, in_channels: int, channels: int, kernel: int = 1, stride: int = 1, **fields: Any
         ) -> int:
-            self.add_module(name, SameConv(width, channels, kernel, stride, bias=fields.pop("bias", False), **fields))
-            self.add_norm(f"{name}_norm", channels)
+            self.add_module(
+                conv_name,
+                SamePaddingConv(in_channels, channels, kernel, stride, bias=fields.pop("bias", False), **fields),
+            )
+            self.add_norm(f"{conv_name}_norm", channels)
             return channels
 
-        def normalize(self, name: str, x: Tensor) -> Tensor:
-            y: Tensor = self.get_submodule(name)(x.permute(0, 2, 3, 1))
-            return y.permute(0, 3, 1, 2)
+        def normalize(self, norm_name: str, x: Tensor) -> Tensor:
+            normed: Tensor = self.get_submodule(norm_name)(x.permute(0, 2, 3, 1))
+            return normed.permute(0, 3, 1, 2)
 
-        def convolve(self, name: str, x: Tensor, is_activated: bool = False) -> Tensor:
-            x = self.normalize(f"{name}_norm", self.get_submodule(name)(x))
+        def convolve(self, conv_name: str, x: Tensor, is_activated: bool = False) -> Tensor:
+            x = self.normalize(f"{conv_name}_norm", self.get_submodule(conv_name)(x))
             return activate(self.hidden_act, x) if is_activated else x
 
     class EdgeReference(GridModule):
         """An edge residual block."""
 
-        def __init__(self, spec: EdgeResidual, width: int, norm: Norm, hidden_act: Activation) -> None:
+        def __init__(self, spec: EdgeResidual, in_channels: int, norm: Norm, hidden_act: Activation) -> None:
             super().__init__(norm, hidden_act)
-            self.has_skip = spec.stride == 1 and spec.channels == width
-            self.add_conv("conv_exp", width, spec.intermediate_size, spec.kernel, spec.stride)
+            self.has_skip = spec.stride == 1 and spec.channels == in_channels
+            self.add_conv("conv_exp", in_channels, spec.intermediate_size, spec.kernel, spec.stride)
             self.width = self.add_conv("conv_proj", spec.intermediate_size, spec.channels)
 
         def forward(self, x: Tensor) -> Tensor:
-            y = self.convolve("conv_proj", self.convolve("conv_exp", x, is_activated=True))
-            return x + y if self.has_skip else y
+            convolved = self.convolve("conv_proj", self.convolve("conv_exp", x, is_activated=True))
+            return x + convolved if self.has_skip else convolved
 
     class InvertedReference(GridModule):
         """A universal inverted residual block."""
 
-        def __init__(self, spec: InvertedResidual, width: int, norm: Norm, hidden_act: Activation) -> None:
+        def __init__(self, spec: InvertedResidual, in_channels: int, norm: Norm, hidden_act: Activation) -> None:
             super().__init__(norm, hidden_act)
-            self.has_skip, inner = spec.stride == 1 and spec.channels == width, spec.intermediate_size
+            self.has_skip, inner_width = spec.stride == 1 and spec.channels == in_channels, spec.intermediate_size
             if spec.start_kernel is not None:
                 stride = spec.stride if spec.mid_kernel is None else 1
-                self.add_conv("dw_start", width, width, spec.start_kernel, stride, groups=width)
-            self.add_conv("pw_exp", width, inner)
+                self.add_conv("dw_start", in_channels, in_channels, spec.start_kernel, stride, groups=in_channels)
+            self.add_conv("pw_exp", in_channels, inner_width)
             if spec.mid_kernel is not None:
-                self.add_conv("dw_mid", inner, inner, spec.mid_kernel, spec.stride, groups=inner)
-            self.width = self.add_conv("pw_proj", inner, spec.channels)
+                self.add_conv("dw_mid", inner_width, inner_width, spec.mid_kernel, spec.stride, groups=inner_width)
+            self.width = self.add_conv("pw_proj", inner_width, spec.channels)
             self.layer_scale = vector(torch.ones(spec.channels))
 
         def forward(self, x: Tensor) -> Tensor:
-            y = self.convolve("dw_start", x) if hasattr(self, "dw_start") else x
-            y = self.convolve("pw_exp", y, is_activated=True)
-            y = self.convolve("dw_mid", y, is_activated=True) if hasattr(self, "dw_mid") else y
-            y = self.convolve("pw_proj", y) * self.layer_scale.weight[:, None, None]
-            return x + y if self.has_skip else y
+            features = self.convolve("dw_start", x) if hasattr(self, "dw_start") else x
+            features = self.convolve("pw_exp", features, is_activated=True)
+            features = self.convolve("dw_mid", features, is_activated=True) if hasattr(self, "dw_mid") else features
+            features = self.convolve("pw_proj", features) * self.layer_scale.weight[:, None, None]
+            return x + features if self.has_skip else features
 
     class AttentionReference(GridModule):
         """Attention over a grid, with one head of keys and values."""
 
-        def __init__(self, spec: GridAttention, width: int, norm: Norm, hidden_act: Activation) -> None:
+        def __init__(self, spec: GridAttention, in_channels: int, norm: Norm, hidden_act: Activation) -> None:
             super().__init__(norm, hidden_act)
-            self.heads, self.width, inner = spec.num_attention_heads, width, spec.num_attention_heads * spec.head_dim
-            self.add_norm("norm", width)
-            self.q_proj, self.o_proj = SameConv(width, inner, 1, bias=False), SameConv(inner, width, 1, bias=False)
+            self.heads, self.width, inner_width = (
+                spec.num_attention_heads,
+                in_channels,
+                spec.num_attention_heads * spec.head_dim,
+            )
+            self.add_norm("norm", in_channels)
+            self.q_proj, self.o_proj = (
+                SamePaddingConv(in_channels, inner_width, 1, bias=False),
+                SamePaddingConv(inner_width, in_channels, 1, bias=False),
+            )
             for letter in "kv":
                 if spec.kv_stride > 1:
-                    self.add_conv(f"{letter}_down", width, width, spec.kernel, spec.kv_stride, groups=width)
-                self.add_module(f"{letter}_proj", SameConv(width, spec.head_dim, 1, bias=False))
-            self.core, self.layer_scale = softmax_core_class()(), vector(torch.ones(width))
+                    self.add_conv(
+                        f"{letter}_down", in_channels, in_channels, spec.kernel, spec.kv_stride, groups=in_channels
+                    )
+                self.add_module(f"{letter}_proj", SamePaddingConv(in_channels, spec.head_dim, 1, bias=False))
+            self.core, self.layer_scale = softmax_core_class()(), vector(torch.ones(in_channels))
 
         def _project(self, letter: str, x: Tensor) -> Tensor:
             """Computes the keys or the values: [images, 1, positions, head_dim]."""
             x = self.convolve(f"{letter}_down", x) if hasattr(self, f"{letter}_down") else x
-            y: Tensor = self.get_submodule(f"{letter}_proj")(x)
-            return y.flatten(2).transpose(1, 2)[:, None]
+            projected: Tensor = self.get_submodule(f"{letter}_proj")(x)
+            return projected.flatten(2).transpose(1, 2)[:, None]
 
         def forward(self, x: Tensor) -> Tensor:
-            y = self.normalize("norm", x)
-            query = self.q_proj(y).flatten(2).unflatten(1, (self.heads, -1)).transpose(2, 3)
-            heads = self.core(query, self._project("k", y), self._project("v", y))
+            normed = self.normalize("norm", x)
+            query = self.q_proj(normed).flatten(2).unflatten(1, (self.heads, -1)).transpose(2, 3)
+            heads = self.core(query, self._project("k", normed), self._project("v", normed))
             joined_heads = heads.transpose(2, 3).flatten(1, 2).unflatten(2, x.shape[2:])
             return x + self.o_proj(joined_heads) * self.layer_scale.weight[:, None, None]
 
     class FusionReference(GridModule):
         """The fusion of the outputs of the last stages, the largest grid first."""
 
-        def __init__(self, spec: MobileNet, width: int) -> None:
+        def __init__(self, spec: MobileNet, in_channels: int) -> None:
             super().__init__(spec.norm, spec.hidden_act)
-            self.side, inner, hidden = spec.output_side, spec.intermediate_size, spec.hidden_size
-            self.add_conv("pw_exp", width, inner)
-            self.add_conv("pw_proj", inner, hidden)
+            self.side, inner_width, hidden = spec.output_side, spec.intermediate_size, spec.hidden_size
+            self.add_conv("pw_exp", in_channels, inner_width)
+            self.add_conv("pw_proj", inner_width, hidden)
             self.add_norm("norm", hidden)
 
         def forward(self, stage_outputs: list[Tensor]) -> Tensor:
             grid = stage_outputs[0].shape[2:]
-            resized = [y if y.shape[2:] == grid else nn.functional.interpolate(y, size=grid) for y in stage_outputs]
+            resized = [
+                stage_output if stage_output.shape[2:] == grid else nn.functional.interpolate(stage_output, size=grid)
+                for stage_output in stage_outputs
+            ]
             x = self.convolve("pw_proj", self.convolve("pw_exp", torch.cat(resized, 1), is_activated=True))
             if grid[0] % self.side or grid[1] % self.side:
                 x = nn.functional.interpolate(x, size=(self.side, self.side), mode="bilinear")
@@ -492,22 +519,24 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: MobileNet) -> None:
             super().__init__(spec.norm, spec.hidden_act)
-            width = self.add_conv("stem", spec.num_channels, spec.stem_channels, 3, 2, bias=True)
+            in_channels = self.add_conv("stem", spec.num_channels, spec.stem_channels, 3, 2, bias=True)
             self.fused_stages, self.stage_count, widths = spec.fused_stages, len(spec.stages), list[int]()
             for i, stage in enumerate(spec.stages, 1):
                 groups = nn.Module()
-                for j, group in enumerate(stage.groups, 1):
+                for group_index, group in enumerate(stage.groups, 1):
                     repeats = list[nn.Module]()
                     for _ in range(group.repeat):
                         blocks = nn.Sequential()
                         for k, block in enumerate(group.blocks, 1):
-                            module = BLOCKS[block.type](block, width, spec.norm, spec.hidden_act)
-                            blocks.add_module(f"block_{k}", module)
-                            width = module.width
+                            block_module = BLOCKS[block.type](block, in_channels, spec.norm, spec.hidden_act)
+                            blocks.add_module(f"block_{k}", block_module)
+                            in_channels = block_module.width
                         repeats.append(blocks)
-                    groups.add_module(f"group_{j}", repeats[0] if group.repeat == 1 else nn.Sequential(*repeats))
+                    groups.add_module(
+                        f"group_{group_index}", repeats[0] if group.repeat == 1 else nn.Sequential(*repeats)
+                    )
                 self.add_module(f"stage_{i}", groups)
-                widths.append(width)
+                widths.append(in_channels)
             self.fusion = FusionReference(spec, sum(widths[-spec.fused_stages :]))
 
         def forward(self, pixels: Tensor) -> Tensor:

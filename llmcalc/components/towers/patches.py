@@ -90,18 +90,20 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: PatchEmbedder) -> None:
             super().__init__()
-            self.spec, hidden, p = spec, spec.hidden_size, spec.patches
-            width = p.num_channels * p.temporal_patch_size * p.patch_size**2
-            self.pixel_norm = spec.norm.reference(ModelProperties(width))
-            self.patch_embedding = nn.Linear(width, hidden, bias=p.bias)
+            self.spec, hidden, patches = spec, spec.hidden_size, spec.patches
+            patch_values = patches.num_channels * patches.temporal_patch_size * patches.patch_size**2
+            self.pixel_norm = spec.norm.reference(ModelProperties(patch_values))
+            self.patch_embedding = nn.Linear(patch_values, hidden, bias=patches.bias)
             self.patch_norm = spec.norm.reference(ModelProperties(hidden))
             self.norm = spec.norm.reference(ModelProperties(hidden))
             self.position_embedding = nn.Embedding(spec.positions.axes * spec.positions.rows, hidden)
 
         def forward(self, pixels: Tensor) -> Tensor:
-            p, t = self.spec.patches.patch_size, self.spec.patches.temporal_patch_size
-            rows, columns = pixels.shape[-2] // p, pixels.shape[-1] // p
-            patches = pixels[:, :, :t].unflatten(-1, (columns, p)).unflatten(-3, (rows, p))
+            patch_size, temporal_size = self.spec.patches.patch_size, self.spec.patches.temporal_patch_size
+            rows, columns = pixels.shape[-2] // patch_size, pixels.shape[-1] // patch_size
+            patches = (
+                pixels[:, :, :temporal_size].unflatten(-1, (columns, patch_size)).unflatten(-3, (rows, patch_size))
+            )
             x = self.patch_norm(
                 self.patch_embedding(self.pixel_norm(patches.permute(0, 3, 5, 1, 2, 4, 6).flatten(3).flatten(1, 2)))
             )

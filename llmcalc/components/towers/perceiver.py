@@ -1,4 +1,4 @@
-"""A Perceiver resampler: learned latents that read patches, and one another, in several layers.
+"""A Perceiver resampler: learned latents that attend to patches and to one another in several layers.
 
 Alayrac 2022 (arXiv:2204.14198, §2.1); Laurençon 2024 (arXiv:2405.02246). transformers: models/idefics2
 (`Idefics2PerceiverResampler`).
@@ -52,19 +52,21 @@ class Perceiver(LearnedQueries):
         latents = recorder.vector("query", Axis("queries", self.queries), hidden, count=self.queries)
         latents = latents.view(hidden, rows=Multiple(name="queries", of=IMAGES, by=self.queries))
         depth = self.num_hidden_layers
-        indices = range(depth) if isinstance(depth, int) else None
-        latents = recorder.layers(latents, lambda v: self._record_layer(recorder, v, x), depth, indices, kind="layer")
+        layer_indices = range(depth) if isinstance(depth, int) else None
+        latents = recorder.layers(
+            latents, lambda v: self._record_layer(recorder, v, x), depth, layer_indices, kind="layer"
+        )
         return recorder.part("norm", self.norm, latents)
 
     def _record_layer(self, recorder: Flow, latents: Value, patches: Value) -> Value:
         """Records a layer and returns its latents."""
         queries = recorder.part("latents_norm", self.norm, latents)
         patches = recorder.part("patches_norm", self.norm, patches)
-        rows = Joined(name="patches and latents", first=patches.rows, second=queries.rows)
-        memory = recorder.cat(patches, queries, axes=patches.axes, rows=rows)
+        memory_rows = Joined(name="patches and latents", first=patches.rows, second=queries.rows)
+        memory = recorder.cat(patches, queries, axes=patches.axes, rows=memory_rows)
         with recorder.apart(causal=False):
-            y = recorder.part("self_attn", self.attention, queries, memory=memory)
-        latents = recorder.add(latents, y)
+            attn_output = recorder.part("self_attn", self.attention, queries, memory=memory)
+        latents = recorder.add(latents, attn_output)
         return recorder.add(
             latents, recorder.part("mlp", self.feed_forward, recorder.part("mlp_pre_norm", self.norm, latents))
         )
@@ -86,20 +88,20 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class Latents(nn.Module):
-        def __init__(self, count: int, width: int) -> None:
+        def __init__(self, latent_count: int, hidden: int) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.randn(count, width) * 0.02)
+            self.weight = nn.Parameter(torch.randn(latent_count, hidden) * 0.02)
 
     class Layer(nn.Module):
         """A layer. latents: [images, latents, hidden], patches: [images, patches, hidden] → latents."""
 
         def __init__(self, spec: Perceiver) -> None:
             super().__init__()
-            width = spec.hidden_size
-            for name in ("latents_norm", "patches_norm", "mlp_pre_norm"):
-                self.add_module(name, spec.norm.reference(ModelProperties(width)))
-            self.self_attn = spec.attention.reference(ModelProperties(width, causal=False, cross=True))
-            self.mlp = spec.feed_forward.reference(ModelProperties(width))
+            hidden = spec.hidden_size
+            for norm_name in ("latents_norm", "patches_norm", "mlp_pre_norm"):
+                self.add_module(norm_name, spec.norm.reference(ModelProperties(hidden)))
+            self.self_attn = spec.attention.reference(ModelProperties(hidden, causal=False, cross=True))
+            self.mlp = spec.feed_forward.reference(ModelProperties(hidden))
 
         def forward(self, latents: Tensor, patches: Tensor) -> Tensor:
             queries = self.get_submodule("latents_norm")(latents)

@@ -49,14 +49,16 @@ class Map(Part):
     hidden_act: Activation = "identity"
     gated: Flag = False
 
-    def flow(self, recorder: Flow, x: Value, name: str) -> Value:
+    def flow(self, recorder: Flow, x: Value, map_name: str) -> Value:
         if self.gated:
             half_axis = (Axis("hidden", exact_div(self.size, 2)),)
             gated_half, gate = recorder.split(
-                recorder.linear(name, x, JoinedShapes((half_axis, half_axis)), bias=self.bias), half_axis, half_axis
+                recorder.linear(map_name, x, JoinedShapes((half_axis, half_axis)), bias=self.bias), half_axis, half_axis
             )
             return recorder.mul(gated_half, _activate(recorder, gate, self.hidden_act))
-        return _activate(recorder, recorder.linear(name, x, Axis("hidden", self.size), bias=self.bias), self.hidden_act)
+        return _activate(
+            recorder, recorder.linear(map_name, x, Axis("hidden", self.size), bias=self.bias), self.hidden_act
+        )
 
 
 class Resampler(LearnedQueries):
@@ -98,21 +100,25 @@ class Resampler(LearnedQueries):
         query_count, hidden = Axis("queries", self.queries), Axis("hidden", self.hidden_size)
         keys = recorder.linear("kv_proj", x, hidden) if self.projected else x
         keys = recorder.part("kv_norm", self.norm, keys)
-        rows = Multiple(name="queries", of=IMAGES, by=self.queries)
-        query = recorder.vector("query", query_count, hidden, count=self.queries).view(hidden, rows=rows)
+        query_rows = Multiple(name="queries", of=IMAGES, by=self.queries)
+        query = recorder.vector("query", query_count, hidden, count=self.queries).view(hidden, rows=query_rows)
         query = recorder.part("query_norm", self.norm, query)
         if self.positions:
             query = recorder.add(
-                query, recorder.vector("positions", query_count, hidden, count=self.queries).view(hidden, rows=rows)
+                query,
+                recorder.vector("positions", query_count, hidden, count=self.queries).view(hidden, rows=query_rows),
             )
-        values: Value | None = None
+        value_input: Value | None = None
         if self.double_projections:
-            query, keys, values = (
-                recorder.linear(name, y, hidden) for name, y in (("q_in", query), ("k_in", keys), ("v_in", keys))
+            query, keys, value_input = (
+                recorder.linear(projection, projection_input, hidden)
+                for projection, projection_input in (("q_in", query), ("k_in", keys), ("v_in", keys))
             )
         with recorder.apart(causal=False):
-            y = recorder.part("attention", self.attention, query, memory=keys, value_input=values)
-        return recorder.linear("attention_out", y, hidden, bias=True) if self.double_projections else y
+            attn_output = recorder.part("attention", self.attention, query, memory=keys, value_input=value_input)
+        return (
+            recorder.linear("attention_out", attn_output, hidden, bias=True) if self.double_projections else attn_output
+        )
 
 
 RESAMPLERS = PartChoice(
@@ -236,11 +242,11 @@ class Projector(TowerPart):
         x = self._merge_patches(recorder, x)
         x = recorder.part("norm", self.norm, x) if norm_after_merge and self.norm is not None else x
         if self.input_marks:
-            x = self._with_marks(recorder, "input_marks", x, self.input_marks, *x.axes)
+            x = self._append_marks(recorder, "input_marks", x, self.input_marks, *x.axes)
         for i, linear in enumerate(self.maps, 1):
             x = linear.flow(recorder, x, f"map_{i}")
         if self.output_marks:
-            x = self._with_marks(recorder, "output_marks", x, self.output_marks, *x.axes)
+            x = self._append_marks(recorder, "output_marks", x, self.output_marks, *x.axes)
         x = x if self.out_norm is None else recorder.part("out_norm", self.out_norm, x)
         x = _activate(recorder, x, self.out_act)
         if self.stack is None:
@@ -253,16 +259,18 @@ class Projector(TowerPart):
         if same(self.merge, 1) and same(self.frames, 1):
             return x
         merged_axes = (Axis("rows", self.merge), Axis("columns", self.merge))
-        rows = Merged(of=x.rows, side=self.merge, frames=self.frames)
-        return recorder.merge(x, rows, Axis("frames", self.frames), *merged_axes, mean=self.merged == "mean")
+        merged_rows = Merged(of=x.rows, side=self.merge, frames=self.frames)
+        return recorder.merge(x, merged_rows, Axis("frames", self.frames), *merged_axes, mean=self.merged == "mean")
 
-    def _with_marks(self, recorder: Flow, name: str, x: Value, mark_count: int, *axes: Axis | JoinedShapes) -> Value:
+    def _append_marks(
+        self, recorder: Flow, marks_name: str, x: Value, mark_count: int, *axes: Axis | JoinedShapes
+    ) -> Value:
         """Appends learned marker vectors to x."""
-        vectors = recorder.vector(name, Axis("marks", mark_count), *axes, count=mark_count)
+        vectors = recorder.vector(marks_name, Axis("marks", mark_count), *axes, count=mark_count)
         return recorder.cat(x, vectors, axes=x.axes, rows=RowsWithExtra(of=x.rows, more=mark_count))
 
     def describe(self, hidden_size: int) -> str:
-        return " → ".join(str(size) for size in (self.input_size, *(linear.size for linear in self.maps)))
+        return " → ".join(str(map_width) for map_width in (self.input_size, *(linear.size for linear in self.maps)))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["projector"](self)
@@ -319,8 +327,8 @@ class Projector(TowerPart):
             cls(input_size=10, maps=(Map(size=24, bias=True),), input_marks=1, output_marks=3, out_norm=rms),
             cls(input_size=10, maps=(Map(size=24, bias=True),), merge=2, input_marks=2),
             *(
-                cls(input_size=size, maps=(Map(size=24),), norm=layernorm, resampler=resampler)
-                for size, resampler in resamplers
+                cls(input_size=input_size, maps=(Map(size=24),), norm=layernorm, resampler=resampler)
+                for input_size, resampler in resamplers
             ),
             cls(input_size=12, maps=(), resampler=Perceiver.examples()[0]),
             cls(input_size=10, maps=(Map(size=24),), stack=Stack(num_hidden_layers=2, block=layer)),
@@ -328,8 +336,8 @@ class Projector(TowerPart):
         ]
 
 
-def _activate(recorder: Flow, x: Value, name: Activation) -> Value:
-    return x if name == "identity" else recorder.act(x, name)
+def _activate(recorder: Flow, x: Value, function_name: Activation) -> Value:
+    return x if function_name == "identity" else recorder.act(x, function_name)
 
 
 @cache
@@ -337,10 +345,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     import torch
     from torch import nn
 
-    class Marks(nn.Module):
-        def __init__(self, query_count: int, width: int) -> None:
+    class MarkerVectors(nn.Module):
+        def __init__(self, query_count: int, hidden: int) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.randn(query_count, width) * 0.02)
+            self.weight = nn.Parameter(torch.randn(query_count, hidden) * 0.02)
 
         def forward(self, x: Tensor) -> Tensor:
             return torch.cat([x, self.weight.expand(len(x), -1, -1)], 1)
@@ -348,15 +356,15 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class ResamplerReference(nn.Module):
         """Learned queries that attend to patches. x: [images, patches, input_size] → [images, queries, hidden_size]."""
 
-        def __init__(self, spec: Resampler, width: int) -> None:
+        def __init__(self, spec: Resampler, input_width: int) -> None:
             super().__init__()
             hidden = spec.hidden_size
             if spec.projected:
-                self.kv_proj = nn.Linear(width, hidden, bias=False)
-            self.query, self.kv_norm = Marks(spec.queries, hidden), spec.norm.reference(ModelProperties(hidden))
+                self.kv_proj = nn.Linear(input_width, hidden, bias=False)
+            self.query, self.kv_norm = MarkerVectors(spec.queries, hidden), spec.norm.reference(ModelProperties(hidden))
             self.query_norm = spec.norm.reference(ModelProperties(hidden))
             if spec.positions:
-                self.positions = Marks(spec.queries, hidden)
+                self.positions = MarkerVectors(spec.queries, hidden)
             self.attention = spec.attention.reference(ModelProperties(hidden, causal=False, cross=True))
             if spec.double_projections:
                 self.q_in, self.k_in, self.v_in = (nn.Linear(hidden, hidden, bias=False) for _ in range(3))
@@ -381,32 +389,32 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def __init__(self, spec: Projector) -> None:
             super().__init__()
-            self.spec, width = spec, spec.input_size
+            self.spec, input_width = spec, spec.input_size
             if spec.vocab_size is not None and spec.norm is not None:
-                self.token_embedding = nn.Embedding(spec.vocab_size, width)
-                self.token_norm = spec.norm.reference(ModelProperties(width))
+                self.token_embedding = nn.Embedding(spec.vocab_size, input_width)
+                self.token_norm = spec.norm.reference(ModelProperties(input_width))
             if spec.resampler is not None:
-                self.resampler = spec.resampler.reference(ModelProperties(width))
-                width = spec.resampler.hidden_size
+                self.resampler = spec.resampler.reference(ModelProperties(input_width))
+                input_width = spec.resampler.hidden_size
             if spec.merged == "concat":
-                width = width * spec.merge**2 * spec.frames
+                input_width = input_width * spec.merge**2 * spec.frames
             if spec.input_marks:
-                self.input_marks = Marks(spec.input_marks, width)
+                self.input_marks = MarkerVectors(spec.input_marks, input_width)
             if spec.norm is not None:
-                normed_width = spec.input_size if spec.norm_of == "patch" and spec.resampler is None else width
+                normed_width = spec.input_size if spec.norm_of == "patch" and spec.resampler is None else input_width
                 self.norm = spec.norm.reference(ModelProperties(normed_width))
             for i, linear in enumerate(spec.maps, 1):
-                self.add_module(f"map_{i}", nn.Linear(width, linear.size, bias=linear.bias))
-                width = linear.size // 2 if linear.gated else linear.size
+                self.add_module(f"map_{i}", nn.Linear(input_width, linear.size, bias=linear.bias))
+                input_width = linear.size // 2 if linear.gated else linear.size
             if spec.output_marks:
-                self.output_marks = Marks(spec.output_marks, width)
+                self.output_marks = MarkerVectors(spec.output_marks, input_width)
             if spec.out_norm is not None:
-                self.out_norm = spec.out_norm.reference(ModelProperties(width))
+                self.out_norm = spec.out_norm.reference(ModelProperties(input_width))
             self._stack: tuple[nn.Module, ...] = ()
             if spec.stack is not None:
-                stack = spec.stack.reference(ModelProperties(width, causal=False))
-                for name, child in stack.named_children():
-                    self.add_module(name, child)
+                stack = spec.stack.reference(ModelProperties(input_width, causal=False))
+                for child_name, child in stack.named_children():
+                    self.add_module(child_name, child)
                 self._stack = (stack,)  # as a tuple: the stack's children are registered as this module's own
 
         def tokens(self, ids: Tensor) -> Tensor:
@@ -415,12 +423,12 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def _apply_maps(self, x: Tensor) -> Tensor:
             for i, linear in enumerate(self.spec.maps, 1):
-                y = self.get_submodule(f"map_{i}")(x)
+                projected = self.get_submodule(f"map_{i}")(x)
                 if linear.gated:
-                    gated_half, gate = y.chunk(2, -1)
+                    gated_half, gate = projected.chunk(2, -1)
                     x = gated_half * activate(linear.hidden_act, gate)
                 else:
-                    x = activate(linear.hidden_act, y)
+                    x = activate(linear.hidden_act, projected)
             x = self.output_marks(x) if hasattr(self, "output_marks") else x
             x = activate(self.spec.out_act, self.out_norm(x) if hasattr(self, "out_norm") else x)
             for stack in self._stack:

@@ -1,4 +1,4 @@
-"""A Q-Former: learned queries in BERT's layers, some of which also read patches of an image or windows of audio.
+"""A Q-Former: BERT layers over learned queries, some with cross-attention to an image's patches or audio windows.
 
 Li 2023 (arXiv:2301.12597, §3.1). transformers: models/blip_2 (`Blip2QFormerModel`), in models/granite_speech.
 """
@@ -73,55 +73,62 @@ class QFormer(LearnedQueries):
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the layers and returns the queries for each image or window. x: the patches."""
         hidden, window = Axis("hidden", self.hidden_size), self.window
-        parts = IMAGES if window is None else Windows(of=x.rows, window=window)
+        window_axis = IMAGES if window is None else Windows(of=x.rows, window=window)
         patches = x if window is None else x.view(*x.axes, rows=Padded(of=x.rows, block=window))
         queries = recorder.vector("query", Axis("queries", self.queries), hidden, count=self.queries)
-        rows = Multiple(name="queries", of=parts, by=self.queries)
-        single = rows if window is None else Table(name="queries", length=self.queries)
-        queries = recorder.part("query_norm", self.norm, queries.view(hidden, rows=single))
+        query_rows = Multiple(name="queries", of=window_axis, by=self.queries)
+        single_rows = query_rows if window is None else Table(name="queries", length=self.queries)
+        queries = recorder.part("query_norm", self.norm, queries.view(hidden, rows=single_rows))
         with recorder.scope("layers", repeat=1, indices=[0], kind="layer", label="first"):
-            queries = self._record_layer(recorder, queries, patches, rows)
-        for label, reads_patches, indices in self._kinds_of_later_layers():
-            record_layer = partial(self._record_layer, recorder, patches=patches if reads_patches else None, rows=rows)
-            queries = recorder.layers(queries, record_layer, len(indices), indices, kind="layer", label=label)
+            queries = self._record_layer(recorder, queries, patches, query_rows)
+        for label, reads_patches, layer_indices in self._kinds_of_later_layers():
+            record_layer = partial(
+                self._record_layer, recorder, patches=patches if reads_patches else None, rows=query_rows
+            )
+            queries = recorder.layers(
+                queries, record_layer, len(layer_indices), layer_indices, kind="layer", label=label
+            )
         return queries
 
     def _kinds_of_later_layers(self) -> Iterator[tuple[str, bool, list[int]]]:
-        """Yields the label of each kind of layer above the first, whether it reads the patches, and its indices."""
+        """Yields each kind of layer above the first: its label, whether it attends to the patches, and its indices."""
         layers = range(1, self.num_hidden_layers)
         for label, reads_patches in (("reading", True), ("", False)):
-            indices = [i for i in layers if (i in self.reading_layers) == reads_patches]
-            if indices:
-                yield label, reads_patches, indices
+            layer_indices = [i for i in layers if (i in self.reading_layers) == reads_patches]
+            if layer_indices:
+                yield label, reads_patches, layer_indices
 
     def _record_layer(self, recorder: Flow, x: Value, patches: Value | None, rows: Rows) -> Value:
-        """Records a layer. patches: what its queries read beside one another. rows: the queries of all windows."""
-        for name, memory, query_rows in (("self_attn", x, x.rows), ("cross_attn", patches, rows)):
+        """Records a layer. patches: the input of cross-attention, if any. rows: the queries of all windows."""
+        for attention_name, memory, query_rows in (("self_attn", x, x.rows), ("cross_attn", patches, rows)):
             if memory is not None:
-                with recorder.scope(name, kind="attention"):
-                    y = self._record_attention(recorder, x, memory, query_rows)
+                with recorder.scope(attention_name, kind="attention"):
+                    sublayer_output = self._record_attention(recorder, x, memory, query_rows)
                 x = x.view(*x.axes, rows=query_rows)
-                x = recorder.part(f"{name}_post_norm", self.norm, recorder.add(x, y))
-        y = recorder.part("mlp", self.feed_forward, x)
-        return recorder.part("mlp_post_norm", self.norm, recorder.add(x, y))
+                x = recorder.part(f"{attention_name}_post_norm", self.norm, recorder.add(x, sublayer_output))
+        sublayer_output = recorder.part("mlp", self.feed_forward, x)
+        return recorder.part("mlp_post_norm", self.norm, recorder.add(x, sublayer_output))
 
     def _record_attention(self, recorder: Flow, x: Value, memory: Value, rows: Rows) -> Value:
-        """Records the attention of queries. rows: those that the projected queries are copied to."""
+        """Records the attention of queries. rows: the queries of all windows, to which the queries are copied."""
         dim = Axis("head_dim", exact_div(self.hidden_size, self.num_attention_heads))
         head_axes = Axis("heads", self.num_attention_heads), dim
         inputs = {"q": x, "k": memory, "v": memory}
-        q, k, v = (recorder.linear(f"{letter}_proj", y, *head_axes, bias=True) for letter, y in inputs.items())
+        q, k, v = (
+            recorder.linear(f"{letter}_proj", projection_input, *head_axes, bias=True)
+            for letter, projection_input in inputs.items()
+        )
         if isinstance(rows, Table):
             single_set = ops.DistanceScores(q.axes[0].size, 2 * dim.size, rows, rows)
-            y = recorder.core("", single_set, q, k, v, axes=v.axes)
-            return recorder.linear("o_proj", y, *x.axes, bias=True)
+            attn_output = recorder.core("", single_set, q, k, v, axes=v.axes)
+            return recorder.linear("o_proj", attn_output, *x.axes, bias=True)
         q = q.view(*q.axes, rows=rows)
         limits: dict[str, Any] = {}
         if self.window is not None:
             context = 0 if memory is x else self.window - self.queries
             limits = {"core": ops.ChunkedCore, "chunk": self.queries, "context": context}
-        y = recorder.attention("", q, k, v, causal=False, masked=False, **limits)
-        return recorder.linear("o_proj", y, *x.axes, bias=True)
+        attn_output = recorder.attention("", q, k, v, causal=False, masked=False, **limits)
+        return recorder.linear("o_proj", attn_output, *x.axes, bias=True)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self)
@@ -146,28 +153,28 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Queries(nn.Module):
-        def __init__(self, count: int, width: int) -> None:
+    class LearnedQueryTable(nn.Module):
+        def __init__(self, query_count: int, hidden: int) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.randn(count, width) * 0.02)
+            self.weight = nn.Parameter(torch.randn(query_count, hidden) * 0.02)
 
     class Attention(nn.Module):
         """Attention of queries. x: [windows, queries, hidden], memory: [windows, positions, width] → x's shape."""
 
         def __init__(self, spec: QFormer, memory_width: int) -> None:
             super().__init__()
-            self.heads, width = spec.num_attention_heads, spec.hidden_size
-            self.q_proj, self.o_proj = (nn.Linear(width, width) for _ in range(2))
-            self.k_proj, self.v_proj = (nn.Linear(memory_width, width) for _ in range(2))
+            self.heads, hidden = spec.num_attention_heads, spec.hidden_size
+            self.q_proj, self.o_proj = (nn.Linear(hidden, hidden) for _ in range(2))
+            self.k_proj, self.v_proj = (nn.Linear(memory_width, hidden) for _ in range(2))
 
         def forward(self, x: Tensor, memory: Tensor) -> Tensor:
             q, k, v = (
-                projection(y).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-                for projection, y in ((self.q_proj, x), (self.k_proj, memory), (self.v_proj, memory))
+                projection(projection_input).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                for projection, projection_input in ((self.q_proj, x), (self.k_proj, memory), (self.v_proj, memory))
             )
             scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-            out: Tensor = self.o_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
-            return out
+            attn_output: Tensor = self.o_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+            return attn_output
 
     class Layer(nn.Module):
         """A layer. x: [windows, queries, hidden], patches: [windows, positions, width] → x's shape."""
@@ -178,22 +185,22 @@ def _reference_class() -> type[nn.Module]:
             self.self_attn = Attention(spec, spec.hidden_size)
             self.cross_attn = Attention(spec, spec.input_size) if reads_patches else None
             self.mlp = spec.feed_forward.reference(properties)
-            for name in ("self_attn", *(("cross_attn",) if reads_patches else ()), "mlp"):
-                self.add_module(f"{name}_post_norm", spec.norm.reference(properties))
+            for sublayer in ("self_attn", *(("cross_attn",) if reads_patches else ()), "mlp"):
+                self.add_module(f"{sublayer}_post_norm", spec.norm.reference(properties))
 
         def forward(self, x: Tensor, patches: Tensor) -> Tensor:
             x = self.get_submodule("self_attn_post_norm")(x + self.self_attn(x, x))
             if self.cross_attn is not None:
                 x = self.get_submodule("cross_attn_post_norm")(x + self.cross_attn(x, patches))
-            out: Tensor = self.get_submodule("mlp_post_norm")(x + self.mlp(x, ForwardPass()))
-            return out
+            layer_output: Tensor = self.get_submodule("mlp_post_norm")(x + self.mlp(x, ForwardPass()))
+            return layer_output
 
     class QFormerReference(nn.Module):
         """The Q-Former. x: [images, positions, width] → [images, queries of all windows, hidden]."""
 
         def __init__(self, spec: QFormer) -> None:
             super().__init__()
-            self.window, self.query = spec.window, Queries(spec.queries, spec.hidden_size)
+            self.window, self.query = spec.window, LearnedQueryTable(spec.queries, spec.hidden_size)
             self.query_norm = spec.norm.reference(ModelProperties(spec.hidden_size))
             self.layers = nn.ModuleList(Layer(spec, i in spec.reading_layers) for i in range(spec.num_hidden_layers))
 

@@ -83,10 +83,10 @@ class SamEncoder(TowerPart):
                 f"num_attention_heads: {self.num_attention_heads} does not divide hidden_size {self.hidden_size}; "
                 "expected a divisor"
             )
-        for index in self.global_layers:
-            if not 0 <= index < self.num_hidden_layers:
+        for layer_index in self.global_layers:
+            if not 0 <= layer_index < self.num_hidden_layers:
                 raise ValueError(
-                    f"global_layers: there is no layer {index}; expected indices below {self.num_hidden_layers}"
+                    f"global_layers: there is no layer {layer_index}; expected indices below {self.num_hidden_layers}"
                 )
         if self.image is not None and self.second_neck:
             raise ValueError("image: the FLOPs of a second neck are not counted; expected no rule for images")
@@ -106,9 +106,9 @@ class SamEncoder(TowerPart):
             for position in self.positions.flow(recorder, x):
                 x = recorder.add(x, position)
         patches = x.rows
-        for label, window, repeat, indices in self._kinds_of_layers():
+        for label, window, repeat, layer_indices in self._kinds_of_layers():
             record_layer = partial(self._record_layer, recorder, window=window)
-            x = recorder.layers(x, record_layer, repeat, indices, kind="layer", label=label)
+            x = recorder.layers(x, record_layer, repeat, layer_indices, kind="layer", label=label)
         if self.second_neck:
             with recorder.scope("second_neck", role="idle"):
                 self._record_neck(recorder, x)
@@ -116,43 +116,49 @@ class SamEncoder(TowerPart):
         with recorder.scope("neck"):
             x = self._record_neck(recorder, x)
         for i, channels in enumerate(self.halvings, 1):
-            rows = Merged(of=patches, side=2**i)
-            x = recorder.conv(f"halving_{i}", x, Axis("channels", channels), kernel=9, rows=rows)
+            merged_rows = Merged(of=patches, side=2**i)
+            x = recorder.conv(f"halving_{i}", x, Axis("channels", channels), kernel=9, rows=merged_rows)
         return x
 
     def _kinds_of_layers(self) -> Iterator[tuple[str, int | None, Number, list[int] | None]]:
         """Yields the label, the window, the number and the indices of each kind of layer."""
-        count: Number = self.num_hidden_layers
+        layer_count: Number = self.num_hidden_layers
         global_indices = sorted({*self.global_layers})
-        windowed = [i for i in range(count) if i not in global_indices] if isinstance(count, int) else None
-        if windowed != []:
-            yield "window", self.window_size, count - len(global_indices), windowed
+        windowed_layers = (
+            [i for i in range(layer_count) if i not in global_indices] if isinstance(layer_count, int) else None
+        )
+        if windowed_layers != []:
+            yield "window", self.window_size, layer_count - len(global_indices), windowed_layers
         if global_indices:
             yield "global", None, len(global_indices), global_indices
 
     def _record_layer(self, recorder: Flow, x: Value, window: int | None) -> Value:
-        """Records a layer. window: the side of its windows, none for the whole image."""
-        y = recorder.part("self_attn_pre_norm", self.norm, x)
+        """Records a layer. window: the side of its attention windows; None for attention to the whole image."""
+        residual_branch = recorder.part("self_attn_pre_norm", self.norm, x)
         with recorder.scope("self_attn", kind="attention"):
-            y = self._record_attention(recorder, y, window)
-        x = recorder.add(x, y)
+            residual_branch = self._record_attention(recorder, residual_branch, window)
+        x = recorder.add(x, residual_branch)
         return recorder.add(x, recorder.part("mlp", self.feed_forward, recorder.part("mlp_pre_norm", self.norm, x)))
 
     def _record_attention(self, recorder: Flow, x: Value, window: int | None) -> Value:
-        side, patches = self.grid if window is None else window, x.rows
+        window_side, patches = self.grid if window is None else window, x.rows
         dim = Axis("head_dim", exact_div(self.hidden_size, self.num_attention_heads))
         head_axes = Axis("heads", self.num_attention_heads), dim
         x = x if window is None else x.view(*x.axes, rows=PaddedSquares(side=window))
         q, k, v = (recorder.linear(f"{letter}_proj", x, *head_axes, bias=self.qkv_bias) for letter in "qkv")
         scored_distances = 0
         if self.relative_positions:
-            scored_distances = 2 * side
-            distances = Table(name="distances", length=side * side)
-            for name in ("row_distances", "column_distances"):
-                recorder.table(name, Axis("distances", 2 * side - 1), dim, of=distances, by="positions")
-        limits: dict[str, Any] = {"core": ops.ChunkedCore, "chunk": side * side, "distances": scored_distances}
-        y = recorder.attention("", q, k, v, causal=False, masked=False, **limits)
-        return recorder.linear("o_proj", y, *x.axes, bias=True).view(*x.axes, rows=patches)
+            scored_distances = 2 * window_side
+            distances = Table(name="distances", length=window_side * window_side)
+            for table_name in ("row_distances", "column_distances"):
+                recorder.table(table_name, Axis("distances", 2 * window_side - 1), dim, of=distances, by="positions")
+        limits: dict[str, Any] = {
+            "core": ops.ChunkedCore,
+            "chunk": window_side * window_side,
+            "distances": scored_distances,
+        }
+        attn_output = recorder.attention("", q, k, v, causal=False, masked=False, **limits)
+        return recorder.linear("o_proj", attn_output, *x.axes, bias=True).view(*x.axes, rows=patches)
 
     def _record_neck(self, recorder: Flow, x: Value) -> Value:
         """Records two convolutions with norms."""
@@ -213,25 +219,25 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: SamEncoder, window: int | None) -> None:
             super().__init__()
-            self.heads, self.window, width = spec.num_attention_heads, window, spec.hidden_size
+            self.heads, self.window, hidden = spec.num_attention_heads, window, spec.hidden_size
             for letter in "qkv":
-                self.add_module(f"{letter}_proj", nn.Linear(width, width, bias=spec.qkv_bias))
-            self.o_proj = nn.Linear(width, width)
+                self.add_module(f"{letter}_proj", nn.Linear(hidden, hidden, bias=spec.qkv_bias))
+            self.o_proj = nn.Linear(hidden, hidden)
             if spec.relative_positions:
                 distance_count = 2 * (spec.grid if window is None else window) - 1
                 self.row_distances, self.column_distances = (
-                    nn.Embedding(distance_count, width // spec.num_attention_heads) for _ in range(2)
+                    nn.Embedding(distance_count, hidden // spec.num_attention_heads) for _ in range(2)
                 )
 
         def forward(self, x: Tensor) -> Tensor:
-            rows, columns, side = x.shape[1], x.shape[2], self.window
-            if side is not None:
-                x = functional.pad(x, (0, 0, 0, -columns % side, 0, -rows % side))
+            rows, columns, window_side = x.shape[1], x.shape[2], self.window
+            if window_side is not None:
+                x = functional.pad(x, (0, 0, 0, -columns % window_side, 0, -rows % window_side))
                 padded_rows, padded_columns = x.shape[1:3]
-                x = x.unflatten(2, (-1, side)).unflatten(1, (-1, side)).transpose(2, 3).flatten(0, 2)
+                x = x.unflatten(2, (-1, window_side)).unflatten(1, (-1, window_side)).transpose(2, 3).flatten(0, 2)
             x = self._attend(x)
-            if side is not None:
-                x = x.unflatten(0, (-1, padded_rows // side, padded_columns // side)).transpose(2, 3)
+            if window_side is not None:
+                x = x.unflatten(0, (-1, padded_rows // window_side, padded_columns // window_side)).transpose(2, 3)
                 x = x.flatten(3, 4).flatten(1, 2)
             return x[:, :rows, :columns]
 
@@ -243,15 +249,15 @@ def _reference_class() -> type[nn.Module]:
             )
             scores = q.flatten(2, 3) @ k.flatten(2, 3).transpose(-1, -2) * q.shape[-1] ** -0.5
             if hasattr(self, "row_distances"):
-                places = torch.arange(x.shape[1], device=x.device)
-                index = places[:, None] - places + x.shape[1] - 1
-                by_row = torch.einsum("bhrcd,rkd->bhrck", q, self.row_distances(index))
-                by_column = torch.einsum("bhrcd,ckd->bhrck", q, self.column_distances(index))
+                positions = torch.arange(x.shape[1], device=x.device)
+                distance_index = positions[:, None] - positions + x.shape[1] - 1
+                by_row = torch.einsum("bhrcd,rkd->bhrck", q, self.row_distances(distance_index))
+                by_column = torch.einsum("bhrcd,ckd->bhrck", q, self.column_distances(distance_index))
                 bias = by_row[..., :, None] + by_column[..., None, :]
                 scores = scores + bias.flatten(-2).flatten(2, 3)
             heads = (scores.softmax(-1) @ v.flatten(2, 3)).unflatten(2, x.shape[1:3])
-            out: Tensor = self.o_proj(heads.permute(0, 2, 3, 1, 4).flatten(3))
-            return out
+            attn_output: Tensor = self.o_proj(heads.permute(0, 2, 3, 1, 4).flatten(3))
+            return attn_output
 
     class Layer(nn.Module):
         """A layer. x: [images, rows, columns, hidden] → same shape."""
@@ -283,7 +289,7 @@ def _reference_class() -> type[nn.Module]:
             return x
 
     class SecondNeck(Neck):
-        """The neck that reads a global layer, with the factor of what it adds."""
+        """The neck that reads a global layer, with the factor that scales its output."""
 
         def __init__(self, spec: SamEncoder) -> None:
             super().__init__(spec)
@@ -294,9 +300,9 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: SamEncoder) -> None:
             super().__init__()
-            self.spec, hidden, p = spec, spec.hidden_size, spec.patches
-            width = p.num_channels * p.temporal_patch_size * p.patch_size**2
-            self.patch_embedding = nn.Linear(width, hidden, bias=p.bias)
+            self.spec, hidden, patches = spec, spec.hidden_size, spec.patches
+            patch_values = patches.num_channels * patches.temporal_patch_size * patches.patch_size**2
+            self.patch_embedding = nn.Linear(patch_values, hidden, bias=patches.bias)
             if spec.positions is not None:
                 self.position_embedding = nn.Embedding(spec.positions.axes * spec.positions.rows, hidden)
             windows = (None if i in spec.global_layers else spec.window_size for i in range(spec.num_hidden_layers))
@@ -306,13 +312,18 @@ def _reference_class() -> type[nn.Module]:
                 self.second_neck = SecondNeck(spec)
             channels = spec.output_channels
             for i, halved_channels in enumerate(spec.halvings, 1):
-                halving = nn.Conv2d(channels, halved_channels, 3, 2, 1, bias=False)
-                self.add_module(f"halving_{i}", halving)
+                halving_convolution = nn.Conv2d(channels, halved_channels, 3, 2, 1, bias=False)
+                self.add_module(f"halving_{i}", halving_convolution)
                 channels = halved_channels
 
         def forward(self, pixels: Tensor) -> Tensor:
-            p = self.spec.patches.patch_size
-            patches = pixels.unflatten(-1, (-1, p)).unflatten(-3, (-1, p)).permute(0, 3, 5, 1, 2, 4, 6).flatten(3)
+            patch_size = self.spec.patches.patch_size
+            patches = (
+                pixels.unflatten(-1, (-1, patch_size))
+                .unflatten(-3, (-1, patch_size))
+                .permute(0, 3, 5, 1, 2, 4, 6)
+                .flatten(3)
+            )
             x = self.patch_embedding(patches)
             if hasattr(self, "position_embedding"):
                 x = x + self.position_embedding.weight[: x.shape[1] * x.shape[2]].unflatten(0, x.shape[1:3])

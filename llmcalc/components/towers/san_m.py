@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class SanMEncoder(TowerPart):
-    """An encoder of stacked frames: the first layer reads input_size values, and some layers end in a norm.
+    """A SAN-M encoder of stacked frames: the first layer reads input_size values, and some layers end in a norm.
 
     input_size: the number of values per stacked frame. Sinusoidal positions are added to it.
     hidden_size: the width of the layers.
@@ -61,7 +61,7 @@ class SanMEncoder(TowerPart):
                 f"num_attention_heads: {self.num_attention_heads} does not divide hidden_size {self.hidden_size}; "
                 "expected a divisor"
             )
-        if not all(0 <= index < self.num_hidden_layers for index in self.normed_layers):
+        if not all(0 <= layer_index < self.num_hidden_layers for layer_index in self.normed_layers):
             raise ValueError(f"normed_layers: expected indices below num_hidden_layers ({self.num_hidden_layers})")
         return self
 
@@ -77,25 +77,25 @@ class SanMEncoder(TowerPart):
         x = recorder.add(x, Value(x.rows, x.axes, fixed=True))
         with recorder.scope("layers", repeat=1, indices=[0], kind="layer", label="first"):
             x = self._record_layer(recorder, x, 0 in self.normed_layers)
-        for label, has_norm, indices in self._kinds_of_later_layers():
+        for label, has_norm, layer_indices in self._kinds_of_later_layers():
             record_layer = partial(self._record_layer, recorder, has_norm=has_norm)
-            x = recorder.layers(x, record_layer, len(indices), indices, kind="layer", label=label)
+            x = recorder.layers(x, record_layer, len(layer_indices), layer_indices, kind="layer", label=label)
         return x
 
     def _kinds_of_later_layers(self) -> Iterator[tuple[str, bool, list[int]]]:
-        """Yields the label of each kind of layer above the first, whether it ends in a norm, and its indices."""
+        """Yields each kind of layer above the first: its label, whether it ends in a norm, and its indices."""
         layers = range(1, self.num_hidden_layers)
         for label, has_norm in (("", False), ("normed", True)):
-            indices = [i for i in layers if (i in self.normed_layers) == has_norm]
-            if indices:
-                yield label, has_norm, indices
+            layer_indices = [i for i in layers if (i in self.normed_layers) == has_norm]
+            if layer_indices:
+                yield label, has_norm, layer_indices
 
     def _record_layer(self, recorder: Flow, x: Value, has_norm: bool) -> Value:
-        """Records a layer. Its input is not added to the attention's output where their widths differ."""
-        y = recorder.part("self_attn_pre_norm", self.norm, x)
+        """Records a layer, with a residual connection around attention unless the widths differ."""
+        residual_branch = recorder.part("self_attn_pre_norm", self.norm, x)
         with recorder.scope("self_attn", kind="attention"):
-            y = self._record_attention(recorder, y)
-        x = recorder.add(x, y) if same(x.width, y.width) else y
+            residual_branch = self._record_attention(recorder, residual_branch)
+        x = recorder.add(x, residual_branch) if same(x.width, residual_branch.width) else residual_branch
         x = recorder.add(x, recorder.part("mlp", self.feed_forward, recorder.part("mlp_pre_norm", self.norm, x)))
         return recorder.part("norm", self.norm, x) if has_norm else x
 
@@ -105,11 +105,11 @@ class SanMEncoder(TowerPart):
         head_axes = Axis("heads", heads), Axis("head_dim", exact_div(self.hidden_size, heads))
         q, k, v = (recorder.linear(f"{letter}_proj", x, *head_axes, bias=True) for letter in "qkv")
         hidden = Axis("hidden", self.hidden_size)
-        y = recorder.attention("", q, k, v, causal=False, masked=False)
-        y = recorder.linear("o_proj", y, hidden, bias=True)
+        attn_output = recorder.attention("", q, k, v, causal=False, masked=False)
+        attn_output = recorder.linear("o_proj", attn_output, hidden, bias=True)
         values = v.view(hidden)
         memory = recorder.conv("memory", values, hidden, kernel=self.kernel_size, groups=values.width)
-        return recorder.add(y, recorder.add(memory, values))
+        return recorder.add(attn_output, recorder.add(memory, values))
 
     def describe(self, hidden_size: int) -> str:
         return f"SAN-M {self.num_hidden_layers} × {self.hidden_size}"
@@ -134,10 +134,10 @@ def _reference_class() -> type[nn.Module]:
     class Attention(nn.Module):
         """Attention and a convolution of the values. x: [clips, frames, width] → [clips, frames, hidden]."""
 
-        def __init__(self, spec: SanMEncoder, width: int) -> None:
+        def __init__(self, spec: SanMEncoder, input_width: int) -> None:
             super().__init__()
             self.heads, hidden = spec.num_attention_heads, spec.hidden_size
-            self.q_proj, self.k_proj, self.v_proj = (nn.Linear(width, hidden) for _ in range(3))
+            self.q_proj, self.k_proj, self.v_proj = (nn.Linear(input_width, hidden) for _ in range(3))
             self.o_proj = nn.Linear(hidden, hidden)
             self.memory = nn.Conv1d(hidden, hidden, spec.kernel_size, groups=hidden, bias=False)
             earlier_frames = (spec.kernel_size - 1) // 2
@@ -146,28 +146,29 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor) -> Tensor:
             values = self.v_proj(x)
             q, k, v = (
-                y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in (self.q_proj(x), self.k_proj(x), values)
+                projected.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                for projected in (self.q_proj(x), self.k_proj(x), values)
             )
             scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-            out: Tensor = self.o_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+            attn_output: Tensor = self.o_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
             memory = self.memory(functional.pad(values.transpose(1, 2), self.padding)).transpose(1, 2)
-            return out + memory + values
+            return attn_output + memory + values
 
     class Layer(nn.Module):
         """A layer. x: [clips, frames, width] → [clips, frames, hidden]."""
 
-        def __init__(self, spec: SanMEncoder, width: int, has_norm: bool) -> None:
+        def __init__(self, spec: SanMEncoder, input_width: int, has_norm: bool) -> None:
             super().__init__()
             hidden = ModelProperties(spec.hidden_size)
-            self.self_attn_pre_norm = spec.norm.reference(ModelProperties(width))
-            self.self_attn, self.mlp = Attention(spec, width), spec.feed_forward.reference(hidden)
+            self.self_attn_pre_norm = spec.norm.reference(ModelProperties(input_width))
+            self.self_attn, self.mlp = Attention(spec, input_width), spec.feed_forward.reference(hidden)
             self.mlp_pre_norm = spec.norm.reference(hidden)
             if has_norm:
                 self.norm = spec.norm.reference(hidden)
 
         def forward(self, x: Tensor) -> Tensor:
-            y = self.self_attn(self.self_attn_pre_norm(x))
-            x = x + y if x.shape == y.shape else y
+            attn_output = self.self_attn(self.self_attn_pre_norm(x))
+            x = x + attn_output if x.shape == attn_output.shape else attn_output
             x = x + self.mlp(self.mlp_pre_norm(x), ForwardPass())
             return self.norm(x) if hasattr(self, "norm") else x
 

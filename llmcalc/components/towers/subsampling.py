@@ -85,17 +85,21 @@ class Subsampling(Component):
 
     @property
     def positions(self) -> Rows:
-        """The encoder positions of frames in chunks, without positions of padding."""
+        """The axis of encoder positions after frames are convolved in chunks, without padding positions."""
         strides = tuple(convolution.stride[0] for convolution in self.convolutions)
         return InChunks(chunk=self.chunk, strides=strides, padded=False)
 
-    def _rows(self, frames: Rows, count: int) -> Rows:
-        """Returns the rows after `count` convolutions. frames: the rows before the last convolution."""
+    def _rows(self, frames: Rows, conv_count: int) -> Rows:
+        """Returns the rows after `conv_count` convolutions. frames: the rows before the last convolution."""
         if self.chunk is not None:
-            strides = tuple(convolution.stride[0] for convolution in self.convolutions[:count])
+            strides = tuple(convolution.stride[0] for convolution in self.convolutions[:conv_count])
             return InChunks(chunk=self.chunk, strides=strides, whole=self.whole_chunks)
-        convolution = self.convolutions[count - 1]
-        return frames if count == 0 else Strided(of=frames, kernel=convolution.kernel[0], stride=convolution.stride[0])
+        convolution = self.convolutions[conv_count - 1]
+        return (
+            frames
+            if conv_count == 0
+            else Strided(of=frames, kernel=convolution.kernel[0], stride=convolution.stride[0])
+        )
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
         """Records the subsampling. width: the axes of the output; default x's axes.
@@ -103,25 +107,37 @@ class Subsampling(Component):
         A convolution runs over each mel bin of each frame: these pairs are its rows, the channels its width.
         """
         if self.standardize:
-            mean, scale = recorder.split(recorder.buffer("standardize", Axis("statistics", 2), *x.axes), x.axes, x.axes)
-            x = recorder.mul(recorder.add(x, mean), scale)
-        out, frames, pitches = width or x.axes, x.rows, self.num_mel_bins
-        y = x.view(Axis("channels", 1), rows=Multiple("spectrum", of=frames, by=pitches))
+            channel_mean, scale = recorder.split(
+                recorder.buffer("standardize", Axis("statistics", 2), *x.axes), x.axes, x.axes
+            )
+            x = recorder.mul(recorder.add(x, channel_mean), scale)
+        output_axes, frames, pitches = width or x.axes, x.rows, self.num_mel_bins
+        convolved = x.view(Axis("channels", 1), rows=Multiple("spectrum", of=frames, by=pitches))
         for i, conv in enumerate(self.convolutions, 1):
             (time, pitch), channels = conv.kernel, Axis("channels", conv.channels)
             frames = self._rows(frames, i)
             pitches = floor_div(pitches + 2 - pitch, conv.stride[1]) + 1
-            rows = Multiple("spectrum", of=frames, by=pitches)
+            spectrum_rows = Multiple("spectrum", of=frames, by=pitches)
             if conv.separable:
-                y = recorder.conv(
-                    f"depthwise_{i}", y, *y.axes, kernel=time * pitch, groups=y.width, bias=conv.bias, rows=rows
+                convolved = recorder.conv(
+                    f"depthwise_{i}",
+                    convolved,
+                    *convolved.axes,
+                    kernel=time * pitch,
+                    groups=convolved.width,
+                    bias=conv.bias,
+                    rows=spectrum_rows,
                 )
-                y = recorder.conv(f"pointwise_{i}", y, channels, kernel=1, bias=conv.bias)
+                convolved = recorder.conv(f"pointwise_{i}", convolved, channels, kernel=1, bias=conv.bias)
             else:
-                y = recorder.conv(f"conv_{i}", y, channels, kernel=time * pitch, bias=conv.bias, rows=rows)
-            y = y if self.norm is None else recorder.part(f"norm_{i}", self.norm, y)
-            y = recorder.act(y, self.hidden_act)
-        return recorder.linear("proj", y.view(*y.axes, Axis("pitches", pitches), rows=frames), *out, bias=self.bias)
+                convolved = recorder.conv(
+                    f"conv_{i}", convolved, channels, kernel=time * pitch, bias=conv.bias, rows=spectrum_rows
+                )
+            convolved = convolved if self.norm is None else recorder.part(f"norm_{i}", self.norm, convolved)
+            convolved = recorder.act(convolved, self.hidden_act)
+        return recorder.linear(
+            "proj", convolved.view(*convolved.axes, Axis("pitches", pitches), rows=frames), *output_axes, bias=self.bias
+        )
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
@@ -149,7 +165,7 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: Subsampling, hidden_size: int) -> None:
             super().__init__()
-            self.spec, channels, bins = spec, 1, spec.num_mel_bins
+            self.spec, channels, mel_bins = spec, 1, spec.num_mel_bins
             if spec.standardize:
                 self.standardize = Standardize(spec.num_mel_bins)
             for i, conv in enumerate(spec.convolutions, 1):
@@ -169,8 +185,8 @@ def _reference_class() -> type[nn.Module]:
                     )
                 if spec.norm is not None:
                     self.add_module(f"norm_{i}", spec.norm.reference(ModelProperties(conv.channels)))
-                channels, bins = conv.channels, (bins + 2 - conv.kernel[1]) // conv.stride[1] + 1
-            self.proj = nn.Linear(channels * bins, hidden_size, bias=spec.bias)
+                channels, mel_bins = conv.channels, (mel_bins + 2 - conv.kernel[1]) // conv.stride[1] + 1
+            self.proj = nn.Linear(channels * mel_bins, hidden_size, bias=spec.bias)
 
         def forward(self, frames: Tensor) -> Tensor:
             chunk, (clips, length) = self.spec.chunk, frames.shape[:2]

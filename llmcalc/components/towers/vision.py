@@ -67,9 +67,9 @@ class PatchPositions(Part):
 
     def flow(self, recorder: Flow, x: Value) -> tuple[Value, ...]:
         """Returns each patch's position embedding: a table row, or the sum of a row's and a column's embedding."""
-        rows = Axis("positions", self.axes * self.rows)
-        position, table = recorder.table("position_embedding", rows, *x.axes, of=x.rows)
-        return (position,) if self.axes == 1 else (position, recorder.look_up(table, x.rows))
+        table_axis = Axis("positions", self.axes * self.rows)
+        position, position_table = recorder.table("position_embedding", table_axis, *x.axes, of=x.rows)
+        return (position,) if self.axes == 1 else (position, recorder.look_up(position_table, x.rows))
 
 
 class AttentionPooling(Part):
@@ -198,15 +198,17 @@ class VisionTower(TowerPart):
         if self.clamps:
             recorder.buffer("clamps", Axis("layers", self.stack.num_hidden_layers), Axis("bounds", self.clamps))
         if self.standardize:
-            mean, scale = recorder.split(recorder.buffer("standardize", Axis("statistics", 2), hidden), x.axes, x.axes)
-            x = recorder.mul(recorder.add(x, mean), scale)
+            channel_mean, scale = recorder.split(
+                recorder.buffer("standardize", Axis("statistics", 2), hidden), x.axes, x.axes
+            )
+            x = recorder.mul(recorder.add(x, channel_mean), scale)
         if self.pooling is not None:
             with recorder.scope("pooling"), recorder.apart(causal=False):
                 self.pooling.flow(recorder, x)
         return x
 
     def _add_positions(self, recorder: Flow, x: Value) -> Value:
-        """Records the sum of the patches and their positions; returns x where there are no positions."""
+        """Records the sum of the patches and their positions; returns x unchanged without positions."""
         if self.positions is None:
             return x
         positions, *other_terms = self.positions.flow(recorder, x)
@@ -227,14 +229,16 @@ class VisionTower(TowerPart):
         layernorm, rms = Norm(type="layernorm"), Norm(type="rmsnorm")
         biased_attention = Attention(num_attention_heads=4, q_bias=True, k_bias=True, v_bias=True, o_bias=True)
         ungated_network = FeedForward(intermediate_size=20, hidden_act="gelu_tanh", up_bias=True, down_bias=True)
-        gated = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
+        gated_network = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
         siglip = Block(attention=biased_attention, feed_forward=ungated_network, norm=layernorm, norm_placement="pre")
         rotary = Attention(num_attention_heads=2, num_key_value_heads=1, head_dim=8, position=Rope(rope_theta=100.0))
-        pixtral = Block(attention=rotary, feed_forward=gated, norm=rms, norm_placement="sandwich")
+        pixtral = Block(attention=rotary, feed_forward=gated_network, norm=rms, norm_placement="sandwich")
         pooling = AttentionPooling(attention=biased_attention, feed_forward=ungated_network, norm=layernorm)
         image, video = Patches(patch_size=2, bias=True), Patches(patch_size=2, num_channels=2, temporal_patch_size=2)
         scaled_block = siglip.model_copy(update={"residual_scale": "output"})
-        convolution_block = Block(attention=ShortConv(grid=True), feed_forward=gated, norm=rms, norm_placement="pre")
+        convolution_block = Block(
+            attention=ShortConv(grid=True), feed_forward=gated_network, norm=rms, norm_placement="pre"
+        )
         mixed_stack = Stack(
             num_hidden_layers=3,
             block=convolution_block,
@@ -297,10 +301,10 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class Buffers(nn.Module):
-        def __init__(self, *values: tuple[str, Tensor]) -> None:
+        def __init__(self, *named_buffers: tuple[str, Tensor]) -> None:
             super().__init__()
-            for name, value in values:
-                self.register_buffer(name, value)
+            for buffer_name, buffer in named_buffers:
+                self.register_buffer(buffer_name, buffer)
 
     class Pooling(nn.Module):
         """The pooling head. x: [images, patches, hidden] → [images, 1, hidden]."""
@@ -328,13 +332,13 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: VisionTower) -> None:
             super().__init__()
-            self.spec, hidden, p = spec, spec.hidden_size, spec.patches
+            self.spec, hidden, patches = spec, spec.hidden_size, spec.patches
             self.patch_embedding = nn.Linear(
-                p.num_channels * p.temporal_patch_size * p.patch_size**2, hidden, bias=p.bias
+                patches.num_channels * patches.temporal_patch_size * patches.patch_size**2, hidden, bias=patches.bias
             )
             if spec.video_frames is not None:
                 video_width = spec.video_frames * self.patch_embedding.in_features
-                self.video_patch_embedding = nn.Linear(video_width, hidden, bias=p.bias)
+                self.video_patch_embedding = nn.Linear(video_width, hidden, bias=patches.bias)
             if spec.summary_vectors:
                 self.summary_indices = Buffers(("indices", torch.zeros(spec.summary_vectors, dtype=torch.int64)))
             if spec.class_embedding:
@@ -344,8 +348,8 @@ def _reference_class() -> type[nn.Module]:
             if spec.positions is not None:
                 self.position_embedding = nn.Embedding(spec.positions.axes * spec.positions.rows, hidden)
             stack = spec.stack.reference(ModelProperties(hidden, causal=False))
-            for name, child in stack.named_children():
-                self.add_module(name, child)
+            for child_name, child in stack.named_children():
+                self.add_module(child_name, child)
             self._stack = (stack,)  # as a tuple: the stack's children are registered as this module's own
             if spec.merger is not None and spec.upper_stack is not None:
                 self.merger = spec.merger.reference(ModelProperties(hidden))
@@ -358,7 +362,7 @@ def _reference_class() -> type[nn.Module]:
             if spec.pooling is not None:
                 self.pooling = Pooling(spec.pooling, hidden)
 
-        def _with_positions(self, x: Tensor, rows: int, columns: int) -> Tensor:
+        def _add_position_embeddings(self, x: Tensor, rows: int, columns: int) -> Tensor:
             """Returns the patches plus position embeddings."""
             assert self.spec.positions is not None
             if self.spec.positions.axes == 1:
@@ -372,18 +376,20 @@ def _reference_class() -> type[nn.Module]:
             return x + position_sum
 
         def forward(self, pixels: Tensor) -> Tensor:
-            p, t = self.spec.patches.patch_size, self.spec.patches.temporal_patch_size
-            rows, columns = pixels.shape[-2] // p, pixels.shape[-1] // p
-            patches = pixels[:, :, :t].unflatten(-1, (columns, p)).unflatten(-3, (rows, p))
+            patch_size, temporal_size = self.spec.patches.patch_size, self.spec.patches.temporal_patch_size
+            rows, columns = pixels.shape[-2] // patch_size, pixels.shape[-1] // patch_size
+            patches = (
+                pixels[:, :, :temporal_size].unflatten(-1, (columns, patch_size)).unflatten(-3, (rows, patch_size))
+            )
             x = self.patch_embedding(patches.permute(0, 3, 5, 1, 2, 4, 6).flatten(3).flatten(1, 2))
             is_positioned_first = hasattr(self, "position_embedding") and self.spec.registers > 0
-            x = self._with_positions(x, rows, columns) if is_positioned_first else x
+            x = self._add_position_embeddings(x, rows, columns) if is_positioned_first else x
             if hasattr(self, "class_embedding"):
                 x = torch.cat([x, self.class_embedding.weight.expand(len(x), 1, -1)], 1)
             if hasattr(self, "registers"):
                 x = torch.cat([x, self.registers.weight.expand(len(x), -1, -1)], 1)
             elif hasattr(self, "position_embedding"):
-                x = self._with_positions(x, rows, columns)
+                x = self._add_position_embeddings(x, rows, columns)
             x = self._stack[0].forward(x, ForwardPass(columns=columns))
             if self.spec.merger is not None:
                 merged: Tensor = self.upper(

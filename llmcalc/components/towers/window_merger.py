@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class WindowMerger(Part):
-    """Attention within squares, then a norm and two linear layers over each square, beside the mean of its patches.
+    """Attention within squares, then the sum of each square's mean and of two linear layers over its patches.
 
     side: the side of a square, in patches.
     attention: the attention, limited to the squares.
@@ -47,15 +47,17 @@ class WindowMerger(Part):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the merger and returns one patch of each square."""
-        hidden, rows = x.axes, Merged(of=x.rows, side=self.side)
+        hidden, merged_rows = x.axes, Merged(of=x.rows, side=self.side)
         with recorder.apart(causal=False):
-            y = recorder.part("self_attn", self.attention, recorder.part("self_attn_pre_norm", self.norm, x))
-        x = recorder.add(x, y)
+            attn_output = recorder.part("self_attn", self.attention, recorder.part("self_attn_pre_norm", self.norm, x))
+        x = recorder.add(x, attn_output)
         neighbours = Axis("frames", 1), Axis("rows", self.side), Axis("columns", self.side)
-        mean = recorder.merge(x, rows, *neighbours, mean=True)
-        y = recorder.part("merged_norm", self.norm, recorder.merge(x, rows, *neighbours))
-        y = recorder.act(recorder.linear("up_proj", y, Axis("ffn", self.intermediate_size), bias=True), "gelu_tanh")
-        return recorder.add(mean, recorder.linear("down_proj", y, *hidden, bias=True))
+        square_mean = recorder.merge(x, merged_rows, *neighbours, mean=True)
+        merged = recorder.part("merged_norm", self.norm, recorder.merge(x, merged_rows, *neighbours))
+        merged = recorder.act(
+            recorder.linear("up_proj", merged, Axis("ffn", self.intermediate_size), bias=True), "gelu_tanh"
+        )
+        return recorder.add(square_mean, recorder.linear("down_proj", merged, *hidden, bias=True))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
@@ -79,11 +81,16 @@ def _reference_class() -> type[nn.Module]:
             self.down_proj = nn.Linear(spec.intermediate_size, hidden_size)
 
         def forward(self, x: Tensor, columns: int) -> Tensor:
-            side = self.side
+            square_side = self.side
             x = x + self.self_attn(self.self_attn_pre_norm(x), ForwardPass(columns=columns))
-            squares = x.unflatten(1, (-1, side, columns // side, side)).transpose(2, 3).flatten(3, 4).flatten(1, 2)
-            y = functional.gelu(self.up_proj(self.merged_norm(squares.flatten(2))), approximate="tanh")
-            out: Tensor = squares.mean(2) + self.down_proj(y)
-            return out
+            squares = (
+                x.unflatten(1, (-1, square_side, columns // square_side, square_side))
+                .transpose(2, 3)
+                .flatten(3, 4)
+                .flatten(1, 2)
+            )
+            activated = functional.gelu(self.up_proj(self.merged_norm(squares.flatten(2))), approximate="tanh")
+            merged: Tensor = squares.mean(2) + self.down_proj(activated)
+            return merged
 
     return WindowMergerReference

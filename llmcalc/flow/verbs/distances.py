@@ -23,8 +23,10 @@ class DistanceVerbs(Recorder):
         return self.step("distance_bias", "", (table, q), output, causal=self.causal)
 
     def sinusoids(self, x: Value, distances: Rows, *axes: Axis | JoinedShapes, once: bool = False) -> Value:
-        """Records sines and cosines of distances, in x's precision. once: whether the pass stores them or only their
-        angles."""
+        """Records the sines and cosines of distances, in x's precision.
+
+        once: whether the pass stores them or only their angles.
+        """
         return self.step("sinusoids", "", (x,), Value(distances, axes, fixed=True), once=once)
 
     def rows_of_distances(self, table: Value, rows: Rows) -> Value:

@@ -15,12 +15,12 @@ from ..value import Value, Weight
 class ElementwiseVerbs(Recorder):
     """Methods that record elementwise operations and changes of shape, which only cost memory."""
 
-    def act(self, x: Value, name: str, *parameters: Value, float32: bool = False) -> Value:
+    def act(self, x: Value, function_name: str, *parameters: Value, float32: bool = False) -> Value:
         """Records an activation function. parameters: trained vectors of the function (xIELU).
 
         float32: whether it reads a float32 copy of x and has a result in float32, false by default.
         """
-        return self.step("act", "", (x, *parameters), Value(x.rows, x.axes), kind=name, float32=float32)
+        return self.step("act", "", (x, *parameters), Value(x.rows, x.axes), kind=function_name, float32=float32)
 
     def mul(self, a: Value, b: Value, axes: Shape | None = None, float32: bool = False) -> Value:
         """Records a · b, elementwise. axes: the axes of the product, a's by default.
@@ -59,8 +59,9 @@ class ElementwiseVerbs(Recorder):
         return self.step("root_mean_square", "", (x,), Value(x.rows, (Axis("one", 1),)))
 
     def sinkhorn(self, matrix: Value, steps: Number, eps: float) -> Value:
-        """Records Sinkhorn's iteration: divides columns, then `steps` − 1 times rows and columns, of a square matrix by
-        their sums.
+        """Records Sinkhorn's iteration on a square matrix.
+
+        It divides the columns by their sums, and then `steps` − 1 times the rows and the columns.
 
         eps: added to each sum.
         """
@@ -97,9 +98,9 @@ class ElementwiseVerbs(Recorder):
         return self.step("dropout", "", (x,), Value(x.rows, x.axes), place=dropout_place, probability=probability)
 
     def rope(self, x: Value, spec: Any, *, inverse: bool = False, row_stride: Number = None) -> Value:
-        """Records rotary position embedding (RoPE). spec: its dimensions and angles; layers with equal specs share the
-        tables.
+        """Records rotary position embedding (RoPE).
 
+        spec: its dimensions and angles; layers with equal specs share the tables.
         inverse: whether it is undone, false by default.
         row_stride: the number of positions from one row to the next; by default rows are tokens.
         """
@@ -107,9 +108,9 @@ class ElementwiseVerbs(Recorder):
 
     def split(self, x: Value, *shapes: Shape) -> tuple[Value, ...]:
         """Records a split of the last axis of a value into views."""
-        parts = tuple(x.view(*shape) for shape in shapes)
-        self.record("split", "", (x,), parts)
-        return parts
+        views = tuple(x.view(*shape) for shape in shapes)
+        self.record("split", "", (x,), views)
+        return views
 
     def take(self, x: Value, *axes: Axis | JoinedShapes) -> Value:
         """Records a slice of x's first axis: an index if the axes omit that axis, else a range."""
@@ -120,7 +121,7 @@ class ElementwiseVerbs(Recorder):
         return self.step("flat", "", (x,), Value(x.rows, (JoinedShapes((x.axes,)),), fixed=x.fixed))
 
     def delayed_weights(self, name: str, x: Value, streams: Axis | JoinedShapes, *, keeps: bool = False) -> Value:
-        """Records a read of the stream weights that the previous sublayer stored under a name.
+        """Records the read of the stream weights that the previous sublayer has stored under a name.
 
         keeps: whether x takes their place, false by default.
         """
@@ -172,9 +173,9 @@ class ElementwiseVerbs(Recorder):
         """Records sinusoidal positions of these rows as a node of the tree, shared by all sequences."""
         return self.step("added_sinusoids", "", (), Value(rows, axes, fixed=True), op=ops.Elementwise())
 
-    def in_format_of(self, x: Value, value: Value) -> Value:
+    def in_format_of(self, x: Value, source: Value) -> Value:
         """Records a cast of a value to the number format of x."""
-        return self.step("in_format_of", "", (x, value), Value(value.rows, value.axes, fixed=value.fixed))
+        return self.step("in_format_of", "", (x, source), Value(source.rows, source.axes, fixed=source.fixed))
 
     def cross_entropy(self, logits: Value) -> Value:
         """Records the loss of every row: −log softmax of the logits at the next token."""

@@ -25,27 +25,27 @@ class EntryVerbs(Recorder):
         from ...workload.derived_rows import Blocks
         from ...workload.with_past import WithPast
 
-        rows = WithPast(of=x.rows) if past else x.rows
-        return self.step("windows", "", (x,), Value(Blocks(of=rows, block=rate.size), (rate, *x.axes)))
+        window_rows = WithPast(of=x.rows) if past else x.rows
+        return self.step("windows", "", (x,), Value(Blocks(of=window_rows, block=rate.size), (rate, *x.axes)))
 
-    def weighted_mean(self, values: Value, gate: Value) -> Value:
+    def weighted_mean(self, window_rows: Value, gate: Value) -> Value:
         """Records the mean over each window's rows, weighted elementwise by a softmax of the gate."""
-        return self.step("weighted_mean", "", (values, gate), Value(values.rows, values.axes[1:]))
+        return self.step("weighted_mean", "", (window_rows, gate), Value(window_rows.rows, window_rows.axes[1:]))
 
     def with_rest(self, *row_values: Value) -> tuple[Value, ...]:
         """Records the concatenation of x and of earlier passes' rows that do not fill an entry yet."""
-        output = tuple(value.view(*value.axes) for value in row_values)
+        output = tuple(row_value.view(*row_value.axes) for row_value in row_values)
         self.record("with_rest", "", row_values, output)
         return output
 
-    def keep_entries(self, op: Op, entries: Value, *pending: Value) -> Value:
+    def keep_entries(self, op: Op, entries: Value, *pending_rows: Value) -> Value:
         """Caches entries and rows that do not fill an entry yet, and returns all entries."""
         output = entries.view(*entries.axes)
-        self.record("keep_entries", "cache", (entries, *pending), (output,), op=op)
+        self.record("keep_entries", "cache", (entries, *pending_rows), (output,), op=op)
         return output
 
     def of_lower_layer(self, name: str, x: Value, lower_value: Value | None, *axes: Axis) -> Value:
-        """Records that a layer reads a lower layer's entries, keys or selection, by name.
+        """Records the read of a lower layer's entries, keys or selection, by name.
 
         lower_value: that value; None where the layer is recorded alone.
         axes: the axes of entries and keys; none of a selection.
@@ -91,11 +91,11 @@ class EntryVerbs(Recorder):
         width = values[0].width
         for cached_value in values[1:]:
             width = width + cached_value.width
-        cached = tuple(Value(v.rows, v.axes, v, v.fixed, name) for v in values)
-        parts = tuple((self.element_count(v.axes[:-1]), self.element_count(v.axes[-1:])) for v in values)
-        op = ops.KVCache(width, kind, limit, values[0].rows, parts)
-        self.record("cache", name, values, cached, op=op, limit=limit)
-        return cached
+        cached_values = tuple(Value(v.rows, v.axes, v, v.fixed, name) for v in values)
+        vector_shapes = tuple((self.element_count(v.axes[:-1]), self.element_count(v.axes[-1:])) for v in values)
+        op = ops.KVCache(width, kind, limit, values[0].rows, vector_shapes)
+        self.record("cache", name, values, cached_values, op=op, limit=limit)
+        return cached_values
 
     def state(
         self,
@@ -118,6 +118,6 @@ class EntryVerbs(Recorder):
     def core(
         self, name: str, op: Op, *ins: Value, axes: Shape, rows: Rows | None = None, about: dict[str, Any] | None = None
     ) -> Value:
-        """Records a product, a scan or a look-up with the cost of the given primitive."""
+        """Records a product, a scan or a look-up whose cost is that of the primitive `op`."""
         output = Value(ins[0].rows if rows is None else rows, axes)
         return self.step("core", name, ins, output, op=op, about=about)

@@ -34,12 +34,21 @@ class ExpertVerbs(Recorder):
         skip: whether the last class is no expert at all, false by default.
         """
         optional_inputs = {"correction": correction, "scale": scale, "table": table}
-        inputs = {name: value for name, value in optional_inputs.items() if value is not None}
+        inputs = {
+            input_name: input_value for input_name, input_value in optional_inputs.items() if input_value is not None
+        }
         axis = Axis("top_k", top_k)
         weights, top_experts = Value(logits.rows, (axis,)), Value(logits.rows, (axis,), fixed=True)
-        ins = (logits, *inputs.values())
+        step_inputs = (logits, *inputs.values())
         self.record(
-            "route", "", ins, (weights, top_experts), scoring=scoring, beside=tuple(inputs), skip=skip, top_k=top_k
+            "route",
+            "",
+            step_inputs,
+            (weights, top_experts),
+            scoring=scoring,
+            beside=tuple(inputs),
+            skip=skip,
+            top_k=top_k,
         )
         return weights, top_experts
 
@@ -55,7 +64,7 @@ class ExpertVerbs(Recorder):
         return weights, top_units
 
     def carry(self, name: str, x: Value, scale: Value | None = None) -> Value:
-        """Records that x is passed to the next layer under a name.
+        """Records the transfer of x to the next layer, under a name.
 
         scale: what the value of the layer below is multiplied by before it is added to x; nothing is added by default,
             nor in the first layer.
@@ -70,8 +79,8 @@ class ExpertVerbs(Recorder):
         x may have such rows already, in the order of the tokens.
         groups: the groups of experts from which a token's experts are selected, one by default.
         """
-        rows = x.rows if isinstance(x.rows, Routed) else Routed(of=x.rows, top_k=top_k, groups=groups)
-        return self.step("dispatch", "", (x, top_experts), Value(rows, x.axes), experts=experts, top_k=top_k)
+        routed_rows = x.rows if isinstance(x.rows, Routed) else Routed(of=x.rows, top_k=top_k, groups=groups)
+        return self.step("dispatch", "", (x, top_experts), Value(routed_rows, x.axes), experts=experts, top_k=top_k)
 
     def to_tokens(self, routed: Value) -> Value:
         """Records the sorting of the experts' rows back into the order of the tokens."""

@@ -72,8 +72,8 @@ class MixingVerbs(Recorder):
             keys=other_rows,
             **limits,
         )
-        out = Value(q.rows, (heads, *value_axes))
-        ins = (q, k, v, *(optional_input for optional_input in (bias, selection) if optional_input is not None))
+        output = Value(q.rows, (heads, *value_axes))
+        step_inputs = (q, k, v, *(optional_input for optional_input in (bias, selection) if optional_input is not None))
         kv_heads = (k if k.once is None else k.once).axes[0]
         options = {
             "causal": causal,
@@ -91,7 +91,7 @@ class MixingVerbs(Recorder):
         }
         options["masked"], options["narrowed"] = masked and other_rows is None, selection is not None
         options |= {"kv_heads": kv_heads, "cache": k.cache, "dropout": self.dropouts.get("attention", 0.0)}
-        return self.step("attention", name, ins, out, op=op, about=about, **options)
+        return self.step("attention", name, step_inputs, output, op=op, about=about, **options)
 
     def scores(
         self,
@@ -116,9 +116,9 @@ class MixingVerbs(Recorder):
         v_dim = v_dim if weights is None else 1
         keys = k.rows if is_cross_attention else None
         op = core(heads.size, self.element_count(tuple(qk)), v_dim, rows=q.rows, keys=keys, **limits)
-        ins = (q, k) if weights is None else (q, k, weights)
+        step_inputs = (q, k) if weights is None else (q, k, weights)
         output = value_of_pairs(q.rows, *((heads,) if weights is None else ()), batched=True)
-        return self.step("scores", name, ins, output, op=op)
+        return self.step("scores", name, step_inputs, output, op=op)
 
     def strongest(self, strength: Value, q: Value, k: Value, *, keep: Number, window: Number = None) -> Value:
         """Records the `keep` highest of the key strengths that each query may attend to.
@@ -175,10 +175,10 @@ class MixingVerbs(Recorder):
         q, v: the queries, and the values of a token's own sequence.
         cap, window, sinks: as in `attention`. selection: the mask of the other scores, none by default.
         """
-        ins = (*scores, q, v) if selection is None else (*scores, q, v, selection)
+        step_inputs = (*scores, q, v) if selection is None else (*scores, q, v, selection)
         options = {"cap": cap, "causal": True, "window": window, "sinks": sinks, "parts": len(scores)}
         options["dropout"] = self.dropouts.get("attention", 0.0)
-        return self.step("joint_softmax", "", ins, Value(q.rows, q.axes[:1]), **options)
+        return self.step("joint_softmax", "", step_inputs, Value(q.rows, q.axes[:1]), **options)
 
     def weighted(self, weights: Value, values: Value) -> Value:
         """Records the weighted sum of values; `weights` may have more columns, for other values."""
@@ -186,7 +186,7 @@ class MixingVerbs(Recorder):
 
 
 def _view_of_keys(keys: Value) -> Value:
-    """Returns a view of keys or values, which a kernel may read partly."""
+    """Returns a view of the keys or values, of which a kernel may read a part."""
     output = keys.view(*keys.axes)
     output.once = keys.once
     return output

@@ -79,8 +79,7 @@ class WeightVerbs(Recorder):
         return self.step("again", "", (x,), Value(x.rows, like.axes), like=like, bias=bias)
 
     def absorb(self, name: str, x: Value, weight: Weight, *out: Axis | JoinedShapes) -> Value:
-        """Applies part of a weight on the other side of a product, per head: q·Wᵀ instead of W·c (DeepSeek-V2,
-        §2.1.2).
+        """Records the product of queries and a part of a weight, per head: q·Wᵀ instead of W·c (DeepSeek-V2, §2.1.2).
 
         All such steps together cost as much as the projection itself for the same number of rows. The first of them,
         which has its name, carries the whole cost.
@@ -116,8 +115,8 @@ class WeightVerbs(Recorder):
         identities: whether some rows are of identity experts, which return them unchanged; false by default.
         sliced: whether the class reads each expert's weight as a slice of this one; false by default.
         """
-        rows = x.rows.of if isinstance(x.rows, Routed) else x.rows
-        op = ops.ExpertLinear(experts.size, top_k, x.width, self.element_count(out), bias, rows)
+        routed_rows = x.rows.of if isinstance(x.rows, Routed) else x.rows
+        op = ops.ExpertLinear(experts.size, top_k, x.width, self.element_count(out), bias, routed_rows)
         weight = Weight(name, (experts, *out), x.axes)
         options = {"bias": bias, "experts": experts, "top_k": top_k, "identities": identities, "sliced": sliced}
         return self.step("experts", name, (x,), Value(x.rows, out), op=op, weight=weight, about=node_fields, **options)
@@ -139,9 +138,9 @@ class WeightVerbs(Recorder):
         rows_read: Number = None,
         **node_fields: Any,
     ) -> tuple[Value, Weight]:
-        """Records an embedding look-up for each of the rows `of`. Also returns the weight, to which a later step may be
-        tied.
+        """Records an embedding look-up for each of the rows `of`, and returns the vectors and the table's weight.
 
+        A later step may be tied to the weight.
         by: what is looked up: the ids of the tokens, or numbers that all sequences share (their positions, types).
             `known ids`: the ids, and the first row for a token beyond the rows of the table.
             `chosen`: tokens that the pass itself chooses.
@@ -191,15 +190,15 @@ class WeightVerbs(Recorder):
         output = Value(x.rows, x.axes, fixed=x.fixed and not spec.weight and not spec.has_bias)
         return self.step("norm", name, (x,), output, op=op, about=node_fields, spec=spec, over=over, groups=groups)
 
-    def _norm_groups(self, name: str, x: Value, groups: int, over: Shape | None) -> Axis:
+    def _norm_groups(self, norm_name: str, x: Value, groups: int, over: Shape | None) -> Axis:
         """Returns the axis of a norm's groups. Raises `InputError` if the groups do not divide the width."""
         width = x.width if over is None else self.element_count(over)
         if isinstance(width, int) and width % groups:
-            raise InputError(f"{name or self.here.name}.groups: {groups} does not divide the width {width}")
+            raise InputError(f"{norm_name or self.here.name}.groups: {groups} does not divide the width {width}")
         return Axis("norm_groups", groups)
 
     def normalized(self, x: Value, spec: Normed, over: Shape | None = None, like: Value | None = None) -> Value:
-        """Records a norm without a tree node, without weights or with the weights of the norm behind `like`."""
+        """Records a norm without a tree node, without weights or with the weights of the norm that computed `like`."""
         options = {"spec": spec, "over": x.axes if over is None else over, "like": like}
         return self.step("norm", "", (x,), Value(x.rows, x.axes), **options)
 
@@ -278,7 +277,7 @@ class WeightVerbs(Recorder):
 
 
 def _rows_padded(rows: Rows, padding: Number) -> Rows:
-    """Returns rows preceded by `padding` rows."""
+    """Returns the axis of rows with `padding` more rows before the first row."""
     from ...workload.derived_rows import RowsWithExtra
 
     return RowsWithExtra(of=rows, more=padding)

@@ -126,7 +126,7 @@ def _prediction_table(spec: ModelSpec, mtp: MultiTokenPrediction | None) -> Any:
     return {
         "num_nextn_predict_layers": mtp.num_nextn_predict_layers,
         "repeated": mtp.repeated,
-        "layer": _plain_values(mtp.block_in(spec.main), spec.hidden_size),
+        "layer": _plain_values(mtp.prediction_block(spec.main), spec.hidden_size),
     }
 
 

@@ -13,7 +13,7 @@ from ...model import ModelSpec
 from ...parallel.layout import Layout
 from ...units import DTYPE_BITS
 from ..checks import LOSS, MEMORY, Check, Verdict
-from ..difference import sizes_of
+from ..difference import list_sizes
 from ..reference import LARGEST_REAL, default_seq, longest_pass, require_torch
 from ..untested import untested_parts
 from .job import DTYPE, Job, simulate_rank
@@ -30,7 +30,7 @@ NOT_COUNTED = (
 """Memory of the processes that is not compared, in addition to scratch of kernels."""
 
 
-def job_for(
+def build_job(
     spec: ModelSpec, layout: Layout, batch: int = 1, seq: int | None = None, microbatches: int | None = None
 ) -> Job:
     """Returns the run of a model in a layout. microbatches: default 2 per pipeline stage.
@@ -88,7 +88,7 @@ def verify_all(jobs: Sequence[Job], target: str = "model") -> list[Verdict]:
 
 
 def verdict_of(job: Job, job_results: dict[str, Any], target: str = "model", seconds: float = 0.0) -> Verdict:
-    """Returns the checks of a job's results."""
+    """Returns the verdict on a job: the checks of each rank's memory and of the loss."""
     witness = f"gloo, {job.layout.world} processes"
     checks = [
         Check(f"rank {rank}", MEMORY + quantity, simulated_bytes[quantity], bytes, witness)
@@ -105,5 +105,5 @@ def verdict_of(job: Job, job_results: dict[str, Any], target: str = "model", sec
         "dtype": DTYPE, "scratch_bytes": job_results["scratch"], "not_counted": list(NOT_COUNTED),
     }  # fmt: skip
     return Verdict(
-        target, "distributed", checks, seconds, verdict_info, sizes_of(job.spec), untested=untested_parts(job.spec)
+        target, "distributed", checks, seconds, verdict_info, list_sizes(job.spec), untested=untested_parts(job.spec)
     )

@@ -82,13 +82,13 @@ class Job:
 
     def to_json(self) -> str:
         """Writes the job as JSON."""
-        fields = {name: getattr(self, name) for name in ("batch", "seq", "microbatches")}
-        return json.dumps({"spec": self.spec.model_dump(mode="json"), "layout": asdict(self.layout), **fields})
+        job_fields = {field_name: getattr(self, field_name) for field_name in ("batch", "seq", "microbatches")}
+        return json.dumps({"spec": self.spec.model_dump(mode="json"), "layout": asdict(self.layout), **job_fields})
 
 
-def job_from_json(text: str) -> Job:
+def job_from_json(job_json: str) -> Job:
     """Reads a job that `Job.to_json` wrote."""
-    job_fields: dict[str, Any] = json.loads(text)
+    job_fields: dict[str, Any] = json.loads(job_json)
     layout = job_fields.pop("layout")
     if layout["pp_layout"] is not None:
         layout["pp_layout"] = tuple(layout["pp_layout"])

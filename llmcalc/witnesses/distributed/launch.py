@@ -32,12 +32,12 @@ def rank_of_process() -> int:
 
 
 def run_processes(
-    jobs: Sequence[Job], time_limit: float = LIMIT, module: str = "llmcalc.witnesses.distributed.work"
+    jobs: Sequence[Job], time_limit: float = LIMIT, worker_module: str = "llmcalc.witnesses.distributed.work"
 ) -> Any:
     """Runs jobs with the same number of ranks in new processes, and returns the output of rank 0.
 
     time_limit: timeout in seconds.
-    module: the module that each process runs.
+    worker_module: the module that each process runs.
     Raises `InputError` if a process fails or at the timeout.
     """
     process_count = jobs[0].layout.world
@@ -48,7 +48,7 @@ def run_processes(
         try:
             port = _free_port()
             for rank in range(process_count):
-                processes.append(_start_processes(rank, process_count, port, [module, str(jobs_file)], folder))
+                processes.append(_start_processes(rank, process_count, port, [worker_module, str(jobs_file)], folder))
             _wait_for_processes(processes, time.monotonic() + time_limit, folder, time_limit)
         finally:
             _end_processes(processes)
@@ -103,11 +103,11 @@ def _process_error(rank: int, exit_code: int, folder: str) -> str:
     end_reason = (
         f"was killed by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"ended with exit code {exit_code}"
     )
-    lines = Path(folder, f"err.{rank}").read_text(errors="replace").strip().splitlines()
-    errors = [line for line in lines if "Error" in line] or lines
-    for line in errors:
-        if f"{InputError.__name__}: " in line:
-            return line.partition(f"{InputError.__name__}: ")[2]
+    error_lines = Path(folder, f"err.{rank}").read_text(errors="replace").strip().splitlines()
+    errors = [error_line for error_line in error_lines if "Error" in error_line] or error_lines
+    for error_line in errors:
+        if f"{InputError.__name__}: " in error_line:
+            return error_line.partition(f"{InputError.__name__}: ")[2]
     return f"--distributed: rank {rank} {end_reason}{f': {errors[-1].strip()}' if errors else ''}"
 
 

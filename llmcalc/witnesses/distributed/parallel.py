@@ -49,9 +49,9 @@ class Replicated(ParallelStyle):
 
     @staticmethod
     def _replicate(name: str, module: nn.Module, mesh: DeviceMesh) -> None:
-        for parameter_name, parameter in [*module.named_parameters(recurse=False)]:
+        for param_name, parameter in [*module.named_parameters(recurse=False)]:
             replicated_parameter = DTensor.from_local(parameter.detach(), mesh, (Replicate(),), run_check=False)
-            module.register_parameter(parameter_name, nn.Parameter(replicated_parameter))
+            module.register_parameter(param_name, nn.Parameter(replicated_parameter))
 
     @staticmethod
     def _to_distributed(module: nn.Module, inputs: tuple[torch.Tensor], mesh: DeviceMesh) -> DTensor:
@@ -68,42 +68,44 @@ def apply_tensor_parallelism(module: Any, mesh: DeviceMesh) -> None:
     Raises `InputError` for a module with parameters that has no rule.
     """
     is_tied = hasattr(module, "lm_head") and module.lm_head.weight is getattr(module.embed_tokens, "weight", None)
-    plan: dict[str, ParallelStyle] = {}
-    for name, submodule in module.named_modules():
+    styles_by_path: dict[str, ParallelStyle] = {}
+    for module_name, submodule in module.named_modules():
         heads = getattr(submodule, "kv_heads", mesh.size())
         if heads % mesh.size():
-            raise InputError(f"--distributed: --tp {mesh.size()} does not divide {heads} key heads of {name}")
-        plan |= _parallel_styles(name, submodule)
-    for name, _ in module.named_parameters():
-        if name.rpartition(".")[0] not in plan:
-            raise InputError(f"--distributed: --tp {mesh.size()}: no rule to divide {name}; expected --tp 1")
-    parallelize_module(module, mesh, plan, src_data_rank=None)  # every process has the same values
+            raise InputError(f"--distributed: --tp {mesh.size()} does not divide {heads} key heads of {module_name}")
+        styles_by_path |= _parallel_styles(module_name, submodule)
+    for module_name, _ in module.named_parameters():
+        if module_name.rpartition(".")[0] not in styles_by_path:
+            raise InputError(f"--distributed: --tp {mesh.size()}: no rule to divide {module_name}; expected --tp 1")
+    parallelize_module(module, mesh, styles_by_path, src_data_rank=None)  # every process has the same values
     if is_tied:
         module.lm_head.weight = module.embed_tokens.weight
 
 
-def _parallel_styles(name: str, submodule: nn.Module) -> dict[str, ParallelStyle]:
+def _parallel_styles(module_name: str, submodule: nn.Module) -> dict[str, ParallelStyle]:
     """Returns the tensor-parallel styles by path for a module or its children; empty if another rule applies."""
-    parent, _, last_name = name.rpartition(".")
-    if last_name == "embed_tokens" and not parent:
+    parent_path, _, last_name = module_name.rpartition(".")
+    if last_name == "embed_tokens" and not parent_path:
         if isinstance(submodule, StageInput):
             return {}
-        return {name: RowwiseParallel(input_layouts=Replicate())}
+        return {module_name: RowwiseParallel(input_layouts=Replicate())}
     if last_name == "lm_head":
-        return {name: ColwiseParallel(use_local_output=False)}
-    is_in_layer = parent.rpartition(".")[0] == "layers"
-    if (is_in_layer or not parent) and [*submodule.parameters(recurse=False)]:
-        return {name: Replicated()}
+        return {module_name: ColwiseParallel(use_local_output=False)}
+    is_in_layer = parent_path.rpartition(".")[0] == "layers"
+    if (is_in_layer or not parent_path) and [*submodule.parameters(recurse=False)]:
+        return {module_name: Replicated()}
     linear = {last_name for last_name, child in submodule.named_children() if isinstance(child, nn.Linear)}
     if not is_in_layer or not linear:
         return {}
     layouts = Replicate(), None  # the gradient of the common input of its linear layers is summed once
-    styles: dict[str, ParallelStyle] = {name: PrepareModuleInput(input_layouts=layouts, desired_input_layouts=layouts)}
+    styles: dict[str, ParallelStyle] = {
+        module_name: PrepareModuleInput(input_layouts=layouts, desired_input_layouts=layouts)
+    }
     for last_name in linear:
         if last_name in COLUMNS:
-            styles[f"{name}.{last_name}"] = ColwiseParallel()
+            styles[f"{module_name}.{last_name}"] = ColwiseParallel()
         elif last_name in ROWS:
-            styles[f"{name}.{last_name}"] = RowwiseParallel()
+            styles[f"{module_name}.{last_name}"] = RowwiseParallel()
     return styles
 
 
@@ -131,16 +133,16 @@ def shard_layers(module: Any, mesh: DeviceMesh, reshard: bool, dtype: torch.dtyp
 class SharedState:
     """Wraps the shared state of the reference's layers, so that FSDP does not copy it for each layer."""
 
-    def __init__(self, run: Any) -> None:
-        self.run = run
+    def __init__(self, shared_pass: Any) -> None:
+        self.run = shared_pass
 
 
 def _wrap_state(layer: nn.Module, inputs: tuple[Any, Any]) -> tuple[Any, SharedState]:
     return inputs[0], SharedState(inputs[1])
 
 
-def _unwrap_state(forward: Callable[..., torch.Tensor], x: torch.Tensor, state: SharedState) -> torch.Tensor:
-    return forward(x, state.run)
+def _unwrap_state(forward: Callable[..., torch.Tensor], x: torch.Tensor, shared_state: SharedState) -> torch.Tensor:
+    return forward(x, shared_state.run)
 
 
 class StageInput(nn.Module):
@@ -156,9 +158,9 @@ def keep_stage(module: Any, layers: range, is_first_stage: bool, is_last_stage: 
     for stack_owner in (module, module._only[0]):
         stack_owner.layers = stage_layers
         removed_modules = (() if is_first_stage else BEFORE_LAYERS) + (() if is_last_stage else ("norm",))
-        for name in removed_modules:
-            if hasattr(stack_owner, name):
-                delattr(stack_owner, name)
+        for module_name in removed_modules:
+            if hasattr(stack_owner, module_name):
+                delattr(stack_owner, module_name)
     if not is_last_stage:
         del module.lm_head
     if not is_first_stage:

@@ -32,7 +32,7 @@ from ..loop import build_optimizers, build_reference, layer_matrices
 from ..memory import CpuStorageTracker
 from . import parallel
 from .job import DTYPE, STEPS, Job
-from .scratch import scratch_of
+from .scratch import scratch_bytes_by_kernel
 
 SEED = 0
 
@@ -51,7 +51,7 @@ WRAPPERS = DTensor, AsyncCollectiveTensor
 """Classes of tensors that wrap another tensor, which has the storage."""
 
 
-class OnRank(CpuStorageTracker):
+class RankStorageTracker(CpuStorageTracker):
     """Tracks the storages of distributed tensors' local parts, and storages that are resized."""
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class OnRank(CpuStorageTracker):
 
 
 def wait_for_release(tensors: list[Any], reference_counts: list[int]) -> None:
-    """Waits until other threads have released tensors, down to a given number of references."""
+    """Waits until other threads have released the tensors, so that each has its number of references again."""
     deadline = time.monotonic() + RELEASE_SECONDS
     while any(
         tensor._use_count() > holder_count for tensor, holder_count in zip(tensors, reference_counts, strict=True)
@@ -158,25 +158,25 @@ def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
 
 def losses_of_one_process(job: Job) -> list[float]:
     """Returns the mean loss of every step, computed by a single process for all micro-batches of all replicas."""
-    module, ids = seeded_reference(job), token_ids(job)
+    model, ids = seeded_reference(job), token_ids(job)
     losses: list[float] = []
-    optimizers = _build_optimizers(job, module)
+    optimizers = _build_optimizers(job, model)
     for _ in range(STEPS):
         summed_loss = 0.0
         for micro_batch in ids.flatten(0, 1):
-            loss = loss_of(module(micro_batch, None, grouped_experts=True), micro_batch)
+            loss = loss_of(model(micro_batch, None, grouped_experts=True), micro_batch)
             loss.backward(torch.full_like(loss, 1 / job.layout.dp))
             summed_loss += loss.item()
         for optimizer in optimizers:
             optimizer.step()
-        module.zero_grad(set_to_none=True)
+        model.zero_grad(set_to_none=True)
         losses.append(summed_loss / (job.layout.dp * job.microbatches))
     return losses
 
 
-def _build_optimizers(job: Job, module: Any) -> list[Any]:
-    matrices = layer_matrices(module)
-    parameters = [(parameter, id(parameter) in matrices) for parameter in module.parameters()]
+def _build_optimizers(job: Job, model: Any) -> list[Any]:
+    matrices = layer_matrices(model)
+    parameters = [(parameter, id(parameter) in matrices) for parameter in model.parameters()]
     return list(build_optimizers(job.training.optimizer, parameters, "foreach", job.training.momentum))
 
 
@@ -185,15 +185,15 @@ class Rank:
 
     def __init__(self, job: Job) -> None:
         self.job: Job = job
-        self.mode: OnRank = OnRank()
+        self.mode: RankStorageTracker = RankStorageTracker()
         self.rank: int = dist.get_rank()
         layout = job.layout
         self.at: Coordinates = layout.coordinates(self.rank)
-        names = "pp", "replicas", "dp", "tp"
+        axis_names = "pp", "replicas", "dp", "tp"
         mesh_shape = layout.pp, layout.hsdp_replicas, layout.dp // layout.hsdp_replicas, layout.tp
-        self.mesh: DeviceMesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=names)
+        self.mesh: DeviceMesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=axis_names)
         self.meshes: dict[str, DeviceMesh] = {
-            name: self.mesh[name] for name in names
+            axis_name: self.mesh[axis_name] for axis_name in axis_names
         }  # created before storages are tracked
         self.shards = self.mesh["replicas", "dp"] if layout.hsdp_replicas > 1 else self.meshes["dp"]
         self.ends: Any | None = self._end_stages_group() if layout.pp > 1 and job.spec.tie_word_embeddings else None
@@ -204,28 +204,28 @@ class Rank:
 
         Returns bytes by quantity, and each step's sum of losses if this process computes losses.
         """
-        job, mode = self.job, self.mode
-        module = seeded_reference(job)
+        job, tracker = self.job, self.mode
+        model = seeded_reference(job)
         ids = token_ids(job)[self.at.dp]
         quantities: dict[str, int] = {}
         losses: list[float] = []
-        mode.tracked.add(ids.untyped_storage()._cdata)
-        with mode.track_resizes(), mode:
-            self.build_part(module)
-            del module
-            mode.follow(map(local_part, (*self.module.parameters(), *self.module.buffers())))
+        tracker.tracked.add(ids.untyped_storage()._cdata)
+        with tracker.track_resizes(), tracker:
+            self.build_part(model)
+            del model
+            tracker.follow(map(local_part, (*self.module.parameters(), *self.module.buffers())))
             optimizers_of_rank = _build_optimizers(job, self.module)
-            quantities["set_up_bytes"] = mode.now
-            mode.set_up = True
-            run = self.pipeline_runner() if job.layout.pp > 1 else self.run_micro_batches
+            quantities["set_up_bytes"] = tracker.now
+            tracker.set_up = True
+            run_passes = self.pipeline_runner() if job.layout.pp > 1 else self.run_micro_batches
             for i in range(STEPS):
                 self.peaks.clear()
-                mode.peak = mode.now
-                losses.append(run(ids))
+                tracker.peak = tracker.now
+                losses.append(run_passes(ids))
                 if job.layout.pp > 1:
                     self.record_phase("passes")
                 gc.collect()  # cycles that the dispatcher of distributed tensors leaves
-                bytes_before_step = mode.now
+                bytes_before_step = tracker.now
                 self.sum_tied_gradients()
                 for optimizer in optimizers_of_rank:
                     optimizer.step()
@@ -234,8 +234,8 @@ class Rank:
                 if i == 0:
                     quantities["first_step_peak_bytes"] = self.peaks["step"]
             quantities |= {f"{phase}_peak_bytes": peak for phase, peak in self.peaks.items()}
-            quantities |= {"before_step_bytes": bytes_before_step, "after_step_bytes": mode.now}
-        self.scratch: dict[str, int] = scratch_of(lambda: run(ids))
+            quantities |= {"before_step_bytes": bytes_before_step, "after_step_bytes": tracker.now}
+        self.scratch: dict[str, int] = scratch_bytes_by_kernel(lambda: run_passes(ids))
         return quantities, losses
 
     def record_phase(self, phase: str) -> None:
@@ -255,27 +255,29 @@ class Rank:
 
     # --- building ---------------------------------------------------------------------------------------------------
 
-    def build_part(self, module: Any) -> None:
+    def build_part(self, model: Any) -> None:
         """Builds this process's part of the model."""
         layout = self.job.layout
         self.last: bool = True
         if layout.pp > 1:
-            layers = len(module.layers)
-            (this_stage,) = (stage for stage in stages(layout, layers) if stage.rank == self.at.pp)
-            parallel.keep_stage(module, this_stage.layers, this_stage.first, this_stage.last)
+            layers = len(model.layers)
+            (this_stage,) = (
+                pipeline_stage for pipeline_stage in stages(layout, layers) if pipeline_stage.rank == self.at.pp
+            )
+            parallel.keep_stage(model, this_stage.layers, this_stage.first, this_stage.last)
             self.last = this_stage.last
         if layout.tp > 1:
-            parallel.apply_tensor_parallelism(module, self.meshes["tp"])
+            parallel.apply_tensor_parallelism(model, self.meshes["tp"])
         if layout.zero == 3:
-            parallel.shard_layers(module, self.shards, layout.reshard, getattr(torch, DTYPE), layout.prefetch)
+            parallel.shard_layers(model, self.shards, layout.reshard, getattr(torch, DTYPE), layout.prefetch)
         elif layout.dp > 1:
-            module = DistributedDataParallel(module, process_group=self.meshes["dp"].get_group())
-        self.module = module
+            model = DistributedDataParallel(model, process_group=self.meshes["dp"].get_group())
+        self.module = model
 
     # --- running ----------------------------------------------------------------------------------------------------
 
     def loss_context(self) -> AbstractContextManager[Any]:
-        """Returns the context manager of the loss, which with tensor parallelism reads sharded logits."""
+        """Returns the context manager for the loss, which with tensor parallelism computes it from sharded logits."""
         return loss_parallel() if self.job.layout.tp > 1 else nullcontext()
 
     def run_micro_batches(self, ids: Tensor) -> float:
@@ -304,10 +306,10 @@ class Rank:
         layout, coordinates = self.job.layout, self.at
         if self.ends is None or coordinates.pp not in (0, layout.pp - 1):
             return
-        module = self.module.module if isinstance(self.module, DistributedDataParallel) else self.module
-        table = module.embed_tokens if coordinates.pp == 0 else module.lm_head
-        gradient: Any = local_part(table.weight.grad)
-        if gradient.shape != local_part(table.weight).shape:  # whole on every rank of the products
+        model = self.module.module if isinstance(self.module, DistributedDataParallel) else self.module
+        embedding = model.embed_tokens if coordinates.pp == 0 else model.lm_head
+        gradient: Any = local_part(embedding.weight.grad)
+        if gradient.shape != local_part(embedding.weight).shape:  # whole on every rank of the products
             gradient = gradient.chunk(layout.tp)[coordinates.tp]
         reference_count = gradient._use_count()
         dist.all_reduce(gradient, group=self.ends)
@@ -317,12 +319,12 @@ class Rank:
         """Returns a function that runs the passes of a step in a pipeline."""
         job, coordinates = self.job, self.at
         group = self.meshes["pp"].get_group()
-        stage = PipelineStage(self.module, coordinates.pp, job.layout.pp, torch.device("cpu"), group=group)
+        pipeline_stage = PipelineStage(self.module, coordinates.pp, job.layout.pp, torch.device("cpu"), group=group)
 
         def loss_fn(logits: Tensor, labels: Tensor) -> Tensor:
             return loss_of(logits, labels)
 
-        schedule = Schedule1F1B(stage, job.microbatches, loss_fn=loss_fn, scale_grads=False)
+        schedule = Schedule1F1B(pipeline_stage, job.microbatches, loss_fn=loss_fn, scale_grads=False)
 
         def run(ids: Tensor) -> float:
             self.ids = ids.flatten(0, 1).clone()

@@ -16,7 +16,7 @@ ALLOCATORS = ("aten::empty", "aten::new_empty", "aten::resize_", "aten::_resize_
 """Prefixes of operations that allocate memory for others."""
 
 
-def scratch_of(run_kernels: Callable[[], object]) -> dict[str, int]:
+def scratch_bytes_by_kernel(run_kernels: Callable[[], object]) -> dict[str, int]:
     """Returns the bytes of the largest scratch block by kernel or collective.
 
     torch's profiler records every block, but not the thread of gloo that uses it.
@@ -28,8 +28,8 @@ def scratch_of(run_kernels: Callable[[], object]) -> dict[str, int]:
 
 def _innermost_computation(operations: list[Any]) -> Any | None:
     """Returns the last of nested operations that computes or communicates; None without one."""
-    return next((operation for operation in reversed(operations) if _computes(operation.name)), None)
+    return next((operation for operation in reversed(operations) if _is_computation(operation.name)), None)
 
 
-def _computes(name: str) -> bool:
-    return name.startswith(("aten::", "c10d::", "gloo:")) and not name.startswith(ALLOCATORS)
+def _is_computation(operation_name: str) -> bool:
+    return operation_name.startswith(("aten::", "c10d::", "gloo:")) and not operation_name.startswith(ALLOCATORS)

@@ -52,8 +52,8 @@ def _result_of_job(job: Job) -> dict[str, Any]:
     dist.all_gather_object(rank_results, (simulated_bytes, job_result.bytes, job_result.scratch))
     single_losses = losses_of_one_process(job) if dist.get_rank() == 0 else job_result.losses
     scratch = {
-        name: max(rank_result[2].get(name, 0) for rank_result in rank_results)
-        for name in sorted({scratch_kernel for rank_result in rank_results for scratch_kernel in rank_result[2]})
+        kernel_name: max(rank_result[2].get(kernel_name, 0) for rank_result in rank_results)
+        for kernel_name in sorted({scratch_kernel for rank_result in rank_results for scratch_kernel in rank_result[2]})
     }
     return {
         "ranks": [rank_result[:2] for rank_result in rank_results],

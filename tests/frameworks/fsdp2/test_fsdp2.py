@@ -767,7 +767,7 @@ def test_gradients_of_gathered_parameters_are_added_where_torch_adds_them(name: 
 
     def add(size: int, in_place: bool) -> None:
         nonlocal sums
-        sums = sums.with_sum(size, in_place)
+        sums = sums.plus_sum(size, in_place)
 
     run = FsdpRun(spec, training, sharding(training, layout, 0), TITAN)
     run.graph.on_sum = add
