@@ -58,7 +58,7 @@ class Tool(NamedTuple):
     @property
     def schema(self) -> dict[str, Any]:
         """Returns the JSON schema of a call: common arguments, other arguments in `options`, and `keys`."""
-        properties = {name: schema for name, schema in self.arguments.items() if name in self.common}
+        common_schemas = {name: schema for name, schema in self.arguments.items() if name in self.common}
         other_names = ", ".join(name for name in self.arguments if name not in self.common)
         texts: list[str] = []
         if other_names:
@@ -66,11 +66,11 @@ class Tool(NamedTuple):
         if self.name in WITH_ENGINES:
             texts.append('With engine, its own flags: {"max_model_len": "32k", "max_num_seqs": 64}.')
         if texts:
-            properties["options"] = {"type": "object", "description": " ".join(texts), "maxProperties": 100}
-        properties["keys"] = {"type": "array", "items": _text_schema(), "maxItems": 100, "description": KEYS}
+            common_schemas["options"] = {"type": "object", "description": " ".join(texts), "maxProperties": 100}
+        common_schemas["keys"] = {"type": "array", "items": _text_schema(), "maxItems": 100, "description": KEYS}
         return {
             "type": "object",
-            "properties": properties,
+            "properties": common_schemas,
             "required": list(self.required),
             "additionalProperties": False,
         }
@@ -79,7 +79,7 @@ class Tool(NamedTuple):
 @cache
 def all_tools() -> tuple[Tool, ...]:
     """Returns the commands that language models can call as tools, with the schemas of the arguments."""
-    return tuple(_tool_of_command(name) for name in TOOLS)
+    return tuple(_tool_of_command(tool_name) for tool_name in TOOLS)
 
 
 def _tool_of_command(name: str) -> Tool:
@@ -105,10 +105,10 @@ def _option_name(parameter: Any) -> str:
     return next((name[2:] for name in parameter.opts if name.startswith("--")), str(parameter.name))
 
 
-def _argument_name(tool: str, parameter: Any) -> str:
+def _argument_name(tool_name: str, parameter: Any) -> str:
     """Returns the argument of the API function that corresponds to a parameter of the command."""
     if parameter.param_type_name == "argument":
-        return "models" if tool == "compare" else "model"
+        return "models" if tool_name == "compare" else "model"
     return _option_name(parameter).replace("-", "_")
 
 
@@ -143,9 +143,9 @@ def _argument_schema(argument: str, parameter: Any) -> dict[str, Any]:
             "anyOf": [_text_schema(), {"type": "array", "items": _text_schema(), "maxItems": 100}],
             "description": description,
         }
-    words = [word for word in get_args(parameter_type) if isinstance(word, str)]
-    if words:
-        return {"type": "string", "enum": words, "description": description}
+    possible_values = [possible_value for possible_value in get_args(parameter_type) if isinstance(possible_value, str)]
+    if possible_values:
+        return {"type": "string", "enum": possible_values, "description": description}
     value_type = "integer" if parameter_type is int else NUMBERS.get(placeholder)
     return _text_schema(description=description) | ({"type": [value_type, "string"]} if value_type else {})
 
@@ -165,12 +165,12 @@ def answer_of_tool(name: str, arguments: Mapping[str, Any]) -> Any:
     for argument in tool.required:
         if argument not in arguments:
             raise InputError(f"{argument}: missing; expected {tool.arguments[argument]['description']}")
-    values = dict(arguments)
-    requested_keys, options = values.pop("keys", None), values.pop("options", {})
-    repeated_names = sorted(options.keys() & values.keys())
+    call_arguments = dict(arguments)
+    requested_keys, options = call_arguments.pop("keys", None), call_arguments.pop("options", {})
+    repeated_names = sorted(options.keys() & call_arguments.keys())
     if repeated_names:
         raise InputError(f"options: {repeated_names[0]} is an argument too; expected it once")
-    is_of_engine = "engine" in values or "launch" in values
+    is_of_engine = "engine" in call_arguments or "launch" in call_arguments
     _check_arguments(
         tool.arguments,
         {
@@ -179,12 +179,12 @@ def answer_of_tool(name: str, arguments: Mapping[str, Any]) -> Any:
             if option_key in tool.arguments or not is_of_engine
         },
     )
-    values |= options
-    models = values.pop("models", [values.pop("model")] if "model" in values else [])
-    for model in (*models, values.get("draft")):
+    call_arguments |= options
+    models = call_arguments.pop("models", [call_arguments.pop("model")] if "model" in call_arguments else [])
+    for model in (*models, call_arguments.get("draft")):
         _check_model(model)
-    document = getattr(import_module("..api", __package__), name)(*models, **values).document
-    return document if requested_keys is None else _selected_keys(document, requested_keys)
+    answer_document = getattr(import_module("..api", __package__), name)(*models, **call_arguments).document
+    return answer_document if requested_keys is None else _selected_keys(answer_document, requested_keys)
 
 
 def _check_size(arguments: Mapping[str, Any]) -> None:
@@ -202,12 +202,12 @@ def _check_arguments(known_arguments: Mapping[str, Any], arguments: Mapping[str,
     """Raises `InputError` for the first argument that is unknown or has the wrong type. known_arguments: schemas."""
     from jsonschema import Draft202012Validator
 
-    for argument, value in arguments.items():
+    for argument, argument_value in arguments.items():
         if argument not in known_arguments:
             raise InputError(f"{argument}: there is no such argument.{suggest(argument, list(known_arguments))}")
-        if not Draft202012Validator(known_arguments[argument]).is_valid(value):
+        if not Draft202012Validator(known_arguments[argument]).is_valid(argument_value):
             raise InputError(
-                f"{argument}: {shown(value)} does not fit; expected {known_arguments[argument]['description']}"
+                f"{argument}: {shown(argument_value)} does not fit; expected {known_arguments[argument]['description']}"
             )
 
 
@@ -217,11 +217,11 @@ def _check_model(model: Any) -> None:
         raise InputError(f"model: '{STDIN}' is standard input, which the protocol uses; expected a name or a path")
 
 
-def _selected_keys(document: Any, requested_keys: list[str]) -> Any:
+def _selected_keys(answer_document: Any, requested_keys: list[str]) -> Any:
     """Returns the requested keys of a document, or of each document in a list."""
-    if isinstance(document, list):
-        return [_selected_keys(document_entry, requested_keys) for document_entry in document]
-    unknown_keys = [requested_key for requested_key in requested_keys if requested_key not in document]
+    if isinstance(answer_document, list):
+        return [_selected_keys(document_entry, requested_keys) for document_entry in answer_document]
+    unknown_keys = [requested_key for requested_key in requested_keys if requested_key not in answer_document]
     if unknown_keys:
-        raise InputError(f"keys: the answer has no '{unknown_keys[0]}'; expected of {', '.join(document)}")
-    return {requested_key: document[requested_key] for requested_key in requested_keys}
+        raise InputError(f"keys: the answer has no '{unknown_keys[0]}'; expected of {', '.join(answer_document)}")
+    return {requested_key: answer_document[requested_key] for requested_key in requested_keys}
