@@ -63,11 +63,11 @@ class EngineCommand(Command):
             from ..frameworks.engines.flags import split_arguments
             from ..frameworks.engines.registry import engine_and_version
 
-            record, _ = engine_and_version(engine_texts[0])
+            engine, _ = engine_and_version(engine_texts[0])
             other_args, flag_values = split_arguments(
-                record.title, record.known_flags(), args, self._llmcalc_options(ctx), record.flags_by_option
+                engine.title, engine.known_flags(), args, self._llmcalc_options(ctx), engine.flags_by_option
             )
-            self._refuse_idle_short_flags(ctx, record, args)
+            self._refuse_idle_short_flags(ctx, engine, args)
             args = other_args
             ctx.meta[VALUES] = flag_values
         return super().parse_args(ctx, args)
@@ -158,7 +158,7 @@ def show_servers(
     from ..questions.engines import ask_servers, engine_questions
     from ..sources.preset import name_in_errors
 
-    launch_file, table, target, engines = (context.params[name] for name in ("launch", "table", "target", "engine"))
+    launch_file, table, target, engines = (context.params[key] for key in ("launch", "table", "target", "engine"))
     if launch_file is None and not target:
         raise InputError(f"missing argument TARGET ({context.command_path} --help explains)")
     server_questions = engine_questions(

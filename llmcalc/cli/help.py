@@ -114,9 +114,9 @@ def _short_name(option: Any, name_and_metavar: str) -> str:
     return " ".join(filter(None, (", ".join([*letter_names, shown_name]), metavar)))
 
 
-def _first_sentence(help: str) -> str:
+def _first_sentence(full_text: str) -> str:
     """Returns the first sentence of a help text, and the default value."""
-    help_text, end_mark, default_text = help.partition(" [default: ")
+    help_text, end_mark, default_text = full_text.partition(" [default: ")
     first_sentence = re.split(r"(?<=\.) |(?<=…) (?=[A-Z])", help_text.strip(), maxsplit=1)[0]
     return f"{first_sentence.rstrip('.')}{end_mark}{default_text}"
 
@@ -151,8 +151,8 @@ def with_help_all(command: Callable[..., None]) -> Callable[..., None]:
 
     type_hints = get_type_hints(command, include_extras=True)
     parameters = [
-        argument.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=type_hints.get(name, argument.annotation))
-        for name, argument in signature.parameters.items()
+        argument.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=type_hints.get(key, argument.annotation))
+        for key, argument in signature.parameters.items()
     ]
     return with_signature(run, command, [*parameters, parameter])
 

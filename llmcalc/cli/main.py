@@ -222,12 +222,12 @@ def _command_options(context: Any) -> set[str]:
     return {option_name for parameter in context.command.params for option_name in parameter.opts}
 
 
-def _is_model(word: str) -> bool:
+def _is_model(name: str) -> bool:
     """Whether a word in the place of a command is a preset's name, or a model's file."""
     from ..sources.presets import model_names, names_by_alias
 
     return (
-        word in model_names() or word in names_by_alias() or word.endswith((".json", ".toml", ".gguf", ".safetensors"))
+        name in model_names() or name in names_by_alias() or name.endswith((".json", ".toml", ".gguf", ".safetensors"))
     )
 
 
@@ -235,18 +235,18 @@ def _usage_message(usage_error: Any) -> str:
     """Returns a usage error of typer as one line: the option, the value and the expected values."""
     context = getattr(usage_error, "ctx", None)
     help_hint = f" ({context.command_path} --help explains)" if context is not None else ""
-    parameter, message = getattr(usage_error, "param", None), usage_error.format_message().rstrip(".")
+    parameter, problem = getattr(usage_error, "param", None), usage_error.format_message().rstrip(".")
     if parameter is None and context is not None:
         typed_option, options = getattr(usage_error, "option_name", None), _command_options(context)
         option = OTHER_NAMES.get(typed_option or "", "")
         if option.partition(" ")[0] in options:
-            message = f"No such option: {typed_option}; expected {option}"
+            problem = f"No such option: {typed_option}; expected {option}"
         elif typed_option == "--model" and any(
             parameter.param_type_name == "argument" for parameter in context.command.params
         ):
-            message = f"No such option: {typed_option}; expected the model without it: {context.command_path} llama3-8b"
+            problem = f"No such option: {typed_option}; expected the model without it: {context.command_path} llama3-8b"
     if parameter is None:
-        return f"{message}{help_hint}"
+        return f"{problem}{help_hint}"
     from .options import typed_name
 
     parameter_name = (
@@ -260,11 +260,11 @@ def _usage_message(usage_error: Any) -> str:
     if validation_errors is not None:
         from ..sources.files import explain_value
 
-        message = explain_value(validation_errors()[0])
+        problem = explain_value(validation_errors()[0])
     else:
-        message = usage_error.message
-    typed_value, separator, accepted_values = message.rstrip(".").replace("'", "").partition(" is not one of ")
+        problem = usage_error.message
+    typed_value, separator, accepted_values = problem.rstrip(".").replace("'", "").partition(" is not one of ")
     if separator:
         suggestion = suggest(typed_value, accepted_values.split(", "))
-        message = f"'{typed_value}' is not known; expected one of {accepted_values}.{suggestion}"
-    return f"{parameter_name}: {message.rstrip('.')}"
+        problem = f"'{typed_value}' is not known; expected one of {accepted_values}.{suggestion}"
+    return f"{parameter_name}: {problem.rstrip('.')}"

@@ -337,8 +337,8 @@ OutputFile: TypeAlias = Annotated[Path | None, _file_option("--output-file")]
 """The file of a command whose `--output` is the tokens of an answer."""
 
 
-def _include_option(part: OptionalPart) -> Any:
-    return typer.Option(part.option, help=f"Include {part.title}. They count in the totals.", rich_help_panel="Model")
+def _include_option(parts: OptionalPart) -> Any:
+    return typer.Option(parts.option, help=f"Include {parts.title}. They count in the totals.", rich_help_panel="Model")
 
 
 JunitOption: TypeAlias = Annotated[

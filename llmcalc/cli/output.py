@@ -68,19 +68,19 @@ def discard_stream(output_stream: IO[str]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), output_stream.fileno())
 
 
-def check_writable(output_path: Path, option: str) -> None:
+def check_writable(output_path: Path, flag: str) -> None:
     """Raises `InputError`, which names the option, if the file cannot be written."""
     try:
         output_folder = output_path.resolve().parent
         if output_path.is_dir():
-            raise InputError(f"{option}: {output_path} is a folder; expected a file")
+            raise InputError(f"{flag}: {output_path} is a folder; expected a file")
         if not output_folder.is_dir():
-            raise InputError(f"{option}: {output_path}: there is no folder {output_folder}; expected one that exists")
+            raise InputError(f"{flag}: {output_path}: there is no folder {output_folder}; expected one that exists")
         if not os.access(output_path if is_device(output_path) else output_folder, os.W_OK):
-            raise InputError(f"{option}: {output_path}: is not writable")
+            raise InputError(f"{flag}: {output_path}: is not writable")
     except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
         raise InputError(
-            f"{option}: {output_path}: {getattr(error, 'strerror', None) or error}; expected a file that can be written"
+            f"{flag}: {output_path}: {getattr(error, 'strerror', None) or error}; expected a file that can be written"
         ) from None
 
 

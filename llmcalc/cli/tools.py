@@ -58,8 +58,8 @@ class Tool(NamedTuple):
     @property
     def schema(self) -> dict[str, Any]:
         """Returns the JSON schema of a call: common arguments, other arguments in `options`, and `keys`."""
-        common_schemas = {name: schema for name, schema in self.arguments.items() if name in self.common}
-        other_names = ", ".join(name for name in self.arguments if name not in self.common)
+        common_schemas = {key: value_schema for key, value_schema in self.arguments.items() if key in self.common}
+        other_names = ", ".join(key for key in self.arguments if key not in self.common)
         texts: list[str] = []
         if other_names:
             texts.append(f"Further options by name, as llmcalc {self.name} --help-all explains them: {other_names}.")
@@ -82,11 +82,13 @@ def all_tools() -> tuple[Tool, ...]:
     return tuple(_tool_of_command(tool_name) for tool_name in TOOLS)
 
 
-def _tool_of_command(name: str) -> Tool:
-    command = built_command("", name)
-    parameters = {_argument_name(name, parameter): parameter for parameter in command.params if _is_input(parameter)}
+def _tool_of_command(command_name: str) -> Tool:
+    command = built_command("", command_name)
+    parameters = {
+        _argument_name(command_name, parameter): parameter for parameter in command.params if _is_input(parameter)
+    }
     return Tool(
-        name,
+        command_name,
         " ".join((command.help or "").split()),
         {argument: _argument_schema(argument, parameter) for argument, parameter in parameters.items()},
         frozenset(argument for argument, parameter in parameters.items() if parameter.name not in command.uncommon),
@@ -102,7 +104,7 @@ def _is_input(parameter: Any) -> bool:
 
 def _option_name(parameter: Any) -> str:
     """Returns an option's first long name without dashes, or an argument's name."""
-    return next((name[2:] for name in parameter.opts if name.startswith("--")), str(parameter.name))
+    return next((spelling[2:] for spelling in parameter.opts if spelling.startswith("--")), str(parameter.name))
 
 
 def _argument_name(tool_name: str, parameter: Any) -> str:
@@ -150,16 +152,18 @@ def _argument_schema(argument: str, parameter: Any) -> dict[str, Any]:
     return _text_schema(description=description) | ({"type": [value_type, "string"]} if value_type else {})
 
 
-def answer_of_tool(name: str, arguments: Mapping[str, Any]) -> Any:
+def answer_of_tool(tool_name: str, arguments: Mapping[str, Any]) -> Any:
     """Calls a tool and returns the answer as a JSON document. arguments: by name in the schema.
 
     Raises `InputError`, whose message names the argument, for arguments that the schema or the command refuses.
     """
     from importlib import import_module
 
-    if name not in TOOLS:
-        raise InputError(f"there is no tool '{name}'.{suggest(name, list(TOOLS))} Expected one of {', '.join(TOOLS)}")
-    tool = next(tool for tool in all_tools() if tool.name == name)
+    if tool_name not in TOOLS:
+        raise InputError(
+            f"there is no tool '{tool_name}'.{suggest(tool_name, list(TOOLS))} Expected one of {', '.join(TOOLS)}"
+        )
+    tool = next(tool for tool in all_tools() if tool.name == tool_name)
     _check_size(arguments)
     _check_arguments({**tool.arguments, **tool.schema["properties"]}, arguments)
     for argument in tool.required:
@@ -183,7 +187,7 @@ def answer_of_tool(name: str, arguments: Mapping[str, Any]) -> Any:
     models = call_arguments.pop("models", [call_arguments.pop("model")] if "model" in call_arguments else [])
     for model in (*models, call_arguments.get("draft")):
         _check_model(model)
-    answer_document = getattr(import_module("..api", __package__), name)(*models, **call_arguments).document
+    answer_document = getattr(import_module("..api", __package__), tool_name)(*models, **call_arguments).document
     return answer_document if requested_keys is None else _selected_keys(answer_document, requested_keys)
 
 

@@ -229,9 +229,10 @@ class PeakEstimate:
     def layer_kinds(self) -> list[Scope]:
         """The type of each layer of the model, the encoder's layers first."""
         root = self.spec.shared_program.root
-        parents = [root, *(item for item in root.items if isinstance(item, Scope) and item.name in STACKS)]
+        parents = [root, *(element for element in root.items if isinstance(element, Scope) and element.name in STACKS)]
         stacks = [
-            [item for item in parent.items if isinstance(item, Scope) and item.name == "layers"] for parent in parents
+            [element for element in parent.items if isinstance(element, Scope) and element.name == "layers"]
+            for parent in parents
         ]
         return [layer_kind for stack in stacks if stack for layer_kind in layer_kinds(stack)]
 
@@ -549,10 +550,10 @@ class RingChunk(Chunk):
     profiles = RingAttention, RingKernels
     lowering: RingAttention
 
-    def __init__(self, setup: RankSetup, stage: Stage, memory_meter: Meter | Recorder) -> None:
-        training = replace(setup.training, seq=tokens_of_rank(setup.layout, setup.training.seq))
-        super().__init__(replace(setup, training=training), stage, memory_meter)
-        self.lowering.ring = ring_of_rank(setup.layout, setup.rank)
+    def __init__(self, rank_setup: RankSetup, stage: Stage, memory_meter: Meter | Recorder) -> None:
+        training = replace(rank_setup.training, seq=tokens_of_rank(rank_setup.layout, rank_setup.training.seq))
+        super().__init__(replace(rank_setup, training=training), stage, memory_meter)
+        self.lowering.ring = ring_of_rank(rank_setup.layout, rank_setup.rank)
 
 
 def torch_passes(spec: ModelSpec, training_config: Training) -> MeasurePasses:

@@ -46,17 +46,17 @@ def transient_bytes(
     step_bytes = step.rank_bytes(layout, stage_parameters, sharded=layout.zero >= 1)
     parameters = sum(stage.total for stage in stage_parameters)
     if layout.zero == 0:
-        copies = width * min(REDUCED_AT_ONCE, parameters)
-        return TransientBytes(gradient_reduction=copies, optimizer_step=step_bytes)
+        copied_bytes = width * min(REDUCED_AT_ONCE, parameters)
+        return TransientBytes(gradient_reduction=copied_bytes, optimizer_step=step_bytes)
     bucket, shard = settings.size_in_elements("reduce_bucket_size"), parameters // layout.shards
-    buffer = width * bucket
+    buffer_bytes = width * bucket
     if layout.zero == 3:
         group_share = min(1, settings.sub_group_size / max(1, shard))
         live_bytes = width * min(settings.stage3_max_live_parameters, parameters)
         flattened = (step.gradient_copy + step.gradient_width) * shard  # gradients, and their copy, before the step
         layers = max(0, parameters - sum(stage.outside_layers for stage in stage_parameters))
         return TransientBytes(
-            always=buffer,
+            always=buffer_bytes,
             in_passes=live_bytes,
             outside_modules=-min(live_bytes, width * layers),  # the layers' parameters are released when they have run
             optimizer_step=round(group_share * max(step_bytes, flattened)),
@@ -65,16 +65,16 @@ def transient_bytes(
     if layout.zero == 2:
         outside_shard = width * (whole_tensors - shard)
         return TransientBytes(
-            from_first_gradient=buffer + outside_shard,
+            from_first_gradient=buffer_bytes + outside_shard,
             later_micro_batches=outside_shard,
-            backward_end=buffer + outside_shard,
-            gradient_reduction=buffer + width * min(bucket, parameters) + outside_shard,
+            backward_end=buffer_bytes + outside_shard,
+            gradient_reduction=buffer_bytes + width * min(bucket, parameters) + outside_shard,
             optimizer_step=step_bytes - step.gradient_width * shard,
         )
     return TransientBytes(
-        from_first_gradient=buffer,
-        later_micro_batches=buffer,
-        backward_end=buffer,
-        gradient_reduction=buffer + width * whole_tensors,
+        from_first_gradient=buffer_bytes,
+        later_micro_batches=buffer_bytes,
+        backward_end=buffer_bytes,
+        gradient_reduction=buffer_bytes + width * whole_tensors,
         optimizer_step=step_bytes - step.gradient_width * parameters,
     )

@@ -92,14 +92,14 @@ class FlatCopyRun(ReplicatedRun):
     def prepare_training(self) -> None:
         """Creates the flat weights, a float32 copy and the optimizer states."""
         self.parameters: list[Tensor] = self.parameters_in_module_order()
-        element_count, width = sum(map(elements, self.parameters)), self.dtype.bytes
+        element_count, element_bytes = sum(map(elements, self.parameters)), self.dtype.bytes
         with counted_as(self.meter, "weights"):
-            cloned_tensors = [Storage(self.meter, elements(weight) * width) for weight in self.parameters]
-            flat_weights = Storage(self.meter, element_count * width)
+            cloned_tensors = [Storage(self.meter, elements(weight) * element_bytes) for weight in self.parameters]
+            flat_weights = Storage(self.meter, element_count * element_bytes)
         del cloned_tensors
         for weight in self.parameters:
             weight.storage = flat_weights
-        cloned_weights = Storage(self.meter, element_count * width)
+        cloned_weights = Storage(self.meter, element_count * element_bytes)
         with counted_as(self.meter, "optimizer"):
             float32_copy = empty(self.meter, (element_count,), FLOAT32)
         del cloned_weights

@@ -114,9 +114,9 @@ class DeepSpeedSettings:
 
     def size_in_elements(self, size_name: str) -> int:
         """Returns the value of a size setting that is not `auto`, in elements."""
-        size = getattr(self, size_name)
-        assert isinstance(size, int), size_name
-        return size
+        field_value = getattr(self, size_name)
+        assert isinstance(field_value, int), size_name
+        return field_value
 
     def check(self) -> None:
         """Raises `InputError` for settings that are not modelled."""

@@ -121,11 +121,11 @@ def _critic_bytes(parameters: int, stage: int, ranks: int, offload: bool) -> int
 
     Each stage of ZeRO divides one of them more: the states from stage 1, gradients from 2, weights from 3.
     """
-    weights, states = DTYPE_BITS["float16"] // 8, 3 * DTYPE_BITS["float32"] // 8
-    tensors_per_parameter = [(weights, 3, offload and stage == 3), (weights, 2, offload), (states, 1, offload)]
-    total: int = sum(
-        -(-parameters // (ranks if stage >= first_sharded_stage else 1)) * width
-        for width, first_sharded_stage, is_on_host in tensors_per_parameter
+    weights, state_bytes = DTYPE_BITS["float16"] // 8, 3 * DTYPE_BITS["float32"] // 8
+    tensors_per_parameter = [(weights, 3, offload and stage == 3), (weights, 2, offload), (state_bytes, 1, offload)]
+    critic_bytes: int = sum(
+        -(-parameters // (ranks if stage >= first_sharded_stage else 1)) * element_bytes
+        for element_bytes, first_sharded_stage, is_on_host in tensors_per_parameter
         if not is_on_host
     )
-    return total
+    return critic_bytes

@@ -162,10 +162,10 @@ class EngineServer:
     def longest_request(self) -> int:
         """The tokens of the longest request. Raises `InputError` if neither the flag nor the model states it."""
         flag_value = self.flags.get(self.length_field, AUTO_WORDS[0])
-        length = self.model_length or self.default_length if flag_value in AUTO_WORDS else flag_value
-        if not length:
+        request_length = self.model_length or self.default_length if flag_value in AUTO_WORDS else flag_value
+        if not request_length:
             raise InputError(f"{option(self.length_field)}: missing; the model does not state its context length")
-        return int(length)
+        return int(request_length)
 
     @property
     def model_length(self) -> int | None:
@@ -180,13 +180,13 @@ class EngineServer:
     @property
     def long_request_note(self) -> str:
         """A note if the engine refuses requests as long as the flag says; otherwise an empty text."""
-        limit, variable = self.longest_length, self.long_request_variable
-        is_allowed = not variable or self.flags.get(variable) in (1, "1", "true")
+        limit, environment_variable = self.longest_length, self.long_request_variable
+        is_allowed = not environment_variable or self.flags.get(environment_variable) in (1, "1", "true")
         if is_allowed or limit is None or self.longest_request <= limit:
             return ""
         return (
             f"{option(self.length_field)} {self.longest_request:,} is more than the model's {limit:,} tokens, which "
-            f"the engine refuses without {variable}=1; counted with it"
+            f"the engine refuses without {environment_variable}=1; counted with it"
         )
 
     @property
@@ -233,14 +233,14 @@ class EngineServer:
             return memory_terms
         log_name = self.flags[RECEIPT_FIELD].file
         return tuple(
-            term._replace(status="measured", source=log_name, origin=_measured_origin(term, log_name))
-            if term.name in self.receipt_terms
-            else term
-            for term in memory_terms
+            memory_term._replace(status="measured", source=log_name, origin=_measured_origin(memory_term, log_name))
+            if memory_term.name in self.receipt_terms
+            else memory_term
+            for memory_term in memory_terms
         )
 
 
-def _measured_origin(term: Term, file: str) -> str:
+def _measured_origin(memory_term: Term, log_file: str) -> str:
     """Returns the origin of a logged size in words: the log file, and whether it is outside of the memory budget."""
-    prefix = "outside the budget, " if term.origin.startswith("outside") else ""
-    return f"{prefix}measured in {file}"
+    outside_prefix = "outside the budget, " if memory_term.origin.startswith("outside") else ""
+    return f"{outside_prefix}measured in {log_file}"

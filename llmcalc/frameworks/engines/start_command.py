@@ -19,7 +19,7 @@ PLAIN_BITS = 16
 def hub_id(preset: Preset) -> str | None:
     """Returns the hub id under which engines find a model's weights; None for a changed model or a local file."""
     possible_names = (preset.target, preset.name, *preset.aliases)
-    return None if preset.changes else next((name for name in possible_names if is_hub_id(name)), None)
+    return None if preset.changes else next((hub_name for hub_name in possible_names if is_hub_id(hub_name)), None)
 
 
 def start_command(engine: Engine, preset: Preset, flags: Mapping[str, Any], quantize: str | None = None) -> str | None:
@@ -33,8 +33,8 @@ def start_command(engine: Engine, preset: Preset, flags: Mapping[str, Any], quan
         return None  # an engine applies a scheme to plain weights alone
     if draft_or_model is None or scheme_flags is None or not engine.start:
         return None
-    repository, _, revision = draft_or_model.partition("@")
-    command_words = [*engine.start, repository, *(["--revision", revision] if revision else [])]
+    hub_repository, _, hub_revision = draft_or_model.partition("@")
+    command_words = [*engine.start, hub_repository, *(["--revision", hub_revision] if hub_revision else [])]
     try:
         for flag_name, flag_value in {**flags, **scheme_flags}.items():
             command_words += [engine.spelling(flag_name), *([] if flag_value is True else [_typed_value(flag_value)])]

@@ -36,14 +36,14 @@ def _fewest_free_bytes(server: GgmlServer) -> int:
 
     The graphs are laid out only where tensors and caches alone leave room.
     """
-    placement = server.placement
-    buffers = Buffers(server.model_buffers(placement), server.cache_buffers(placement), {})
-    free_bytes = _free_bytes_of_fullest_gpu(server, buffers)
-    return free_bytes if free_bytes < 0 else _free_bytes_of_fullest_gpu(server, server.buffers(placement))
+    tensor_placement = server.placement
+    device_buffers = Buffers(server.model_buffers(tensor_placement), server.cache_buffers(tensor_placement), {})
+    free_bytes = _free_bytes_of_fullest_gpu(server, device_buffers)
+    return free_bytes if free_bytes < 0 else _free_bytes_of_fullest_gpu(server, server.buffers(tensor_placement))
 
 
-def _free_bytes_of_fullest_gpu(server: GgmlServer, buffers: Buffers) -> int:
-    return min((server.free_bytes - buffers.bytes_on(device) for device in server.devices), default=0)
+def _free_bytes_of_fullest_gpu(server: GgmlServer, device_buffers: Buffers) -> int:
+    return min((server.free_bytes - device_buffers.bytes_on(device) for device in server.devices), default=0)
 
 
 def _without_fit(server: GgmlServer, **flags: Any) -> GgmlServer:

@@ -54,7 +54,7 @@ class Tensor:
 
     def __init__(
         self,
-        nbytes: int,
+        tensor_bytes: int,
         sources: Sequence[Tensor] = (),
         operation: Operation = "new",
         layout: tuple[int, ...] | None = None,
@@ -62,7 +62,7 @@ class Tensor:
         has_offset: bool = False,
         may_move: bool = False,
     ) -> None:
-        self.nbytes: int = nbytes
+        self.nbytes: int = tensor_bytes
         self.operation: Operation = operation
         self.layout: tuple[int, ...] | None = layout
         self.device: str | None = device
@@ -231,23 +231,23 @@ class _Buffer:
         self.size = max(self.size, offset + nbytes)
         return offset
 
-    def release(self, block_offset: int, nbytes: int) -> None:
+    def release(self, block_offset: int, tensor_bytes: int) -> None:
         """Frees a block and merges it with adjacent free blocks."""
-        if not nbytes:
+        if not tensor_bytes:
             return
         free_blocks = self.free
         block_index = bisect_right(free_blocks, (block_offset, 0))
-        if block_index < len(free_blocks) and block_offset + nbytes == free_blocks[block_index][0]:
-            nbytes += free_blocks.pop(block_index)[1]
+        if block_index < len(free_blocks) and block_offset + tensor_bytes == free_blocks[block_index][0]:
+            tensor_bytes += free_blocks.pop(block_index)[1]
         if block_index and sum(free_blocks[block_index - 1]) == block_offset:
             block_index -= 1
             block_offset, previous_bytes = free_blocks.pop(block_index)
-            nbytes += previous_bytes
-        free_blocks.insert(block_index, (block_offset, nbytes))
+            tensor_bytes += previous_bytes
+        free_blocks.insert(block_index, (block_offset, tensor_bytes))
 
 
-def _align(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+def _align(tensor_bytes: int) -> int:
+    return -(-tensor_bytes // ALIGNMENT) * ALIGNMENT
 
 
 def _allocate_tensors(

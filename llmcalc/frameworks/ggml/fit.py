@@ -44,8 +44,8 @@ class _GpuLayers:
 
 def fit(server: GgmlServer) -> FittedServer:
     """Returns the server with the flags of --fit, which leave a free margin on each GPU."""
-    placement = server.placement
-    fitted_server = FittedServer(server, placement, server.buffers(placement))
+    tensor_placement = server.placement
+    fitted_server = FittedServer(server, tensor_placement, server.buffers(tensor_placement))
     if not server.adjusts_flags or not server.devices:
         return fitted_server
     byte_limits = [server.free_bytes - margin_bytes for margin_bytes in free_margins(server)]
@@ -160,9 +160,9 @@ class _LayerFit:
         return Placement(layers, (), frozenset(hosted_layers), tuple(partial_layers))
 
     def buffers_of(self, layers_by_gpu: list[_GpuLayers]) -> Buffers:
-        placement = self.placement_of(layers_by_gpu)
+        tensor_placement = self.placement_of(layers_by_gpu)
         on_gpus = sum(gpu_layers.layers for gpu_layers in layers_by_gpu)
-        return self.server.with_flags(n_gpu_layers=on_gpus).buffers(placement)
+        return self.server.with_flags(n_gpu_layers=on_gpus).buffers(tensor_placement)
 
     def keeps_margins(self, layers_by_gpu: list[_GpuLayers], *gpu_numbers: int) -> bool:
         """Whether all GPUs keep the free margin with these layers."""
@@ -182,12 +182,12 @@ class _LayerFit:
         if has_experts and sum(gpu_layers.layers for gpu_layers in layers_by_gpu) == layer_count + 1:
             layers_by_gpu = self._with_experts(layers_by_gpu)
         on_gpus = sum(gpu_layers.layers for gpu_layers in layers_by_gpu)
-        placement = self.placement_of(layers_by_gpu)
+        placements = self.placement_of(layers_by_gpu)
         server = self.server.with_flags(n_gpu_layers=on_gpus)
         layer_note = f"--fit places {on_gpus} of {layer_count + 1} layers on GPUs (with the output)"
-        hosted_layers = len(placement.host_experts) + len(placement.partial)
+        hosted_layers = len(placements.host_experts) + len(placements.partial)
         layer_note += f", the experts of {hosted_layers} of them on the host" if hosted_layers else ""
-        return FittedServer(server, placement, server.buffers(placement), (*self.fitted.notes, layer_note))
+        return FittedServer(server, placements, server.buffers(placements), (*self.fitted.notes, layer_note))
 
     def _with_most_layers(
         self, layers_by_gpu: list[_GpuLayers], i: int, most_layers: int, has_experts: bool

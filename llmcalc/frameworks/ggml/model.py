@@ -263,7 +263,7 @@ class GgufModel:
             if weight_site.optional == MTP.name
         ]
         weight_sizes = self._weight_sizes([*weight_sites_of(self.preset.model.tree()), *modules])[-len(modules) :]
-        return tuple(GgufTensor(_gguf_name(site), nbytes, site.layer) for site, nbytes in weight_sizes)
+        return tuple(GgufTensor(_gguf_name(site), tensor_bytes, site.layer) for site, tensor_bytes in weight_sizes)
 
     @property
     def file_bytes(self) -> int:
@@ -272,8 +272,8 @@ class GgufModel:
 
     def _chosen_tensors(self) -> Iterator[GgufTensor]:
         """Yields the tensors in the formats that llama-quantize chooses, or in the published format."""
-        for weight_site, nbytes in self._weight_sizes(list(weight_sites_of(self.preset.model.tree()))):
-            yield GgufTensor(_gguf_name(weight_site), nbytes, weight_site.layer)
+        for weight_site, tensor_bytes in self._weight_sizes(list(weight_sites_of(self.preset.model.tree()))):
+            yield GgufTensor(_gguf_name(weight_site), tensor_bytes, weight_site.layer)
 
     def _weight_sizes(self, weight_sites: list[WeightSite]) -> list[tuple[WeightSite, int]]:
         """Returns each weight with its bytes."""

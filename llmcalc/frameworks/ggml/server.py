@@ -91,11 +91,11 @@ class GgmlServer(GgmlSettings):
             host_networks=frozenset(range(min(dense_layers, layer_count))),
         )
 
-    def model_buffers(self, placement: Placement) -> dict[str, int]:
+    def model_buffers(self, tensor_placement: Placement) -> dict[str, int]:
         """Returns device → bytes of tensors, including an image encoder."""
         bytes_by_device: dict[str, int] = {HOST: 0, **dict.fromkeys(self.devices, 0)}
         for tensor in self.model.tensors:
-            bytes_by_device[placement.device(tensor)] += tensor.nbytes
+            bytes_by_device[tensor_placement.device(tensor)] += tensor.nbytes
         bytes_by_device[encoder_device(self.flags, self.devices)] += self.encoder_bytes
         return bytes_by_device
 
@@ -126,28 +126,28 @@ class GgmlServer(GgmlSettings):
         )
         return key_bytes, cells * cache_bytes(self.value_type, latent_rank) if has_values else 0
 
-    def cache_buffers(self, placement: Placement) -> dict[str, int]:
+    def cache_buffers(self, tensor_placement: Placement) -> dict[str, int]:
         """Returns device → bytes of the caches, by the layers' devices."""
         bytes_by_device: dict[str, int] = {}
         for i, layer in enumerate(self.model.layers):
-            device = placement.layers.device(i) if self.keeps_cache else HOST
+            device = tensor_placement.layers.device(i) if self.keeps_cache else HOST
             bytes_by_device[device] = bytes_by_device.get(device, 0) + sum(self.layer_cache(layer))
         return bytes_by_device
 
-    def compute_buffers(self, placement: Placement) -> dict[str, int]:
+    def compute_buffers(self, tensor_placement: Placement) -> dict[str, int]:
         """Returns device → bytes of the compute graph of one micro-batch."""
-        return self.graph_buffers(placement, dict(enumerate(self.model.layers)))
+        return self.graph_buffers(tensor_placement, dict(enumerate(self.model.layers)))
 
     def graph_buffers(
-        self, placement: Placement, layers: Mapping[int, LayerShape], other_tensors: Iterable[GgufTensor] = ()
+        self, placements: Placement, layers: Mapping[int, LayerShape], other_tensors: Iterable[GgufTensor] = ()
     ) -> dict[str, int]:
         """Returns device → bytes of the graph of `layers` and output. other_tensors: other loaded tensors."""
         size_and_device = {
-            tensor.name: (tensor.nbytes, placement.device(tensor)) for tensor in (*self.model.tensors, *other_tensors)
+            tensor.name: (tensor.nbytes, placements.device(tensor)) for tensor in (*self.model.tensors, *other_tensors)
         }
-        rules, layer_count = self.rules, len(self.model.layers)
+        version_rules, layer_count = self.rules, len(self.model.layers)
         output_rows = self.sequences * (1 + self.drafted_tokens)
-        output_count = self.micro_batch if rules.outputs == "tokens" else min(self.micro_batch, output_rows)
+        output_count = self.micro_batch if version_rules.outputs == "tokens" else min(self.micro_batch, output_rows)
         window_sizes = {layer.window for layer in layers.values()}
         graph_settings = GraphSettings(
             tokens=self.micro_batch,
@@ -160,24 +160,24 @@ class GgmlServer(GgmlSettings):
             streams=self.streams,
             sequences=self.sequences,
             mla=self.latent_mode,
-            attention_batch_mib=int(self.flags.get("attention_max_batch", rules.attention_max_batch)),
-            fused_experts=bool(self.flags.get("fused_moe", rules.fused_moe)),
+            attention_batch_mib=int(self.flags.get("attention_max_batch", version_rules.attention_max_batch)),
+            fused_experts=bool(self.flags.get("fused_moe", version_rules.fused_moe)),
             has_gpus=bool(self.devices),
             keeps_attention=self.keeps_cache,
             full_offload=self.layers_on_gpus > layer_count,
             moves_weights=not self.flags.get("no_op_offload") and not self.flags.get("run_time_repack"),
         )
         moved_tokens = graph_settings.tokens if graph_settings.moves_weights and self.devices else 0
-        layer_keys = self._layer_keys(placement, size_and_device, moved_tokens, layers)
+        layer_keys = self._layer_keys(placements, size_and_device, moved_tokens, layers)
         laid_out_indices = [list(layers)[i] for i in laid_out_layers(layer_keys)]
         model_graph = ModelGraph(
-            rules.graph,
+            version_rules.graph,
             graph_settings,
             self.model.hidden_size,
             self.model.vocab_size,
             {i: layers[i] for i in laid_out_indices},
             max(layers) + 1,
-            placement.layers.device,
+            placements.layers.device,
             size_and_device.get,
         )
         pipeline = (
@@ -185,13 +185,13 @@ class GgmlServer(GgmlSettings):
             and self.layers_on_gpus > layer_count
             and self.flags.get("split_mode", "layer") == "layer"
             and self.keeps_cache
-            and not placement.has_overrides
+            and not placements.has_overrides
         )
         return buffer_sizes(model_graph.build_graph(), self.devices, pipeline)
 
     def _layer_keys(
         self,
-        placement: Placement,
+        tensor_placement: Placement,
         size_and_device: Mapping[str, tuple[int, str]],
         moved_tokens: int,
         layers: Mapping[int, LayerShape],
@@ -201,7 +201,7 @@ class GgmlServer(GgmlSettings):
         The bytes of a weight are part of it only where an operation may copy the weight to another device.
         moved_tokens: tokens of a micro-batch, 0 where no operation moves to a GPU.
         """
-        rules = self.rules.graph
+        version_rules = self.rules.graph
         tensors_by_layer: dict[int, list[GgufTensor]] = {}
         for tensor in self.model.tensors:
             if tensor.layer is not None:
@@ -212,15 +212,15 @@ class GgmlServer(GgmlSettings):
             expert_homes = {size_and_device[tensor.name][1] for tensor in tensors if EXPERT_TENSORS.match(tensor.name)}
             weights = []
             for tensor in tensors:
-                nbytes, device = size_and_device[tensor.name]
+                tensor_bytes, device = size_and_device[tensor.name]
                 if EXPERT_TENSORS.match(tensor.name):
                     copies_experts = len(expert_homes) > 1 or (
-                        device == HOST and rules.moves_experts(moved_tokens, layer)
+                        device == HOST and version_rules.moves_experts(moved_tokens, layer)
                     )
                 else:
-                    copies_experts = device == HOST and rules.moves_product(moved_tokens)
-                weights.append((tensor.name.partition(f"blk.{i}.")[2], device, nbytes if copies_experts else 0))
-            layer_keys.append((id(layer), placement.layers.device(i), tuple(weights)))
+                    copies_experts = device == HOST and version_rules.moves_product(moved_tokens)
+                weights.append((tensor.name.partition(f"blk.{i}.")[2], device, tensor_bytes if copies_experts else 0))
+            layer_keys.append((id(layer), tensor_placement.layers.device(i), tuple(weights)))
         return layer_keys
 
     def buffers(self, placement: Placement) -> Buffers:
@@ -240,7 +240,7 @@ class GgmlServer(GgmlSettings):
             total_bytes += sum(tensor.nbytes for tensor in self.model.mtp_tensors)
         return total_bytes + (0 if self.draft is None else self.draft.model.file_bytes)
 
-    def module_buffers(self, placement: Placement) -> Buffers:
+    def module_buffers(self, tensor_placement: Placement) -> Buffers:
         """Returns the buffers of the multi-token-prediction modules, which are additional last layers.
 
         They have a cache of the draft's types and a graph that returns the logits of one token of each slot.
@@ -250,12 +250,12 @@ class GgmlServer(GgmlSettings):
         module_server = self.with_flags(**cache_types, spec_type="none")
         tensors: dict[str, int] = {}
         for tensor in self.model.mtp_tensors:
-            device = placement.device(tensor)
+            device = tensor_placement.device(tensor)
             tensors[device] = tensors.get(device, 0) + tensor.nbytes
-        cache_device = placement.layers.device(layer_count) if self.keeps_cache else HOST
+        cache_device = tensor_placement.layers.device(layer_count) if self.keeps_cache else HOST
         cache = {cache_device: sum(sum(module_server.layer_cache(module)) for module in modules)}
         layers = {layer_count + i: module for i, module in enumerate(modules)}
-        return Buffers(tensors, cache, module_server.graph_buffers(placement, layers, self.model.mtp_tensors))
+        return Buffers(tensors, cache, module_server.graph_buffers(tensor_placement, layers, self.model.mtp_tensors))
 
     def with_flags(self, **changed_flags: Any) -> GgmlServer:
         """Returns the server with changed flags, which shares the model."""

@@ -126,21 +126,21 @@ class ModelGraph:
     def _weight(self, weight_name: str, layer: int | None) -> Tensor:
         bytes_and_device = self.weight(weight_name)
         device = HOST if layer is None else self.layer_device(layer)
-        nbytes, weight_device = bytes_and_device if bytes_and_device is not None else (0, device)
-        return Tensor(nbytes, operation="weight", device=weight_device)
+        tensor_bytes, weight_device = bytes_and_device if bytes_and_device is not None else (0, device)
+        return Tensor(tensor_bytes, operation="weight", device=weight_device)
 
     def _new(self, elements: tuple[int, ...], *sources: Tensor, bytes: int = F32, may_move: bool = False) -> Tensor:
-        nbytes = bytes
+        tensor_bytes = bytes
         for axis in elements:
-            nbytes *= axis
-        return Tensor(nbytes, sources, "new", (*elements, bytes), may_move=may_move)
+            tensor_bytes *= axis
+        return Tensor(tensor_bytes, sources, "new", (*elements, bytes), may_move=may_move)
 
     def _new_typed(self, dimensions: tuple[int, ...], block_bytes: int, *sources: Tensor) -> Tensor:
         """Returns a new tensor in a number format with `block_bytes` bytes per 256 elements."""
-        nbytes = block_bytes
+        tensor_bytes = block_bytes
         for dimension in dimensions:
-            nbytes *= dimension
-        return Tensor(nbytes // 256, sources)
+            tensor_bytes *= dimension
+        return Tensor(tensor_bytes // 256, sources)
 
     def _inplace(self, replaced_tensor: Tensor, *sources: Tensor) -> Tensor:
         return Tensor(replaced_tensor.nbytes, sources, "inplace", replaced_tensor.layout)

@@ -116,12 +116,12 @@ def _divided_run(reader: LaunchReader, config: Table, parallel_run: MegatronRun,
         reader.unknown["precision"] = (
             "missing, or fp32, which is not modelled with layers that ranks divide; fp16 and bfloat16 are"
         )
-    zero = reader.table(config, "zero_optimization")
-    stage = size_of(reader, "zero_optimization.stage", zero.get("stage", 0), least=0)
+    zero_table = reader.table(config, "zero_optimization")
+    stage = size_of(reader, "zero_optimization.stage", zero_table.get("stage", 0), least=0)
     if stage > 1:
         reader.unknown["zero_optimization.stage"] = f"{stage} beside layers that ranks divide is not modelled"
     for argument_name in ("cpu_offload", "offload_optimizer"):
-        if zero.get(argument_name):
+        if zero_table.get(argument_name):
             reader.unknown[f"zero_optimization.{argument_name}"] = "with layers that ranks divide it is not modelled"
     reader.check_unknown()
     reader.notes.append(ESTIMATE)

@@ -105,8 +105,8 @@ def _deepspeed_config(config: Any) -> Any:
     deepspeed_table = config if isinstance(config, Mapping) else {}
     if deepspeed_table.get("deepspeed_config_file") is not None:
         return deepspeed_table["deepspeed_config_file"]
-    zero: dict[str, Any] = {"stage": deepspeed_table.get("zero_stage", 2)}
+    zero_table: dict[str, Any] = {"stage": deepspeed_table.get("zero_stage", 2)}
     for key in STAGED:
         if deepspeed_table.get(key) not in (None, "none", False):
-            zero[key.removesuffix("_device")] = {"device": deepspeed_table[key]}
-    return {"zero_optimization": zero, **AUTO_FORMATS, **AUTO_BATCH}
+            zero_table[key.removesuffix("_device")] = {"device": deepspeed_table[key]}
+    return {"zero_optimization": zero_table, **AUTO_FORMATS, **AUTO_BATCH}

@@ -49,7 +49,7 @@ def read_accelerate(
     if command_settings.get("precision") == "autocast":
         del command_settings["precision"]
         command_settings |= {"dtype": "bf16", "master_weights": "fp32", "grad_dtype": "fp32"}
-    zero: Zero = 1 if plugin_flag("use_distributed_optimizer") else 0
+    zero_stage: Zero = 1 if plugin_flag("use_distributed_optimizer") else 0
     sequence_parallel = tp > 1 and plugin_flag("sequence_parallelism")
-    layout = Layout(tp=tp, pp=pp, dp=world_size // (tp * pp), sequence_parallel=sequence_parallel, zero=zero)
+    layout = Layout(tp=tp, pp=pp, dp=world_size // (tp * pp), sequence_parallel=sequence_parallel, zero=zero_stage)
     return LaunchSettings(layout, command_settings)

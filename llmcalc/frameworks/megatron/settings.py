@@ -333,11 +333,11 @@ class MegatronSettings(MegatronArguments):
                 f"--cp-comm-type {' '.join(self.cp_comm_type)[:60]}: not supported; expected one of "
                 f"{', '.join(EXCHANGES)} for all layers"
             )
-        zero: Zero = 1 if self.use_distributed_optimizer else 0
+        zero_stage: Zero = 1 if self.use_distributed_optimizer else 0
         if self.use_torch_fsdp2:
-            zero = 3
+            zero_stage = 3
         elif self.use_megatron_fsdp:
-            zero = SHARDING.get(self.data_parallel_sharding_strategy, 3)
+            zero_stage = SHARDING.get(self.data_parallel_sharding_strategy, 3)
         return Layout(
             tp=self.tp,
             pp=self.pp,
@@ -348,7 +348,7 @@ class MegatronSettings(MegatronArguments):
             vpp=self.chunk_count,
             sequence_parallel=self.uses_sequence_parallelism,
             cp_comm=exchange,
-            zero=zero,
+            zero=zero_stage,
             hsdp_replicas=self.num_distributed_optimizer_instances,
             reshard=not self.torch_fsdp2_no_reshard_after_forward,
             schedule="interleaved" if self.chunk_count > 1 else "1f1b",

@@ -188,10 +188,10 @@ def _set_zero_stage(reader: LaunchReader, arguments: Mapping[str, Any], megatron
             shown_file = "a file that the script makes" if is_unresolved(config) else config[:60]
             reader.notes.append(f"--deepspeed_config: {shown_file} is not read; --zero-stage says the stage")
     if deepspeed_config and is_deepspeed(deepspeed_config):
-        zero = deepspeed_config.get("zero_optimization")
-        if isinstance(zero, Mapping):
-            stage = zero.get("stage", 0)
-            if zero.get("offload_optimizer") or zero.get("cpu_offload"):
+        zero_table = deepspeed_config.get("zero_optimization")
+        if isinstance(zero_table, Mapping):
+            stage = zero_table.get("stage", 0)
+            if zero_table.get("offload_optimizer") or zero_table.get("cpu_offload"):
                 reader.unknown["zero_optimization.offload_optimizer"] = REFUSED["cpu-optimizer"]
     stage_text = str(0 if stage is None else stage).removesuffix(".0")  # `type=float` in its parser
     stage_number = size_of(reader, "--zero-stage", stage_text, least=0)

@@ -68,10 +68,10 @@ def deepspeed_config(config_name: str) -> dict[str, Any] | None:
         if config_name not in ("zero0", "zero1", "zero2", "zero3"):
             return None
         stage = int(config_name[-1])
-    zero: dict[str, Any] = {"stage": stage, "offload_optimizer": {"device": device}, "overlap_comm": False}
-    zero["contiguous_gradients"] = True
+    zero_table: dict[str, Any] = {"stage": stage, "offload_optimizer": {"device": device}, "overlap_comm": False}
+    zero_table["contiguous_gradients"] = True
     if stage == 3:
-        zero |= {
+        zero_table |= {
             **AUTO_BUCKETS,
             "offload_param": {"device": device},
             "sub_group_size": 1_000_000_000,
@@ -79,8 +79,8 @@ def deepspeed_config(config_name: str) -> dict[str, Any] | None:
             "stage3_max_reuse_distance": 1_000_000_000,
         }
     else:
-        zero |= {"allgather_bucket_size": 200_000_000, "reduce_bucket_size": 200_000_000, "reduce_scatter": True}
-    return {"zero_optimization": zero, **AUTO_FORMATS, **AUTO_BATCH}
+        zero_table |= {"allgather_bucket_size": 200_000_000, "reduce_bucket_size": 200_000_000, "reduce_scatter": True}
+    return {"zero_optimization": zero_table, **AUTO_FORMATS, **AUTO_BATCH}
 
 
 def starts_program(command_line: CommandLine) -> bool:

@@ -182,8 +182,8 @@ class OllamaServer:
         if self.rules.runner == "estimate" or self.flash_attn == "off":
             return DEFAULT_BATCH
         server = self._unfitted_server(**self._llama_server_flags(parallel, DEFAULT_BATCH))
-        placement = server.placement
-        used_bytes = sum(server.model_buffers(placement).values()) + sum(server.cache_buffers(placement).values())
+        placements = server.placement
+        used_bytes = sum(server.model_buffers(placements).values()) + sum(server.cache_buffers(placements).values())
         free_bytes = server.free_bytes * len(server.devices)
         for context_limit, default_batch, larger_batch, largest_percent in BATCH_RULES:
             has_room = (
@@ -231,10 +231,10 @@ class OllamaServer:
 
 def host_layers(fitted_server: FittedServer) -> int:
     """Returns the number of layers with tensors on the host, counting the output as a layer."""
-    server, placement = fitted_server.server, fitted_server.placement
+    server, tensor_placement = fitted_server.server, fitted_server.placement
     layer_count = len(server.model.layers)
-    host_layer_count = sum(placement.layers.device(i) not in server.devices for i in range(layer_count + 1))
-    return host_layer_count + len(placement.host_experts) + len(placement.partial)
+    host_layer_count = sum(tensor_placement.layers.device(i) not in server.devices for i in range(layer_count + 1))
+    return host_layer_count + len(tensor_placement.host_experts) + len(tensor_placement.partial)
 
 
 def memory(server: OllamaServer) -> EngineMemory:

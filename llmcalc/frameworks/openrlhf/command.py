@@ -172,19 +172,19 @@ def _deepspeed_config(reader: LaunchReader, arguments: Table, world_size: int | 
     replica_count = max(1, (world_size or 1) // reader.size(arguments, "ds.ring_attn_size", 1))
     if arguments.get("train.dynamic_batch_enable"):
         micro_batch = 1
-    zero: dict[str, Any] = {
+    zero_table: dict[str, Any] = {
         "stage": reader.size(arguments, "ds.zero_stage", 2, least=0),
         "offload_optimizer": {"device": "cpu" if reader.flag(arguments, "ds.adam_offload") else "none"},
         **AUTO_BUCKETS,
     }
     if reader.flag(arguments, "ds.overlap_comm"):
-        zero["overlap_comm"] = True
+        zero_table["overlap_comm"] = True
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": micro_batch,
         "gradient_accumulation_steps": max(1, global_batch // (micro_batch * replica_count)),
         dtype: {"enabled": True},
         "gradient_clipping": 1.0,
-        "zero_optimization": zero,
+        "zero_optimization": zero_table,
     }
     if arguments.get("ds.grad_accum_dtype") is not None:
         config["data_types"] = {"grad_accum_dtype": arguments["ds.grad_accum_dtype"]}

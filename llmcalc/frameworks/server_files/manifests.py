@@ -425,9 +425,9 @@ def _expand_container_variables(command_word: str, env: Mapping[str, str]) -> st
     return re.sub(r"\$\(([A-Za-z_]\w*)\)", lambda match: env.get(match[1], unresolved(f"${match[1]}")), command_word)
 
 
-def _container_image(tables: Sequence[Mapping[str, Any]]) -> str:
+def _container_image(outer_tables: Sequence[Mapping[str, Any]]) -> str:
     """Returns the container image in an outer table, as text or as `repository` and `tag`."""
-    for outer_table in reversed(tables):
+    for outer_table in reversed(outer_tables):
         image = outer_table.get("image")
         if isinstance(image, str):
             return image
@@ -437,9 +437,9 @@ def _container_image(tables: Sequence[Mapping[str, Any]]) -> str:
     return ""
 
 
-def _node_accelerator(tables: Sequence[Mapping[str, Any]]) -> str:
+def _node_accelerator(outer_tables: Sequence[Mapping[str, Any]]) -> str:
     """Returns the accelerator of the node on which a container runs; empty if no table names it."""
-    for outer_table in reversed(tables):
+    for outer_table in reversed(outer_tables):
         node_selector = {
             **inner_table(outer_table, "nodeSelector"),
             **inner_table(outer_table, "template", "nodeSelector"),
@@ -475,9 +475,9 @@ def _affinity_expressions(node_affinity: Mapping[str, Any]) -> Iterator[Mapping[
                 yield match_expression
 
 
-def _accelerator_limit(tables: Sequence[Mapping[str, Any]], name_in_errors: str) -> int | None:
+def _accelerator_limit(outer_tables: Sequence[Mapping[str, Any]], name_in_errors: str) -> int | None:
     """Returns the largest number of accelerators of a container; None if no table limits it."""
-    for outer_table in reversed(tables):
+    for outer_table in reversed(outer_tables):
         profile_match = re.fullmatch(r"[\w.-]{1,80}:([0-9]{1,4})", str(outer_table.get(PROFILE_KEY, "")))
         if profile_match is not None:
             return int(profile_match[1])
@@ -490,9 +490,9 @@ def _accelerator_limit(tables: Sequence[Mapping[str, Any]], name_in_errors: str)
     return None
 
 
-def _hub_model(tables: Sequence[Mapping[str, Any]]) -> str:
+def _hub_model(outer_tables: Sequence[Mapping[str, Any]]) -> str:
     """Returns the Hugging Face name of the model in a table, from its address; empty without an address."""
-    for outer_table in reversed(tables):
+    for outer_table in reversed(outer_tables):
         for address_table in (
             outer_table,
             inner_table(outer_table, "model"),
@@ -506,9 +506,9 @@ def _hub_model(tables: Sequence[Mapping[str, Any]]) -> str:
     return ""
 
 
-def _adapter_flags(tables: Sequence[Mapping[str, Any]]) -> list[str]:
+def _adapter_flags(outer_tables: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns the flags that KServe adds for a model's LoRA adapters (`model.lora` of LLMInferenceService)."""
-    for outer_table in tables:
+    for outer_table in outer_tables:
         lora_table = inner_table(outer_table, "model", "lora")
         adapter_list = lora_table.get("adapters")
         if isinstance(adapter_list, list) and adapter_list:
@@ -517,10 +517,10 @@ def _adapter_flags(tables: Sequence[Mapping[str, Any]]) -> list[str]:
     return []
 
 
-def _implied_engine(tables: Sequence[Mapping[str, Any]]) -> str:
+def _implied_engine(outer_tables: Sequence[Mapping[str, Any]]) -> str:
     """Returns the engine of a model format or framework name; empty for other names."""
     formats = {"vllm": "vllm", "huggingface": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm"}
-    for outer_table in reversed(tables):
+    for outer_table in reversed(outer_tables):
         for format_name in (
             inner_table(outer_table, "modelFormat").get("name"),
             outer_table.get("backendFramework"),
@@ -531,10 +531,10 @@ def _implied_engine(tables: Sequence[Mapping[str, Any]]) -> str:
     return ""
 
 
-def _parallel_sizes(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _parallel_sizes(outer_tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns the parallel sizes in a manifest's keys, outside of the server's command."""
     parallel_sizes: dict[str, Any] = {}
-    for outer_table in tables:
+    for outer_table in outer_tables:
         for size_key, size_value in inner_table(outer_table, "parallelism").items():
             if size_key in PARALLEL_SIZE_KEYS and _is_plain(size_value):
                 parallel_sizes[PARALLEL_SIZE_KEYS[size_key]] = str(size_value)

@@ -500,7 +500,7 @@ class Server(EngineServer):
 
 def memory(server: Server) -> EngineMemory:
     """Returns the memory of SGLang on its devices. Raises `InputError` for flags that contradict the model."""
-    rules, fraction, flags = server.rules, server.cache_fraction, server.flags
+    version_rules, fraction, flags = server.rules, server.cache_fraction, server.flags
     budget = int(server.free_bytes_before_loading * fraction)
     page_tokens = int(flags.get("page_size", 1))
     stages = []
@@ -519,20 +519,20 @@ def memory(server: Server) -> EngineMemory:
             "budget",
             budget,
             "estimate",
-            rules.source_place,
+            version_rules.source_place,
             f"{round(fraction, 4)} × free before loading (--mem-fraction-static)",
         ),
         Term("weights", weights, "source", "tensors of the rank", rank.scheme or "as published"),
-        Term("profile_run", server.multimodal_bytes, "source", rules.source_place, server.profile_run_origin),
+        Term("profile_run", server.multimodal_bytes, "source", version_rules.source_place, server.profile_run_origin),
         Term("non_torch", max(0, server.outside_torch), "estimate", server.cuda_context.source, "outside the budget"),
-        Term("cuda_graphs", 0, "source", rules.source_place, "outside the budget; in what the fraction leaves"),
-        Term("kv_cache", max(cache_bytes, 0), "estimate", rules.source_place, f"{tokens:,} tokens"),
+        Term("cuda_graphs", 0, "source", version_rules.source_place, "outside the budget; in what the fraction leaves"),
+        Term("kv_cache", max(cache_bytes, 0), "estimate", version_rules.source_place, f"{tokens:,} tokens"),
     )
-    length = server.longest_request
+    request_length = server.longest_request
     startup_error = ""
     if tokens == 0:
         startup_error = server.engine_record.messages["no_cache" if pool is None or pool.requests else "no_states"]
-    concurrency = tokens / length
+    concurrency = tokens / request_length
     return EngineMemory(
         terms=server.with_receipt(memory_terms),
         kv_tokens=tokens,
@@ -540,7 +540,7 @@ def memory(server: Server) -> EngineMemory:
         max_concurrency=concurrency if pool is None else min(concurrency, pool.requests),
         starts=not startup_error,
         message=startup_error,
-        max_model_len=length,
+        max_model_len=request_length,
         devices=server.device_count,
         block_size=page_tokens,
         assumed=server.assumed,
@@ -551,7 +551,7 @@ def memory(server: Server) -> EngineMemory:
                 None,
                 (
                     server.version.note,
-                    _cache_note(tokens, length, bool(startup_error)),
+                    _cache_note(tokens, request_length, bool(startup_error)),
                     _states_note(pool, concurrency),
                     *_server_notes(server),
                 ),

@@ -72,11 +72,11 @@ class Chunk(TrainingRun):
 
     profiles: tuple[type[Eager], type[Eager]] = Eager, Divided
 
-    def __init__(self, setup: RankSetup, stage: Stage, memory_meter: Meter | Recorder) -> None:
+    def __init__(self, rank_setup: RankSetup, stage: Stage, memory_meter: Meter | Recorder) -> None:
         self.stage = stage
-        self.profile = self.profiles[setup.layout.tp > 1]
-        program = rank_program(setup.spec, setup.layout, setup.rank, stage)
-        super().__init__(setup.spec, setup.training, memory_meter=memory_meter, program=program)
+        self.profile = self.profiles[rank_setup.layout.tp > 1]
+        program = rank_program(rank_setup.spec, rank_setup.layout, rank_setup.rank, stage)
+        super().__init__(rank_setup.spec, rank_setup.training, memory_meter=memory_meter, program=program)
         self.lowering.first_layer_index = stage.layers.start
         self.number = 0
         self.passes: PassRecorder | PassPlayer | None = None
@@ -232,8 +232,8 @@ class RankRun:
 
     chunk_type: type[Chunk] = Chunk
 
-    def __init__(self, setup: RankSetup, memory_meter: Meter | Recorder) -> None:
-        layout, training_config = setup.layout, setup.training
+    def __init__(self, rank_setup: RankSetup, memory_meter: Meter | Recorder) -> None:
+        layout, training_config = rank_setup.layout, rank_setup.training
         self.check(layout)
         most_microbatches = min(MOST_MICROBATCHES, MOST_FORWARD_PASSES // layout.vpp)
         if training_config.microbatches > most_microbatches:
@@ -242,16 +242,16 @@ class RankRun:
                 f"--num-microbatches {training_config.microbatches}: {what_runs} of torch has {tensors} of each "
                 f"micro-batch, and all are replayed; expected at most {most_microbatches:,}"
             )
-        coordinates = layout.coordinates(setup.rank)
-        self.setup: RankSetup = setup
+        coordinates = layout.coordinates(rank_setup.rank)
+        self.setup: RankSetup = rank_setup
         self.layout: Layout = layout
         self.training: Training = training_config
         self.meter: Meter | Recorder = memory_meter
-        layers = sum(stack.num_hidden_layers for _, stack in setup.spec.stacks())
+        layers = sum(stack.num_hidden_layers for _, stack in rank_setup.spec.stacks())
         rank_stages = [stage for stage in stages(layout, layers) if stage.rank == coordinates.pp]
-        self.chunks: list[Chunk] = [self.chunk_type(setup, stage, memory_meter) for stage in rank_stages]
+        self.chunks: list[Chunk] = [self.chunk_type(rank_setup, stage, memory_meter) for stage in rank_stages]
         for chunk_index, model_chunk in enumerate(self.chunks):
-            model_chunk.number, model_chunk.workspace = chunk_index, setup.workspace
+            model_chunk.number, model_chunk.workspace = chunk_index, rank_setup.workspace
             model_chunk.workspaces = self.chunks[0].workspaces
         group_size = torch_group(layout.pp, training_config.microbatches) if layout.vpp > 1 else None
         self.order: Sequence[Action] = pipeline(layout, training_config.microbatches, group_size).orders[coordinates.pp]

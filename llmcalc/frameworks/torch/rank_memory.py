@@ -23,9 +23,9 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> D
         raise InputError("--trainable-layers: not modelled in a layout that divides layers; expected --dp N alone")
     is_alone = training_run.layout.world == 1
     training = replace(training, pages_states=is_alone)
-    setup = RankSetup(spec, training, training_run.layout, rank, cuda_runtime.workspace)
+    rank_setup = RankSetup(spec, training, training_run.layout, rank, cuda_runtime.workspace)
     recorded_ranks = training_run.recorded_ranks(cuda_runtime)
-    replay = replay_rank_on_allocator(setup, cuda_runtime.expandable, recorded_ranks)
+    replay = replay_rank_on_allocator(rank_setup, cuda_runtime.expandable, recorded_ranks)
     source = "torch/distributed/pipelining/stage.py, nn/parallel/distributed.py, replayed"
     tensors = Term("tensors", 0, "source", source, TORCH)
     if titan_settings(training_run.own_settings).float8 is not None:

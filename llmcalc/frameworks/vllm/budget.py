@@ -270,13 +270,13 @@ class Server(EngineServer):
     @cached_property
     def rules(self) -> Rules:
         """The version's memory rules, with the model runner and sampler of this server."""
-        rules = self.engine_record.rules(self.version_of_rules)
+        version_rules = self.engine_record.rules(self.version_of_rules)
         if self.second_runner is not None:
-            rules = rules_with_runner(rules, self.second_runner)
+            version_rules = rules_with_runner(version_rules, self.second_runner)
         return rules_with_sampler(
             self.engine_record,
             self.version_of_rules,
-            rules,
+            version_rules,
             self.flags,
             has_second_runner=self.second_runner is not None,
         )
@@ -682,13 +682,13 @@ def memory(server: Server) -> EngineMemory:
     if server.flags.get("max_model_len") in AUTO_WORDS:
         return memory(server.with_flags(max_model_len=longest_request(server) or server.longest_request))
     fullest_stage = server.fullest_stage
-    pool, blocks, rules = fullest_stage.pool, fullest_stage.blocks, server.rules
+    pool, blocks, version_rules = fullest_stage.pool, fullest_stage.blocks, server.rules
     longest_tokens, tokens_in_flight = server.longest_request, server.tokens_in_flight
     concurrency = pool.max_concurrency(blocks, longest_tokens, tokens_in_flight)
     startup_error = _startup_error(server, fullest_stage, concurrency)
     return EngineMemory(
         terms=fullest_stage.terms,
-        kv_tokens=pool.printed_tokens(blocks, longest_tokens, tokens_in_flight, rules),
+        kv_tokens=pool.printed_tokens(blocks, longest_tokens, tokens_in_flight, version_rules),
         blocks=blocks,
         max_concurrency=concurrency,
         starts=not startup_error,
@@ -708,7 +708,7 @@ def memory(server: Server) -> EngineMemory:
 
 def _startup_error(server: Server, stage_memory: StageMemory, concurrency: float) -> str:
     """Returns the error message with which vLLM fails to start; empty if vLLM starts."""
-    message_texts, rules, max_model_len = server.engine_record.messages, server.rules, server.longest_request
+    message_texts, version_rules, max_model_len = server.engine_record.messages, server.rules, server.longest_request
     budget, batch_tokens, block_tokens = (
         stage_memory.terms[0].bytes,
         server.max_num_batched_tokens,
@@ -717,7 +717,7 @@ def _startup_error(server: Server, stage_memory: StageMemory, concurrency: float
     if server.state_rules.needs_batch_of_a_block and stage_memory.pool.aligns_states and block_tokens > batch_tokens:
         message_start = message_texts["aligned_block"]
         return f"{message_start} (--max-num-batched-tokens {batch_tokens}); expected at least {block_tokens}"
-    if rules.checks_free_memory and server.free_bytes_at_start < budget:
+    if version_rules.checks_free_memory and server.free_bytes_at_start < budget:
         free_gib = server.free_bytes_at_start / GIB
         return f"{message_texts['free_memory']} ({server.utilization}): {free_gib:.2f} GiB are free"
     if stage_memory.available <= 0:
@@ -726,11 +726,11 @@ def _startup_error(server: Server, stage_memory: StageMemory, concurrency: float
         longest_request_tokens = stage_memory.pool.longest_request(
             stage_memory.blocks, server.tokens_in_flight, max_model_len
         )
-        message_start = message_texts["one_request_v0" if rules.generation == "v0" else "one_request"]
+        message_start = message_texts["one_request_v0" if version_rules.generation == "v0" else "one_request"]
         return f"{message_start} (--max-model-len {max_model_len}); the longest that fits is {longest_request_tokens}"
     if server.needs_blocks_of_sequences(stage_memory.pool) and server.max_num_seqs > stage_memory.blocks:
         return f"{message_texts['sequences']} (--max-num-seqs {server.max_num_seqs}); at most {stage_memory.blocks} fit"
-    unused_bytes = (server.total_memory if rules.counts_context else server.free_bytes_at_start) - budget
+    unused_bytes = (server.total_memory if version_rules.counts_context else server.free_bytes_at_start) - budget
     if not server.subtracts_graphs and unused_bytes < stage_memory.graphs:
         return message_texts["outside_budget"]
     return ""

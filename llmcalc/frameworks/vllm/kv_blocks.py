@@ -80,14 +80,14 @@ class BlockPool:
             return blocks * self.block_size / length
         return blocks / max(1, self.blocks_of_request(length, tokens_in_flight))
 
-    def printed_tokens(self, blocks: int, length: int, tokens_in_flight: int, rules: Rules) -> int:
+    def printed_tokens(self, blocks: int, length: int, tokens_in_flight: int, version_rules: Rules) -> int:
         """Returns the tokens of the KV cache in this vLLM version's log format.
 
         A block of a request's current state counts as `length` tokens, those of the longest request.
         """
-        if rules.printed_tokens == "max_concurrency x max_model_len":
+        if version_rules.printed_tokens == "max_concurrency x max_model_len":
             return int(self.max_concurrency(blocks, length, tokens_in_flight) * length)
-        if rules.printed_tokens == "blocks x block_size":
+        if version_rules.printed_tokens == "blocks x block_size":
             return blocks * self.block_size
         has_current_states = any(group.states is not None and group.states.mode == "current" for group in self.groups)
         smallest_block = min(self.block_size, length) if has_current_states else self.block_size
@@ -108,7 +108,7 @@ def block_pool(
     rank: EngineRank,
     element_bytes: Fraction,
     block_size: int,
-    rules: Rules,
+    version_rules: Rules,
     has_full_windows: bool = False,
     draft_caches: Sequence[TokenCache] = (),
     context_ranks: int = 1,
@@ -128,9 +128,9 @@ def block_pool(
     caches, states = [*rank.token_caches, *draft_caches], stored_states(rank, state_blocks)
     if not caches:
         raise rank.no_cache_error("vllm")
-    if states and not rules.grouped_layers:
+    if states and not version_rules.grouped_layers:
         raise InputError("--engine vllm: recurrent states are modelled from vLLM 0.10 on; expected a newer version")
-    if not rules.grouped_layers or has_full_windows:
+    if not version_rules.grouped_layers or has_full_windows:
         caches = [cache._replace(window=None) for cache in caches]
     if all(cache.window is None for cache in caches) and not states:
         token_bytes = math.ceil(

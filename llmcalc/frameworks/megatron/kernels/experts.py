@@ -403,7 +403,7 @@ class ExpertKernels(HeadKernels):
 
     def module_kernel(self, module_scope: Scope) -> Callable[[], None] | None:
         """Returns the kernel that runs experts in sequence (SequentialMLP), for products that are not grouped."""
-        steps = [item for item in module_scope.items if isinstance(item, Step) and item.verb == "experts"]
+        steps = [element for element in module_scope.items if isinstance(element, Step) and element.verb == "experts"]
         if self.rank_choices.grouped_gemm or not steps:
             return super().module_kernel(module_scope)
         return lambda: self._run_sequential_experts(module_scope, steps)
@@ -412,7 +412,7 @@ class ExpertKernels(HeadKernels):
         """Runs the network of each expert in turn, and concatenates the outputs."""
         autograd_graph = self.graph
         input_layers, output_layer = operations[:-1], operations[-1]
-        has_gate = any(isinstance(item, Step) and item.verb == "mul" for item in module_scope.items)
+        has_gate = any(isinstance(scope_item, Step) and scope_item.verb == "mul" for scope_item in module_scope.items)
         experts, width = self.local_experts, sum(layer.outs[0].width for layer in input_layers)
         hidden_width, output_width = output_layer.ins[0].width, output_layer.outs[0].width
         x, probs = self.tensor_of(input_layers[0].ins[0]), self.row_probs
@@ -607,6 +607,6 @@ def _shared_experts(module_scope: Scope) -> list[Item]:
     return items[positions[0] : end_position]
 
 
-def _operation_name(item: Item) -> str:
+def _operation_name(module_item: Item) -> str:
     """Returns an operation's name; empty for a scope of the program."""
-    return item.verb if isinstance(item, Step) else ""
+    return module_item.verb if isinstance(module_item, Step) else ""

@@ -88,7 +88,7 @@ class DeltaKernels(MambaKernels):
 
     def _prepare_delta_inputs(
         self,
-        op: DeltaRule,
+        delta_rule: DeltaRule,
         key_width: Number,
         qkv: Tensor,
         gate: Tensor,
@@ -103,21 +103,21 @@ class DeltaKernels(MambaKernels):
         output gate are copied.
         """
         autograd_graph, (batch, tokens) = self.graph, qkv.shape[:2]
-        key_heads = exact_div(key_width, op.key_dim)
-        qk_shape, head_shape = (batch, tokens, 2 * key_width), (batch, tokens, op.heads)
+        key_heads = exact_div(key_width, delta_rule.key_dim)
+        qk_shape, head_shape = (batch, tokens, 2 * key_width), (batch, tokens, delta_rule.heads)
         contiguous_qk = autograd_graph.new_tensor(qk_shape, BFLOAT16)
         normalized_qk, qk_norms = (
             autograd_graph.new_tensor(qk_shape, BFLOAT16),
             autograd_graph.new_tensor((batch, tokens, 2 * key_heads), FLOAT32),
         )
         del contiguous_qk
-        q, k = (autograd_graph.new_tensor((*head_shape, op.key_dim), BFLOAT16) for _ in range(2))
-        v = autograd_graph.new_tensor((*head_shape, op.value_dim), BFLOAT16)
+        q, k = (autograd_graph.new_tensor((*head_shape, delta_rule.key_dim), BFLOAT16) for _ in range(2))
+        v = autograd_graph.new_tensor((*head_shape, delta_rule.value_dim), BFLOAT16)
         decay, beta_sigmoid = (
             autograd_graph.new_tensor(head_shape, FLOAT32),
             autograd_graph.new_tensor(head_shape, BFLOAT16),
         )
-        out_gate = autograd_graph.new_tensor((*head_shape, op.value_dim), BFLOAT16)
+        out_gate = autograd_graph.new_tensor((*head_shape, delta_rule.value_dim), BFLOAT16)
         shapes = [x.shape for x in (qkv, gate, a_log, dt_bias, beta, alpha)]
 
         def backward(saved_tensors: SavedTensors, gradients: list[Gradient], needs_input_grad: Needs) -> Gradients:
@@ -142,16 +142,16 @@ class DeltaKernels(MambaKernels):
         )
         return outputs
 
-    def _run_gated_norm(self, norm: Step, op: DeltaRule, y: Tensor, gate: Tensor) -> Tensor:
+    def _run_gated_norm(self, norm: Step, delta_rule: DeltaRule, y: Tensor, gate: Tensor) -> Tensor:
         """Runs _gated_norm_and_a2a: norm(y) · silu(gate), then moves the token axis before the batch axis."""
         aten, (batch, tokens) = self.t, y.shape[:2]
-        flat_shape = (batch * tokens * op.heads, op.value_dim)
+        flat_shape = (batch * tokens * delta_rule.heads, delta_rule.value_dim)
         normed = self.norm(aten.reshape(y, flat_shape), norm, self.module_path(), flat_shape[0])
         output = self.times_gate(normed, aten.reshape(gate, flat_shape))
         del normed
-        output = aten.reshape(output, (batch, tokens, op.heads * op.value_dim))
+        output = aten.reshape(output, (batch, tokens, delta_rule.heads * delta_rule.value_dim))
         output = aten.contiguous(aten.transpose(output, 0, 1))
-        return aten.reshape(output, (batch * tokens, op.heads * op.value_dim))
+        return aten.reshape(output, (batch * tokens, delta_rule.heads * delta_rule.value_dim))
 
 
 def chunked_delta_rule(aten: Aten, q: Tensor, k: Tensor, v: Tensor, output_gradient: Tensor, beta: Tensor) -> Tensor:

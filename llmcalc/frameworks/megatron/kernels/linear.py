@@ -56,9 +56,9 @@ class LinearKernels(RankKernels):
         Cross-attention is an exception (core/models/T5/t5_spec.py).
         """
         return self.is_column_parallel(operation) and all(
-            item.ins[0].rows == item.ins[1].rows
-            for item in self.module_of_step[id(operation)].items
-            if isinstance(item, Step) and item.verb == "attention"
+            module_item.ins[0].rows == module_item.ins[1].rows
+            for module_item in self.module_of_step[id(operation)].items
+            if isinstance(module_item, Step) and module_item.verb == "attention"
         )
 
     # --- linear layers -----------------------------------------------------------------------------------------------

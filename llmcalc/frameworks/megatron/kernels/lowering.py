@@ -56,7 +56,7 @@ PRODUCTS = ("column", "row", "matrix", "expert")
 
 def steps_by_name(scope: Scope) -> dict[str, Step]:
     """Returns the named steps that are directly in a scope."""
-    return {item.name: item for item in scope.items if isinstance(item, Step) and item.name}
+    return {element.name: element for element in scope.items if isinstance(element, Step) and element.name}
 
 
 class Parameter(NamedTuple):
@@ -315,16 +315,16 @@ class RankKernels(Lowering):
 
     def _look_for_readers(self, module_scope: Scope, module: Scope) -> None:
         """Collects the operations that read each value, and the module of each operation."""
-        for item in module_scope.items:
-            if isinstance(item, Alternatives):
-                self._look_for_readers(next(iter(item.branches.values())), module)
-            elif isinstance(item, Scope):
-                self._look_for_readers(item, item)
+        for module_item in module_scope.items:
+            if isinstance(module_item, Alternatives):
+                self._look_for_readers(next(iter(module_item.branches.values())), module)
+            elif isinstance(module_item, Scope):
+                self._look_for_readers(module_item, module_item)
             else:
-                self.module_of_step[id(item)] = module
-                for value in item.ins:
-                    if item.verb not in ("hold", "keep", "cache", "mask"):
-                        self.readers.setdefault(id(value.storage), []).append((item, module))
+                self.module_of_step[id(module_item)] = module
+                for value in module_item.ins:
+                    if module_item.verb not in ("hold", "keep", "cache", "mask"):
+                        self.readers.setdefault(id(value.storage), []).append((module_item, module))
 
     # --- rows --------------------------------------------------------------------------------------------------------
 
@@ -534,8 +534,8 @@ class RankKernels(Lowering):
 
 def direct_steps(module_scope: Scope) -> Iterator[Step]:
     """Yields a module's operations without submodules, and of alternative branches the first."""
-    for item in module_scope.items:
-        if isinstance(item, Step):
-            yield item
-        elif isinstance(item, Alternatives):
-            yield from direct_steps(next(iter(item.branches.values())))
+    for module_item in module_scope.items:
+        if isinstance(module_item, Step):
+            yield module_item
+        elif isinstance(module_item, Alternatives):
+            yield from direct_steps(next(iter(module_item.branches.values())))

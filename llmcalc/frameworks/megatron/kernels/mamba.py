@@ -23,8 +23,8 @@ class MambaKernels(LatentKernels):
 
     def module_kernel(self, module_scope: Scope) -> Callable[[], None] | None:
         """Returns the kernel that runs a Mamba-2 mixer."""
-        alternatives = [item for item in module_scope.items if isinstance(item, Alternatives)]
-        scans = [operation for item in alternatives for operation in next(iter(item.branches.values())).steps()]
+        alternatives = [element for element in module_scope.items if isinstance(element, Alternatives)]
+        scans = [operation for element in alternatives for operation in next(iter(element.branches.values())).steps()]
         scan_step = next((operation for operation in scans if isinstance(operation.op, ChunkedScan)), None)
         if scan_step is None:
             return super().module_kernel(module_scope)

@@ -118,10 +118,10 @@ class DiscardedKernels(SparseKernels):
 
     def _look_for_readers(self, module_scope: Scope, module: Scope) -> None:
         """Marks the input and output of shared experts for recomputation."""
-        for item in module_scope.items if "shared_expert" in self.rank_choices.recompute_kinds else ():
-            if isinstance(item, Scope) and item.about.get("kind") == "shared_expert":
-                steps = [operation for operation in item.items if isinstance(operation, Step)]
-                item.argument, item.output = steps[0].ins[0], steps[-1].outs[0]
+        for module_item in module_scope.items if "shared_expert" in self.rank_choices.recompute_kinds else ():
+            if isinstance(module_item, Scope) and module_item.about.get("kind") == "shared_expert":
+                steps = [operation for operation in module_item.items if isinstance(operation, Step)]
+                module_item.argument, module_item.output = steps[0].ins[0], steps[-1].outs[0]
         super()._look_for_readers(module_scope, module)
 
     # --- norms of a layer --------------------------------------------------------------------------------------------
@@ -220,18 +220,18 @@ class DiscardedKernels(SparseKernels):
         if not (self.rank_choices.recompute_up and self.graph.enabled):
             super().items(items)
             return
-        alternatives = [item for item in items if isinstance(item, Alternatives)]
-        if not alternatives or all(item.name != "kv_a_proj" for item in items if isinstance(item, Step)):
+        alternatives = [element for element in items if isinstance(element, Alternatives)]
+        if not alternatives or all(element.name != "kv_a_proj" for element in items if isinstance(element, Step)):
             super().items(items)
             return
         form_position = items.index(alternatives[0])
         branch_items = self.branch(alternatives[0]).items
         core_position = next(
-            i for i, item in enumerate(branch_items) if isinstance(item, Step) and item.verb == "attention"
+            i for i, element in enumerate(branch_items) if isinstance(element, Step) and element.verb == "attention"
         )
         attention = branch_items[core_position]
         assert isinstance(attention, Step)
-        steps_before = [item for item in items[:form_position] if isinstance(item, Step)]
+        steps_before = [element for element in items[:form_position] if isinstance(element, Step)]
         down_steps = [
             operation
             for operation in steps_before

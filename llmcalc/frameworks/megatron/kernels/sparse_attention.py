@@ -31,7 +31,8 @@ class SparseKernels(Fp8Kernels):
     def module_kernel(self, module_scope: Scope) -> Callable[[], None] | None:
         """Returns the kernel that runs attention with an indexer."""
         indexer = next(
-            (item for item in module_scope.items if isinstance(item, Scope) and item.name == "indexer"), None
+            (element for element in module_scope.items if isinstance(element, Scope) and element.name == "indexer"),
+            None,
         )
         if indexer is None:
             return super().module_kernel(module_scope)
@@ -47,7 +48,7 @@ class SparseKernels(Fp8Kernels):
         query_down, query_up, kv_down, output_projection = (
             operations[norm_name] for norm_name in ("q_a_proj", "q_b_proj", "kv_a_proj", "o_proj")
         )
-        branches = next(item for item in module_scope.items if isinstance(item, Alternatives))
+        branches = next(module_item for module_item in module_scope.items if isinstance(module_item, Alternatives))
         kv_up = next(operation for operation in branches.branches["expanded"].steps() if operation.name == "kv_b_proj")
         kv_axes = kv_down.outs[0].axes[0]
         assert isinstance(kv_axes, JoinedShapes)
