@@ -206,7 +206,7 @@ def _convert_value(reader: LaunchReader, dotted_key: str, field_type: Any, value
         if type_ is bool:
             return flag_value(reader, dotted_key, value)
         if type_ is int:
-            return size_of(reader, dotted_key, value, least=0)
+            return size_of(reader, dotted_key, value, minimum=0)
         if type_ is float and isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST:
             return float(value)
         if type_ is str and isinstance(value, str):

@@ -46,7 +46,7 @@ def _plugin_run(reader: LaunchReader, accelerate_config: Table, world_size: int)
     if plugin_table.get("deepspeed_config_file") is not None:
         config = reader.fetch_tables(f"{section}.deepspeed_config_file", plugin_table["deepspeed_config_file"], FILE)
         return _without_batch_size(read_into(reader, config, world_size, precision), config)
-    stage = size_of(reader, f"{section}.zero_stage", plugin_table.get("zero_stage", 2), least=0)
+    stage = size_of(reader, f"{section}.zero_stage", plugin_table.get("zero_stage", 2), minimum=0)
     zero_table: dict[str, Any] = {"stage": stage}
     for device_key in ("offload_optimizer_device", "offload_param_device"):
         if plugin_table.get(device_key) not in (None, "none", False):

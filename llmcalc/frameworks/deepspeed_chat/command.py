@@ -101,7 +101,7 @@ def _deepspeed_config(reader: LaunchReader, config: Table) -> dict[str, Any]:
     if dtype not in ("fp16", "bf16"):
         raise reader.wrong("--dtype", f"{shown(dtype)}; expected fp16 or bf16")
     device = "cpu" if reader.flag(config, "offload") else "none"
-    stage = size_of(reader, "--zero_stage", reader.value(config, "zero_stage", 0), least=0)
+    stage = size_of(reader, "--zero_stage", reader.value(config, "zero_stage", 0), minimum=0)
     if stage == 3 and reader.flag(config, "gradient_checkpointing"):
         reader.notes.append("memory_efficient_linear is off: the gathered weights of one layer more are not counted")
     elif stage == 3:

@@ -77,8 +77,8 @@ def rollout_of(reader: LaunchReader, data: Table, ranks: int) -> Rollout:
         "takes to generate answers is not counted"
     )
     tokens = _sequence_length(reader, data)
-    actor_stage = size_of(reader, "--actor_zero_stage", reader.value(data, "actor_zero_stage", 0), least=0)
-    critic_stage = size_of(reader, "--critic_zero_stage", reader.value(data, "critic_zero_stage", 0), least=0)
+    actor_stage = size_of(reader, "--actor_zero_stage", reader.value(data, "actor_zero_stage", 0), minimum=0)
+    critic_stage = size_of(reader, "--critic_zero_stage", reader.value(data, "critic_zero_stage", 0), minimum=0)
     parameters = _critic_parameters(reader, data)
     return Rollout(
         source=SOURCE,

@@ -144,7 +144,7 @@ class _Job:
     def size_of(self, job_key: str, default_value: int, *section_names: str, minimum: int = 1) -> int:
         """Returns the value of a key as a whole number."""
         full_key, job_value = self.find_key(job_key, *section_names)
-        return default_value if job_value is None else size_of(self.reading, full_key, job_value, least=minimum)
+        return default_value if job_value is None else size_of(self.reading, full_key, job_value, minimum=minimum)
 
     def flag_of(self, job_key: str, default_value: bool, *section_names: str) -> bool:
         """Returns the value of a key as a boolean."""
@@ -220,7 +220,7 @@ def _job_layout(job_config: _Job, layers: int, world_size: int | None) -> Layout
     full_key, shard_value = job_config.find_key("data_parallel_shard_degree", *section_names)
     if shard_value is None:
         full_key, shard_value = job_config.find_key("data_parallel_degree", "training")
-    shard = -1 if shard_value is None else size_of(reader, full_key, shard_value, least=-1)
+    shard = -1 if shard_value is None else size_of(reader, full_key, shard_value, minimum=-1)
     if shard == 0:
         raise reader.wrong(full_key, "0; expected -1 or at least 1")
     other_ranks = tp * pp * cp * replicas
@@ -335,7 +335,7 @@ def _schedules_per_step(job_config: _Job, layout: Layout) -> int:
     """Returns the number of accumulated batches per step, each of which runs the pipeline schedule once."""
     local_batch = _local_batch(job_config)
     full_key, global_batch = job_config.find_key("global_batch_size", "training")
-    batches_per_step = -1 if global_batch is None else size_of(job_config.reading, full_key, global_batch, least=-1)
+    batches_per_step = -1 if global_batch is None else size_of(job_config.reading, full_key, global_batch, minimum=-1)
     if batches_per_step <= 0:
         return 1
     if batches_per_step % (local_batch * layout.dp):

@@ -13,7 +13,7 @@ UNQUANTIZED_NOTE = "no --quantize: the weights are counted in bf16; a GGUF file 
 """The note on a model whose checkpoint has no number format of ggml."""
 
 
-def engine_memory(server: GgmlServer, buffers: Buffers, notes: Iterable[str] = ()) -> EngineMemory:
+def engine_memory(server: GgmlServer, buffers: Buffers, memory_notes: Iterable[str] = ()) -> EngineMemory:
     """Returns the memory of a server's devices and host."""
     version_rules, record, model = server.rules, server.engine_record, server.model
     memory_terms = []
@@ -59,7 +59,7 @@ def engine_memory(server: GgmlServer, buffers: Buffers, notes: Iterable[str] = (
         block_size=1,
         assumed=server.assumed,
         settings=server.settings,
-        notes=tuple(filter(None, (server.version.note, *notes, *_server_notes(server)))),
+        notes=tuple(filter(None, (server.version.note, *memory_notes, *_server_notes(server)))),
         host={
             "ram_bytes": buffers.bytes_on(HOST),
             "disk_bytes": server.file_bytes,

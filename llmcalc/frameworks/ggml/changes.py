@@ -65,18 +65,16 @@ def _largest_fitting(least_value: int, largest_value: int, free_bytes_of: Callab
         return largest_value
     halves_interval = False
     while failing_value - fitting_value > 1:
-        interval = failing_value - fitting_value
+        step = failing_value - fitting_value
         guessed_value = fitting_value + (
-            interval // 2
-            if halves_interval
-            else min(max(interval * free_bytes // (free_bytes + missing_bytes), 1), interval - 1)
+            step // 2 if halves_interval else min(max(step * free_bytes // (free_bytes + missing_bytes), 1), step - 1)
         )
         free_bytes_now = free_bytes_of(guessed_value)
         if free_bytes_now < 0:
             failing_value, missing_bytes = guessed_value, -free_bytes_now
         else:
             fitting_value, free_bytes = guessed_value, free_bytes_now
-        halves_interval = not halves_interval and failing_value - fitting_value > interval // 2
+        halves_interval = not halves_interval and failing_value - fitting_value > step // 2
     return fitting_value
 
 
@@ -100,9 +98,9 @@ def most_layers(server: GgmlServer) -> int | None:
 
 def longest_context(server: GgmlServer) -> int | None:
     """Returns the longest context (-c) in tokens for which everything fits on the GPUs, a multiple of 256."""
-    steps = max(1, server.context // 256)
+    step_count = max(1, server.context // 256)
     fitting_steps = _largest_fitting(
-        1, steps, lambda context_step: _fewest_free_bytes(_without_fit(server, ctx_size=256 * context_step))
+        1, step_count, lambda context_step: _fewest_free_bytes(_without_fit(server, ctx_size=256 * context_step))
     )
     return None if fitting_steps is None else 256 * fitting_steps
 

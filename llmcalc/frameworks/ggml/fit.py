@@ -177,8 +177,8 @@ class _LayerFit:
         has_experts = any(layer.experts for layer in self.server.model.layers)
         layers_by_gpu = [_GpuLayers()] * len(self.server.devices)
         for i in reversed(range(len(layers_by_gpu))):
-            unplaced = layer_count + 1 - sum(gpu_layers.layers for gpu_layers in layers_by_gpu)
-            layers_by_gpu = self._with_most_layers(layers_by_gpu, i, unplaced, has_experts)
+            unplaced_layers = layer_count + 1 - sum(gpu_layers.layers for gpu_layers in layers_by_gpu)
+            layers_by_gpu = self._with_most_layers(layers_by_gpu, i, unplaced_layers, has_experts)
         if has_experts and sum(gpu_layers.layers for gpu_layers in layers_by_gpu) == layer_count + 1:
             layers_by_gpu = self._with_experts(layers_by_gpu)
         on_gpus = sum(gpu_layers.layers for gpu_layers in layers_by_gpu)
@@ -271,10 +271,10 @@ def _with_overflow(
     return changed_layers
 
 
-def largest_number(largest_candidate: int, condition: Callable[[int], bool]) -> int:
+def largest_number(largest_candidate: int, is_possible: Callable[[int], bool]) -> int:
     """Returns the largest number up to `largest_candidate` with a true monotonic condition; 0 for none."""
     return (
         largest_candidate
-        if condition(largest_candidate)
-        else bisect_left(range(1, largest_candidate), True, key=lambda candidate: not condition(candidate))
+        if is_possible(largest_candidate)
+        else bisect_left(range(1, largest_candidate), True, key=lambda candidate: not is_possible(candidate))
     )

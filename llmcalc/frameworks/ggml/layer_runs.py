@@ -41,5 +41,5 @@ def _droppable_layers(layer_keys: Sequence[Hashable], pattern_start: int, patter
     pattern_end = pattern_start + pattern_length
     while pattern_end < len(layer_keys) and layer_keys[pattern_end] == layer_keys[pattern_end - pattern_length]:
         pattern_end += 1
-    repeats = (pattern_end - pattern_start) // pattern_length - FIRST_REPEATS - LAST_REPEATS
-    return max(0, repeats) // 2 * 2 * pattern_length
+    dropped_repeats = (pattern_end - pattern_start) // pattern_length - FIRST_REPEATS - LAST_REPEATS
+    return max(0, dropped_repeats) // 2 * 2 * pattern_length

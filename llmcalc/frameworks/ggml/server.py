@@ -23,13 +23,13 @@ MORE_TYPES = {"q6_0": (32, 26), "q8_kv": (32, 34)}
 """Types of caches that only ik_llama.cpp has: elements and bytes of a block."""
 
 
-def cache_bytes(type_name: str, elements: int) -> int:
-    """Returns the bytes of `elements` cached elements in a ggml number format."""
+def cache_bytes(type_name: str, element_count: int) -> int:
+    """Returns the bytes of `element_count` cached elements in a ggml number format."""
     block_sizes = {
         ggml_type.lower(): (block_elements, block_bytes) for ggml_type, block_elements, block_bytes in TYPES.values()
     } | MORE_TYPES
     block_elements, block_bytes = block_sizes[type_name]
-    return -(-elements // block_elements) * block_bytes
+    return -(-element_count // block_elements) * block_bytes
 
 
 class Buffers(NamedTuple):
@@ -103,9 +103,9 @@ class GgmlServer(GgmlSettings):
         """Returns the bytes of a layer's cached keys and values over all streams; recurrent states count as keys."""
         if layer.latent is not None:
             return self._latent_cache(layer)
-        cells = self.window_cells(layer.window) * self.streams
-        key_bytes = cells * cache_bytes(self.key_type, layer.key_width) if layer.key_width else 0
-        value_bytes = cells * cache_bytes(self.value_type, layer.value_width) if layer.value_width else 0
+        cell_count = self.window_cells(layer.window) * self.streams
+        key_bytes = cell_count * cache_bytes(self.key_type, layer.key_width) if layer.key_width else 0
+        value_bytes = cell_count * cache_bytes(self.value_type, layer.value_width) if layer.value_width else 0
         state_bytes = (
             layer.state_elements * self.sequences * (1 + (self.drafted_tokens if self.drafts_by_modules else 0))
         )
@@ -113,18 +113,18 @@ class GgmlServer(GgmlSettings):
 
     def _latent_cache(self, layer: LayerShape) -> tuple[int, int]:
         assert layer.latent is not None
-        cells, (latent_rank, rope_dim, nope_dim, value_dim, _) = self.cache_cells, layer.latent
+        cell_count, (latent_rank, rope_dim, nope_dim, value_dim, _) = self.cache_cells, layer.latent
         if self.latent_mode == 0:
-            key_bytes = cells * cache_bytes(self.key_type, layer.heads * (nope_dim + rope_dim))
-            return key_bytes, cells * cache_bytes(self.value_type, layer.heads * value_dim)
+            key_bytes = cell_count * cache_bytes(self.key_type, layer.heads * (nope_dim + rope_dim))
+            return key_bytes, cell_count * cache_bytes(self.value_type, layer.heads * value_dim)
         keeps_latents_alone = self.rules.latent_cache != "modes" or self.uses_flash_attention or self.latent_mode == 1
-        key_bytes = cells * cache_bytes(
+        key_bytes = cell_count * cache_bytes(
             self.key_type if keeps_latents_alone else self.value_type, latent_rank + rope_dim
         )
         has_values = self.rules.latent_cache == "keys and values" or (
             self.rules.latent_cache == "modes" and self.latent_mode == 1 and not self.uses_flash_attention
         )
-        return key_bytes, cells * cache_bytes(self.value_type, latent_rank) if has_values else 0
+        return key_bytes, cell_count * cache_bytes(self.value_type, latent_rank) if has_values else 0
 
     def cache_buffers(self, tensor_placement: Placement) -> dict[str, int]:
         """Returns device → bytes of the caches, by the layers' devices."""
@@ -245,7 +245,7 @@ class GgmlServer(GgmlSettings):
 
         They have a cache of the draft's types and a graph that returns the logits of one token of each slot.
         """
-        layer_count, modules = len(self.model.layers), self.model.mtp_modules
+        layer_count, mtp_modules = len(self.model.layers), self.model.mtp_modules
         cache_types = {f"cache_type_{letter}": self.flags.get(f"cache_type_{letter}_draft", "f16") for letter in "kv"}
         module_server = self.with_flags(**cache_types, spec_type="none")
         tensors: dict[str, int] = {}
@@ -253,8 +253,8 @@ class GgmlServer(GgmlSettings):
             device = tensor_placement.device(tensor)
             tensors[device] = tensors.get(device, 0) + tensor.nbytes
         cache_device = tensor_placement.layers.device(layer_count) if self.keeps_cache else HOST
-        cache = {cache_device: sum(sum(module_server.layer_cache(module)) for module in modules)}
-        layers = {layer_count + i: module for i, module in enumerate(modules)}
+        cache = {cache_device: sum(sum(module_server.layer_cache(module)) for module in mtp_modules)}
+        layers = {layer_count + i: module for i, module in enumerate(mtp_modules)}
         return Buffers(tensors, cache, module_server.graph_buffers(tensor_placement, layers, self.model.mtp_tensors))
 
     def with_flags(self, **changed_flags: Any) -> GgmlServer:

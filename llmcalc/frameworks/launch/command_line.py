@@ -80,8 +80,8 @@ def typed_launch(text: str) -> TypedLaunch:
         raise InputError(f"--launch: '{one_line(text)[:60]}': a quote does not end; expected FILE ARGUMENTS") from None
     variables: dict[str, str] = {}
     while command_words and re.match(r"[A-Za-z_][A-Za-z0-9_]*=", command_words[0]):
-        variable, _, value = command_words.pop(0).partition("=")
-        variables[variable] = value
+        variable, _, variable_value = command_words.pop(0).partition("=")
+        variables[variable] = variable_value
     if command_words and command_words[0] in SHELLS:
         command_words.pop(0)
     if not command_words:
@@ -155,8 +155,8 @@ def arguments_of(command_words: Sequence[str], name_in_errors: str) -> dict[str,
     for command_word in command_words:
         if re.match(r"--[A-Za-z]", command_word):
             store_argument()
-            argument, equals_sign, setting = command_word.partition("=")
-            values = [setting] if equals_sign else []
+            argument, equals_sign, inline_value = command_word.partition("=")
+            values = [inline_value] if equals_sign else []
         elif not command_word:
             continue
         elif argument:
@@ -175,12 +175,12 @@ def arguments_of(command_words: Sequence[str], name_in_errors: str) -> dict[str,
 
 def overrides_of(command_words: Sequence[str]) -> dict[str, Any]:
     """Returns Hydra's overrides, `key=value` or `+key=value`, among a command's words as dotted key → value."""
-    overrides: dict[str, Any] = {}
+    overrides_by_key: dict[str, Any] = {}
     for command_word in command_words:
         match = re.fullmatch(r"\+{0,2}([A-Za-z_][\w.@/-]{0,150})=(.*)", command_word, re.DOTALL)
         if match is not None:
-            overrides[match[1]] = match[2]
-    return overrides
+            overrides_by_key[match[1]] = match[2]
+    return overrides_by_key
 
 
 def plain_arguments(
@@ -191,26 +191,26 @@ def plain_arguments(
     read_arguments: names whose values matter. One of them that is known only when the script runs is an error.
     """
     plain_values: dict[str, Any] = {}
-    for flag, setting in arguments.items():
+    for flag, argument_value in arguments.items():
         argument = keyword_of(flag)
-        for written_value in setting if isinstance(setting, list) else [setting]:
+        for written_value in argument_value if isinstance(argument_value, list) else [argument_value]:
             if isinstance(written_value, str) and is_unresolved(written_value) and argument in read_arguments:
                 raise reader.wrong(flag, unresolved_reason(written_value))
-        plain_values[argument] = plain_value(setting)
+        plain_values[argument] = plain_value(argument_value)
     return plain_values
 
 
 def plain_value(written_value: Any) -> Any:
     """Returns the value of a command-line argument, converted to a boolean or a number if it is one."""
     if isinstance(written_value, list):
-        return [plain_value(element) for element in written_value]
+        return [plain_value(list_element) for list_element in written_value]
     if not isinstance(written_value, str):
         return written_value
     if is_unresolved(written_value):
         return printable(written_value)
-    constants = {"true": True, "false": False, "none": None, "null": None}
-    if written_value.lower() in constants:
-        return constants[written_value.lower()]
+    constants_by_word = {"true": True, "false": False, "none": None, "null": None}
+    if written_value.lower() in constants_by_word:
+        return constants_by_word[written_value.lower()]
     return int(written_value) if re.fullmatch(r"-?\d{1,12}", written_value) else written_value
 
 

@@ -52,13 +52,13 @@ def read_with_options(
     )
 
 
-def _of_kind(file: LaunchFile, launched_run: Launch) -> Launch:
+def _of_kind(launch_file: LaunchFile, launched_run: Launch) -> Launch:
     """Returns the training run with the file's kind, the program, and the program's version."""
     return replace(
         _without_master_format(launched_run),
-        kind=file.name,
-        program=file.program or file.title,
-        version=file.version or launched_run.version,
+        kind=launch_file.name,
+        program=launch_file.program or launch_file.title,
+        version=launch_file.version or launched_run.version,
     )
 
 
@@ -91,13 +91,13 @@ def override(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
     layout_options = {option: value for option, value in options.items() if option in LAYOUT_OPTIONS}
     settings = {option: value for option, value in options.items() if option not in LAYOUT_OPTIONS}
     dropped_options = FORMATS if "precision" in settings else ("precision",) if set(FORMATS) & set(settings) else ()
-    values = {option: value for option, value in launched_run.settings.items() if option not in dropped_options}
+    option_values = {option: value for option, value in launched_run.settings.items() if option not in dropped_options}
     if "dtype" in settings and launched_run.settings.get("precision") == "autocast":
-        values.setdefault("master_weights", "none")
+        option_values.setdefault("master_weights", "none")
     replaced_values = {option: Override(value, _file_value(launched_run, option)) for option, value in options.items()}
     changed_launch = replace(
         launched_run,
-        settings={**values, **settings},
+        settings={**option_values, **settings},
         overridden=replaced_values,
         published_weights=launched_run.published_weights and not set(FORMATS) & set(settings),
     )
@@ -118,7 +118,7 @@ def _with_layout(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
         settings = dict(launched_run.settings)
         if framework_record.name != WITHOUT_A_NAME and settings.get("precision") == "autocast":
             is_of_adapters = "lora_rank" in settings and "dtype" in settings
-            settings = {option: value for option, value in settings.items() if option not in FORMATS}
+            settings = {option: option_value for option, option_value in settings.items() if option not in FORMATS}
             settings |= {"dtype": "bf16", "master_weights": "none" if is_of_adapters else "fp32"}
         is_default = framework_record.name == WITHOUT_A_NAME
         return replace(
@@ -136,7 +136,7 @@ def _with_layout(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
             "has; remove "
             "the option, or answer without the file"
         )
-    sizes = {option: value for option, value in options.items() if option not in ("framework", "fsdp")}
+    sizes = {option: option_value for option, option_value in options.items() if option not in ("framework", "fsdp")}
     if "fsdp" in options:
         replicas = sizes.get("hsdp_replicas", launched_run.layout.hsdp_replicas)
         sizes |= {"zero": 3, "dp": options["fsdp"] * replicas}

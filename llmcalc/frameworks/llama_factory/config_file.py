@@ -119,7 +119,8 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
         reader.expandable = (source_file.world_size or 1) > 1  # launcher.py, `OPTIM_TORCH`, of several processes
         reader.check_names(config, (*keys_read(), *READ, *REFUSED), TRAINER_IGNORED | IGNORED)
         reader.refuse_set(
-            config, {argument: f"{method}: not modelled" for argument, method in REFUSED.items() if method}
+            config,
+            {argument: f"{method_name}: not modelled" for argument, method_name in REFUSED.items() if method_name},
         )
         if config.get("do_train") is not True and any(
             config.get(argument_name) is True for argument_name in ("do_predict", "do_eval")
@@ -263,9 +264,9 @@ def _low_rank_optimizer(
     if str(config.get("optim", "adamw_torch")) not in ("adamw_torch", "adamw_torch_fused"):
         reader.unknown["optim"] = f"with use_{prefix} adamw_torch alone is modelled"
     modelled_values = {"target": "all", "proj_type": "std"} | ({"proj": "random"} if prefix == "apollo" else {})
-    for argument_name, setting in modelled_values.items():
-        if reader.value(config, f"{prefix}_{argument_name}", setting) not in (setting, [setting]):
-            reader.unknown[f"{prefix}_{argument_name}"] = f"{setting} alone is modelled"
+    for argument_name, modelled_value in modelled_values.items():
+        if reader.value(config, f"{prefix}_{argument_name}", modelled_value) not in (modelled_value, [modelled_value]):
+            reader.unknown[f"{prefix}_{argument_name}"] = f"{modelled_value} alone is modelled"
     reader.filled_in.pop("optim", None)
     rank = reader.size(config, f"{prefix}_rank", 16)
     if rank > LARGEST_RANK:

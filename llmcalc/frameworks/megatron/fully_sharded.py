@@ -88,12 +88,12 @@ class ShardedWeights:
         parameters: Sequence[Parameter],
         settings: MegatronSettings,
         layout: Layout,
-        coordinates: Coordinates,
+        rank_coordinates: Coordinates,
         memory_meter: Meter | Recorder,
     ) -> None:
         self.meter = memory_meter
         self.layout = layout
-        self.coordinates = coordinates
+        self.coordinates = rank_coordinates
         self.buckets: list[ShardedBucket] = make_buckets(parameters, settings, layout)
         self.bucket_of_path = {parameter.path: bucket for bucket in self.buckets for parameter in bucket.parameters}
         has_format_argument = _is_since(settings, GRADIENT_FORMAT_CHOSEN)
@@ -131,8 +131,8 @@ class ShardedWeights:
             for parameter in bucket.parameters:
                 del weights[parameter.path]
             del gathered_weights
-        elements = sum(bucket.shard_size for bucket in self.buckets if bucket.is_trained)
-        self.shard_storages.append(self._allocate(self.gradient_bytes * elements, "gradients"))
+        shard_elements = sum(bucket.shard_size for bucket in self.buckets if bucket.is_trained)
+        self.shard_storages.append(self._allocate(self.gradient_bytes * shard_elements, "gradients"))
         trained_buckets = [bucket for bucket in self.buckets if bucket.is_trained]
         self.updated_sizes = [size for bucket in trained_buckets for size in self._sizes_on_rank(bucket) if size]
 
@@ -140,8 +140,8 @@ class ShardedWeights:
         """Yields the number of elements of each parameter of a bucket that lie in this rank's shard."""
         at, is_expert = self.coordinates, bucket.parameters[0].expert
         shard_start = bucket.shard_size * ((at.edp if is_expert else at.dp * self.layout.cp + at.cp) % bucket.shards)
-        for start, end in bucket.ranges:
-            yield max(0, min(end, shard_start + bucket.shard_size) - max(start, shard_start))
+        for parameter_start, parameter_end in bucket.ranges:
+            yield max(0, min(parameter_end, shard_start + bucket.shard_size) - max(parameter_start, shard_start))
 
     # --- weights -----------------------------------------------------------------------------------------------------
 
@@ -180,20 +180,20 @@ class ShardedWeights:
             self._free_weights(layer_index)
             return [output_gradient]
 
-        output = compute(record(autograd_graph, "sharded_layer", (x,), x.detached(), free_after_backward))
+        layer_output = compute(record(autograd_graph, "sharded_layer", (x,), x.detached(), free_after_backward))
         self._free_weights(layer_index)
-        if output.node is not None:
-            output.node.hooks.append(lambda: self.gather(layer_index, in_backward=True))
-        return output
+        if layer_output.node is not None:
+            layer_output.node.hooks.append(lambda: self.gather(layer_index, in_backward=True))
+        return layer_output
 
     # --- gradients ---------------------------------------------------------------------------------------------------
 
-    def accumulate(self, path: Path) -> None:
+    def accumulate(self, parameter_path: Path) -> None:
         """Moves a parameter's gradient to its bucket, and reduces the bucket after its last gradient."""
-        bucket = self.bucket_of_path[path]
+        bucket = self.bucket_of_path[parameter_path]
         if bucket.gradients is None:
             bucket.gradients = self._allocate(self.gradient_bytes * bucket.size, "gradients")
-        bucket.with_gradient.add(path)
+        bucket.with_gradient.add(parameter_path)
         if len(bucket.with_gradient) == len(bucket.parameters):
             while sum(waiting_bucket.size for waiting_bucket in self.waiting_buckets) > self.queue_elements:
                 _free_gradients(self.waiting_buckets.pop(0))
@@ -214,8 +214,8 @@ class ShardedWeights:
             if bucket.layer_index is not None or not self.outer_weights_stay:
                 bucket.weights = None
         if self.gradient_bytes < MAIN_BYTES:
-            for elements in self.updated_sizes:
-                self.fp32_gradients.append(self._allocate(MAIN_BYTES * elements, "gradients"))
+            for element_count in self.updated_sizes:
+                self.fp32_gradients.append(self._allocate(MAIN_BYTES * element_count, "gradients"))
                 if len(self.fp32_gradients) > len(self.updated_sizes):
                     self.fp32_gradients.pop(0)
 
@@ -233,31 +233,31 @@ def _free_gradients(bucket: ShardedBucket) -> None:
 
 def make_buckets(parameters: Sequence[Parameter], settings: MegatronSettings, layout: Layout) -> list[ShardedBucket]:
     """Returns the buckets of parameters, grouped by layer and kind (`_get_parameter_groups`)."""
-    groups: dict[tuple[int | None, bool, bool], list[Parameter]] = {}
+    parameters_by_group: dict[tuple[int | None, bool, bool], list[Parameter]] = {}
     for parameter in parameters:
-        layer_index = next((part for part in parameter.path if isinstance(part, int)), None)
-        groups.setdefault((layer_index, parameter.expert, parameter.is_trained), []).append(parameter)
+        layer_index = next((path_part for path_part in parameter.path if isinstance(path_part, int)), None)
+        parameters_by_group.setdefault((layer_index, parameter.expert, parameter.is_trained), []).append(parameter)
     largest_bucket = settings.ddp_bucket_size or max(SMALLEST_BUCKET, BUCKET_OF_RANK * layout.shards)
     buckets = []
-    for (layer_index, expert, _), group in groups.items():
-        for members in [group] if layer_index is not None else _divided(group, largest_bucket):
-            ordered = sorted(members, key=_row_size, reverse=True)
-            shards = layout.expert_shards if expert else layout.shards
-            size, ranges = _packed(ordered, shards)
-            buckets.append(ShardedBucket(ordered, layer_index, size, shards, ranges))
+    for (layer_index, expert, _), group_parameters in parameters_by_group.items():
+        for members in [group_parameters] if layer_index is not None else _divided(group_parameters, largest_bucket):
+            ordered_parameters = sorted(members, key=_row_size, reverse=True)
+            shard_count = layout.expert_shards if expert else layout.shards
+            bucket_elements, ranges = _packed(ordered_parameters, shard_count)
+            buckets.append(ShardedBucket(ordered_parameters, layer_index, bucket_elements, shard_count, ranges))
     return buckets
 
 
 def _divided(parameters: Sequence[Parameter], largest_bucket: int) -> Iterator[list[Parameter]]:
     """Yields parameters in groups, each of which ends when it has the elements of the largest bucket."""
-    group: list[Parameter] = []
+    parameter_group: list[Parameter] = []
     for parameter in parameters:
-        group.append(parameter)
-        if sum(member.size for member in group) >= largest_bucket:
-            yield group
-            group = []
-    if group:
-        yield group
+        parameter_group.append(parameter)
+        if sum(group_parameter.size for group_parameter in parameter_group) >= largest_bucket:
+            yield parameter_group
+            parameter_group = []
+    if parameter_group:
+        yield parameter_group
 
 
 def _row_size(parameter: Parameter) -> int:
@@ -265,36 +265,36 @@ def _row_size(parameter: Parameter) -> int:
     return math.prod(parameter.tensor.shape[1:])
 
 
-def _packed(parameters: Sequence[Parameter], shards: int) -> tuple[int, list[tuple[int, int]]]:
+def _packed(parameters: Sequence[Parameter], shard_count: int) -> tuple[int, list[tuple[int, int]]]:
     """Returns the size of a bucket and the range of each parameter (`build_data_parallel_buffer_index`).
 
     Parameters begin at multiples of a number of elements, with shorter parameters in the gaps.
     """
-    alignment = _row_size(parameters[0])
+    row_alignment = _row_size(parameters[0])
     for parameter in parameters:
         row_size, size = _row_size(parameter), parameter.size
-        if row_size != alignment and (alignment % row_size or size % alignment) and size >= alignment:
-            alignment = math.lcm(alignment, row_size)
+        if row_size != row_alignment and (row_alignment % row_size or size % row_alignment) and size >= row_alignment:
+            row_alignment = math.lcm(row_alignment, row_size)
     starts: dict[Path, int] = {}
-    short_parameters = [parameter for parameter in parameters if parameter.size < alignment]
-    long_parameters = [parameter for parameter in parameters if parameter.size >= alignment]
-    end = 0
+    short_parameters = [parameter for parameter in parameters if parameter.size < row_alignment]
+    long_parameters = [parameter for parameter in parameters if parameter.size >= row_alignment]
+    bucket_end = 0
     while long_parameters:
         parameter = long_parameters.pop(0)
-        starts[parameter.path] = end
-        rest = parameter.size % alignment
-        if not rest:
-            end += parameter.size
+        starts[parameter.path] = bucket_end
+        unaligned_elements = parameter.size % row_alignment
+        if not unaligned_elements:
+            bucket_end += parameter.size
             continue
-        gap_start, end = end + parameter.size, end + round_up(parameter.size, alignment)
-        gap_size = alignment - rest
-        for partner in long_parameters:
-            partner_rest = partner.size % alignment
-            if partner_rest and rest + partner_rest <= alignment:
-                long_parameters.remove(partner)
-                starts[partner.path] = end - partner_rest
+        gap_start, bucket_end = bucket_end + parameter.size, bucket_end + round_up(parameter.size, row_alignment)
+        gap_size = row_alignment - unaligned_elements
+        for long_parameter in long_parameters:
+            partner_rest = long_parameter.size % row_alignment
+            if partner_rest and unaligned_elements + partner_rest <= row_alignment:
+                long_parameters.remove(long_parameter)
+                starts[long_parameter.path] = bucket_end - partner_rest
                 gap_size -= partner_rest
-                end += partner.size - partner_rest
+                bucket_end += long_parameter.size - partner_rest
                 break
         for short_parameter in list(short_parameters):
             if short_parameter.size <= gap_size:
@@ -302,7 +302,7 @@ def _packed(parameters: Sequence[Parameter], shards: int) -> tuple[int, list[tup
                 gap_start, gap_size = gap_start + short_parameter.size, gap_size - short_parameter.size
                 short_parameters.remove(short_parameter)
     for short_parameter in short_parameters:
-        starts[short_parameter.path] = end
-        end += short_parameter.size
-    ranges = [(starts[parameter.path], starts[parameter.path] + parameter.size) for parameter in parameters]
-    return round_up(end, shards * alignment), ranges
+        starts[short_parameter.path] = bucket_end
+        bucket_end += short_parameter.size
+    parameter_ranges = [(starts[parameter.path], starts[parameter.path] + parameter.size) for parameter in parameters]
+    return round_up(bucket_end, shard_count * row_alignment), parameter_ranges

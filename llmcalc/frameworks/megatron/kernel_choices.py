@@ -45,8 +45,8 @@ NETWORKS = {"mlp": "feed_forward", "moe": "experts", "shared_experts": "shared_e
 
 def check_modelled(settings: MegatronSettings) -> None:
     """Raises `InputError` for the first argument whose effect on memory is not modelled."""
-    for flag, reason in unmodelled_arguments(settings).items():
-        raise InputError(f"{flag}: {reason} is not modelled; expected the argument to be left out")
+    for flag, refusal_reason in unmodelled_arguments(settings).items():
+        raise InputError(f"{flag}: {refusal_reason} is not modelled; expected the argument to be left out")
     unsupported_modules = set(settings.recomputed_modules) - {
         "core_attn",
         "layernorm",
@@ -119,8 +119,8 @@ def backend(settings: MegatronSettings) -> AttentionBackend:
         return "flash"
     if gpu_generation(settings.gpu) == "hopper":
         return "fused"
-    deterministic = settings.deterministic_mode or settings.env.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO") == "0"
-    return "flash" if deterministic and settings.attention_dropout > 0 else "fused"
+    is_deterministic = settings.deterministic_mode or settings.env.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO") == "0"
+    return "flash" if is_deterministic and settings.attention_dropout > 0 else "fused"
 
 
 def loss(settings: MegatronSettings) -> Loss:
@@ -132,7 +132,7 @@ def loss(settings: MegatronSettings) -> Loss:
 
 def rank_choices_of(settings: MegatronSettings) -> RankChoices:
     """Returns the kernel choices of a run's ranks."""
-    capacity = settings.moe_expert_capacity_factor if settings.moe_pad_expert_input_to_capacity else None
+    expert_capacity = settings.moe_expert_capacity_factor if settings.moe_pad_expert_input_to_capacity else None
     return RankChoices(
         tp=settings.tp,
         cp=settings.cp,
@@ -167,7 +167,7 @@ def rank_choices_of(settings: MegatronSettings) -> RankChoices:
         dispatcher="hybridep" if settings.moe_token_dispatcher_type == "flex" else settings.moe_token_dispatcher_type,
         permute_fusion=settings.moe_permute_fusion,
         router_fp32=settings.moe_router_dtype is not None,
-        capacity_factor=capacity,
+        capacity_factor=expert_capacity,
         aux_loss=settings.has_auxiliary_loss,
         z_loss=settings.moe_z_loss_coeff is not None,
         combined_at_once=settings.date is not None and settings.date < COMBINED_IN_PARTS,

@@ -194,7 +194,7 @@ def _set_zero_stage(reader: LaunchReader, arguments: Mapping[str, Any], megatron
             if zero_table.get("offload_optimizer") or zero_table.get("cpu_offload"):
                 reader.unknown["zero_optimization.offload_optimizer"] = REFUSED["cpu-optimizer"]
     stage_text = str(0 if stage is None else stage).removesuffix(".0")  # `type=float` in its parser
-    stage_number = size_of(reader, "--zero-stage", stage_text, least=0)
+    stage_number = size_of(reader, "--zero-stage", stage_text, minimum=0)
     if stage_number > 1:
         reader.unknown["--zero-stage"] = f"stage {stage_number} under Megatron-DeepSpeed is not modelled; 0 and 1 are"
     if stage_number == 0 and "--bf16" in arguments and "--deepspeed" in arguments:

@@ -186,7 +186,7 @@ def _texts_of_sample(reader: LaunchReader, config: Table, rlhf_type: str) -> int
         reader.notes.append("--task_type embedding: two texts a sample; negatives in the data are not counted")
         return 2
     positives, negatives = (
-        size_of(reader, variable, reader.source.env.get(variable, default_count), least=least_count)
+        size_of(reader, variable, reader.source.env.get(variable, default_count), minimum=least_count)
         for variable, default_count, least_count in (("MAX_POSITIVE_SAMPLES", 1, 1), ("MAX_NEGATIVE_SAMPLES", 7, 0))
     )
     texts = positives * (1 + negatives)

@@ -147,8 +147,8 @@ def rollout_of(reader: LaunchReader, config: Table, launched_run: Launch) -> Rol
         launched_run,
         utilization=0.9,
         beta=GRPO_BETA,
-        offloaded=frozenset(offloaded_states),
-        source="swift/rlhf_trainers/rollout_mixin.py, grpo_trainer.py",
+        offloaded_states=frozenset(offloaded_states),
+        citation="swift/rlhf_trainers/rollout_mixin.py, grpo_trainer.py",
         reference_bytes=4 if config.get("torch_dtype") == "float32" else 2,
     )
 

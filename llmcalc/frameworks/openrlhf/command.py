@@ -173,7 +173,7 @@ def _deepspeed_config(reader: LaunchReader, arguments: Table, world_size: int | 
     if arguments.get("train.dynamic_batch_enable"):
         micro_batch = 1
     zero_table: dict[str, Any] = {
-        "stage": reader.size(arguments, "ds.zero_stage", 2, least=0),
+        "stage": reader.size(arguments, "ds.zero_stage", 2, minimum=0),
         "offload_optimizer": {"device": "cpu" if reader.flag(arguments, "ds.adam_offload") else "none"},
         **AUTO_BUCKETS,
     }

@@ -79,5 +79,5 @@ def _set_vocabulary(reader: LaunchReader, arguments: dict[str, Any], megatron_ta
         )
     if is_unresolved(str(arguments.get("--extra-vocab-size"))):
         raise reader.wrong("--extra-vocab-size", unresolved_reason(str(arguments["--extra-vocab-size"])))
-    extra_tokens = size_of(reader, "--extra-vocab-size", arguments.get("--extra-vocab-size", 0), least=0)
+    extra_tokens = size_of(reader, "--extra-vocab-size", arguments.get("--extra-vocab-size", 0), minimum=0)
     megatron_table["--padded-vocab-size"] = str(WORDS[tokenizer_type] + extra_tokens)

@@ -223,7 +223,7 @@ def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSet
     if "lora_rank" in settings and weights in FP32:
         reader.frozen = FP32_SHARDS
         reader.notes.append(f"{section}.model_dtype fp32: shards of frozen weights have 4 bytes")
-    shard_count = reader.size(config, f"{section}.fsdp_size", -1, least=-1)
+    shard_count = reader.size(config, f"{section}.fsdp_size", -1, minimum=-1)
     shards = world_size if shard_count < 1 or shard_count > world_size else shard_count
     if world_size % shards:
         raise reader.wrong(f"{section}.fsdp_size", f"{shard_count}; expected a divisor of {world_size} devices")

@@ -44,9 +44,9 @@ class ElementwiseKernels(AttentionKernels):
         bias, self.activation_bias = self.activation_bias, None
         self.bind(operation.outs[0], self.activation(x, bias))
 
-    def _is_gate(self, value: Value) -> bool:
+    def _is_gate(self, program_value: Value) -> bool:
         """Whether a value is a gate that a later operation multiplies."""
-        return any(reader.verb == "mul" for reader, _ in self.readers.get(id(value.storage), ()))
+        return any(reader.verb == "mul" for reader, _ in self.readers.get(id(program_value.storage), ()))
 
     def activation(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Runs an activation that saves its input. Without fusion the bias is added first."""
