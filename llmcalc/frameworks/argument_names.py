@@ -1,4 +1,4 @@
-"""Names of arguments: those that readers know, from a file `argument_names.toml` beside each, and their spelling."""
+"""The argument names that each reader knows, from the file `argument_names.toml` in the reader's folder."""
 
 from __future__ import annotations
 

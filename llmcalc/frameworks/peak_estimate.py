@@ -267,7 +267,7 @@ class PeakEstimate:
         return self._static[layout]
 
     def _least_saved(self, layout: Layout, stage: Stage) -> int:
-        """Returns a lower bound of the bytes that a micro-batch saves in a stage, from layers measured elsewhere."""
+        """Returns a lower bound of the bytes that a micro-batch saves in a stage, from already measured layers."""
         shape = _activation_shape(layout)
         return sum(self._saved_by_layer.get((*shape, id(self.layer_kinds[i])), 0) for i in stage.layers)
 

@@ -122,7 +122,7 @@ class Cluster:
 
     @property
     def unlisted_stages(self) -> list[int]:
-        """The pipeline stages of which no rank is in `ranks`: an earlier stage needs no less."""
+        """The pipeline stages without a rank in `ranks`, because an earlier stage needs at least as much memory."""
         listed_stages = {self.layout.coordinates(rank).pp for rank in self.ranks}
         return [stage for stage in range(self.layout.pp) if stage not in listed_stages]
 

@@ -213,7 +213,7 @@ def _groups_of_ranks(reader: LaunchReader, config: Table) -> tuple[int | None, d
 
 
 def _check_published_format(reader: LaunchReader, config: Table) -> None:
-    """Records a published 8-bit or 4-bit format that weights keep as an unknown argument (loaders/model.py)."""
+    """Records a published 8-bit or 4-bit number format of the weights as unknown (loaders/model.py)."""
     if config.get("model_quantization_config") and not reader.table(config, "model_quantization_config_kwargs").get(
         "dequantize"
     ):
@@ -298,7 +298,7 @@ def _kernel_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 
 def _loss_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    """Returns the settings of norms and of the loss, which Liger-Kernel and Cut Cross-Entropy replace."""
+    """Returns the settings of norms and loss, with the fused kernels of Liger-Kernel and Cut Cross-Entropy."""
     loss_settings: dict[str, Any] = {}
     plugins = config.get("plugins") or []
     if not isinstance(plugins, list):

@@ -24,7 +24,7 @@ class Bf16OptimizerRun(ReplicatedRun):
     partition_size: int = 0
 
     def prepare_training(self) -> None:
-        """Creates the flat weights, the rank's float32 partition and the sums (`_setup_for_real_optimizer`)."""
+        """Creates flat weights, the rank's fp32 partition and the gradient sums (`_setup_for_real_optimizer`)."""
         self.parameters: list[Tensor] = self.parameters_in_module_order()
         element_count, element_bytes = flat_size(sum(map(elements, self.parameters)), self.ranks), self.dtype.bytes
         self.partition_size = element_count // self.ranks

@@ -117,7 +117,7 @@ def read_into(reader: LaunchReader, config: Table, world_size: int | None, train
 def run_of_program(
     reader: LaunchReader, config: Table, world_size: int | None, settings: Mapping[str, Any]
 ) -> LaunchSettings:
-    """Returns the run of a program that creates the DeepSpeed config in its code.
+    """Returns the training run of a program that builds its DeepSpeed config in code.
 
     settings: the settings outside of the config.
     """

@@ -39,7 +39,7 @@ def read_log(log_text: LogText) -> LogReading | None:
 
 
 def _model_state_estimates(log_text: LogText, log_values: LogValues) -> list[LogTerm]:
-    """Returns DeepSpeed's estimate without offloading: 18 bytes per parameter over ranks, and the largest layer."""
+    """Returns the parameter count and DeepSpeed's estimate of model states on a device, without offloading."""
     if "params" not in log_values:
         return []
     memory_terms = [

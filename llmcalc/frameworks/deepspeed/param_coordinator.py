@@ -152,7 +152,7 @@ class ParameterCoordinator:
     # --- the trace --------------------------------------------------------------------------------------------------
 
     def reset_step(self) -> None:
-        """Restarts the recorded trace for a forward pass."""
+        """Returns to the start of the recorded module order, and releases parameters that are still gathered."""
         for parameter in self.parameters:
             if parameter.gathering is not None:
                 self._wait_for_all_gather(parameter)

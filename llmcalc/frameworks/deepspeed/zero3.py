@@ -206,7 +206,7 @@ class Stage3Run(ZeroRun):
         del grad_buffer
 
     def _avg_scatter_contiguous_grads(self) -> list[Storage]:
-        """All-reduces the bucket's buffer, which `mul` copies, and returns the storages of this rank's shards."""
+        """All-reduces a scaled copy of the bucket's buffer, and returns the storages of this rank's shards."""
         message = reduced_buffer = None
         if self.communication_dtype is not self.dtype:
             message = Storage(self.meter, self.elements * self.communication_dtype.bytes)

@@ -1,4 +1,4 @@
-"""Reads commands of DeepSpeed-Chat's step 3: four models of one process, of which the actor and the critic are trained.
+"""Reads commands of DeepSpeed-Chat's step 3, a process with four models that trains the actor and the critic.
 
 Source: DeepSpeedExamples at 45b4b715: applications/DeepSpeed-Chat/training/step3_rlhf_finetuning/main.py for arguments,
 dschat/rlhf/rlhf_engine.py for the models and their DeepSpeed configs, dschat/rlhf/ppo_trainer.py for the passes.

@@ -112,7 +112,7 @@ class EngineMemory:
         return (self.max_concurrency if max_concurrency is None else max_concurrency) * self.data_parallel_ranks
 
     def holds(self, users: int) -> bool:
-        """Whether it starts, and its caches hold the requests of all users, which the ranks divide evenly."""
+        """Whether the engine starts, and its caches hold the requests of all users, divided evenly over ranks."""
         return self.starts and self.max_concurrency >= -(-users // self.data_parallel_ranks)
 
     def bytes_of(self, term_name: str, device: str | None = None) -> int:
@@ -235,7 +235,7 @@ class Engine:
         return min(spellings, key=len) if is_shortest else spellings[0]
 
     def field_of(self, option_name: str) -> str:
-        """Returns the field of the engine's flag that says what an option of llmcalc says."""
+        """Returns the field name of the engine flag that corresponds to an option of llmcalc."""
         from ..argument_names import keyword_of
 
         return keyword_of(self.flags_by_option[option_name])
@@ -298,7 +298,7 @@ class Engine:
     def _with_shorter_requests(
         self, preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any], change: Change
     ) -> Change:
-        """Returns a change with the longest request that fits beside it; the change alone where none starts so."""
+        """Returns a flag change with the longest request limit that fits; the change alone if no limit fits."""
         server = self.server(preset, hardware, version, flags)
         if not change.kv_tokens:
             return change

@@ -167,7 +167,7 @@ class EngineRank:
         return self._weights(self.model, "none") - quantization_savings // (self.layout.tp * self.layout.pp)
 
     def _weights(self, model: ModelSpec, scheme: str | None) -> int:
-        """Returns the bytes of a model's weights. scheme: the quantization scheme, None for the checkpoint's own."""
+        """Returns the bytes of a model's weights. scheme: the quantization scheme; None for the checkpoint's scheme."""
         return int(self._memory_use(model, scheme).weights)
 
     def _memory_use(self, model: ModelSpec, scheme: str | None) -> MemoryUse:

@@ -169,7 +169,7 @@ class EngineServer:
 
     @property
     def model_length(self) -> int | None:
-        """The model's context length in tokens, which is the longest request by default; None if it states none."""
+        """The model's context length in tokens, the default limit of a request; None if the model states none."""
         return stated_length(self.preset)
 
     @property

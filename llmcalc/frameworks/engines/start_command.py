@@ -23,7 +23,7 @@ def hub_id(preset: Preset) -> str | None:
 
 
 def start_command(engine: Engine, preset: Preset, flags: Mapping[str, Any], quantize: str | None = None) -> str | None:
-    """Returns the command that starts a replica with these flags; None if no command does.
+    """Returns the command that starts a replica with these flags; None if there is no such command.
 
     That is so without published weights, and for a scheme of `--quantize` that the engine does not apply when it loads
     weights, or not to quantized ones. flags: field name → value, as of `Engine.memory_on`.

@@ -27,7 +27,7 @@ from .param_groups import CommunicationState, Group, Parameter
 
 
 class Layer(NamedTuple):
-    """The parameters of a layer that are one group.
+    """The key of an FSDP parameter group: a layer of a stack, or the experts of a layer.
 
     path: the path of the stack's layers. layer_index: the index of the layer.
     has_experts: whether they are the layer's experts, which other ranks shard; false by default.
@@ -308,7 +308,7 @@ class FsdpProfile(RingAttention):
 
     @compared(BY_TORCH)
     def do_combine(self, operation: Step) -> None:
-        """Sends the experts' rows back, in the order in which they came."""
+        """Sends the experts' output rows back to the ranks of their tokens, in the original order."""
         if self.sends_rows:
             expert_rows = operation.ins[0]
             combined_rows = self.by_row(self.tensor_read_by(operation, expert_rows), len(expert_rows.axes))
@@ -321,18 +321,18 @@ class FsdpProfile(RingAttention):
         return self.traffic is not None and self.traffic.sharding.experts is not None
 
     def _reorder_rows(self, expert_rows: Tensor) -> Tensor:
-        """Returns rows in another order, by an index that autograd keeps."""
+        """Returns reordered rows. Autograd saves the index of the new order."""
         return self.t.index_select(expert_rows, self.t.new_tensor((expert_rows.shape[0],), INT64))
 
     def _exchange_rows(self, rows: Tensor) -> Tensor:
-        """Returns the rows that an all-to-all receives, whose gradient another all-to-all sends back."""
+        """Exchanges rows by an all-to-all, and their gradients by another all-to-all in the backward pass."""
         return record(
             self.graph, "all_to_all_single", [rows], self.t.like(rows), lambda gradient, *_: [self.t.like(gradient)]
         )
 
 
 def groups_of_layer(groups_by_layer: Mapping[Layer, Group], layer: Layer) -> list[Group]:
-    """Returns the groups of a layer in the order in which they are gathered: its experts are the last one."""
+    """Returns the FSDP groups of a layer in the order of gathering, with the experts' group last."""
     layer_keys = (layer, layer._replace(has_experts=True))
     return [groups_by_layer[group_key] for group_key in layer_keys if group_key in groups_by_layer]
 

@@ -34,7 +34,7 @@ Moment: TypeAlias = Literal["pre-forward", "post-forward", "pre-backward", "post
 
 @frozen
 class Sharding:
-    """The way in which a rank's parameters are sharded.
+    """The sharding of a rank's parameters: numbers of shards and replicas, number formats, and offloading.
 
     shards: number of shards of a parameter.
     index: the shard of this rank.

@@ -158,7 +158,7 @@ class ShardedChunk(Chunk):
             empty(self.meter, (self.training.microbatches * shape[0], *shape[1:]), dtype)
 
     def finish_backward(self) -> None:
-        """Hook at the end of a backward pass."""
+        """Finishes the communication of all FSDP groups at the end of a backward pass, as a hook."""
         self.meter.place = Place("backward")
         self.traffic.finish(list(self.lowering.groups.values()))
 

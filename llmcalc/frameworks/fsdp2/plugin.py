@@ -108,7 +108,7 @@ def fsdp_layout(
 
 
 def _sharding_strategy(reader: LaunchReader, fsdp_table: Table) -> tuple[Zero, bool, bool]:
-    """Returns the ZeRO stage, whether weights are freed after the forward pass, and whether sharding is hybrid."""
+    """Returns the ZeRO stage, whether the forward pass frees weights after use, and whether sharding is hybrid."""
     reshard_value = fsdp_table.get("reshard_after_forward")
     name = str(fsdp_table.get("sharding_strategy", "FULL_SHARD")).upper()[:40]
     if isinstance(reshard_value, str) and reshard_value.upper() in (

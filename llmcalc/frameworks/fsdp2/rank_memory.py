@@ -321,7 +321,7 @@ def own_messages(training_run: RunOnRanks, rank: int) -> list[Message] | None:
 
 
 def _with_repetitions(previous_collective: Collective, collective: Collective, repetition_count: int) -> Collective:
-    """Returns a collective with its count increased by that of an equal collective."""
+    """Returns a collective whose count also includes the repetitions of an equal collective."""
     return previous_collective._replace(times=previous_collective.times + repetition_count * collective.times)
 
 

@@ -51,7 +51,7 @@ def is_python(text: str) -> bool:
 
 
 def read_python(file_text: str, source_file: LaunchSource) -> Launch:
-    """Returns the training run of a configuration function. The arguments of `source_file` are its name and overrides.
+    """Returns the training run of a configuration function, which the arguments of `source_file` name and override.
 
     Raises `InputError`, which names file, function and field.
     """
@@ -108,7 +108,7 @@ def _read_configuration(reader: LaunchReader, config: Config, configuration_name
 
 
 def _family_of(configuration_name: str) -> str:
-    """Returns the model's folder of a configuration; empty for another model's, such as `qwen35_4b`."""
+    """Returns the model family in a configuration's name; empty for an unknown family, such as of `qwen35_4b`."""
     return next((family for family in FAMILIES if configuration_name.startswith(f"{family}_")), "")
 
 

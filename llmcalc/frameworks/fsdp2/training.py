@@ -154,10 +154,10 @@ def check(memory_estimate: Memory, version_text: str) -> None:
 
 
 def check_optimizer(training_config: Training, is_flat: bool) -> None:
-    """Raises `InputError` for an optimizer that does not update shards. is_flat: whether they are flat parameters."""
+    """Raises `InputError` for an optimizer that does not update shards. is_flat: whether shards are flat parameters."""
 
     def runs_on_shards(optimizer_record: Optimizer) -> bool:
-        """Whether an optimizer updates rows of a tensor, or any elements, without the rest."""
+        """Whether an optimizer can update a shard alone: rows of a tensor, or any range of its elements."""
         return optimizer_record.by_element or (optimizer_record.by_rows and not is_flat)
 
     if not runs_on_shards(optimizer(training_config.optimizer)):
@@ -288,7 +288,7 @@ class FsdpRun(TrainingRun):
             super().update()
 
     def finish_backward(self) -> None:
-        """Hook at the end of a backward pass."""
+        """Finishes the communication of all FSDP groups at the end of a backward pass, as a hook."""
         self.meter.place = Place("backward")
         self.traffic.finish(list(self.lowering.groups.values()))
 

@@ -88,7 +88,7 @@ def _with_known_modules(launched_run: Launch, model: ModelSpec) -> Launch:
 
 
 def _last_component_names(target: str) -> list[str]:
-    """Returns the last name components of adapter targets: a name, a path or an expression, without encoders'."""
+    """Returns the last path components that an adapter target matches: a name, a path or an expression."""
     if len(target) > LONGEST:
         return []
     try:
@@ -104,7 +104,7 @@ TOKENS = re.compile(
 
 
 def _last_components(pattern_text: str) -> Iterator[str]:
-    """Yields the last components of the paths that an expression matches. Raises `ValueError` for other syntax."""
+    """Yields the last components of the paths that a regular expression matches. Raises `ValueError`."""
     for alternative in _split_alternatives(pattern_text):
         piece_alternatives: list[list[str]] = []  # after the last dot: the alternatives of each piece
         text_position, earlier_text = 0, ""

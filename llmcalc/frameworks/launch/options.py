@@ -32,7 +32,7 @@ def read_with_options(
     source_file: LaunchSource,
     options: Mapping[str, Any] = NO_OPTIONS,
 ) -> Launch:
-    """Returns the training run of a launch file, whose values the user's command-line options replace.
+    """Returns the training run of a launch file, after the user's command-line options replace the file's values.
 
     file: the kind of the file.
     read_launch_data: the function that reads its tables, its arguments, its command or its text.

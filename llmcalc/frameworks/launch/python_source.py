@@ -94,7 +94,7 @@ def _whole_number_result(operation: ast.operator, left_value: int, right_value: 
 
 
 def _comparison_result(comparison: ast.cmpop, left: Any, right: Any) -> bool | None:
-    """Returns the result of a comparison of two plain values; None for one that is not read."""
+    """Returns the result of a comparison of two plain values; None for an unsupported operator."""
     if isinstance(comparison, ast.Is | ast.IsNot) and (left is None or right is None):
         return (left is right) == isinstance(comparison, ast.Is)
     if isinstance(comparison, ast.Eq | ast.NotEq):

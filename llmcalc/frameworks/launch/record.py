@@ -194,7 +194,7 @@ class CommandLine(NamedTuple):
 
 @frozen
 class LaunchFile:
-    """A kind of launch file, with the reader.
+    """A kind of launch file, with the functions that recognize and read a file of this kind.
 
     name: its name in JSON documents.
     title: its name in messages.

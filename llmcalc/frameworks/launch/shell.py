@@ -363,7 +363,7 @@ class StatementReader(WordReader):
             self.add_command(command_words, assignments, line_number)
 
     def skip_assignments(self, assignments: Mapping[str, object]) -> None:
-        """Notes the variables set by a skipped command, unless arguments that its condition needs are missing."""
+        """Records the variables that a skipped command would set, unless script arguments are missing."""
         if not self.script.missing:
             self.script.skipped |= set(assignments)
 

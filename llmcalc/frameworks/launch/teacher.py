@@ -15,7 +15,7 @@ GENERATED = "completions that the trained model generates (lmbda) need less than
 
 
 def format_of_logits(launched_run: Launch, loaded_format: str) -> str:
-    """Returns the number format of a run's logits, or `autocast`. loaded_format: that of a model as it is loaded."""
+    """Returns the number format of a run's logits, or `autocast`. loaded_format: the format of loaded weights."""
     return "autocast" if launched_run.settings.get("precision") == "autocast" else loaded_format
 
 

@@ -328,7 +328,7 @@ def kto_settings(
 
 
 def _loss_of_all_logits(reader: LaunchReader, run_settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the loss of a run whose loss of labels is chunked: without labels a model returns all its logits.
+    """Returns the loss setting of a loss without labels, for which a model returns all logits unchunked.
 
     TRL's own use of Liger-Kernel has those of one pair at a time (trainer/dpo_trainer.py, `_compute_loss_liger`).
     """

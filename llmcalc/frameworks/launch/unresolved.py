@@ -1,4 +1,4 @@
-"""Marks a script's words with values that are unknown until it runs, and explains these words in messages."""
+"""Marks script words whose values are unknown before the script runs, and explains such words in messages."""
 
 from __future__ import annotations
 

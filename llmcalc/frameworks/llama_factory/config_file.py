@@ -1,4 +1,4 @@
-"""Reads a config of LLaMA-Factory: its own arguments together with those of transformers' Trainer.
+"""Reads a config of LLaMA-Factory, in which its arguments and the Trainer's of transformers are mixed.
 
 Source: LLaMA-Factory 0.9.6.dev0 (ff6d4d12e): hparams/*.py for arguments and defaults, model/adapter.py
 (`init_adapter`) for number formats, model/model_utils/{checkpointing,quantization,attention}.py.
@@ -233,7 +233,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
 def _optimizer_settings(
     reader: LaunchReader, config: Table, run_settings: Table, world_size: int | None
 ) -> dict[str, Any]:
-    """Returns the settings of an optimizer that is not the Trainer's (train/trainer_utils.py)."""
+    """Returns the settings of an optimizer that LLaMA-Factory adds to the Trainer's (train/trainer_utils.py)."""
     if reader.flag(config, "use_galore"):
         return _low_rank_optimizer(reader, config, "galore", run_settings, world_size)
     if reader.flag(config, "use_apollo"):

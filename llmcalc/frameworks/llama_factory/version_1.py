@@ -159,7 +159,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 
 def frozen_layers(reader: LaunchReader, config: Table, name_prefix: str = "") -> dict[str, Any]:
-    """Returns the setting of the last layers, which alone are trained (model/adapter.py, `_setup_freeze_tuning`).
+    """Returns the setting for training the last layers only (model/adapter.py, `_setup_freeze_tuning`).
 
     name_prefix: what precedes the arguments in the file; empty by default.
     """

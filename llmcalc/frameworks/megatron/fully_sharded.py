@@ -1,4 +1,4 @@
-"""Megatron-FSDP: weights, gradients and optimizer states that ranks divide, gathered and reduced layer by layer.
+"""Megatron-FSDP: ranks shard weights, gradients and optimizer states, and gather and reduce them layer by layer.
 
 Sources: Megatron-LM, megatron/core/distributed/fsdp/src/megatron_fsdp/, param_and_grad_buffer.py and megatron_fsdp.py,
 with `--data-parallel-sharding-strategy optim_grads_params`.
@@ -74,7 +74,7 @@ class ShardedBucket:
 
 
 class ShardedWeights:
-    """The buckets of a rank, with what is gathered of the weights, and what waits for the reduction of gradients.
+    """The parameter buckets of a rank, with the gathered weights and the gradients that wait for reduction.
 
     buckets: in the order in which weights are gathered ahead.
     gradient_bytes: bytes of an element of a main gradient.
@@ -122,7 +122,7 @@ class ShardedWeights:
             return Storage(self.meter, storage_bytes)
 
     def set_up(self, weights: dict[Path, Storage]) -> None:
-        """Moves weights into buckets. weights: those of the model, each of which is freed when it has moved."""
+        """Moves the model's weights into buckets, and frees each weight after its move."""
         for bucket in self.buckets:
             self.shard_storages.append(self._allocate(2 * bucket.shard_size, "weights"))
             gathered_weights = self._allocate(2 * bucket.size, "weights")
@@ -137,7 +137,7 @@ class ShardedWeights:
         self.updated_sizes = [size for bucket in trained_buckets for size in self._sizes_on_rank(bucket) if size]
 
     def _sizes_on_rank(self, bucket: ShardedBucket) -> Iterator[int]:
-        """Yields the number of elements of each parameter of a bucket that lie in this rank's shard."""
+        """Yields, for each parameter of a bucket, its number of elements in this rank's shard."""
         at, is_expert = self.coordinates, bucket.parameters[0].expert
         shard_start = bucket.shard_size * ((at.edp if is_expert else at.dp * self.layout.cp + at.cp) % bucket.shards)
         for parameter_start, parameter_end in bucket.ranges:
@@ -146,7 +146,7 @@ class ShardedWeights:
     # --- weights -----------------------------------------------------------------------------------------------------
 
     def gather(self, layer_index: int | None, in_backward: bool = False) -> None:
-        """Gathers a layer's weights, and those of the next layers up to a number of elements (`all_gather_params`)."""
+        """Gathers the weights of a layer and, up to a number of elements, of the next layers (`all_gather_params`)."""
         positions = [i for i, bucket in enumerate(self.buckets) if bucket.layer_index == layer_index]
         if layer_index is None:
             positions = positions[:1]
@@ -221,7 +221,7 @@ class ShardedWeights:
 
 
 def _is_since(settings: MegatronSettings, first_date: datetime.date) -> bool:
-    """Whether the run's version is of a date or later."""
+    """Whether the run's version of Megatron-LM has this date or a later date."""
     return settings.date is None or settings.date >= first_date
 
 
@@ -249,7 +249,7 @@ def make_buckets(parameters: Sequence[Parameter], settings: MegatronSettings, la
 
 
 def _divided(parameters: Sequence[Parameter], largest_bucket: int) -> Iterator[list[Parameter]]:
-    """Yields parameters in groups, each of which ends when it has the elements of the largest bucket."""
+    """Yields groups of parameters. A group ends when it has as many elements as the largest bucket."""
     parameter_group: list[Parameter] = []
     for parameter in parameters:
         parameter_group.append(parameter)

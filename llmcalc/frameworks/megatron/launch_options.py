@@ -138,7 +138,7 @@ def _argument_number(config: Table, argument_name: str) -> int | None:
 
 
 def _with_values(config: Table, changes: Mapping[str, Any]) -> Table:
-    """Returns the file's arguments with changed values, without those whose new value is None."""
+    """Returns the file's arguments with changed values, without arguments whose new value is None."""
     table_key, arguments_table = _find_arguments(config)
     dropped_arguments = set(changes) | ({"recompute_activations"} if "recompute_granularity" in changes else set())
     arguments = {

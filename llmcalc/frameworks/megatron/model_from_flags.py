@@ -77,7 +77,7 @@ def _position_fields(settings: MegatronSettings) -> Table:
 
 
 def _attention_table(settings: MegatronSettings, position: Table | None, is_cross_attention: bool = False) -> Table:
-    """Returns the model-spec table of attention. is_cross_attention: without grouped keys."""
+    """Returns the model-spec table of attention. is_cross_attention: whether keys are the encoder's, ungrouped."""
     has_bias = not settings.disable_bias_linear
     has_qkv_bias = has_bias or settings.add_qkv_bias
     attention_table: Table = {

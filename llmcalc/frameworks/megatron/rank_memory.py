@@ -133,7 +133,7 @@ def passes_key(rank_run: RankRun) -> tuple[object, ...]:
 
 
 def _differs_by_previous(settings: MegatronSettings) -> bool:
-    """Whether passes differ by the kind of the chunk's previous pass, as of recomputed experts.
+    """Whether a pass depends on the kind of the chunk's previous pass, as with recomputed experts.
 
     Dispatchers keep tensors of the pass before (`keep_in_dispatcher`).
     """
@@ -235,7 +235,7 @@ def rank_memory(
 
 
 def _host_terms(spec: ModelSpec, settings: MegatronSettings, rank: int) -> tuple[Term, ...]:
-    """Returns the host memory of Adam's step there: main weights, gradients and two states, all in fp32."""
+    """Returns the host memory of the optimizer step on the host: fp32 main weights, gradients and two states."""
     rank_run = RankRun(spec, settings, rank, EventMeter())
     rank_run.set_up()
     pinned = sum(pinned_bytes(4 * parameter_elements) for parameter_elements in rank_run.updated_sizes)

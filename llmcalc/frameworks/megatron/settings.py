@@ -78,7 +78,7 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def tokens(self) -> int:
-        """The tokens per sequence, in an encoder-decoder those of the encoder."""
+        """The tokens per sequence; in an encoder-decoder, of the encoder's sequence."""
         return self.seq_length or self.encoder_seq_length or 0
 
     @property

@@ -53,7 +53,7 @@ def unmodelled_arguments(megatron_settings: MegatronSettings) -> dict[str, str]:
 
 
 def _unsupported_sharding(megatron_settings: MegatronSettings) -> dict[str, str]:
-    """Returns argument → reason of what is not modelled beside weights that Megatron-FSDP divides."""
+    """Returns argument → reason, for arguments that are not modelled together with Megatron-FSDP."""
     reasons = {
         argument: reason
         for argument, (modelled_values, reason) in MODELLED_WITH_FSDP.items()

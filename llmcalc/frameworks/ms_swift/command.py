@@ -173,7 +173,7 @@ def _task_arguments(reader: LaunchReader, config: Table, rlhf_type: str) -> tupl
 
 
 def _texts_of_sample(reader: LaunchReader, config: Table, rlhf_type: str) -> int:
-    """Returns the sequences of one sample: those of a task that compares texts, else 1.
+    """Returns the number of sequences per sample: several for a task that compares texts, otherwise 1.
 
     An embedding's sample has an anchor and a positive text, a reranker's as many negatives for each positive as the
     variables say. Their heads make no logits of all words. Source: swift/template/base.py, `_embedding_data_collator`

@@ -158,7 +158,7 @@ def read_nemo_rl(config: Table, source_file: LaunchSource) -> Launch:
 
 
 def _with_bases(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    """Returns a config with the values of the configs that its `defaults` name. Its own values come first."""
+    """Returns a config merged with the base configs in its `defaults`. Values of the config take precedence."""
     merged_config, folder = dict(config), ""
     for _ in range(MOST_BASES):
         base_path = merged_config.pop("defaults", None)
@@ -175,7 +175,7 @@ def _with_bases(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 
 def _merged(base_config: Table, config: Table) -> dict[str, Any]:
-    """Returns the tables of a base config with the values of another config in their place."""
+    """Returns a base config in which the values of another config replace the base's."""
     merged_config = dict(base_config)
     for key, setting in config.items():
         inner_table = merged_config.get(key)
@@ -212,7 +212,7 @@ def _flat_values(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 
 def _with_full_names(setting: Any, tables: list[str]) -> Any:
-    """Returns a value whose relative references, such as `${..name}`, have full names. tables: those around the key."""
+    """Returns a value with full names in place of relative ones such as `${..name}`. tables: the enclosing tables."""
     if not isinstance(setting, str):
         return setting
     return RELATIVE.sub(
@@ -221,7 +221,7 @@ def _with_full_names(setting: Any, tables: list[str]) -> Any:
 
 
 def _check_keys(reader: LaunchReader, policy: Table) -> None:
-    """Records keys of `policy` that are ignored, and those whose values are not modelled."""
+    """Records keys of `policy` that are ignored, and keys whose values are not modelled."""
     for key, setting in policy.items():
         modelled_values = MODELLED.get(key)
         if modelled_values is not None and setting is not None and setting not in modelled_values:
@@ -235,7 +235,7 @@ def _check_keys(reader: LaunchReader, policy: Table) -> None:
 
 
 def _training_devices(reader: LaunchReader, flat_config: Table, policy: Table) -> int:
-    """Returns the number of devices that train, without those of separate rollouts."""
+    """Returns the number of devices that train, without devices that only run rollouts."""
     nodes, node_devices = "cluster.num_nodes", "cluster.gpus_per_node"
     world_size = reader.node_devices(flat_config, nodes, node_devices)
     if policy.get("generation.colocated.enabled") is not False:
@@ -255,7 +255,7 @@ def _training_devices(reader: LaunchReader, flat_config: Table, policy: Table) -
 
 
 def _batch_settings(reader: LaunchReader, policy: Table, replicas: int) -> dict[str, Any]:
-    """Returns sequences, tokens and micro-batches of a step. Packed sequences are one sequence of their tokens."""
+    """Returns sequences, tokens and micro-batches of a step. Packed sequences count as one long sequence."""
     tokens = reader.size(policy, "max_total_sequence_length", 512)
     batch = reader.size(policy, "train_micro_batch_size", 1)
     micro_batches = max(1, reader.size(policy, "train_global_batch_size", 512) // (batch * replicas))
@@ -327,7 +327,7 @@ def _fsdp_run(reader: LaunchReader, policy: Table, world_size: int) -> LaunchSet
 
 
 def _optimizer_settings(reader: LaunchReader, policy: Table) -> dict[str, Any]:
-    """Returns the settings of torch's optimizer, which runs all tensors at once unless the file says otherwise."""
+    """Returns the settings of torch's optimizer, by default with the foreach implementation."""
     name = str(reader.value(policy, "optimizer.name", "torch.optim.AdamW"))
     if name not in OPTIMIZERS:
         reader.unknown["policy.optimizer.name"] = f"{shown(name)[:80]} is not modelled; torch.optim.AdamW is"
@@ -375,7 +375,7 @@ def _megatron_run(reader: LaunchReader, policy: Table, world_size: int) -> Launc
 
 
 def _rollout(reader: LaunchReader, flat_config: Table, policy: Table) -> Rollout:
-    """Returns the engine on the training devices. During rollouts the policy and its states are on the host.
+    """Returns the rollout engine on the training devices. During rollouts the policy and its states are on the host.
 
     Log-probabilities are those of logits in fp32 (algorithms/loss; models/automodel/train.py).
     """
@@ -426,7 +426,7 @@ def _eight_bit_flags(reader: LaunchReader, policy: Table) -> dict[str, Any]:
 
 
 def _add_expert_ranks(reader: LaunchReader, policy: Table, flags: dict[str, Any]) -> None:
-    """Adds vLLM's flag of ranks of experts, of which a rank group of tensor parallelism has as many as ranks."""
+    """Adds vLLM's flag of expert parallelism, which is modelled over the tensor-parallel ranks."""
     name = "generation.vllm_cfg.expert_parallel_size"
     ranks = reader.size(policy, name, 1)
     if "tensor_parallel_size" not in flags or ranks == 1:

@@ -104,7 +104,7 @@ def _variables(statements: list[ast.stmt], variables: Mapping[str, Any]) -> Iter
 
 
 def _changes_of_model(syntax_tree: ast.Module) -> dict[str, str]:
-    """Returns attribute → assigned expression of what a script sets in its model's configuration after the call."""
+    """Returns attribute → source text, for each attribute of the model config that the script assigns."""
     statements = [
         node for node in ast.walk(syntax_tree) if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign)
     ]
@@ -132,7 +132,7 @@ def _arguments(calls: list[ast.Call], class_name: str, variables: Mapping[str, A
 
 
 def _values(call: ast.Call, variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns argument → value of a call; a name such as `DType.bfloat16` and a call stay their source's text."""
+    """Returns argument → value of a call. Names such as `DType.bfloat16` and nested calls stay source text."""
     values = {keyword.arg: (keyword.value, value_of(keyword.value, variables)) for keyword in call.keywords}
     return {
         str(name): dotted(node.func if isinstance(node, ast.Call) else node) or value.text
@@ -149,7 +149,7 @@ def _model_of(
     changes: Mapping[str, str],
     other_tokenizer: re.Match[str] | None,
 ) -> tuple[ModelSpec | None, str]:
-    """Returns the model of a script, and its name; no model where the script's is none of `MODELS`."""
+    """Returns a script's model, or None and the model's name if the model is not in `MODELS` or is changed."""
     model_name = next((dotted(call.func) for call in calls if dotted(call.func).startswith(MODEL)), "")
     preset = MODELS.get(model_name.rpartition(".")[2])
     others = [argument for argument in _arguments(calls, model_name, variables) or {} if argument not in HARMLESS]
@@ -187,7 +187,7 @@ def _sequence_ranks(
     variables: Mapping[str, Any],
     world_size: int,
 ) -> int:
-    """Returns the number of ranks that have a part of each sequence (`TransformerContextParallelConfig`)."""
+    """Returns the number of context-parallel ranks per sequence (`TransformerContextParallelConfig`)."""
     config = module.get("cp_config")
     if config is None:
         return 1
@@ -206,7 +206,7 @@ def _launch_of(
     changes: Mapping[str, str],
     other_tokenizer: re.Match[str] | None,
 ) -> Launch:
-    """Returns the training run of a script's calls. changes: as of `_changes_of_model`."""
+    """Returns the training run of a script's calls. changes: the result of `_changes_of_model`."""
     spec, target = _model_of(reader, calls, variables, changes, other_tokenizer)
     module = _module_arguments(calls, variables)
     if module is None:
@@ -252,7 +252,7 @@ DEVICES_PER_NODE = 8
 
 
 def _replicas(reader: LaunchReader, parallel: Mapping[str, Any], world_size: int, sequence_ranks: int) -> int:
-    """Returns the replicas of all shards under `hsdp` (`DataParallelConfig.get_replicate_and_shard_degree`).
+    """Returns the number of replicas with hybrid sharding (`DataParallelConfig.get_replicate_and_shard_degree`).
 
     Ranks that have parts of one sequence are among those of the shards (parallel/__init__.py, `get_dp_model_mesh`).
     """
@@ -273,7 +273,7 @@ def _replicas(reader: LaunchReader, parallel: Mapping[str, Any], world_size: int
 def _micro_batches(
     reader: LaunchReader, calls: list[ast.Call], variables: Mapping[str, Any], tokens_at_once: int
 ) -> int:
-    """Returns the micro-batches per step, from the tokens of a step and of all ranks' micro-batches."""
+    """Returns the micro-batches per step: the tokens of a step, divided by the tokens of all ranks' micro-batches."""
     argument = "global_batch_size"
     values = (_values(call, variables).get(argument) for call in calls)
     tokens = next((value for value in values if isinstance(value, int)), None)

@@ -65,7 +65,7 @@ def container_of(command_words: Sequence[str], place_in_file: str) -> Container 
 
 
 def mount_of(volume: Any) -> dict[str, str]:
-    """Returns folder in the container → the host's path, of a volume in any spelling; empty for a volume without both.
+    """Returns container folder → host path of a volume in any notation; empty if the volume lacks one of them.
 
     `/data/Qwen3-8B:/model:ro`, `type=bind,source=/data/Qwen3-8B,target=/model`, or a table with `source` and `target`.
     """

@@ -1,4 +1,4 @@
-"""Reads Ollama's Modelfile, of which the instructions FROM and PARAMETER determine memory.
+"""Reads Ollama's Modelfile, whose instructions FROM and PARAMETER determine memory.
 
 The form is that of ollama's docs/modelfile.mdx and parser/parser.go: names of instructions in any case, texts in quotes
 or in three of them over several lines, comments that begin with #.

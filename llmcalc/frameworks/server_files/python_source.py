@@ -42,7 +42,7 @@ GPU_ARGUMENT = "gpu"
 def servers_in_python(
     source_text: str, server_finder: ServerFinder, variables: Mapping[str, str]
 ) -> Iterator[StartedServer]:
-    """Yields the servers that a Python file starts. server_finder: the caller. variables: environment variables.
+    """Yields the servers that a Python file starts. server_finder: finds servers in commands of the file.
 
     Raises `InputError` for a file that is no Python, and for one that starts an engine inside its own program alone.
     """

@@ -41,7 +41,7 @@ class Container:
     mounts: Mapping[str, str] = field(default_factory=dict)
 
     def host_path(self, path: str) -> str:
-        """Returns the host's path of a path in the container: `/data/Qwen3-8B` of `/model`; of others the same path."""
+        """Returns the host path of a path in the container, `/data/Qwen3-8B` for `/model`; else the path unchanged."""
         for container_folder, host_folder in self.mounts.items():
             if path == container_folder or path.startswith(f"{container_folder}/"):
                 return host_folder + path[len(container_folder) :]

@@ -85,7 +85,7 @@ class Server(EngineServer):
 
     @property
     def model_length(self) -> int | None:
-        """The model's context length in tokens: its positions times the factor of scaling without original positions.
+        """The model's context length in tokens: positions, times a RoPE scaling factor without original positions.
 
         From python/sglang/srt/hf_transformers_utils.py, `get_context_length`.
         """
@@ -136,7 +136,7 @@ class Server(EngineServer):
 
     @property
     def scales_latents(self) -> bool:
-        """Whether latents of 8 bits beside an indexer have scales (`calculate_mla_kv_cache_dim`).
+        """Whether 8-bit latents of sparse attention are stored with scales (`calculate_mla_kv_cache_dim`).
 
         Kernels of TensorRT-LLM, which Blackwell has by default, and those of AMD from 0.5.10 on read them without.
         """
@@ -428,7 +428,7 @@ class Server(EngineServer):
 
     @property
     def multimodal_bytes(self) -> int:
-        """The bytes of the cache of encoders' outputs, which are taken from the KV cache's memory."""
+        """The bytes of the cache for encoder outputs, subtracted from the KV cache's memory."""
         if not self.rules.multimodal_mib or not self.has_encoder:
             return 0
         has_pool = self.flags.get("mm_feature_transport", "cpu") != "cpu"

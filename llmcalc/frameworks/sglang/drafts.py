@@ -85,7 +85,7 @@ def _verified_tokens(flags: Mapping[str, Any], algorithm: str, architectures: tu
 
 
 def draft_layers(speculation: Speculation, preset: Preset) -> int:
-    """Returns the draft's layers that cache each token of the KV cache."""
+    """Returns the number of draft layers, each of which caches the same tokens as the target model."""
     if speculation.draft is not None:
         return sum(int(stack.num_hidden_layers) for _, stack in speculation.draft.model.stacks())
     mtp = preset.model.mtp

@@ -97,7 +97,7 @@ def state_pool(
 
 
 def slot_bytes_of(rank: EngineRank, flags: Mapping[str, Any]) -> int:
-    """Returns the bytes of the states of all layers.
+    """Returns the bytes of one state slot: the recurrent states of all layers.
 
     Those of Mamba and delta networks have the number format of `--mamba-ssm-dtype`, else the one that the config
     states, else float32 (configs/mamba_utils.py, `mamba2_state_dtype`).
@@ -112,7 +112,7 @@ def slot_bytes_of(rank: EngineRank, flags: Mapping[str, Any]) -> int:
 
 
 def _slots_of_request(rank: EngineRank, version_rules: Rules, flags: Mapping[str, Any]) -> int:
-    """Returns the slots that a running request takes where prefixes are cached."""
+    """Returns the number of state slots that a running request takes with prefix caching."""
     scheduler_strategy = flags.get("mamba_scheduler_strategy", "auto")
     schedules_ahead = version_rules.overlaps_states and any(
         isinstance(mixer, GatedDeltaNet | KimiDeltaAttention | Mamba2) for mixer, _ in mixers(rank.preset.model)

@@ -82,7 +82,7 @@ def micro_batches_on_allocator(layout: Layout, model_chunks: Sequence[Chunk], mi
 
 @without_garbage_collection()
 def replay_rank_on_allocator(setup: RankSetup, expandable: bool, recorded_ranks: RecordedRanks) -> ReplayResult:
-    """Replays a rank from recorded passes on the caching allocator, with the result of a replay of all passes.
+    """Replays recorded passes of a rank on the caching allocator, which gives the same result as running all passes.
 
     expandable: whether the allocator has expandable segments.
     recorded_ranks: recorded passes of other ranks of the same run, to which this rank's are added.

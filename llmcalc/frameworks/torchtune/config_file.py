@@ -222,7 +222,7 @@ def _loss_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 
 def _fake_quantization(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    """Returns the setting of quantization-aware training, whose recipes are those of the name `qat`.
+    """Returns the setting of quantization-aware training, for recipes whose name has `qat`.
 
     A tied output head rounds nothing: it is no `nn.Linear` (torchtune/modules/tied_linear.py).
     """

@@ -180,7 +180,7 @@ def _has_log_probabilities(reader: LaunchReader, config: Table, launched_run: La
 
 
 def _with_model_arguments(reader: LaunchReader, config: Table) -> Table:
-    """Returns the arguments with those of `model_init_kwargs`, which a file has in place of its script's own."""
+    """Returns the arguments, with the entries of `model_init_kwargs` as arguments of the script."""
     model_arguments = reader.table(config, "model_init_kwargs")
     for name, value in model_arguments.items():
         if name not in (*MODEL_ARGUMENTS, *MODEL_ARGUMENTS_IGNORED) and value is not None:

@@ -85,7 +85,7 @@ def _read_calls(
     loss: str,
     is_standby: bool,
 ) -> Launch:
-    """Returns the training run of three calls' arguments. adapters: None without adapters.
+    """Returns the training run of the calls that load, adapt and train a model. adapters: None without adapters.
 
     is_standby: whether vLLM frees its cache while the model is trained.
     """

@@ -283,7 +283,7 @@ class Server(EngineServer):
 
     @cached_property
     def assumes_torch_sampler(self) -> bool:
-        """Whether torch's sort is counted where an installed FlashInfer would sample with fewer copies."""
+        """Whether torch's sampler is assumed, although an installed FlashInfer would need fewer copies of logits."""
         has_second_runner = self.second_runner is not None
         return assumes_torch_sampler(self.engine_record, self.version_of_rules, self.flags, has_second_runner)
 
@@ -293,7 +293,7 @@ class Server(EngineServer):
         return self.engine_record.state_rules(self.version_of_rules)
 
     def needs_blocks_of_sequences(self, pool: BlockPool) -> bool:
-        """Whether every sequence occupies a cache block: true for recurrent states decoded in full CUDA graphs."""
+        """Whether each sequence occupies a cache block, as with recurrent states decoded in full CUDA graphs."""
         decodes_in_graphs = self.graphs.number > 0 and graph_mode_of(self.compilation) != "PIECEWISE"
         return pool.has_states and self.state_rules.needs_blocks_of_sequences and decodes_in_graphs
 
@@ -342,7 +342,7 @@ class Server(EngineServer):
 
     @property
     def divides_prompts(self) -> bool:
-        """Whether prompts are read in chunks: by default always, in V0 where requests have more than 32,768 tokens."""
+        """Whether prefill is chunked: by default always, but in V0 only if requests have more than 32,768 tokens."""
         default_choice = self.rules.generation != "v0" or self.longest_request > 32768
         return bool(self.flags.get("enable_chunked_prefill", default_choice))
 
@@ -447,7 +447,7 @@ class Server(EngineServer):
 
     @property
     def times_kernels(self) -> bool:
-        """Whether a start that compiles times kernels, which takes memory."""
+        """Whether compilation at the start benchmarks kernels (autotuning), which takes memory."""
         return times_kernels(self.version_of_rules, self.flags, self.compilation)
 
     @cached_property
@@ -759,7 +759,7 @@ def _server_notes(server: Server) -> list[str]:
 
 
 def _class_notes(server: Server) -> list[str]:
-    """Returns notes if the version has no class for the model yet, or none any more."""
+    """Returns notes if the version lacks a class for the model: not yet added, or already removed."""
     engine_record, class_names = server.engine_record, architectures(server.preset)
     notes = [engine_record.missing_class_note(class_names, server.version)]
     last_version = engine_record.last_version_of(class_names, server.version_numbers)
@@ -772,7 +772,7 @@ def _class_notes(server: Server) -> list[str]:
 
 
 def _compilation_notes(server: Server) -> list[str]:
-    """Returns a note on the cache of a start that compiles, if it is smaller or not known."""
+    """Returns a note if a first start, which compiles the model, has a smaller or unknown KV cache."""
     if server.preset.model.towers:
         return ["a restart is counted; a first start, which compiles, may have less cache (vLLM issues 54122, 54383)"]
     first_start = server.with_flags(**{CACHE_VARIABLE: 1})

@@ -45,7 +45,7 @@ FLOAT8_LATENTS_FROM = (0, 24)
 
 
 def scales_latents(hardware: Hardware, version_numbers: tuple[int, ...], backend: str) -> bool:
-    """Whether latents of 8 bits beside an indexer have scales (`fp8_ds_mla`).
+    """Whether 8-bit latents of sparse attention are stored with scales (`fp8_ds_mla`).
 
     FlashMLA reads them so; accelerators of compute capability 10 prefer FlashInfer's kernel (platforms/cuda.py,
     `_get_backend_priorities`). backend: `--attention-backend`.
@@ -56,7 +56,7 @@ def scales_latents(hardware: Hardware, version_numbers: tuple[int, ...], backend
 
 
 def stores_latents_in_float8(hardware: Hardware, version_numbers: tuple[int, ...]) -> bool:
-    """Whether latents beside an indexer have 8 bits by default (`_canonicalize_sparse_mla_kv_cache_dtype`)."""
+    """Whether sparse attention stores latents in float8 by default (`_canonicalize_sparse_mla_kv_cache_dtype`)."""
     return version_numbers >= FLOAT8_LATENTS_FROM and _has_capability(hardware, 12)
 
 

@@ -124,7 +124,7 @@ def _align_page(page_bytes: int) -> int:
 
 
 def _layers_by_size(group_pages: Iterable[Pages]) -> dict[int, int]:
-    """Bytes of a page → number of layers with pages of this size in a group."""
+    """Returns page bytes → number of a group's layers with pages of this size."""
     layers: dict[int, int] = {}
     for pages in group_pages:
         layers[pages.bytes] = layers.get(pages.bytes, 0) + pages.layers
@@ -132,7 +132,7 @@ def _layers_by_size(group_pages: Iterable[Pages]) -> dict[int, int]:
 
 
 def _number_of_tuples(group_pages: Iterable[Pages]) -> int:
-    """The number of page tuples (one page of each size) in a group."""
+    """Returns the number of page tuples (one page of each size) in a group."""
     return max(_layers_by_size(group_pages).values())
 
 

@@ -36,7 +36,7 @@ def scaled_length(preset: Preset) -> int | None:
 
 
 def short_rope_length(preset: Preset) -> int | None:
-    """Returns the length up to which LongRoPE has short factors, where the config states it; None without LongRoPE."""
+    """Returns the longest length with LongRoPE's short factors; None without LongRoPE, or if it is not stated."""
     for scaling in _scaling_tables(preset.rope_parameters or {}):
         original_length = scaling.get("original_max_position_embeddings")
         is_stated = preset.config is None or "original_max_position_embeddings" in preset.config
@@ -46,6 +46,6 @@ def short_rope_length(preset: Preset) -> int | None:
 
 
 def _scaling_tables(rope_parameters: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Returns the scaling of every kind of layer, or the only one."""
+    """Returns the tables of RoPE scaling: one per kind of layer, or a single table for all layers."""
     tables_by_kind = [table for table in rope_parameters.values() if isinstance(table, Mapping)]
     return tables_by_kind if "full_attention" in rope_parameters else [rope_parameters]

@@ -38,7 +38,7 @@ WIDEST_HEAD = 256
 
 
 class CUDAGraphs(NamedTuple):
-    """The CUDA graphs of a server. piecewise: their number for mixed batches. full: their number for decoding.
+    """The CUDA graphs of a server. piecewise, full: the numbers of graphs for mixed batches and for decoding.
 
     largest_batch: sequences of the largest full graph. copies: 2 with graphs of adapters and without.
     """
@@ -71,7 +71,7 @@ class CUDAGraphs(NamedTuple):
         )
 
     def split_buffer_bytes(self, rank: EngineRank, element_bytes: int, compute_capability: str | None) -> int:
-        """Returns the bytes of the float32 sums of parts of sequences that FlashAttention 3 keeps in full graphs.
+        """Returns the bytes of FlashAttention 3's float32 partial sums, which stay allocated for full graphs.
 
         A buffer holds each part of each query of the largest batch (csrc/flash_attn, `out_accum`).
         """

@@ -119,7 +119,7 @@ def patch_of_long_videos(spec: ModelSpec) -> int:
 
 
 def reads_chunks_of_images(spec: ModelSpec) -> bool:
-    """Whether the encoder scales images to a budget of tokens, as Gemma 4's, which vLLM gives some at a time."""
+    """Whether the encoder scales images to a token budget, as Gemma 4's; vLLM encodes a few images at a time."""
     tower = image_tower(spec)
     return tower is not None and isinstance(tower.image, Budget)
 

@@ -36,7 +36,7 @@ class LayerGroup:
     block: int | None = None
 
     def blocks(self, length: int, block_tokens: int, tokens_in_flight: int) -> int:
-        """Returns the blocks of a request of `length` tokens. tokens_in_flight: scheduled ones, also in windows."""
+        """Returns the blocks of a request of `length` tokens. tokens_in_flight: tokens that are scheduled at once."""
         block_tokens = self.block or block_tokens
         if self.states is not None:
             return self.groups * self.states.blocks_of_request(length, block_tokens)

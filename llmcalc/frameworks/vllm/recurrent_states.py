@@ -151,7 +151,7 @@ def _state_blocks(
 
 
 def _exports_delta_nets(version_rules: StateRules, hardware: Hardware) -> bool:
-    """Whether FlashInfer runs prompts of a Gated DeltaNet and can export a state inside a prompt."""
+    """Whether FlashInfer runs the prompts of Gated DeltaNet, and can export states from inside a prompt."""
     first_version = version_rules.checkpoints_of_delta_nets
     return (
         first_version is not None

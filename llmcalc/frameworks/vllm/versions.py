@@ -228,7 +228,7 @@ class VLLMRecord(EngineRecord[Rules]):
         return (ranges_at(self.recurrent_states, version_numbers) or self.recurrent_states)[-1]
 
     def page_layout(self, version_numbers: Numbers) -> PageLayout:
-        """Returns where a block of a version has the pages of compressed attention.
+        """Returns the arrangement of compressed attention's pages in a version's cache blocks.
 
         Raises `InputError` for a version before those that have it.
         """
@@ -245,7 +245,7 @@ class VLLMRecord(EngineRecord[Rules]):
         return next(experts for experts in version_rows if experts.at_least <= compute_capability < experts.below)
 
     def outside_torch(self, version_numbers: Numbers, hardware: Hardware, devices: int, stages: int) -> NonTorch:
-        """Returns the newest measured memory outside torch whose numbers of ranks do not exceed these.
+        """Returns the newest measured memory outside torch with at most this many devices and stages.
 
         A row of this accelerator alone comes before rows of its link, and those before rows of all accelerators.
         """

@@ -158,7 +158,7 @@ class AttentionKernels(LinearKernels):
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, heads: Number, kv_heads: Number, output_width: Number, masked: bool
     ) -> Tensor:
-        """Runs the run's attention backend."""
+        """Runs attention with the run's attention backend."""
         attention_backend = self.rank_choices.attention_backend
         if attention_backend == "fused":
             return self.cudnn_attention(q, k, v, heads, output_width)

@@ -118,10 +118,10 @@ def detached_argument(
 
 
 class WeightGathering(Protocol):
-    """Gathers the weights of layers, where ranks of data parallelism divide them."""
+    """Gathers the weights of layers that data-parallel ranks shard."""
 
     def gather(self, layer_index: int | None) -> None:
-        """Gathers a layer's weights, or with None those outside of layers."""
+        """Gathers the weights of a layer, or with None the weights outside of layers."""
 
     def run_layer(
         self, autograd_graph: Graph, layer_index: int, x: Tensor, compute: Callable[[Tensor], Tensor]

@@ -17,7 +17,7 @@ class LatentKernels(ExpertKernels):
     """Kernels that split and join the rotary and non-rotary parts of heads."""
 
     def do_split(self, operation: Step) -> None:
-        """Splits a latent vector into views, but no heads, whose parts one kernel reads together."""
+        """Splits a latent vector into views. Heads stay whole, because one kernel reads all their parts."""
         x = self.tensor_of(operation.ins[0])
         if len(operation.ins[0].axes) == 1:
             for output, part_view in zip(
