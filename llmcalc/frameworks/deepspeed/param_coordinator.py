@@ -300,14 +300,14 @@ class ParameterCoordinator:
         """Gathers each persistent parameter into a separate buffer at the end of a step."""
         persistent_parameters = [parameter for parameter in self.parameters if parameter.persists]
         with counted_as(self.meter, "weights"):
-            from_host = self._copy_shards_from_host(persistent_parameters)
+            shard_copies = self._copy_shards_from_host(persistent_parameters)
             for parameter in persistent_parameters:
                 parameter.available = True
                 if self.ranks > 1 or self.settings.offload_param != "none":
                     parameter.storage.inner = Storage(
                         self.meter, parameter.shard_elements * self.ranks * parameter.full_param.dtype.bytes
                     )
-        del from_host
+        del shard_copies
 
     def _copy_shards_from_host(self, parameters: Sequence[Parameter]) -> list[Storage]:
         """Copies the rank's shards from the host and returns their device storages; none without offloading."""

@@ -113,9 +113,9 @@ class FlatCopyRun(ReplicatedRun):
         self.meter.place = Place("step")
         self.check_overflow()
         with counted_as(self.meter, "gradients"):
-            in_float = [empty(self.meter, weight.shape, FLOAT32) for weight in self.parameters]
+            fp32_gradients = [empty(self.meter, weight.shape, FLOAT32) for weight in self.parameters]
             self.trained[0].gradient = empty(self.meter, self.trained[0].tensor.shape, FLOAT32)
-        del in_float
+        del fp32_gradients
         for weight in self.parameters:
             weight.grad = None
         self.run_optimizer(self.trained)

@@ -186,8 +186,8 @@ def read_trainer(
     With `bf16` or `fp16`, accelerate casts trained parameters in 16 bits to fp32 before they are sharded.
     """
     is_mixed = any(config.get(argument) is True for argument in ("bf16", "fp16"))
-    is_pure = command_settings.get("master_weights") == "none" and command_settings.get("dtype") != "fp32"
-    if is_mixed and is_pure and "lora_rank" not in command_settings:
+    is_pure_half = command_settings.get("master_weights") == "none" and command_settings.get("dtype") != "fp32"
+    if is_mixed and is_pure_half and "lora_rank" not in command_settings:
         command_settings = {**command_settings, "master_weights": "fp32"}
     parallelism_table = reader.table(config, "parallelism_config")
     return _fsdp_run(reader, _trainer_fsdp_table(reader, config), world_size, 1, parallelism_table, command_settings)

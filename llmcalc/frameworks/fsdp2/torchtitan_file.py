@@ -491,9 +491,9 @@ def _titan_settings(job_config: _Job, layout: Layout, is_2024_form: bool) -> Tit
         full_key, _ = job_config.find_key("disable_loss_parallel", "parallelism", "training")
         reader.unknown[full_key] = "without shards the loss is modelled on divided logits alone"
     if settings.float8 is not None:
-        gathering_text = "gathered in 8 bits" if settings.float8.gathers else "gathered in the format of computing"
+        gather_format = "gathered in 8 bits" if settings.float8.gathers else "gathered in the format of computing"
         reader.notes.append(
-            f"products in float8 ({settings.float8.recipe}) are an estimate: kernels of bf16, weights {gathering_text}"
+            f"products in float8 ({settings.float8.recipe}) are an estimate: kernels of bf16, weights {gather_format}"
         )
     if settings.async_tensor_parallel:
         reader.notes.append("asynchronous tensor parallelism: its symmetric buffers are not counted")

@@ -328,10 +328,10 @@ def _set_prefetch_beside_experts(groups: Mapping[Layer, Group], stack_paths: Seq
     """
     layers = [layer for path in stack_paths for layer in sorted(groups) if layer.path == path and not layer.has_experts]
     group_order = [layer for layer in (EMBEDDING, *layers, HEAD) if layer in groups]
-    gathered_together = [groups_of_layer(groups, layer) for layer in group_order]
+    groups_by_order = [groups_of_layer(groups, layer) for layer in group_order]
     for parameter_group in groups.values():
         parameter_group.prefetches_previous = False
-    for earlier_layer, later_layer in pairwise(gathered_together):
+    for earlier_layer, later_layer in pairwise(groups_by_order):
         earlier_layer[-1].forward_prefetch = later_layer
         later_layer[-1].backward_prefetch = earlier_layer[::-1]
 

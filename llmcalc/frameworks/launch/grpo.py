@@ -103,8 +103,8 @@ def colocated_rollout(
     element_bytes = 2 if launched_run.settings.get("dtype") in ("bf16", "bfloat16", "fp16", "float16") else 4
     has_master_weights = launched_run.settings.get("master_weights") == "none"
     engine_sleeps = reader.flag(config, "vllm_enable_sleep_mode") or bool(config.get("sleep_level"))
-    is_wide = launched_run.settings.get("logits_dtype") in (None, "fp32", "float32")
-    logit_bytes = (8 if sequences == 1 else 6) if is_wide else (4 if sequences == 1 else 3)
+    has_fp32_logits = launched_run.settings.get("logits_dtype") in (None, "fp32", "float32")
+    logit_bytes = (8 if sequences == 1 else 6) if has_fp32_logits else (4 if sequences == 1 else 3)
     return Rollout(
         source=citation,
         engine="vllm" if is_colocated else "",

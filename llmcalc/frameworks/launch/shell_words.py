@@ -141,28 +141,28 @@ class WordReader:
     def read_word(self) -> list[str]:
         """Reads and returns a shell word, split into several words at an unquoted expansion."""
         read_words: list[str] = []
-        parts_of_open_word: list[str] = []  # the parts of the word that is not finished; empty if there is none
+        open_word_parts: list[str] = []  # the parts of the word that is not finished; empty if there is none
         word_start = self.at
         for piece_text, is_split in self.read_pieces():
             if not is_split:
-                parts_of_open_word.append(piece_text)
+                open_word_parts.append(piece_text)
                 continue
             split_texts = piece_text.split(ITEM) if ITEM in piece_text else piece_text.split()
-            joins_next = ITEM in piece_text or not piece_text[:1].isspace()
-            if split_texts and parts_of_open_word and joins_next:
-                split_texts[0] = "".join([*parts_of_open_word, split_texts[0]])
-                parts_of_open_word = []
-            if parts_of_open_word and split_texts:
-                read_words.append("".join(parts_of_open_word))
-                parts_of_open_word = []
+            continues_word = ITEM in piece_text or not piece_text[:1].isspace()
+            if split_texts and open_word_parts and continues_word:
+                split_texts[0] = "".join([*open_word_parts, split_texts[0]])
+                open_word_parts = []
+            if open_word_parts and split_texts:
+                read_words.append("".join(open_word_parts))
+                open_word_parts = []
             if split_texts:
                 read_words += split_texts[:-1]
-                parts_of_open_word = [split_texts[-1]]
+                open_word_parts = [split_texts[-1]]
                 if piece_text[-1:].isspace():
                     read_words.append(split_texts[-1])
-                    parts_of_open_word = []
-        if parts_of_open_word:
-            read_words.append("".join(parts_of_open_word))
+                    open_word_parts = []
+        if open_word_parts:
+            read_words.append("".join(open_word_parts))
         if self.at == word_start:
             self.at += 1
         return read_words
@@ -170,7 +170,7 @@ class WordReader:
     def read_pieces(self) -> list[tuple[str, bool]]:
         """Reads and returns the pieces of a word: (text, whether spaces in the text split the word)."""
         word_pieces: list[tuple[str, bool]] = []
-        letter_count, counted_letters = 0, 0
+        letter_count, counted_pieces = 0, 0
         while self.at < len(self.text):
             character = self.text[self.at]
             if self.at_placeholder():
@@ -199,8 +199,8 @@ class WordReader:
                 word_pieces.append((expanded_text.replace(ITEM, " "), True))
             else:
                 word_pieces.append(self.read_plain_text(_PLAIN))
-            letter_count += sum(len(expanded_text) for expanded_text, _ in word_pieces[counted_letters:])
-            counted_letters = len(word_pieces)
+            letter_count += sum(len(expanded_text) for expanded_text, _ in word_pieces[counted_pieces:])
+            counted_pieces = len(word_pieces)
             if letter_count > LONGEST_VALUE:
                 raise self.error(f"a word grows too long; expected at most {LONGEST_VALUE:,} letters")
         return word_pieces

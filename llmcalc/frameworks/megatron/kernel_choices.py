@@ -83,8 +83,8 @@ def optimizer_sharding(settings: MegatronSettings) -> OptimizerSharding:
         return "elements" if settings.use_distributed_optimizer else "none"
     if settings.optimizer == "muon" and not settings.use_distributed_optimizer:
         return "none"
-    laid_out = settings.date is None or settings.date >= LAYER_WISE_LAYOUT
-    return "layout" if laid_out and not settings.no_use_layer_wise_param_layout else "turns"
+    has_layer_wise_layout = settings.date is None or settings.date >= LAYER_WISE_LAYOUT
+    return "layout" if has_layer_wise_layout and not settings.no_use_layer_wise_param_layout else "turns"
 
 
 MULTIPROCESSORS = {"ampere": 108, "hopper": 132}

@@ -178,7 +178,7 @@ def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str])
     """Returns the training run of Megatron-LM's arguments: settings and model."""
     source_file = reader.source
     field_values = _field_values(reader, arguments)
-    argument_values = {flag.replace("-", "_").lstrip("_"): setting for flag, setting in arguments.items()}
+    argument_values = {flag.replace("-", "_").lstrip("_"): argument_value for flag, argument_value in arguments.items()}
     model_kind = _model_kind(field_values, argument_values, source_file.script)
     if field_values.get("recompute_activations"):
         field_values.setdefault("recompute_granularity", "selective")
@@ -189,15 +189,15 @@ def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str])
     if world_size is None:
         world_size = smallest_world_size(settings)
         if world_size > 1:
-            advice = f"; {source_file.devices_advice()}" if source_file.unset_counts else ""
-            reader.notes.append(f"{world_size} devices are assumed, as few as the layout can have{advice}")
-    fewest = smallest_world_size(settings)
-    if world_size % fewest:
+            devices_advice = f"; {source_file.devices_advice()}" if source_file.unset_counts else ""
+            reader.notes.append(f"{world_size} devices are assumed, as few as the layout can have{devices_advice}")
+    fewest_devices = smallest_world_size(settings)
+    if world_size % fewest_devices:
         raise reader.wrong(
             "--devices",
             f"{world_size} cannot hold the groups of tensor, pipeline, context and expert parallelism; expected "
             "--devices "
-            f"{fewest}, or a multiple of it",
+            f"{fewest_devices}, or a multiple of it",
         )
     settings = replace(settings, world_size=world_size)
     settings.check()
@@ -212,8 +212,8 @@ def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str])
         )
     if settings.step_batch_size_schedule is not None:
         reader.notes.append(f"--step-batch-size-schedule: the batch of the first steps, {settings.batch} sequences")
-    for flag, reason in unmodelled_arguments(settings).items():
-        reader.unknown[flag] = reason
+    for flag, refusal_reason in unmodelled_arguments(settings).items():
+        reader.unknown[flag] = refusal_reason
     if settings.spec is not None and not any(known_layer in " ".join(settings.spec) for known_layer in KNOWN_LAYERS):
         reader.unknown["--spec"] = "layers of its own"
     if settings.fp8_format is not None:
@@ -279,11 +279,11 @@ def _field_values(reader: LaunchReader, arguments: Mapping[str, Any]) -> dict[st
             raise reader.wrong(flag[:60], f"is no argument; expected --name{'.' * bool(suggestion)}{suggestion}")
         argument = RENAMED.get(argument, argument)
         if argument in _field_types() and flag_of(argument) in flags:
-            parsed = value_of(reader, flag, _field_types()[argument], setting)
-            if parsed is not None:
-                if argument in field_values and field_values[argument] != parsed:
+            field_value = value_of(reader, flag, _field_types()[argument], setting)
+            if field_value is not None:
+                if argument in field_values and field_values[argument] != field_value:
                     raise reader.wrong(flag, f"{shown(setting)}; another argument says {shown(field_values[argument])}")
-                field_values[argument] = parsed
+                field_values[argument] = field_value
         elif argument in REPLACING:
             if setting is not False:
                 reader.notes.append(f"{flag}: the arguments of a checkpoint, which may be others, are not read")
@@ -292,7 +292,7 @@ def _field_values(reader: LaunchReader, arguments: Mapping[str, Any]) -> dict[st
         elif {flag[2:], flag_of(argument)[2:]} & (IGNORED | IGNORED_ONCE):
             reader.ignored.append(flag)
         elif setting is not False:
-            reason = next((reason for prefix, reason in REASONS.items() if argument.startswith(prefix)), "")
+            reason = next((reason for name_prefix, reason in REASONS.items() if argument.startswith(name_prefix)), "")
             reader.unknown[flag] = reason or f"no argument that is known.{suggest(flag, list(flags))}".rstrip(".")
     if field_values.get("tp_comm_overlap"):  # which products overlap
         for flag in reader.ignored:
@@ -320,9 +320,9 @@ def value_of(reader: LaunchReader, flag: str, value_type: Any, written_value: An
     if written_value is True or written_value == "":
         raise reader.wrong(flag, "has no value; expected one")
     for choice in possible_values:
-        parsed = _parse_single_value(choice, written_value)
-        if parsed is not None:
-            return parsed
+        parsed_value = _parse_single_value(choice, written_value)
+        if parsed_value is not None:
+            return parsed_value
     raise reader.wrong(flag, f"{shown(written_value)}; expected {_expected_types(possible_values)}")
 
 
@@ -347,10 +347,10 @@ def _parse_single_value(value_type: Any, value: Any) -> Any:
     if get_origin(value_type) is tuple:
         return _parse_list(get_args(value_type)[0], value)
     if isinstance(value, list | tuple | Mapping):
-        elements = list(value) if isinstance(value, list | tuple) else []
-        if value_type is str and elements and all(isinstance(element, str) for element in elements):
-            return " ".join(elements)[:2000]
-        return _parse_single_value(value_type, elements[0]) if len(elements) == 1 else None
+        list_elements = list(value) if isinstance(value, list | tuple) else []
+        if value_type is str and list_elements and all(isinstance(list_element, str) for list_element in list_elements):
+            return " ".join(list_elements)[:2000]
+        return _parse_single_value(value_type, list_elements[0]) if len(list_elements) == 1 else None
     value_text = str(value).strip() if not isinstance(value, int) or abs(value) < LARGEST else ""
     if value_type is int:
         if isinstance(value, float) and value.is_integer() and abs(value) < LARGEST:
@@ -373,13 +373,13 @@ def _parse_list(value_type: Any, written_value: Any) -> Any:
     if isinstance(written_value, Mapping):
         return None
     if isinstance(written_value, str) and value_type is int and "[" in written_value:
-        numbers = evaluated(written_value, {})
-        if isinstance(numbers, list):
-            return tuple(numbers)
-    elements: Sequence[Any] = written_value if isinstance(written_value, list | tuple) else [written_value]
-    if len(elements) == 1 and isinstance(elements[0], str):
-        elements = (
-            elements[0]
+        evaluated_numbers = evaluated(written_value, {})
+        if isinstance(evaluated_numbers, list):
+            return tuple(evaluated_numbers)
+    list_elements: Sequence[Any] = written_value if isinstance(written_value, list | tuple) else [written_value]
+    if len(list_elements) == 1 and isinstance(list_elements[0], str):
+        list_elements = (
+            list_elements[0]
             .replace("[", " ")
             .replace("]", " ")
             .replace(",", " ")
@@ -387,7 +387,7 @@ def _parse_list(value_type: Any, written_value: Any) -> Any:
             .replace(")", " ")
             .split()
         )
-    parsed_values = [_parse_single_value(value_type, element) for element in elements]
+    parsed_values = [_parse_single_value(value_type, list_element) for list_element in list_elements]
     return (
         None
         if not parsed_values
@@ -399,23 +399,23 @@ def _parse_list(value_type: Any, written_value: Any) -> Any:
 
 def _expected_types(value_types: Sequence[Any]) -> str:
     """Returns a description of the types that an argument may have, for an error message."""
-    names = {int: "a whole number", float: "a number", str: "text"}
-    descriptions = []
+    type_names = {int: "a whole number", float: "a number", str: "text"}
+    type_descriptions = []
     for value_type in value_types:
         if get_origin(value_type) is Literal:
-            descriptions.append(f"one of {', '.join(map(str, get_args(value_type)))}")
+            type_descriptions.append(f"one of {', '.join(map(str, get_args(value_type)))}")
         elif get_origin(value_type) is tuple:
-            descriptions.append("a list")
+            type_descriptions.append("a list")
         else:
-            descriptions.append(names.get(value_type, "a value"))
-    return " or ".join(descriptions)
+            type_descriptions.append(type_names.get(value_type, "a value"))
+    return " or ".join(type_descriptions)
 
 
-def _environment_text(value: Any) -> str:
+def _environment_text(variable_value: Any) -> str:
     """Returns the value of an environment variable as text."""
-    if isinstance(value, bool):
-        return str(value)
-    return "" if value is None else str(value)[:1000]
+    if isinstance(variable_value, bool):
+        return str(variable_value)
+    return "" if variable_value is None else str(variable_value)[:1000]
 
 
 # ---- what the arguments mean

@@ -24,7 +24,8 @@ def read_accelerate(
     reader.refuse_groups(config)
     section = "megatron_lm_config"
     plugin_options = {
-        str(key).removeprefix("megatron_lm_"): value for key, value in reader.table(config, section).items()
+        str(plugin_key).removeprefix("megatron_lm_"): plugin_value
+        for plugin_key, plugin_value in reader.table(config, section).items()
     }
     unknown_keys(reader, plugin_options, (*MEGATRON_READ, "gradient_clipping"), section, "no key that is known")
 

@@ -9,7 +9,7 @@ OVERLAPS = frozenset({"overlap-grad-reduce", "overlap-param-gather", "tp-comm-ov
 """Arguments that send messages beside products; none of them changes memory."""
 
 
-def stack(launched_run: Launch | None, compiled: bool) -> str:
+def stack(launched_run: Launch | None, is_compiled: bool) -> str:
     """Returns the software stack's name, by whether a launch file turns off overlapped communication."""
     if launched_run is None or not OVERLAPS.isdisjoint(
         argument.lstrip("-").replace("_", "-") for argument in launched_run.ignored

@@ -12,9 +12,9 @@ def unmodelled_arguments(megatron_settings: MegatronSettings) -> dict[str, str]:
     """Returns argument → reason, for all arguments of a run that change memory and are not modelled."""
     reasons = {}
     for argument in megatron_settings.changed_fields():
-        for reason, names in NOT_MODELLED.items():
+        for refusal_reason, names in NOT_MODELLED.items():
             if argument in names and getattr(megatron_settings, argument) not in WITHOUT_EFFECT.get(argument, ()):
-                reasons[flag_of(argument)] = reason
+                reasons[flag_of(argument)] = refusal_reason
     if megatron_settings.overlap_moe_expert_parallel_comm and megatron_settings.pp > 1:
         reasons["--overlap-moe-expert-parallel-comm"] = "passes that overlap in a pipeline"
     if megatron_settings.optimizer_cpu_offload and (
@@ -99,9 +99,9 @@ def _unsupported_fp8(megatron_settings: MegatronSettings) -> dict[str, str]:
 
 def gpu_runs_recipe(megatron_settings: MegatronSettings) -> bool:
     """Whether the GPU supports the 8-bit recipe: 128-blocks before Blackwell, 32-blocks since Blackwell."""
-    generation = gpu_generation(megatron_settings.gpu)
-    blocks = "mxfp8" if generation == "blackwell" else "blockwise"
-    return generation != "ampere" and megatron_settings.fp8_recipe in ("tensorwise", "delayed", blocks)
+    gpu_family = gpu_generation(megatron_settings.gpu)
+    block_recipe = "mxfp8" if gpu_family == "blackwell" else "blockwise"
+    return gpu_family != "ampere" and megatron_settings.fp8_recipe in ("tensorwise", "delayed", block_recipe)
 
 
 def gpu_generation(gpu: str) -> str:

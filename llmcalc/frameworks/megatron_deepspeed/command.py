@@ -101,21 +101,21 @@ def _with_embedding_norm(spec: ModelSpec | None) -> ModelSpec | None:
 def megatron_arguments(reader: LaunchReader, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the equivalent arguments of Megatron-LM, and records arguments that have no equivalent."""
     megatron_table: dict[str, Any] = {}
-    for flag, setting in arguments.items():
+    for flag, argument_value in arguments.items():
         argument = flag.lstrip("-")
-        if argument in REFUSED and setting not in ("1", ["1"], False):
+        if argument in REFUSED and argument_value not in ("1", ["1"], False):
             reader.unknown[flag] = REFUSED[argument]
         elif argument in IGNORED:
             reader.ignored.append(flag)
         elif argument not in REFUSED and flag != EMBEDDING_NORM:
-            megatron_table[RENAMED.get(flag, flag)] = setting
+            megatron_table[RENAMED.get(flag, flag)] = argument_value
     uses_deepspeed = bool(set(arguments) & set(SIGNS))
     if "--checkpoint-activations" in arguments or "--activations-checkpoint-method" in arguments:
-        method = arguments.get("--activations-checkpoint-method", "uniform")
+        checkpoint_method = arguments.get("--activations-checkpoint-method", "uniform")
         layers = arguments.get("--activations-checkpoint-num-layers", arguments.get("--checkpoint-num-layers", "1"))
         megatron_table |= {
             "--recompute-granularity": "full",
-            "--recompute-method": method,
+            "--recompute-method": checkpoint_method,
             "--recompute-num-layers": layers,
         }
     _set_position_embedding(reader, megatron_table)
@@ -164,14 +164,14 @@ def _set_position_embedding(reader: LaunchReader, megatron_table: dict[str, Any]
 
 def _set_layer_partition(reader: LaunchReader, table: dict[str, Any]) -> None:
     """Sets the division of layers into stages, where embedding and head may count as layers (BigScience)."""
-    method = table.pop("--pp-partition-method", None)
-    if method is None or str(table.get("--pipeline-model-parallel-size", 1)) == "1":
+    partition_method = table.pop("--pp-partition-method", None)
+    if partition_method is None or str(table.get("--pipeline-model-parallel-size", 1)) == "1":
         return
-    name = "|".join(method) if isinstance(method, list) else str(method)
-    if name in ("type:transformer|embedding", "type:embedding|transformer"):
+    method_name = "|".join(partition_method) if isinstance(partition_method, list) else str(partition_method)
+    if method_name in ("type:transformer|embedding", "type:embedding|transformer"):
         table |= {"--account-for-embedding-in-pipeline-split": True, "--account-for-loss-in-pipeline-split": True}
-    elif name not in ("uniform", "type:transformer"):
-        reader.unknown["--pp-partition-method"] = f"'{name[:40]}' is not modelled; type:transformer|embedding is"
+    elif method_name not in ("uniform", "type:transformer"):
+        reader.unknown["--pp-partition-method"] = f"'{method_name[:40]}' is not modelled; type:transformer|embedding is"
 
 
 def _set_zero_stage(reader: LaunchReader, arguments: Mapping[str, Any], megatron_table: dict[str, Any]) -> None:
@@ -228,6 +228,6 @@ def _set_vocabulary(reader: LaunchReader, arguments: Mapping[str, Any], megatron
             "--tokenizer-name-or-path",
             f"the size of {tokenizer_name[:60] or 'the tokenizer'} is in its files alone; expected --vocab-size too",
         )
-    multiple = size_of(reader, "--pad-vocab-size-to", arguments.get("--pad-vocab-size-to", tokenizer_size))
-    megatron_table["--vocab-size"] = str(max(tokenizer_size, multiple))
-    reader.notes.append(f"{tokenizer_name[:80]}: {max(tokenizer_size, multiple):,} tokens")
+    size_multiple = size_of(reader, "--pad-vocab-size-to", arguments.get("--pad-vocab-size-to", tokenizer_size))
+    megatron_table["--vocab-size"] = str(max(tokenizer_size, size_multiple))
+    reader.notes.append(f"{tokenizer_name[:80]}: {max(tokenizer_size, size_multiple):,} tokens")

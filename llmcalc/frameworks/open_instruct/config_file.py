@@ -67,8 +67,8 @@ def read_open_instruct(config: Table, source_file: LaunchSource) -> Launch:
 
 def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     if reader.flag(config, "use_8bit_optimizer") or reader.flag(config, "use_qlora"):
-        bits = 8 if reader.flag(config, "use_8bit_optimizer") else 32
-        return {"optimizer": "adamw-8bit"} if bits == 8 else {"optimizer": "adamw", "optimizer_dtype": "fp32"}
+        state_bits = 8 if reader.flag(config, "use_8bit_optimizer") else 32
+        return {"optimizer": "adamw-8bit"} if state_bits == 8 else {"optimizer": "adamw", "optimizer_dtype": "fp32"}
     return {
         "optimizer": "adamw",
         "optimizer_impl": "fused" if reader.flag(config, "fused_optimizer", True) else "foreach",

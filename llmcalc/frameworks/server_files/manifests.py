@@ -77,13 +77,13 @@ def servers_in_tables(
         for container in servers_of_llama_swap(config, server_finder.where, variables):
             yield from server_finder.in_words(container)
         return
-    documents = config if isinstance(config, list) else [config]
-    for document in documents:
+    yaml_documents = config if isinstance(config, list) else [config]
+    for document in yaml_documents:
         if isinstance(document, Mapping) and isinstance(document.get("run"), str) and "jobs" not in document:
             yield from _skypilot_servers(document, server_finder, variables)
     manifest_items = [
         manifest_item
-        for document in documents
+        for document in yaml_documents
         if isinstance(document, Mapping)
         for manifest_item in (document["items"] if isinstance(document.get("items"), list) else [document])
         if isinstance(manifest_item, Mapping)
@@ -135,7 +135,7 @@ def _compose_servers(
             field_key: _expand_variables(service_table.get(field_key), expand_variables)
             for field_key in (*COMMAND_KEYS, "environment", "image", "volumes")
         }
-        volumes = expanded_fields["volumes"] if isinstance(expanded_fields["volumes"], list) else []
+        volume_list = expanded_fields["volumes"] if isinstance(expanded_fields["volumes"], list) else []
         devices = inner_table(service_table, "deploy", "resources", "reservations").get("devices")
         container = Container(
             place=place_in_file,
@@ -147,7 +147,7 @@ def _compose_servers(
             image=str(expanded_fields["image"] or ""),
             env=_environment_variables(expanded_fields["environment"]),
             gpus=_reserved_accelerators(devices, f"{server_finder.where}: {place_in_file}"),
-            mounts={folder: host_folder for volume in volumes for folder, host_folder in mount_of(volume).items()},
+            mounts={folder: host_folder for volume in volume_list for folder, host_folder in mount_of(volume).items()},
         )
         command_words = tuple(command_word.replace(DOLLAR_MARK, "$") for command_word in container.words)
         yield from server_finder.in_words(replace(container, words=command_words))
@@ -195,18 +195,18 @@ def _skypilot_servers(
     config: Mapping[str, Any], server_finder: ServerFinder, variables: Mapping[str, str]
 ) -> Iterator[StartedServer]:
     """Yields the servers of a SkyPilot task, from its script `run` and its accelerators."""
-    alternatives = _task_accelerators(inner_table(config, "resources").get("accelerators"))
-    gpu, stated_count = alternatives[0] if len(alternatives) == 1 else ("", None)
-    accelerator_counts = {alternative_count for _, alternative_count in alternatives}
+    possible_accelerators = _task_accelerators(inner_table(config, "resources").get("accelerators"))
+    gpu, stated_count = possible_accelerators[0] if len(possible_accelerators) == 1 else ("", None)
+    accelerator_counts = {alternative_count for _, alternative_count in possible_accelerators}
     env = {**_environment_variables(config.get("envs")), **_environment_variables(config.get("secrets")), **variables}
     if len(accelerator_counts) == 1:
         stated_count = accelerator_counts.pop()
         env.setdefault("SKYPILOT_NUM_GPUS_PER_NODE", str(stated_count))
     setup_script = config.get("setup")
-    versions = versions_in(setup_script) if isinstance(setup_script, str) else {}
+    engine_versions = versions_in(setup_script) if isinstance(setup_script, str) else {}
     container = Container("run", image="script", gpu=gpu, gpus=stated_count)
     for started_server in server_finder.in_script(config["run"], env, (), container):
-        yield started_server.with_version_of(versions)
+        yield started_server.with_version_of(engine_versions)
 
 
 def _task_accelerators(accelerators: Any) -> list[tuple[str, int]]:
@@ -239,11 +239,11 @@ def _config_map_servers(config_map: Mapping[str, Any], server_finder: ServerFind
 
 
 def _inference_service_with_runtime(
-    inference_service: Mapping[str, Any], runtime: Mapping[str, Any], server_finder: ServerFinder
+    inference_service: Mapping[str, Any], serving_runtime: Mapping[str, Any], server_finder: ServerFinder
 ) -> Iterator[StartedServer]:
     """Yields the server of a KServe InferenceService, with the container and arguments of its runtime."""
     model = inner_table(inference_service, "spec", "predictor", "model")
-    containers = inner_table(runtime, "spec").get("containers")
+    containers = inner_table(serving_runtime, "spec").get("containers")
     for container in containers if isinstance(containers, list) else ():
         if isinstance(container, Mapping):
             joined_arguments = [
@@ -266,9 +266,9 @@ def _llm_inference_service(
     inference_service: Mapping[str, Any], server_finder: ServerFinder
 ) -> Iterator[StartedServer]:
     """Yields the vLLM servers of KServe's LLMInferenceService, which may state no command."""
-    servers = list(_container_servers(inference_service, (), "LLMInferenceService", server_finder))
-    yield from servers
-    if servers:
+    found_servers = list(_container_servers(inference_service, (), "LLMInferenceService", server_finder))
+    yield from found_servers
+    if found_servers:
         return
     spec = inner_table(inference_service, "spec")
     for place_in_file, pod_table in (
@@ -316,9 +316,9 @@ def _container_servers(
         or (isinstance(manifest_table.get("image"), str) and outer_tables)
         or (_implied_engine((manifest_table,)) and _hub_model((manifest_table,)))
     ):
-        servers = list(_servers_of_container(manifest_table, outer_tables, place_in_file, server_finder))
-        if servers:
-            yield from servers
+        found_servers = list(_servers_of_container(manifest_table, outer_tables, place_in_file, server_finder))
+        if found_servers:
+            yield from found_servers
             return
     for table_key, table_value in manifest_table.items():
         if table_key in SKIPPED_KEYS:
@@ -519,15 +519,15 @@ def _adapter_flags(outer_tables: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _implied_engine(outer_tables: Sequence[Mapping[str, Any]]) -> str:
     """Returns the engine of a model format or framework name; empty for other names."""
-    formats = {"vllm": "vllm", "huggingface": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm"}
+    engine_by_format = {"vllm": "vllm", "huggingface": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm"}
     for outer_table in reversed(outer_tables):
         for format_name in (
             inner_table(outer_table, "modelFormat").get("name"),
             outer_table.get("backendFramework"),
             outer_table.get("engine"),
         ):
-            if str(format_name).lower() in formats:
-                return formats[str(format_name).lower()]
+            if str(format_name).lower() in engine_by_format:
+                return engine_by_format[str(format_name).lower()]
     return ""
 
 

@@ -164,7 +164,7 @@ class ServerStart(NamedTuple):
 
 def program_named(engine: str) -> ServerProgram | None:
     """Returns the program of an engine; None for an unknown name."""
-    return next((program for program in PROGRAMS if program.engine == engine), None)
+    return next((server_program for server_program in PROGRAMS if server_program.engine == engine), None)
 
 
 def server_start_of(command_words: Sequence[str], image: str = "") -> ServerStart | None:
@@ -178,21 +178,21 @@ def server_start_of(command_words: Sequence[str], image: str = "") -> ServerStar
             return server_start
     launcher_matches = [match for command_word in command_words if (match := WORKER_LAUNCHER.fullmatch(command_word))]
     if launcher_matches:
-        program = program_named(launcher_matches[0][1])
+        server_program = program_named(launcher_matches[0][1])
         models = (
             command_word.partition("=")[2]
             for command_word in command_words
             if re.match(r"--[a-z]+\.model\.repo_id=", command_word)
         )
-        if program is not None:
-            return ServerStart(program, tuple(match[2] for match in launcher_matches), next(models, ""))
-    program = program_of_image(image)
+        if server_program is not None:
+            return ServerStart(server_program, tuple(match[2] for match in launcher_matches), next(models, ""))
+    server_program = program_of_image(image)
     if (
-        program is not None
-        and program.entry
+        server_program is not None
+        and server_program.entry
         and (not command_words or command_words[0].startswith("-") or _is_model(command_words[0]))
     ):
-        return _start_at_word([*program.entry.split(), *command_words], 0, image)
+        return _start_at_word([*server_program.entry.split(), *command_words], 0, image)
     return None
 
 
@@ -217,9 +217,9 @@ def version_of_image(image_name: str) -> str:
     """Returns the engine version in a container image's tag; empty without a version."""
     if OTHER_VERSIONS.search(image_name):
         return ""
-    program = program_of_image(image_name)
+    server_program = program_of_image(image_name)
     image_tag = image_name.partition("@")[0].rpartition("/")[2].partition(":")[2]
-    match = None if program is None else re.match(rf"{program.versions}(?![0-9.])", image_tag)
+    match = None if server_program is None else re.match(rf"{server_program.versions}(?![0-9.])", image_tag)
     return "" if match is None else match[1]
 
 
@@ -234,16 +234,16 @@ def _start_at_word(command_words: Sequence[str], i: int, image: str = "") -> Ser
         python_module = next(
             (
                 module_program
-                for program in PROGRAMS
-                for module_program in program.modules
+                for server_program in PROGRAMS
+                for module_program in server_program.modules
                 if program_name.endswith(f".{module_program}") or program_name == module_program
             ),
             "",
         )
         return _start_of_module(python_module, tuple(command_words[i + 1 :])) if python_module else None
     program_name = command_word.rpartition("/")[2].removesuffix(".exe")
-    for program in PROGRAMS:
-        for command_name in sorted(program.commands, key=len, reverse=True):
+    for server_program in PROGRAMS:
+        for command_name in sorted(server_program.commands, key=len, reverse=True):
             first_word, _, second_word = command_name.partition(" ")
             if second_word:
                 is_command, arguments_start = program_name == first_word and next_word == second_word, i + 2
@@ -254,7 +254,7 @@ def _start_at_word(command_words: Sequence[str], i: int, image: str = "") -> Ser
                 )
             if is_command:
                 return ServerStart(
-                    _fork_of(program, f"{image} {command_word}".lower(), command_words[arguments_start:]),
+                    _fork_of(server_program, f"{image} {command_word}".lower(), command_words[arguments_start:]),
                     tuple(command_words[arguments_start:]),
                 )
     return None
@@ -270,22 +270,22 @@ def _start_of_module(python_module: str, arguments: tuple[str, ...]) -> ServerSt
     return ServerStart(program, arguments)
 
 
-def _fork_of(program: ServerProgram, image_and_path: str, arguments: Sequence[str]) -> ServerProgram:
+def _fork_of(server_program: ServerProgram, image_and_path: str, arguments: Sequence[str]) -> ServerProgram:
     """Returns a program's fork, if the path or a flag indicates one.
 
     image_and_path: container image and program path.
     """
-    for fork in PROGRAMS:
-        if fork.fork_of == program.engine and (
-            any(image_part in image_and_path for image_part in fork.images)
-            or not _flags_of_fork(fork.engine, program.engine).isdisjoint(arguments)
+    for fork_program in PROGRAMS:
+        if fork_program.fork_of == server_program.engine and (
+            any(image_part in image_and_path for image_part in fork_program.images)
+            or not _flags_of_fork(fork_program.engine, server_program.engine).isdisjoint(arguments)
         ):
-            return fork
-    return program
+            return fork_program
+    return server_program
 
 
 @cache
-def _flags_of_fork(fork: str, engine_name: str) -> frozenset[str]:
+def _flags_of_fork(fork_name: str, engine_name: str) -> frozenset[str]:
     """Returns the spellings of the flags that only an engine's fork has."""
     engine_flags = flags_by_spelling(engine(engine_name).known_flags())
-    return frozenset(flags_by_spelling(engine(fork).known_flags())) - frozenset(engine_flags)
+    return frozenset(flags_by_spelling(engine(fork_name).known_flags())) - frozenset(engine_flags)

@@ -40,12 +40,12 @@ class Container:
     sizes: Mapping[str, Any] = field(default_factory=dict)
     mounts: Mapping[str, str] = field(default_factory=dict)
 
-    def host_path(self, path: str) -> str:
+    def host_path(self, container_path: str) -> str:
         """Returns the host path of a path in the container, `/data/Qwen3-8B` for `/model`; else the path unchanged."""
         for container_folder, host_folder in self.mounts.items():
-            if path == container_folder or path.startswith(f"{container_folder}/"):
-                return host_folder + path[len(container_folder) :]
-        return path
+            if container_path == container_folder or container_path.startswith(f"{container_folder}/"):
+                return host_folder + container_path[len(container_folder) :]
+        return container_path
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,12 @@ class StartedServer:
     files: Mapping[str, str] = field(default_factory=dict)
     version: str = ""
 
-    def with_version_of(self, versions: Mapping[str, str]) -> StartedServer:
+    def with_version_of(self, engine_versions: Mapping[str, str]) -> StartedServer:
         """Returns the start with the engine version in the file's text, unless its command states a version.
 
-        versions: engine → version.
+        engine_versions: engine → version.
         """
-        return replace(self, version=self.version or versions.get(self.start.program.engine, ""))
+        return replace(self, version=self.version or engine_versions.get(self.start.program.engine, ""))
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,8 @@ class LaunchedServer:
             "model": self.target or None,
             "filled_in": {flag: json_value_of(default_value) for flag, default_value in defaults.items()},
             "overridden": {
-                flag: {"file": json_value_of(override.file), "option": json_value_of(override.option)}
-                for flag, override in self.overridden.items()
+                flag: {"file": json_value_of(value_override.file), "option": json_value_of(value_override.option)}
+                for flag, value_override in self.overridden.items()
             },
             "env": dict(self.env),
             "gpu": self.gpu or None,

@@ -44,14 +44,14 @@ def prompt_graphs_mib(
     hardware: Hardware,
     architectures: tuple[str, ...],
     chunk_tokens: int,
-    stages: int,
+    stage_count: int,
 ) -> int:
     """Returns the MiB reserved for graphs of prompts.
 
-    architectures: names of the model's classes. chunk_tokens: tokens of a prompt's chunk. stages: stages of the
+    architectures: names of the model's classes. chunk_tokens: tokens of a prompt's chunk. stage_count: stages of the
         pipeline.
     """
-    if not _has_prompt_graphs(version_rules, flags, rank, hardware, architectures, stages):
+    if not _has_prompt_graphs(version_rules, flags, rank, hardware, architectures, stage_count):
         return 0
     if rank.latent_projections:
         return LATENT_PROMPTS_MIB
@@ -71,22 +71,22 @@ def _has_prompt_graphs(
     rank: EngineRank,
     hardware: Hardware,
     architectures: tuple[str, ...],
-    stages: int,
+    stage_count: int,
 ) -> bool:
     """Whether prompts run as CUDA graphs in SGLang."""
-    backend = flags.get("cuda_graph_backend_prefill")
+    graph_backend = flags.get("cuda_graph_backend_prefill")
     disables_all = version_rules.switches_all_graphs and bool(flags.get("disable_cuda_graph"))
     if (
         version_rules.prompt_graphs == "off"
         or flags.get("disable_piecewise_cuda_graph")
-        or backend == "disabled"
+        or graph_backend == "disabled"
         or disables_all
     ):
         return False
-    if backend is not None:
+    if graph_backend is not None:
         return True
     disaggregation_mode = flags.get("disaggregation_mode", "null")
-    if stages > 1 or disaggregation_mode == "decode" or not hardware.vendor.upper().startswith("NVIDIA"):
+    if stage_count > 1 or disaggregation_mode == "decode" or not hardware.vendor.upper().startswith("NVIDIA"):
         return False
     has_encoder = bool(rank.preset.model.towers) or isinstance((rank.preset.config or {}).get("vision_config"), Mapping)
     has_encoder = has_encoder and not flags.get("language_model_only")

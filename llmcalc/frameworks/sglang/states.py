@@ -65,20 +65,20 @@ def state_pool(
     flags: values of SGLang's flags by their fields. available_bytes: bytes for states and cache together.
     state_share: parts of states to one part of cache.
     """
-    requests, replicas, draft_tokens = rank_load
+    rank_requests, replicas, draft_tokens = rank_load
     slot_bytes = slot_bytes_of(rank, flags)
     padding_slots = int(version_rules.state_padding)
     caches_prefixes = not flags.get("disable_radix_cache")
     slots_per_request = _slots_of_request(rank, version_rules, flags) if caches_prefixes else 1
     draft_slots = draft_tokens if version_rules.states_of_drafts == "slots" else 0
     if draft_tokens and version_rules.states_of_drafts == "requests":
-        available_bytes -= slot_bytes * (requests or 0) * draft_tokens
+        available_bytes -= slot_bytes * (rank_requests or 0) * draft_tokens
     if "max_mamba_cache_size" in flags:
         slot_count = int(flags["max_mamba_cache_size"]) // replicas
     elif (
-        not caches_prefixes and (requests is not None or version_rules.states_of_drafts == "slots")
+        not caches_prefixes and (rank_requests is not None or version_rules.states_of_drafts == "slots")
     ) or not version_rules.shares_states:
-        slot_count = requests or DEFAULT_SLOTS
+        slot_count = rank_requests or DEFAULT_SLOTS
     else:
         state_budget = available_bytes * state_share / (1 + state_share)
         states_of_drafts = draft_tokens if version_rules.states_of_drafts == "budget" else 0
@@ -89,7 +89,7 @@ def state_pool(
     concurrent_requests = slot_count // slots_per_request
     if draft_tokens and version_rules.states_of_drafts == "budget":
         available_bytes -= (
-            slot_bytes * (min(requests or concurrent_requests, concurrent_requests) + padding_slots) * draft_tokens
+            slot_bytes * (min(rank_requests or concurrent_requests, concurrent_requests) + padding_slots) * draft_tokens
         )
     return StatePool(
         slot_count, concurrent_requests, available_bytes - slot_bytes * (1 + draft_slots) * (slot_count + padding_slots)

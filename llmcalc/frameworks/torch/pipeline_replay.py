@@ -121,12 +121,12 @@ def _replay_rank(rank_setup: RankSetup, expandable_segments: bool, recorded_rank
 
 
 def _play_recorded(
-    rank_run: RankRun, memory_meter: EventMeter, recorded_rank: RecordedRank, traces: Mapping[PassCase, PassTrace]
+    rank_run: RankRun, memory_meter: EventMeter, recorded_rank: RecordedRank, pass_traces: Mapping[PassCase, PassTrace]
 ) -> None:
-    """Sets up a run that replays recorded passes. traces: the recorded rank's traces."""
-    passes = PassPlayer(memory_meter, traces, recorded_rank.layer_offsets(rank_run.chunks))
+    """Sets up a run that replays recorded passes. pass_traces: the recorded rank's traces."""
+    pass_player = PassPlayer(memory_meter, pass_traces, recorded_rank.layer_offsets(rank_run.chunks))
     for model_chunk, parameters in zip(rank_run.chunks, recorded_rank.parameters, strict=True):
-        model_chunk.passes, model_chunk.lowering.known_parameters = passes, parameters
+        model_chunk.passes, model_chunk.lowering.known_parameters = pass_player, parameters
     rank_run.set_up()
 
 
@@ -138,38 +138,38 @@ def passes_key(rank_run: RankRun) -> tuple[object, ...]:
     vocabulary_shard = 0 if spec.vocab_size % layout.tp == 0 else coordinates.tp  # every other axis is divided evenly
     if len(stacks) > 1:
         return rank, is_last_stage
-    names = stacks[0].layer_names()
-    stages = [model_chunk.stage for model_chunk in rank_run.chunks]
+    layer_names = stacks[0].layer_names()
+    chunk_stages = [model_chunk.stage for model_chunk in rank_run.chunks]
     return (
         vocabulary_shard,
         is_last_stage,
-        *((stage.first, stage.last, *names[stage.layers.start : stage.layers.stop]) for stage in stages),
+        *((stage.first, stage.last, *layer_names[stage.layers.start : stage.layers.stop]) for stage in chunk_stages),
     )
 
 
 def record_rank(rank_setup: RankSetup) -> RecordedRank:
     """Records the forward and backward passes of a pipeline rank."""
-    traces: dict[PassCase, PassTrace] = {}
+    pass_traces: dict[PassCase, PassTrace] = {}
     rank_run = RankRun(rank_setup, recorder := Recorder())
     layers_before = [model_chunk.lowering.first_layer_index for model_chunk in rank_run.chunks]
-    parameters = _record_steps(rank_run, recorder, traces, STEPS[0])
+    parameters = _record_steps(rank_run, recorder, pass_traces, STEPS[0])
     if parameters is not None and len(rank_run.chunks) > 1:  # of one chunk some are always in flight
         rank_run = RankRun(rank_setup, recorder := Recorder())
-        if _record_steps(rank_run, recorder, traces, SMALL_GROUP) is None:
+        if _record_steps(rank_run, recorder, pass_traces, SMALL_GROUP) is None:
             parameters = None
-    return RecordedRank(None if parameters is None else traces, layers_before, parameters or ())
+    return RecordedRank(None if parameters is None else pass_traces, layers_before, parameters or ())
 
 
 def _record_steps(
-    rank_run: RankRun, recorder: Recorder, traces: dict[PassCase, PassTrace], group_size: int
+    rank_run: RankRun, recorder: Recorder, pass_traces: dict[PassCase, PassTrace], group_size: int
 ) -> list[ParameterSet | None] | None:
     """Runs steps and adds the passes to the traces. Returns each chunk's parameters; None if passes differ.
 
     group_size: micro-batches of a group in `run_in_groups`.
     """
-    passes = PassRecorder(recorder, len(rank_run.chunks))
+    pass_recorder = PassRecorder(recorder, len(rank_run.chunks))
     for model_chunk in rank_run.chunks:
-        model_chunk.passes = passes
+        model_chunk.passes = pass_recorder
     rank_run.set_up()
     parameters = [model_chunk.lowering.known_parameters for model_chunk in rank_run.chunks]
     for microbatch_count in STEPS:
@@ -182,7 +182,7 @@ def _record_steps(
         rank_run.update()
         rank_run.zero_grad()
     try:
-        if any(traces.setdefault(case, trace) != trace for case, trace in passes.traces().items()):
+        if any(pass_traces.setdefault(case, trace) != trace for case, trace in pass_recorder.traces().items()):
             return None
     except NotRepeating:
         return None
@@ -193,10 +193,10 @@ def _record_without_pipeline(rank_run: RankRun, microbatch_count: int) -> None:
     """Runs forward and backward pass of each micro-batch in sequence, for one stage."""
     (chunk,) = rank_run.chunks
     for _ in range(microbatch_count):
-        flight: MicroBatchInFlight | None = chunk.forward_of()
-        assert flight is not None
-        chunk.backward_of(flight)
-        flight = None
+        in_flight: MicroBatchInFlight | None = chunk.forward_of()
+        assert in_flight is not None
+        chunk.backward_of(in_flight)
+        in_flight = None
 
 
 def run_in_groups(model_chunks: Sequence[Chunk], microbatch_count: int, group_size: int) -> None:
@@ -205,15 +205,15 @@ def run_in_groups(model_chunks: Sequence[Chunk], microbatch_count: int, group_si
     In the chunk with the loss each backward pass comes before the next forward pass, as on the last stage of a
     pipeline. In other chunks several micro-batches are in flight.
     """
-    losses: list[list[Tensor | None]] = [[] for _ in model_chunks]
+    chunk_losses: list[list[Tensor | None]] = [[] for _ in model_chunks]
     last_chunk = model_chunks[-1] if model_chunks[-1].stage.last else None
     for first_microbatch in range(0, microbatch_count, group_size):
         group_microbatches = range(first_microbatch, min(first_microbatch + group_size, microbatch_count))
         for model_chunk in model_chunks:
             for microbatch in group_microbatches:
-                losses[model_chunk.number].append(model_chunk.forward_and_loss(microbatch))
+                chunk_losses[model_chunk.number].append(model_chunk.forward_and_loss(microbatch))
                 if model_chunk is last_chunk:
-                    model_chunk.backward_one_chunk(microbatch, losses[model_chunk.number][microbatch])
+                    model_chunk.backward_one_chunk(microbatch, chunk_losses[model_chunk.number][microbatch])
         for model_chunk in reversed(model_chunks):
             for microbatch in () if model_chunk is last_chunk else group_microbatches:
-                model_chunk.backward_one_chunk(microbatch, losses[model_chunk.number][microbatch])
+                model_chunk.backward_one_chunk(microbatch, chunk_losses[model_chunk.number][microbatch])

@@ -29,10 +29,10 @@ ADAPTS_EXPERTS_FROM = (0, 19)
 
 def adapter_slots(flags: Mapping[str, Any]) -> tuple[int, int]:
     """Returns the number of adapter slots and the LoRA rank. Raises `InputError` for a rank that vLLM refuses."""
-    slots, lora_rank = int(flags.get("max_loras", 1)), int(flags.get("max_lora_rank", DEFAULT_LORA_RANK))
+    slot_count, lora_rank = int(flags.get("max_loras", 1)), int(flags.get("max_lora_rank", DEFAULT_LORA_RANK))
     if lora_rank not in LORA_RANKS:
         raise InputError(f"--max-lora-rank {lora_rank}: expected one of {', '.join(map(str, LORA_RANKS))}")
-    return slots, lora_rank
+    return slot_count, lora_rank
 
 
 def adapter_bytes(rank: EngineRank, flags: Mapping[str, Any], element_bytes: int, numbers: tuple[int, ...]) -> int:
@@ -43,11 +43,11 @@ def adapter_bytes(rank: EngineRank, flags: Mapping[str, Any], element_bytes: int
     """
     if not flags.get("enable_lora"):
         return 0
-    slots, lora_rank = adapter_slots(flags)
+    slot_count, lora_rank = adapter_slots(flags)
     if rank.state_caches or rank.latent_projections:
         raise InputError("--enable-lora: adapters of latent and of recurrent layers are not modelled; remove the flag")
     adapter_element_bytes = element_bytes if flags.get("lora_dtype", "auto") == "auto" else 2
-    return slots * lora_rank * adapter_element_bytes * _adapter_widths(rank, numbers)
+    return slot_count * lora_rank * adapter_element_bytes * _adapter_widths(rank, numbers)
 
 
 def _adapter_widths(rank: EngineRank, version_numbers: tuple[int, ...]) -> int:

@@ -44,14 +44,14 @@ FLOAT8_LATENTS_FROM = (0, 24)
 """First version in which accelerators of compute capability 12 store latents in 8 bits by default."""
 
 
-def scales_latents(hardware: Hardware, version_numbers: tuple[int, ...], backend: str) -> bool:
+def scales_latents(hardware: Hardware, version_numbers: tuple[int, ...], attention_backend: str) -> bool:
     """Whether 8-bit latents of sparse attention are stored with scales (`fp8_ds_mla`).
 
     FlashMLA reads them so; accelerators of compute capability 10 prefer FlashInfer's kernel (platforms/cuda.py,
-    `_get_backend_priorities`). backend: `--attention-backend`.
+    `_get_backend_priorities`). attention_backend: `--attention-backend`.
     """
-    if backend:
-        return backend.upper() != "FLASHINFER_MLA_SPARSE"
+    if attention_backend:
+        return attention_backend.upper() != "FLASHINFER_MLA_SPARSE"
     return version_numbers < PLAIN_LATENTS_FROM or not _has_capability(hardware, 10)
 
 
@@ -60,8 +60,8 @@ def stores_latents_in_float8(hardware: Hardware, version_numbers: tuple[int, ...
     return version_numbers >= FLOAT8_LATENTS_FROM and _has_capability(hardware, 12)
 
 
-def _has_capability(hardware: Hardware, major: int) -> bool:
-    return hardware.compute_capability is not None and int(float(hardware.compute_capability)) == major
+def _has_capability(hardware: Hardware, major_version: int) -> bool:
+    return hardware.compute_capability is not None and int(float(hardware.compute_capability)) == major_version
 
 
 def packed_bytes(cache_format: str, rank: EngineRank, version_numbers: tuple[int, ...]) -> Fraction:

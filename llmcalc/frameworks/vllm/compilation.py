@@ -22,8 +22,8 @@ TIMES_KERNELS_FROM = (0, 11, 1)
 
 def times_kernels(version_numbers: Numbers, flags: Mapping[str, Any], compilation: Mapping[str, Any]) -> bool:
     """Whether compilation benchmarks kernels (autotuning). compilation: contents of `--compilation-config`."""
-    level = str(compilation.get("mode", compilation.get("level", 3)))
-    is_compiled = not flags.get("enforce_eager") and level not in ("0", "NONE")
+    compilation_level = str(compilation.get("mode", compilation.get("level", 3)))
+    is_compiled = not flags.get("enforce_eager") and compilation_level not in ("0", "NONE")
     is_timed = compilation.get("inductor_compile_config", {}).get("benchmark_combo_kernel", True)
     return bool(version_numbers >= TIMES_KERNELS_FROM and is_compiled and is_timed)
 

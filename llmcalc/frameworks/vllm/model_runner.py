@@ -74,13 +74,13 @@ def _is_default_runner(
     return is_listed_architecture and (runner_rules.models == "named" or (is_dense and not is_quantized))
 
 
-def rules_with_runner(version_rules: Rules, runner: SecondRunner) -> Rules:
+def rules_with_runner(version_rules: Rules, runner_rules: SecondRunner) -> Rules:
     """Returns the memory rules of a version with the second model runner."""
     return version_rules.model_copy(
         update={
-            "logits_copies": runner.logits_copies,
+            "logits_copies": runner_rules.logits_copies,
             "sampler_rows_per_unit": 0,
-            "subtracts_graphs": version_rules.subtracts_graphs and runner.estimates_graphs,
+            "subtracts_graphs": version_rules.subtracts_graphs and runner_rules.estimates_graphs,
             "source": "vllm/v1/worker/gpu/model_runner.py",
             "function": "profile_run",
         }

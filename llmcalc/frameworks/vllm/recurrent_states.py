@@ -136,18 +136,18 @@ def _state_blocks(
         storage_mode = _state_storage_mode(
             engine_rules, bool(mamba_modules), str(flags.get("mamba_cache_mode", "none")), draft_tokens
         )
-    alignment = engine_rules.latent_alignment if rank.latent_projections else ALIGNMENT
+    state_alignment = engine_rules.latent_alignment if rank.latent_projections else ALIGNMENT
     if "block_size" in flags and engine_rules.aligns_to_block_size:
-        alignment = max(alignment, block_size)
+        state_alignment = max(state_alignment, block_size)
     if storage_mode == "all":
         chunk_tokens = max((getattr(mixer, "chunk_size", MAMBA_CHUNK_TOKENS) for mixer in mamba_modules), default=1)
-        alignment = math.lcm(alignment, chunk_tokens)
+        state_alignment = math.lcm(state_alignment, chunk_tokens)
     if storage_mode != "align":
-        return StateBlocks(storage_mode, draft_tokens, 0, alignment)
+        return StateBlocks(storage_mode, draft_tokens, 0, state_alignment)
     if _exports_delta_nets(engine_rules, hardware) and any(isinstance(mixer, GatedDeltaNet) for mixer in mixer_modules):
-        return StateBlocks(storage_mode, draft_tokens, 1, math.lcm(alignment, CHECKPOINT_ALIGNMENT))
+        return StateBlocks(storage_mode, draft_tokens, 1, math.lcm(state_alignment, CHECKPOINT_ALIGNMENT))
     has_checkpoint = engine_rules.checkpoints_of_mamba2 and any(isinstance(mixer, Mamba2) for mixer in mamba_modules)
-    return StateBlocks(storage_mode, draft_tokens, int(has_checkpoint), alignment)
+    return StateBlocks(storage_mode, draft_tokens, int(has_checkpoint), state_alignment)
 
 
 def _exports_delta_nets(version_rules: StateRules, hardware: Hardware) -> bool:

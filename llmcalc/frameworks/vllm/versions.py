@@ -133,8 +133,8 @@ class PaddedExperts(VersionRange):
         return up_bytes + down_bytes + (bias_element_bytes - 2) * (2 * intermediate_size + hidden_size)
 
 
-def _round_up(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple
+def _round_up(unpadded_size: int, multiple: int) -> int:
+    return -(-unpadded_size // multiple) * multiple
 
 
 class NonTorch(VersionRange, MeasuredOverhead):
@@ -244,28 +244,28 @@ class VLLMRecord(EngineRecord[Rules]):
         version_rows = ranges_at(self.mxfp4, version_numbers)
         return next(experts for experts in version_rows if experts.at_least <= compute_capability < experts.below)
 
-    def outside_torch(self, version_numbers: Numbers, hardware: Hardware, devices: int, stages: int) -> NonTorch:
+    def outside_torch(self, version_numbers: Numbers, hardware: Hardware, devices: int, stage_count: int) -> NonTorch:
         """Returns the newest measured memory outside torch with at most this many devices and stages.
 
         A row of this accelerator alone comes before rows of its link, and those before rows of all accelerators.
         """
         matching_rows = [
-            overhead
-            for overhead in ranges_at(self.non_torch, version_numbers)
-            if overhead.devices <= devices
-            and overhead.stages <= stages
-            and (overhead.stages == 1 or devices == 1)
-            and has_link(hardware, overhead.link)
-            and hardware.name in (overhead.only_on or (hardware.name,))
+            measured_row
+            for measured_row in ranges_at(self.non_torch, version_numbers)
+            if measured_row.devices <= devices
+            and measured_row.stages <= stage_count
+            and (measured_row.stages == 1 or devices == 1)
+            and has_link(hardware, measured_row.link)
+            and hardware.name in (measured_row.only_on or (hardware.name,))
         ]
         return max(
             matching_rows,
-            key=lambda overhead: (
-                bool(overhead.only_on),
-                bool(overhead.link),
-                overhead.stages,
-                overhead.devices,
-                overhead.first_version,
+            key=lambda measured_row: (
+                bool(measured_row.only_on),
+                bool(measured_row.link),
+                measured_row.stages,
+                measured_row.devices,
+                measured_row.first_version,
             ),
         )
 

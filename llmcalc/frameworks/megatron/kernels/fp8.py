@@ -357,17 +357,17 @@ class Fp8Kernels(DeltaKernels):
         (rows, n_in), n_out = x.shape, weight.shape[0]
         quantized_input = self.quantize(rows, n_in, by_columns=not saves_16_bits and self.graph.enabled)
         self.quantize_weight(weight)
-        in_user_buffers = self.rank_choices.user_buffers and is_divided
-        if in_user_buffers:
+        uses_user_buffers = self.rank_choices.user_buffers and is_divided
+        if uses_user_buffers:
             self.use_overlap_workspaces()
         else:
             self.persistent.use_engine_workspace()
-        output = self.new_tensor(self.local_rows(rows) if in_user_buffers else rows, n_out)
-        if is_divided and not in_user_buffers:
+        output = self.new_tensor(self.local_rows(rows) if uses_user_buffers else rows, n_out)
+        if is_divided and not uses_user_buffers:
             output = self.new_tensor(self.local_rows(rows), n_out)
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
-            if in_user_buffers:
+            if uses_user_buffers:
                 quantized_gradient = [self.quantize(self.local_rows(rows), n_out)]
             elif is_divided:
                 local_gradient = [self.quantize(self.local_rows(rows), n_out, by_columns=not self.gathers_rowwise_only)]

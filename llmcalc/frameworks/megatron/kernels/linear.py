@@ -292,17 +292,17 @@ class LinearKernels(RankKernels):
     def engine_row_linear(self, x: Tensor, weight: Tensor) -> Tensor:
         """Runs Linear in row-parallel mode, which saves its input for the gradient of a trained weight."""
         is_sharded, (row_count, n_in), n_out = self.rank_choices.sequence_parallel, x.shape, weight.shape[0]
-        in_user_buffers, is_trained = self.rank_choices.user_buffers, weight.needs_grad
+        uses_user_buffers, is_trained = self.rank_choices.user_buffers, weight.needs_grad
         self.use_overlap_workspaces()
-        output = self.new_tensor(self.local_rows(row_count) if in_user_buffers else row_count, n_out)
-        if is_sharded and not in_user_buffers:
+        output = self.new_tensor(self.local_rows(row_count) if uses_user_buffers else row_count, n_out)
+        if is_sharded and not uses_user_buffers:
             output = self.new_tensor(self.local_rows(row_count), n_out)
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
-            gathered_gradient = self.new_tensor(row_count, n_out) if is_sharded and not in_user_buffers else None
+            gathered_gradient = self.new_tensor(row_count, n_out) if is_sharded and not uses_user_buffers else None
             self.use_overlap_workspaces()
             input_gradient = self.new_tensor(row_count, n_in)
-            if in_user_buffers:
+            if uses_user_buffers:
                 self.persistent.use_engine_workspace()
             weight_gradient = self.weight_gradient(weight)
             if is_trained:
