@@ -158,7 +158,9 @@ def show_servers(
     from ..questions.engines import ask_servers, engine_questions
     from ..sources.preset import name_in_errors
 
-    launch_file, table, target, engines = (context.params[key] for key in ("launch", "table", "target", "engine"))
+    launch_file, table_name, target, engines = (
+        context.params[parameter_name] for parameter_name in ("launch", "table", "target", "engine")
+    )
     if launch_file is None and not target:
         raise InputError(f"missing argument TARGET ({context.command_path} --help explains)")
     server_questions = engine_questions(
@@ -174,4 +176,4 @@ def show_servers(
     )
     with nullcontext() if launch_file is not None else name_in_errors(server_questions[0].preset):
         answer = ask_servers(server_questions, ask_question)
-    output_options.show_answer(answer, table, None if launch_file is not None else server_questions[0].preset)
+    output_options.show_answer(answer, table_name, None if launch_file is not None else server_questions[0].preset)

@@ -73,22 +73,22 @@ class Command(TyperCommand):
             if panel_record is None or (parameter.name in self.uncommon and not lists_all):
                 continue
             if parameter.param_type_name == "argument":
-                panel, name = ARGUMENTS, str(parameter.metavar or parameter.name)
+                panel, label = ARGUMENTS, str(parameter.metavar or parameter.name)
             else:
                 panel = getattr(parameter, "rich_help_panel", None) or ("Output" if _is_help(parameter) else OTHER)
-                name = panel_record[0] if lists_all else _short_name(parameter, panel_record[0])
+                label = panel_record[0] if lists_all else _short_name(parameter, panel_record[0])
             rows_by_panel.setdefault(panel, []).append(
-                (name, panel_record[1] if lists_all else _first_sentence(panel_record[1]))
+                (label, panel_record[1] if lists_all else _first_sentence(panel_record[1]))
             )
         if len(rows_by_panel.keys() - {ARGUMENTS}) <= FEW_PANELS:  # a command with few options needs no headings
             every_record = [
                 panel_record
-                for name in sorted(rows_by_panel, key=ORDER.index)
-                if name != ARGUMENTS
-                for panel_record in rows_by_panel[name]
+                for label in sorted(rows_by_panel, key=ORDER.index)
+                if label != ARGUMENTS
+                for panel_record in rows_by_panel[label]
             ]
             rows_by_panel = {
-                name: panel_records for name, panel_records in rows_by_panel.items() if name == ARGUMENTS
+                label: panel_records for label, panel_records in rows_by_panel.items() if label == ARGUMENTS
             } | {OTHER: every_record}
         for panel in sorted(rows_by_panel, key=ORDER.index):
             with formatter.section(panel):

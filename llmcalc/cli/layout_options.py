@@ -28,9 +28,11 @@ def _framework_option() -> OptionOfCommand:
     implied_frameworks = (
         f"{record.name} {record.implied_by[0]}" for record in framework_records if record.implied_by is not None
     )
-    names = f"{', '.join(NAMES[:-1])} or {NAMES[-1]}"
+    name_list = f"{', '.join(NAMES[:-1])} or {NAMES[-1]}"
     setting = declared(LayoutRequest)["framework"]
-    help = f"{names}. {setting.setting.help} By default {', '.join((*implied_frameworks, f'else {WITHOUT_A_NAME}'))}."
+    help = (
+        f"{name_list}. {setting.setting.help} By default {', '.join((*implied_frameworks, f'else {WITHOUT_A_NAME}'))}."
+    )
     return option_of(setting, help=help, metavar="NAME", complete=lambda: NAMES)
 
 

@@ -81,7 +81,7 @@ class LazyGroup(TyperGroup):
         """Writes the first line of each command's help, without importing the command."""
         with formatter.section("Commands"):
             formatter.write_dl(
-                [(name, summary_of(f"{__package__}{self.within}.{module_name(name)}")) for name in self.names]
+                [(command, summary_of(f"{__package__}{self.within}.{module_name(command)}")) for command in self.names]
             )
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -222,12 +222,14 @@ def _command_options(context: Any) -> set[str]:
     return {option_name for parameter in context.command.params for option_name in parameter.opts}
 
 
-def _is_model(name: str) -> bool:
+def _is_model(typed_word: str) -> bool:
     """Whether a word in the place of a command is a preset's name, or a model's file."""
     from ..sources.presets import model_names, names_by_alias
 
     return (
-        name in model_names() or name in names_by_alias() or name.endswith((".json", ".toml", ".gguf", ".safetensors"))
+        typed_word in model_names()
+        or typed_word in names_by_alias()
+        or typed_word.endswith((".json", ".toml", ".gguf", ".safetensors"))
     )
 
 

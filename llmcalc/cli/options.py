@@ -47,7 +47,7 @@ def value_option(
 
 def shell_completion_of(possible_names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
     """Returns a shell-completion function for names. possible_names: a function that returns all names."""
-    return lambda incomplete: [name for name in possible_names() if name.startswith(incomplete.lower())]
+    return lambda incomplete: [candidate for candidate in possible_names() if candidate.startswith(incomplete.lower())]
 
 
 def _preset_names() -> Iterable[str]:
@@ -95,7 +95,7 @@ def typed_name(option: Any) -> str:
     """Returns the name of an option as the user typed it, or the option's longest name if it was not typed."""
     typed_options = {typed_word.partition("=")[0] for typed_word in sys.argv[1:]}
     option_names: list[str] = option.opts
-    return next((name for name in option_names if name in typed_options), max(option_names, key=len))
+    return next((spelling for spelling in option_names if spelling in typed_options), max(option_names, key=len))
 
 
 def _cache_option(metavar: str, canonical_name: Callable[[str], str], help_text: str) -> Any:
@@ -337,8 +337,8 @@ OutputFile: TypeAlias = Annotated[Path | None, _file_option("--output-file")]
 """The file of a command whose `--output` is the tokens of an answer."""
 
 
-def _include_option(parts: OptionalPart) -> Any:
-    return typer.Option(parts.option, help=f"Include {parts.title}. They count in the totals.", rich_help_panel="Model")
+def _include_option(part: OptionalPart) -> Any:
+    return typer.Option(part.option, help=f"Include {part.title}. They count in the totals.", rich_help_panel="Model")
 
 
 JunitOption: TypeAlias = Annotated[

@@ -18,5 +18,5 @@ def keyword_of(spelling: str) -> str:
 
 
 @cache
-def _tables_beside(path: Path) -> dict[str, str]:
-    return tomllib.loads(path.read_text())
+def _tables_beside(reader_file: Path) -> dict[str, str]:
+    return tomllib.loads(reader_file.read_text())

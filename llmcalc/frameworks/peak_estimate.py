@@ -58,8 +58,10 @@ class PeakByPath(NamedTuple):
     def peaks_since_restart(memory_meter: Meter, bytes_before: int) -> PeakByPath:
         """Returns the peak bytes since the meter's last restart, minus `bytes_before`, the bytes allocated then."""
         peak_by_path: dict[str, int] = {}
-        for module_path, peak in memory_meter.peaks.items():
-            peak_by_path[module_path.path] = max(peak_by_path.get(module_path.path, 0), peak.bytes - bytes_before)
+        for module_path, module_peak in memory_meter.peaks.items():
+            peak_by_path[module_path.path] = max(
+                peak_by_path.get(module_path.path, 0), module_peak.bytes - bytes_before
+            )
         return PeakByPath(peak_by_path)
 
     def with_more_layers(self, longer_peak: PeakByPath, added_layers: int) -> PeakByPath:
@@ -105,12 +107,12 @@ class MicroBatchBytes:
     @cached_property
     def layer_forward_peak(self) -> int:
         """The peak bytes of the layers' forward pass."""
-        return max((bytes for path, bytes in self.forward.by_path.items() if is_layer_path(path)), default=0)
+        return max((bytes for module, bytes in self.forward.by_path.items() if is_layer_path(module)), default=0)
 
     @cached_property
     def loss_peak(self) -> int:
         """The peak bytes around the loss: in the forward pass outside the layers, and in the loss's backward pass."""
-        outside_layers = (bytes for path, bytes in self.forward.by_path.items() if not is_layer_path(path))
+        outside_layers = (bytes for module, bytes in self.forward.by_path.items() if not is_layer_path(module))
         return max(self.backward.by_path.get("loss", 0), *outside_layers, 0)
 
     @cached_property
@@ -121,8 +123,10 @@ class MicroBatchBytes:
     @cached_property
     def head_backward_peak(self) -> int:
         """The peak bytes of the backward pass in modules outside the layers, without the loss."""
-        items = self.backward.by_path.items()
-        return max((bytes for path, bytes in items if path not in ("", "loss") and not is_layer_path(path)), default=0)
+        peaks = self.backward.by_path.items()
+        return max(
+            (bytes for module, bytes in peaks if module not in ("", "loss") and not is_layer_path(module)), default=0
+        )
 
     @cached_property
     def backward_outside_modules(self) -> int:
@@ -132,7 +136,7 @@ class MicroBatchBytes:
     @cached_property
     def layer_backward_peak(self) -> int:
         """The peak bytes of the layers' backward pass."""
-        return max((bytes for path, bytes in self.backward.by_path.items() if is_layer_path(path)), default=0)
+        return max((bytes for module, bytes in self.backward.by_path.items() if is_layer_path(module)), default=0)
 
     def with_more_layers(self, longer_peak: MicroBatchBytes, added_layers: int) -> MicroBatchBytes:
         """Returns a micro-batch's bytes with `count` more layers. longer_peak: bytes with one more layer."""
@@ -161,12 +165,14 @@ class BytesPerParameter(NamedTuple):
     adamw_extra: float = 0
 
 
-def parameters_in_padded_rows(shards: int, use: OpUse) -> Number:
+def parameters_in_padded_rows(shard_count: int, use: OpUse) -> Number:
     """Returns the number of parameters, with rows padded to a multiple of the shards."""
     parameter_count = use.params()
     if not parameter_count:
         return 0
-    padded_tensors = ((tensor, ceil_div(tensor.shape[0], shards) * shards) for tensor in use.tensors() if tensor.shape)
+    padded_tensors = (
+        (tensor, ceil_div(tensor.shape[0], shard_count) * shard_count) for tensor in use.tensors() if tensor.shape
+    )
     return parameter_count + sum(
         exact_div(times(tensor.size, padded_rows - tensor.shape[0]), tensor.shape[0])
         for tensor, padded_rows in padded_tensors
@@ -230,9 +236,9 @@ class PeakEstimate:
     def layer_kinds(self) -> list[Scope]:
         """The type of each layer of the model, the encoder's layers first."""
         root = self.spec.shared_program.root
-        parents = [root, *(element for element in root.items if isinstance(element, Scope) and element.name in STACKS)]
+        parents = [root, *(layer for layer in root.items if isinstance(layer, Scope) and layer.name in STACKS)]
         stacks = [
-            [element for element in stack_scope.items if isinstance(element, Scope) and element.name == "layers"]
+            [layer for layer in stack_scope.items if isinstance(layer, Scope) and layer.name == "layers"]
             for stack_scope in parents
         ]
         return [layer_kind for stack in stacks if stack for layer_kind in layer_kinds(stack)]
@@ -292,15 +298,17 @@ class PeakEstimate:
             stages_by_rank = [
                 [*rank_stages, *stages_by_rank[layout.pp - 1 - rank]] for rank, rank_stages in enumerate(stages_by_rank)
             ]
-        peaks: list[int] = []
+        stage_peaks: list[int] = []
         previous_key: tuple[object, ...] = ()
         for rank, rank_stages in enumerate(stages_by_rank):
             all_in_flight = micro_batches <= layout.pp - rank
             key = (all_in_flight, *((self._runs_of_kinds(stage), stage.first, stage.last) for stage in rank_stages))
             is_like_previous = key == previous_key and layout.schedule in ("1f1b", "interleaved")
-            peaks.append(peaks[-1] if is_like_previous else self._rank_peak(layout, rank, rank_stages, micro_batches))
+            stage_peaks.append(
+                stage_peaks[-1] if is_like_previous else self._rank_peak(layout, rank, rank_stages, micro_batches)
+            )
             previous_key = key
-        return peaks
+        return stage_peaks
 
     def _rank_peak(self, layout: Layout, rank: int, rank_stages: list[Stage], micro_batches: int) -> int:
         """Returns the peak bytes of a rank: the largest of four points in time of a training step.
@@ -317,7 +325,7 @@ class PeakEstimate:
             for stage, batch in zip(rank_stages, pass_bytes, strict=True)
         ]
         transient_bytes = self.transient_bytes(layout, parameters)
-        peaks = [
+        chunk_peaks = [
             _pass_peaks(batch, stage, transient_bytes, micro_batches)
             for batch, stage in zip(pass_bytes, rank_stages, strict=True)
         ]
@@ -325,11 +333,13 @@ class PeakEstimate:
             layout.pp == 1 or layout.zero == 0
         )
         if self.frees_gradients and keeps_all_microbatches:
-            pass_peak = self._first_backward_peak(layout, rank_stages[0], pass_bytes[0], peaks[0])
+            pass_peak = self._first_backward_peak(layout, rank_stages[0], pass_bytes[0], chunk_peaks[0])
         else:
             pass_peak = max(
                 max(stage_peaks) - batch.saved
-                for stage_peaks, batch, batch_count in zip(peaks, pass_bytes, in_flight.awaiting_backward, strict=True)
+                for stage_peaks, batch, batch_count in zip(
+                    chunk_peaks, pass_bytes, in_flight.awaiting_backward, strict=True
+                )
                 if batch_count
             )
         static_bytes = self._static_bytes_by_rank(layout)[rank]
@@ -382,8 +392,10 @@ class PeakEstimate:
         if cache_key not in self._parameters:
             expert_layout = replace(layout, dp=expert_tp, cp=1, ep=1, etp=expert_tp, zero=0, hsdp_replicas=1)
             self._parameters[cache_key] = self._count_parameters(expert_layout, stage, shard_count)
-        counts = self._parameters[cache_key]
-        return counts._replace(dense=counts.dense - counts.experts, experts=counts.experts // layout.ep)
+        stage_counts = self._parameters[cache_key]
+        return stage_counts._replace(
+            dense=stage_counts.dense - stage_counts.experts, experts=stage_counts.experts // layout.ep
+        )
 
     def _count_parameters(self, layout: Layout, stage: Stage, shard_count: int) -> StageParameters:
         """Counts a pipeline stage's parameters, with the routed experts in `dense` too."""
@@ -434,14 +446,16 @@ class PeakEstimate:
         return self._bytes_of_stages[cache_key]
 
     def _micro_batch_bytes(self, layout: Layout, stage: Stage, shape: tuple[object, ...]) -> MicroBatchBytes:
-        first_layer, end, repeats_per_layer = self._measured_layers(stage)
-        cache_key = (*shape, tuple(map(id, self.layer_kinds[first_layer:end])), stage.first, stage.last)
+        first_layer, end_layer, repeats_per_layer = self._measured_layers(stage)
+        cache_key = (*shape, tuple(map(id, self.layer_kinds[first_layer:end_layer])), stage.first, stage.last)
         if cache_key not in self._measured:
-            measured_layout, measured_stage = self._layout_of_layers(layout, first_layer, end, stage)
-            counts = [None] if repeats_per_layer is None else [SHORT_RUN_REPEATS + 1, SHORT_RUN_REPEATS]
+            measured_layout, measured_stage = self._layout_of_layers(layout, first_layer, end_layer, stage)
+            run_repeats = [None] if repeats_per_layer is None else [SHORT_RUN_REPEATS + 1, SHORT_RUN_REPEATS]
             # A shorter run numbers its layers anew: with several kinds of layers it has parameters of its own.
             repeat_counts = (
-                [counts] if len(set(map(id, self.layer_kinds[first_layer:end]))) == 1 else [[count] for count in counts]
+                [run_repeats]
+                if len(set(map(id, self.layer_kinds[first_layer:end_layer]))) == 1
+                else [[repeats] for repeats in run_repeats]
             )
             self._measured[cache_key] = tuple(
                 batch for run in repeat_counts for batch in self.measure(measured_layout, measured_stage, run)
@@ -450,7 +464,7 @@ class PeakEstimate:
         if repeats_per_layer is None:
             return pass_bytes[0]
         longer_run, shorter_run = pass_bytes
-        if len(set(map(id, self.layer_kinds[first_layer:end]))) == 1:
+        if len(set(map(id, self.layer_kinds[first_layer:end_layer]))) == 1:
             self._saved_by_layer[(*shape, id(self.layer_kinds[first_layer]))] = longer_run.saved - shorter_run.saved
         return shorter_run.with_more_layers(longer_run, repeats_per_layer - SHORT_RUN_REPEATS)
 
@@ -461,27 +475,27 @@ class PeakEstimate:
 
         `SHORT_RUN_REPEATS` + 2 equal layers stand for any number of them.
         """
-        start, end = stage.layers.start, stage.layers.stop
+        first, end = stage.layers.start, stage.layers.stop
         window, kinds = SHORT_RUN_REPEATS + 2, self.layer_kinds
-        if end == start or any(kinds[i] is not kinds[start] for i in range(start, end)):
-            first_layer, pattern_length, pattern_repeats = find_pattern([kinds[i] for i in range(start, end)])
+        if end == first or any(kinds[i] is not kinds[first] for i in range(first, end)):
+            first_layer, pattern_length, pattern_repeats = find_pattern([kinds[i] for i in range(first, end)])
             if pattern_repeats < FEWEST_EXTRAPOLATED:
-                return start, end, None
+                return first, end, None
             skipped_layers = (pattern_repeats - FEWEST_EXTRAPOLATED) * pattern_length
-            if start + first_layer + pattern_repeats * pattern_length == end and not stage.last:
+            if first + first_layer + pattern_repeats * pattern_length == end and not stage.last:
                 end -= skipped_layers
             elif not first_layer and not stage.first:
-                start += skipped_layers
-            return start, end, pattern_repeats
-        while end - start > window:
-            start, end = (start + 1, end) if stage.last else (start, end - 1)
-        while end - start < window and not stage.last and end < len(kinds) and kinds[end] is kinds[start]:
+                first += skipped_layers
+            return first, end, pattern_repeats
+        while end - first > window:
+            first, end = (first + 1, end) if stage.last else (first, end - 1)
+        while end - first < window and not stage.last and end < len(kinds) and kinds[end] is kinds[first]:
             end += 1
-        while end - start < window and not stage.first and start > 0 and kinds[start - 1] is kinds[start]:
-            start -= 1
-        if end - start < window:
+        while end - first < window and not stage.first and first > 0 and kinds[first - 1] is kinds[first]:
+            first -= 1
+        if end - first < window:
             return stage.layers.start, stage.layers.stop, None
-        return start, end, len(stage.layers)
+        return first, end, len(stage.layers)
 
     def _layout_of_layers(self, layout: Layout, start_layer: int, end_layer: int, stage: Stage) -> tuple[Layout, Stage]:
         """Returns a one-stage layout of the layers from `start_layer` to `end_layer`, with two experts per rank."""
@@ -629,8 +643,10 @@ def bytes_per_parameter(memory_estimate: Memory, has_flat_parameters: bool = Fal
             return BytesPerParameter(
                 memory_use.weights / n, memory_use.gradients / n, bytes_per_matrix_element + master_bytes, adamw_extra
             )
-    states = 0 if memory_use.optimizer is None else memory_use.optimizer.bytes
-    return BytesPerParameter(memory_use.weights / n, memory_use.gradients / n, (states + memory_use.master_weights) / n)
+    state_bytes = 0 if memory_use.optimizer is None else memory_use.optimizer.bytes
+    return BytesPerParameter(
+        memory_use.weights / n, memory_use.gradients / n, (state_bytes + memory_use.master_weights) / n
+    )
 
 
 def estimate_with_torch_kernels(

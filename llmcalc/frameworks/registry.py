@@ -53,7 +53,7 @@ def framework_of(layout_request: LayoutRequest) -> Framework:
     if layout_request.framework is not None:
         return framework(layout_request.framework)
     implied_frameworks = (
-        framework_record for name in NAMES if (framework_record := framework(name)).implied_by is not None
+        framework_record for folder in NAMES if (framework_record := framework(folder)).implied_by is not None
     )
     return next(
         (framework_record for framework_record in implied_frameworks if framework_record.is_implied(layout_request)),
@@ -68,12 +68,12 @@ def frameworks_for_plans(layout_request: LayoutRequest, hardware: Hardware | Non
     """
     implied_framework = framework_of(layout_request)
     if hardware is not None and hardware.vendor in VENDORS_WITHOUT_COLLECTIVES:
-        reason = f"torch.distributed has no backend on {hardware.title}"
+        problem = f"torch.distributed has no backend on {hardware.title}"
         if implied_framework.name != WITHOUT_A_NAME:
-            raise InputError(f"--framework {implied_framework.name}: {reason}; expected --framework {WITHOUT_A_NAME}")
+            raise InputError(f"--framework {implied_framework.name}: {problem}; expected --framework {WITHOUT_A_NAME}")
         if layout_request.devices not in (None, 1):
             raise InputError(
-                f"--devices {layout_request.devices}: {reason}; expected --devices 1, or another --hardware"
+                f"--devices {layout_request.devices}: {problem}; expected --devices 1, or another --hardware"
             )
         return (implied_framework,)
     if layout_request.framework is not None or implied_framework.is_implied(layout_request):

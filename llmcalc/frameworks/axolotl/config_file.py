@@ -377,8 +377,8 @@ def _four_bit_format(reader: LaunchReader, config: Table) -> str:
     options = config.get("bnb_config_kwargs") or {}
     if not isinstance(options, Mapping):
         raise reader.wrong("bnb_config_kwargs", f"{shown(options)}; expected a table")
-    for option, setting in options.items():
-        if option not in ("bnb_4bit_use_double_quant", "bnb_4bit_quant_type") or setting not in (True, False, "nf4"):
+    for option, required in options.items():
+        if option not in ("bnb_4bit_use_double_quant", "bnb_4bit_quant_type") or required not in (True, False, "nf4"):
             reader.unknown[f"bnb_config_kwargs.{option}"[:100]] = "it is not modelled; bnb_4bit_use_double_quant is"
     return "nf4" if options.get("bnb_4bit_use_double_quant") is False else "nf4-dq"
 

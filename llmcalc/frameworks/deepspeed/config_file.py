@@ -69,7 +69,7 @@ TRAINER_KEY = "gradient_accumulation_steps"
 
 def is_deepspeed(config: Table) -> bool:
     """Whether a table is a DeepSpeed config."""
-    if is_trainer({config_key: value for config_key, value in config.items() if config_key != TRAINER_KEY}):
+    if is_trainer({config_key: entry for config_key, entry in config.items() if config_key != TRAINER_KEY}):
         return False
     zero_table = config.get("zero_optimization")
     return isinstance(zero_table, Mapping) or "train_micro_batch_size_per_gpu" in config or "train_batch_size" in config
@@ -130,7 +130,7 @@ def without_chunked_loss(reader: LaunchReader, launch_settings: LaunchSettings) 
     if launch_settings.layout.zero != 3 or launch_settings.settings.get("cross_entropy") not in ("chunked", "split"):
         return launch_settings
     reader.notes.append("the chunked loss is counted as Liger-Kernel's over whole logits in stage 3, an upper bound")
-    settings = {option: value for option, value in launch_settings.settings.items() if option != "loss_chunk"}
+    settings = {option: setting for option, setting in launch_settings.settings.items() if option != "loss_chunk"}
     return launch_settings._replace(settings={**settings, "cross_entropy": "fused"})
 
 
@@ -138,26 +138,28 @@ def _zero_settings(reader: LaunchReader, config: Table) -> DeepSpeedSettings:
     """Returns DeepSpeed's settings that affect memory, with DeepSpeed's defaults."""
     field_values: dict[str, Any] = {"stage": 0}
     field_types = get_type_hints(DeepSpeedSettings)
-    for zero_key, value in reader.table(config, "zero_optimization").items():
+    for zero_key, setting in reader.table(config, "zero_optimization").items():
         name, dotted_key = RENAMED.get(zero_key, zero_key), f"zero_optimization.{zero_key}"[:80]
         if name in ("offload_optimizer", "offload_param"):
-            device = value.get("device", "cpu") if isinstance(value, Mapping) else value
+            device = setting.get("device", "cpu") if isinstance(setting, Mapping) else setting
             field_values[name] = (
                 "none" if device in (None, False) else _convert_value(reader, dotted_key, field_types[name], device)
             )
-            field_values[f"{name}_pin_memory"] = isinstance(value, Mapping) and value.get("pin_memory") is True
+            field_values[f"{name}_pin_memory"] = isinstance(setting, Mapping) and setting.get("pin_memory") is True
         elif name in field_types:
-            if value is not None and not (value == AUTO and AUTO_TEXT not in str(field_types[name])):
-                field_values[name] = _convert_value(reader, dotted_key, field_types[name], value)
+            if setting is not None and not (setting == AUTO and AUTO_TEXT not in str(field_types[name])):
+                field_values[name] = _convert_value(reader, dotted_key, field_types[name], setting)
         elif name in ZERO_IGNORED:
             reader.ignored.append(dotted_key)
         elif name not in ZERO_OFF:
             reader.unknown[dotted_key] = "no key that is known"
-        elif value not in ZERO_OFF[name]:
-            reader.unknown[dotted_key] = f"{shown(value)} is not modelled"
+        elif setting not in ZERO_OFF[name]:
+            reader.unknown[dotted_key] = f"{shown(setting)} is not modelled"
     if field_values["stage"] != 3:  # the Trainer computes these for stage 3 alone; the other stages do not read them
         field_values = {
-            name: value for name, value in field_values.items() if not (name.startswith("stage3_") and value == AUTO)
+            name: setting
+            for name, setting in field_values.items()
+            if not (name.startswith("stage3_") and setting == AUTO)
         }
     inner_tables = {
         "grad_accum_dtype": ("data_types", "grad_accum_dtype"),
@@ -166,9 +168,9 @@ def _zero_settings(reader: LaunchReader, config: Table) -> DeepSpeedSettings:
         "fp16_master_weights_and_grads": ("fp16", "fp16_master_weights_and_grads"),
     }
     for name, (section, zero_key) in inner_tables.items():
-        value = reader.table(config, section).get(zero_key)
-        if value not in (None, AUTO):
-            field_values[name] = _convert_value(reader, f"{section}.{zero_key}", field_types[name], value)
+        setting = reader.table(config, section).get(zero_key)
+        if setting not in (None, AUTO):
+            field_values[name] = _convert_value(reader, f"{section}.{zero_key}", field_types[name], setting)
     for name in ("communication_data_type", "gradient_clipping"):
         if config.get(name) not in (None, AUTO):
             field_values[name] = _convert_value(reader, name, field_types[name], config[name])
@@ -273,17 +275,19 @@ TRAINER_BATCH = 8
 
 def _number_formats(reader: LaunchReader, config: Table, trainer: Table) -> dict[str, Any]:
     """Returns the number formats of the run. bf16 and fp16 have 16-bit weights and fp32 master weights."""
-    formats = {}
-    if not trainer and any(reader.table(config, name).get("enabled") == AUTO for name in ("bf16", "fp16")):
+    enabled_formats = {}
+    if not trainer and any(reader.table(config, dtype).get("enabled") == AUTO for dtype in ("bf16", "fp16")):
         reader.filled_in["bf16"] = False
         reader.notes.append(
             'bf16 and fp16 are "auto", which the Trainer\'s bf16 and fp16 decide; --precision says it here'
         )
-    for name in ("bf16", "fp16"):
-        format_table = reader.table(config, name) or (reader.table(config, "bfloat16") if name == "bf16" else {})
+    for dtype in ("bf16", "fp16"):
+        format_table = reader.table(config, dtype) or (reader.table(config, "bfloat16") if dtype == "bf16" else {})
         enabled = format_table.get("enabled", False)
-        formats[name] = bool(trainer.get(name)) if enabled == AUTO else flag_value(reader, f"{name}.enabled", enabled)
-    if formats["bf16"] and formats["fp16"]:
+        enabled_formats[dtype] = (
+            bool(trainer.get(dtype)) if enabled == AUTO else flag_value(reader, f"{dtype}.enabled", enabled)
+        )
+    if enabled_formats["bf16"] and enabled_formats["fp16"]:
         raise reader.wrong("bf16, fp16", "both are enabled; expected one")
     if reader.table(config, "amp").get("enabled"):
         reader.unknown["amp"] = "Apex is not modelled"
@@ -294,8 +298,8 @@ def _number_formats(reader: LaunchReader, config: Table, trainer: Table) -> dict
     gradient_format = (
         {} if format_names[accumulation_format] is None else {"grad_dtype": format_names[accumulation_format]}
     )
-    if formats["bf16"] or formats["fp16"]:
-        return {"dtype": "bf16" if formats["bf16"] else "fp16", "master_weights": "fp32", **gradient_format}
+    if enabled_formats["bf16"] or enabled_formats["fp16"]:
+        return {"dtype": "bf16" if enabled_formats["bf16"] else "fp16", "master_weights": "fp32", **gradient_format}
     return {"dtype": "fp32", "master_weights": "none", **gradient_format}
 
 
@@ -308,17 +312,19 @@ STAGE_0_ALONE = (ONE_BIT, ZERO_ONE, ONE_BIT_LAMB, LAMB)
 def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the optimizer's settings."""
     optimizer_table = reader.table(config, "optimizer")
-    name = optimizer_table.get("type")
-    if name is None:
+    optimizer_type = optimizer_table.get("type")
+    if optimizer_type is None:
         return {}
-    if str(name).lower() in STAGE_0_ALONE:
+    if str(optimizer_type).lower() in STAGE_0_ALONE:
         stage = reader.table(config, "zero_optimization").get("stage", 0)
         is_half = any(reader.table(config, format_name).get("enabled") for format_name in ("fp16", "bf16", "bfloat16"))
         if stage or not is_half:
-            reader.unknown["optimizer.type"] = f"{shown(name)} is modelled in stage 0 with 16-bit weights alone"
+            reader.unknown["optimizer.type"] = (
+                f"{shown(optimizer_type)} is modelled in stage 0 with 16-bit weights alone"
+            )
         return {"optimizer": "adamw", "optimizer_impl": "loop"}
-    optimizer = OPTIMIZERS.get(str(name).lower()[:40])
+    optimizer = OPTIMIZERS.get(str(optimizer_type).lower()[:40])
     if optimizer is None:
-        reader.unknown["optimizer.type"] = f"{shown(name)} is not modelled"
+        reader.unknown["optimizer.type"] = f"{shown(optimizer_type)} is not modelled"
         return {}
     return {"optimizer": optimizer}

@@ -19,19 +19,21 @@ def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message
     """Yields the collective messages for the weights of a replica group."""
     stage, ranks, element_bytes = replicated_weights.layout.zero, replicated_weights.ranks, replicated_weights.width
     if not stage:
-        for size in _bucket_sizes(replicated_weights.elements):
-            yield ranks.message("all_reduce", size * element_bytes, 1)
+        for bucket_elements in _bucket_sizes(replicated_weights.elements):
+            yield ranks.message("all_reduce", bucket_elements * element_bytes, 1)
         return
     reduction_count = replicated_weights.chunk.batches if stage >= 2 else 1
-    for size in _bucket_sizes(replicated_weights.elements):
-        yield ranks.message("reduce_scatter", size * element_bytes, reduction_count)
-        yield ranks.replica_all_reduce(size * element_bytes // ranks.shards, reduction_count)
+    for bucket_elements in _bucket_sizes(replicated_weights.elements):
+        yield ranks.message("reduce_scatter", bucket_elements * element_bytes, reduction_count)
+        yield ranks.replica_all_reduce(bucket_elements * element_bytes // ranks.shards, reduction_count)
     if stage < 3:
         yield ranks.message("all_gather", replicated_weights.elements * element_bytes, 1)
         return
     for weights in _group_by_module(replicated_weights.weights):
-        size = sum(weight.tensor.size for weight in weights)
-        yield ranks.message("all_gather", size * element_bytes, 2 * replicated_weights.chunk.batches * weights[0].count)
+        bucket_elements = sum(weight.tensor.size for weight in weights)
+        yield ranks.message(
+            "all_gather", bucket_elements * element_bytes, 2 * replicated_weights.chunk.batches * weights[0].count
+        )
 
 
 def _group_by_module(weights: list[WeightShard]) -> list[list[WeightShard]]:

@@ -61,8 +61,8 @@ class ReplicatedRun(ZeroRun):
             bucket_elements = sum(gradient_sizes)
             tensor = Storage(self.meter, bucket_elements * self.dtype.bytes) if len(gradient_sizes) > 1 else None
             cast_bucket = self.communication_dtype is not self.dtype and bucket_elements
-            message = Storage(self.meter, bucket_elements * self.communication_dtype.bytes) if cast_bucket else None
-        del tensor, message
+            cast_buffer = Storage(self.meter, bucket_elements * self.communication_dtype.bytes) if cast_bucket else None
+        del tensor, cast_buffer
 
     def check_overflow(self) -> None:
         """Sums each 16-bit gradient in float32 (`CheckOverflow._has_inf_or_nan`)."""

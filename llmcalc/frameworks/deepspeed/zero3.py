@@ -54,7 +54,9 @@ class Stage3Run(ZeroRun):
         """Creates the rank's shards, float32 copies, gradients, and the bucket's buffer."""
         coordinator, memory_meter, element_bytes = self.coordinator, self.meter, self.dtype.bytes
         parameters_by_path = {parameter.path: parameter for parameter in coordinator.parameters}
-        coordinator.parameters = [parameters_by_path[path] for path in in_module_order(list(parameters_by_path))]
+        coordinator.parameters = [
+            parameters_by_path[weight_path] for weight_path in in_module_order(list(parameters_by_path))
+        ]
         coordinator.mark_persistent()
         trained_parameters = [parameter for parameter in coordinator.parameters if parameter.full_param.leaf]
         frozen_parameters = [parameter for parameter in coordinator.parameters if not parameter.full_param.leaf]
@@ -91,23 +93,29 @@ class Stage3Run(ZeroRun):
         The buffer of all parts of trained parameters is always pinned (`_create_param_groups_fp16_flat_cpu_memory`).
         """
         settings, memory_terms = self.settings, list[Term]()
-        groups = [sum(parameter.shard_elements for parameter in parameter_group) for parameter_group in self.groups]
+        group_sizes = [
+            sum(parameter.shard_elements for parameter in parameter_group) for parameter_group in self.groups
+        ]
         if self.offloads:
             round_host_bytes = pinned_bytes if settings.offload_optimizer_pin_memory else int
-            weights = sum(size * FLOAT32.bytes + round_host_bytes(size * FLOAT32.bytes) for size in groups)
+            weights = sum(
+                host_bytes * FLOAT32.bytes + round_host_bytes(host_bytes * FLOAT32.bytes) for host_bytes in group_sizes
+            )
             memory_terms = [
                 Term("fp32 weights and gradients", weights, "source", SOURCE),
-                Term("optimizer states", sum(map(self.host_state_bytes, groups)), "source", SOURCE),
-                Term("buffers", round_host_bytes(sum(groups) * self.accumulation_dtype.bytes), "source", SOURCE),
+                Term("optimizer states", sum(map(self.host_state_bytes, group_sizes)), "source", SOURCE),
+                Term("buffers", round_host_bytes(sum(group_sizes) * self.accumulation_dtype.bytes), "source", SOURCE),
             ]
         if settings.offload_param != "none":
             round_host_bytes = pinned_bytes if settings.offload_param_pin_memory else int
             frozen_parameters = [
                 parameter for parameter in self.coordinator.parameters if not parameter.full_param.leaf
             ]
-            shards = [parameter.shard_elements * parameter.full_param.dtype.bytes for parameter in frozen_parameters]
-            size = pinned_bytes(sum(groups) * self.dtype.bytes) + sum(map(round_host_bytes, shards))
-            memory_terms.append(Term("parameters", size, "source", SOURCE))
+            shard_bytes = [
+                parameter.shard_elements * parameter.full_param.dtype.bytes for parameter in frozen_parameters
+            ]
+            host_bytes = pinned_bytes(sum(group_sizes) * self.dtype.bytes) + sum(map(round_host_bytes, shard_bytes))
+            memory_terms.append(Term("parameters", host_bytes, "source", SOURCE))
         return tuple(memory_terms)
 
     def _create_fp32_partitions(self) -> None:
@@ -207,20 +215,20 @@ class Stage3Run(ZeroRun):
 
     def _avg_scatter_contiguous_grads(self) -> list[Storage]:
         """All-reduces a scaled copy of the bucket's buffer, and returns the storages of this rank's shards."""
-        message = reduced_buffer = None
+        sum_buffer = reduced_buffer = None
         if self.communication_dtype is not self.dtype:
-            message = Storage(self.meter, self.elements * self.communication_dtype.bytes)
+            sum_buffer = Storage(self.meter, self.elements * self.communication_dtype.bytes)
         if self.ranks > 1:
             reduced_buffer = Storage(self.meter, self.elements * self.communication_dtype.bytes)
-        message = None
+        sum_buffer = None
         if self.communication_dtype is not self.accumulation_dtype:
-            message, reduced_buffer = Storage(self.meter, self.elements * self.accumulation_dtype.bytes), None
+            sum_buffer, reduced_buffer = Storage(self.meter, self.elements * self.accumulation_dtype.bytes), None
         padded_gradients = [
             Storage(self.meter, parameter.shard_elements * self.accumulation_dtype.bytes)
             for parameter in self.bucket
             if parameter.count % self.ranks
         ]
-        return [*padded_gradients, *(parameter for parameter in (message, reduced_buffer) if parameter is not None)]
+        return [*padded_gradients, *(parameter for parameter in (sum_buffer, reduced_buffer) if parameter is not None)]
 
     def _avg_scatter_grads(self) -> list[Storage]:
         """Reduces the concatenated gradients, and returns the storages of this rank's shards.

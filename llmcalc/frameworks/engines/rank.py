@@ -413,9 +413,9 @@ def _walk_components(component: Record, nesting_depth: int = 0) -> Iterator[Reco
     if nesting_depth > 8:
         return
     for field_name in type(component).model_fields:
-        value = getattr(component, field_name)
+        child = getattr(component, field_name)
         for inner_component in (
-            value if isinstance(value, tuple | list) else value.values() if isinstance(value, dict) else [value]
+            child if isinstance(child, tuple | list) else child.values() if isinstance(child, dict) else [child]
         ):
             if isinstance(inner_component, Record):
                 yield from _walk_components(inner_component, nesting_depth + 1)

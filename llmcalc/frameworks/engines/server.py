@@ -180,12 +180,12 @@ class EngineServer:
     @property
     def long_request_note(self) -> str:
         """A note if the engine refuses requests as long as the flag says; otherwise an empty text."""
-        limit, environment_variable = self.longest_length, self.long_request_variable
+        longest, environment_variable = self.longest_length, self.long_request_variable
         is_allowed = not environment_variable or self.flags.get(environment_variable) in (1, "1", "true")
-        if is_allowed or limit is None or self.longest_request <= limit:
+        if is_allowed or longest is None or self.longest_request <= longest:
             return ""
         return (
-            f"{option(self.length_field)} {self.longest_request:,} is more than the model's {limit:,} tokens, which "
+            f"{option(self.length_field)} {self.longest_request:,} is more than the model's {longest:,} tokens, which "
             f"the engine refuses without {environment_variable}=1; counted with it"
         )
 
@@ -208,7 +208,7 @@ class EngineServer:
     def settings(self) -> dict[str, Any]:
         """Flag name → effective value, with the parallel sizes and without the measured sizes."""
         effective_values = {**dict.fromkeys(self.layout_fields, 1), **self.defaults, **self.flags}
-        return {flag_name: value for flag_name, value in effective_values.items() if flag_name != RECEIPT_FIELD}
+        return {flag_name: setting for flag_name, setting in effective_values.items() if flag_name != RECEIPT_FIELD}
 
     @cached_property
     def receipt_terms(self) -> dict[str, int]:

@@ -32,18 +32,18 @@ def estimate(memory_estimate: Memory) -> PeakEstimate:
             master_weight_bytes,
             (memory_use.weights + memory_use.gradients + optimizer_states) / parameter_count - master_weight_bytes,
         )
-    compute_training, calls = torchtitan_training(memory_estimate.spec, training_config)
+    compute_training, fsdp = torchtitan_training(memory_estimate.spec, training_config)
     shard_dtype = FLOAT32.name if training_config.master else training_config.dtype
     step_bytes = measure_optimizer_step(replace(training_config, dtype=shard_dtype, master=False))
     widths = DTYPES[training_config.dtype].bytes, DTYPES[shard_dtype].bytes
     transient = partial(
-        transient_bytes, step_bytes, *widths, memory_use.trained / parameter_count, calls.splits, calls.keeps_last
+        transient_bytes, step_bytes, *widths, memory_use.trained / parameter_count, fsdp.splits, fsdp.keeps_last
     )
     return estimate_with_torch_kernels(memory_estimate, parameter_bytes, compute_training, transient, pads_rows=True)
 
 
 def transient_bytes(
-    step: OptimizerStepBytes,
+    optimizer_step: OptimizerStepBytes,
     element_bytes: int,
     shard_width: int,
     trained_share: float,
@@ -67,7 +67,7 @@ def transient_bytes(
     """
     from .pipeline import ACTIVE
 
-    step_bytes = step.rank_bytes(layout, stage_parameters, sharded=True)
+    step_bytes = optimizer_step.rank_bytes(layout, stage_parameters, sharded=True)
     outside_layers = sum(stage.outside_layers for stage in stage_parameters)
     layer = max(stage.largest_layer for stage in stage_parameters)
     fp32_bytes = FLOAT32.bytes

@@ -131,17 +131,19 @@ class FsdpProfile(RingAttention):
         self.groups[layer].parameters.append(parameter)
         return parameter.unsharded_param
 
-    def _new_quantised_weight(self, group_name: str, rows: Number, columns: Number) -> Tensor:
+    def _new_quantised_weight(self, group_name: str, row_count: Number, columns: Number) -> Tensor:
         """Returns the sharded 4-bit codes of a quantized weight, whose scales every rank has in full.
 
         Source: bitsandbytes/nn/modules.py, `Params4bit`, whose `quant_state` holds the scales.
         """
         assert self.adapters is not None
-        code_bytes = ceil_div(rows * columns, 2)
+        code_bytes = ceil_div(row_count * columns, 2)
         weight_path = (*self.module_path(), f"{group_name}.weight")
         scales_path = (*weight_path[:-1], f"{group_name}.quant_state")
         self.buffers.add(scales_path)
-        self.parameter(scales_path, (self.adapters.stored_bytes(rows, columns) - code_bytes,), UINT8, trained=False)
+        self.parameter(
+            scales_path, (self.adapters.stored_bytes(row_count, columns) - code_bytes,), UINT8, trained=False
+        )
         return self.parameter(weight_path, (code_bytes,), UINT8, trained=False)
 
     def gathers_float8(self, parameter_key: Path, template: Tensor) -> bool:
@@ -173,7 +175,9 @@ class FsdpProfile(RingAttention):
     @property
     def parameters(self) -> list[tuple[Any, Tensor]]:
         """The path and the shard of every trained parameter."""
-        return [(path, parameter.shard) for path, parameter in self.sharded.items() if parameter.shard.leaf]
+        return [
+            (weight_path, parameter.shard) for weight_path, parameter in self.sharded.items() if parameter.shard.leaf
+        ]
 
     def parameter(self, parameter_key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
         """Returns a parameter, created in the layer's FSDP group."""
@@ -346,8 +350,10 @@ def torchtitan_name(layer_path: str) -> str:
 def layer_norm_names(program: Flow) -> frozenset[str]:
     """Returns the names of norms that are direct children of layers."""
     layers = (module_scope for module_scope in program.root.scopes() if module_scope.first_input is not None)
-    submodules = (element for module_scope in layers for element in module_scope.items if isinstance(element, Scope))
-    return frozenset(element.name for element in submodules if element.about.get("kind") == "norm")
+    submodules = (
+        scope_item for module_scope in layers for scope_item in module_scope.items if isinstance(scope_item, Scope)
+    )
+    return frozenset(scope_item.name for scope_item in submodules if scope_item.about.get("kind") == "norm")
 
 
 def module_order_key(

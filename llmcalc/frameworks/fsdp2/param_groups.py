@@ -199,12 +199,12 @@ class CommunicationState:
         if self.watch is not None:
             self.watch(parameter_group, hook_moment, True)
 
-    def finish(self, groups: Sequence[Group]) -> None:
+    def finish(self, parameter_groups: Sequence[Group]) -> None:
         """Ends a backward pass (`_root_post_backward_final_callback`).
 
-        groups: all groups, the group of the whole model first. Groups whose inputs need no gradient are reduced here.
+        parameter_groups: all groups, the group of the whole model first. Groups whose inputs need no gradient are reduced here.
         """
-        for parameter_group in groups:
+        for parameter_group in parameter_groups:
             if parameter_group.state != "post-backward":
                 parameter_group.post_backward()
             parameter_group.state = None
@@ -260,8 +260,10 @@ class Group:
         gathered_bytes = self.gather_bytes * sharding.shards
         reduced_bytes = trained_elements * sharding.reduce_dtype.bytes
         if sharding.shards > 1:
-            for backward in (False, True) if self.reshards else (False,):
-                yield Collective(self.name, "all_gather", "dp", sharding.shards, backward, gathered_bytes, microbatches)
+            for is_backward in (False, True) if self.reshards else (False,):
+                yield Collective(
+                    self.name, "all_gather", "dp", sharding.shards, is_backward, gathered_bytes, microbatches
+                )
         if sharding.shards > 1 and trained_elements:
             yield Collective(
                 self.name, "reduce_scatter", "dp", sharding.shards, True, reduced_bytes * sharding.shards, reductions
@@ -280,7 +282,7 @@ class Group:
         if self.all_gather_result is None and not self.is_unsharded:
             self.all_gather_result = self._all_gather(is_forward, stream_number)
 
-    def _all_gather(self, forward: bool, stream: int | None) -> Storage:
+    def _all_gather(self, is_forward: bool, stream: int | None) -> Storage:
         """Runs `foreach_all_gather` on a stream. Shards in another format are cast into one tensor first."""
         traffic, sharding = self.traffic, self.sharding
         shard_bytes = self.gather_bytes
@@ -289,7 +291,9 @@ class Group:
                 return Storage(traffic.meter, 0)
             _kept_inputs = self._all_gather_inputs()
             traffic.collectives.append(
-                Collective(self.name, "all_gather", "dp", sharding.shards, not forward, shard_bytes * sharding.shards)
+                Collective(
+                    self.name, "all_gather", "dp", sharding.shards, not is_forward, shard_bytes * sharding.shards
+                )
             )
             return Storage(traffic.meter, shard_bytes * sharding.shards)
 
@@ -346,7 +350,7 @@ class Group:
 
     # --- hooks ------------------------------------------------------------------------------------------------------
 
-    def pre_forward(self, x: Tensor | None) -> Tensor | None:
+    def pre_forward(self, hidden: Tensor | None) -> Tensor | None:
         """Runs before the group's modules: starts all-gathers, and casts inputs to the compute format.
 
         The gradient of that input is computed after all gradients of the group.
@@ -354,15 +358,17 @@ class Group:
         with self.traffic.watch_hook(self, "pre-forward"):
             self.state = "pre-forward"
             autograd_graph = self.traffic.graph
-            if x is not None and x.dtype.floating:
-                x = Aten(autograd_graph).to(x, self.traffic.sharding.gathered_dtype)
+            if hidden is not None and hidden.dtype.floating:
+                hidden = Aten(autograd_graph).to(hidden, self.traffic.sharding.gathered_dtype)
             self.unshard(is_forward=True)
             self.wait_for_unshard(is_forward=True)
             for next_group in self.forward_prefetch:
                 next_group.unshard(is_forward=True)
-            if x is None or not x.needs_grad:
-                return x
-            return record(autograd_graph, "RegisterPostBackwardFunction", [x], x.detached(), self._pass_gradient)
+            if hidden is None or not hidden.needs_grad:
+                return hidden
+            return record(
+                autograd_graph, "RegisterPostBackwardFunction", [hidden], hidden.detached(), self._pass_gradient
+            )
 
     def _pass_gradient(self, gradient: Tensor, needs_input_grad: Needs) -> list[Tensor]:
         """Passes a gradient on unchanged."""
@@ -396,9 +402,9 @@ class Group:
             self.unshard(is_forward=False)
             self.wait_for_unshard(is_forward=False)
             forward_order = self.traffic.forward_order
-            position = self.forward_positions.pop() if self.forward_positions and not self.backward_prefetch else 0
-            if position > 0 and self.prefetches_previous:
-                forward_order[position - 1].unshard(is_forward=False)
+            own_position = self.forward_positions.pop() if self.forward_positions and not self.backward_prefetch else 0
+            if own_position > 0 and self.prefetches_previous:
+                forward_order[own_position - 1].unshard(is_forward=False)
         for next_group in self.backward_prefetch:
             next_group.unshard(is_forward=False)
 
@@ -459,9 +465,9 @@ class Group:
             self.traffic.collectives.append(self._tensor_all_reduce(gradient.bytes))
         return gradient
 
-    def _tensor_all_reduce(self, size: Number, repetitions: int = 1) -> Collective:
-        """Returns the all-reduce of a gradient over the tensor-parallel ranks. size: bytes."""
-        return Collective(self.name, "all_reduce", "tp", self.traffic.sharding.tensor_ranks, True, size, repetitions)
+    def _tensor_all_reduce(self, nbytes: Number, repetitions: int = 1) -> Collective:
+        """Returns the all-reduce of a gradient over the tensor-parallel ranks. nbytes: bytes."""
+        return Collective(self.name, "all_reduce", "tp", self.traffic.sharding.tensor_ranks, True, nbytes, repetitions)
 
     def _foreach_reduce(
         self, with_grad: Sequence[Parameter], unsharded_grads: list[Tensor]

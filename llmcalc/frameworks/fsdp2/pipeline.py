@@ -217,12 +217,12 @@ INFERS_ON_META = date(2026, 3, 18)
 """The day since which stages infer shapes without memory (177728); before 2024-09-28 they inferred none (136912)."""
 
 
-def schedule_settings_at(version: date | None, schedule_count: int = 1) -> ScheduleSettings:
-    """Returns torchtitan's schedule settings at a date, with torch of that date. version: None for the newest."""
+def schedule_settings_at(titan_date: date | None, schedule_count: int = 1) -> ScheduleSettings:
+    """Returns torchtitan's schedule settings at a date, with torch of that date. titan_date: None for the newest."""
 
     def is_before(change_date: date) -> bool:
         """Whether torchtitan's version is older than a change."""
-        return version is not None and version < change_date
+        return titan_date is not None and titan_date < change_date
 
     returns_outputs = is_before(RETURNS_NOTHING)
     return ScheduleSettings(

@@ -253,18 +253,20 @@ def rehearse(sharded_setup: ShardedSetup, model_chunks: Sequence[ShardedChunk]) 
 
 
 def _rehearsed_traces(
-    sharded_setup: ShardedSetup, chunks: Sequence[ShardedChunk], stacks: Sequence[Sequence[LayerStack]]
+    sharded_setup: ShardedSetup, model_chunks: Sequence[ShardedChunk], stacks: Sequence[Sequence[LayerStack]]
 ) -> dict[PassCase, PassTrace]:
     """Returns the events of recorded passes by kind of pass. stacks: per chunk, the stacks shortened to few layers."""
     pass_traces: dict[PassCase, PassTrace] = {}
-    for group in (MICROBATCHES, 2) if len(chunks) > 1 else (MICROBATCHES,):  # of one chunk some are always in flight
+    for group_size in (
+        (MICROBATCHES, 2) if len(model_chunks) > 1 else (MICROBATCHES,)
+    ):  # of one chunk some are always in flight
         training_run = PlayedRank(sharded_setup, recorder := Recorder())
         for chunk, chunk_stacks in zip(training_run.chunks, stacks, strict=True):
             chunk.lowering.run_only = {i: stack.kind_repeats(RECORDED_REPEATS) for i, stack in enumerate(chunk_stacks)}
-        recorded_passes = _record_passes(training_run, recorder, group)
+        recorded_passes = _record_passes(training_run, recorder, group_size)
         recorded_events: Sequence[Event] = recorder.events
         if any(stacks):
-            short_passes = ShortenedPasses(recorded_events, recorded_passes, training_run.chunks, chunks, stacks)
+            short_passes = ShortenedPasses(recorded_events, recorded_passes, training_run.chunks, model_chunks, stacks)
             recorded_events, recorded_passes = short_passes.unfolded()
         for pass_case, pass_trace in TraceReader(recorded_events, recorded_passes).traces.items():
             if pass_traces.setdefault(pass_case, pass_trace) != pass_trace:

@@ -110,25 +110,25 @@ def fsdp_layout(
 def _sharding_strategy(reader: LaunchReader, fsdp_table: Table) -> tuple[Zero, bool, bool]:
     """Returns the ZeRO stage, whether the forward pass frees weights after use, and whether sharding is hybrid."""
     reshard_value = fsdp_table.get("reshard_after_forward")
-    name = str(fsdp_table.get("sharding_strategy", "FULL_SHARD")).upper()[:40]
+    strategy = str(fsdp_table.get("sharding_strategy", "FULL_SHARD")).upper()[:40]
     if isinstance(reshard_value, str) and reshard_value.upper() in (
         *STRATEGIES,
         *WHOLE,
     ):  # version 1 wrote a strategy under this name
-        name, reshard_value = reshard_value.upper(), None
-    if name in WHOLE:
+        strategy, reshard_value = reshard_value.upper(), None
+    if strategy in WHOLE:
         raise reader.wrong(
             "fsdp_config.fsdp_sharding_strategy",
             "NO_SHARD divides nothing, and is not modelled; expected FULL_SHARD, or a run without FSDP (DDP), whose "
             "devices keep as much",
         )
-    if name not in STRATEGIES:
+    if strategy not in STRATEGIES:
         strategy_names = ", ".join(known_strategy for known_strategy in STRATEGIES if not known_strategy.isdigit())
-        raise reader.wrong("fsdp_config.fsdp_sharding_strategy", f"{shown(name)}; expected one of {strategy_names}")
-    zero, reshards = STRATEGIES[name]
+        raise reader.wrong("fsdp_config.fsdp_sharding_strategy", f"{shown(strategy)}; expected one of {strategy_names}")
+    zero, reshards = STRATEGIES[strategy]
     if reshard_value is not None:
         reshards = flag_value(reader, "fsdp_config.fsdp_reshard_after_forward", reshard_value)
-    return zero, reshards, name in ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2", "4", "5")
+    return zero, reshards, strategy in ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2", "4", "5")
 
 
 def reduction_settings(
@@ -174,8 +174,13 @@ def read_accelerate(
 ) -> LaunchSettings:
     """Returns the FSDP run of an accelerate config. command_settings: the settings outside of FSDP."""
     machines = size_of(reader, "num_machines", config["num_machines"]) if config.get("num_machines") else 1
-    table = {str(key).removeprefix("fsdp_"): value for key, value in reader.table(config, "fsdp_config").items()}
-    return _fsdp_run(reader, table, world_size, machines, reader.table(config, "parallelism_config"), command_settings)
+    fsdp_table = {
+        str(fsdp_key).removeprefix("fsdp_"): fsdp_value
+        for fsdp_key, fsdp_value in reader.table(config, "fsdp_config").items()
+    }
+    return _fsdp_run(
+        reader, fsdp_table, world_size, machines, reader.table(config, "parallelism_config"), command_settings
+    )
 
 
 def read_trainer(

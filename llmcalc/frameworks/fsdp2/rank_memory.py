@@ -102,15 +102,17 @@ def fsdp_memory(
     tensors = _weakest_status(
         layout, fsdp_settings, tensors, training_config.adapters is not None and training_config.adapters.base != "none"
     )
-    setup = ShardedSetup(spec, training_config, layout, rank, cuda_runtime.workspace, fsdp_settings, schedule_settings)
+    sharded_setup = ShardedSetup(
+        spec, training_config, layout, rank, cuda_runtime.workspace, fsdp_settings, schedule_settings
+    )
     if layout.pp > 1:
         if shared_results is not None:
-            replay_result = played_stage(setup, cuda_runtime.expandable, shared_results)
+            replay_result = played_stage(sharded_setup, cuda_runtime.expandable, shared_results)
             if replay_result is not None:
                 return summarize(replay_result, cuda_runtime.context, layer_stacks(spec), tensors)
-        return stage_memory(setup, cuda_runtime, tensors)
-    device_memory = counted_rank(setup, cuda_runtime, shared_results).memory(cuda_runtime.context, (), tensors)
-    return replace(device_memory, host=host_terms(setup)) if fsdp_settings.offloads else device_memory
+        return stage_memory(sharded_setup, cuda_runtime, tensors)
+    device_memory = counted_rank(sharded_setup, cuda_runtime, shared_results).memory(cuda_runtime.context, (), tensors)
+    return replace(device_memory, host=host_terms(sharded_setup)) if fsdp_settings.offloads else device_memory
 
 
 def check_context_parallelism(spec: ModelSpec, layout: Layout) -> None:
@@ -162,11 +164,11 @@ def _count_rank(sharded_setup: ShardedSetup, cuda_runtime: Runtime) -> CountedRu
     return CountedRun(spec, record_few_layers, cuda_runtime, sharded_setup.training.layer_period)
 
 
-def host_terms(setup: ShardedSetup) -> tuple[Term, ...]:
+def host_terms(sharded_setup: ShardedSetup) -> tuple[Term, ...]:
     """Returns the named parts of a rank's host memory in bytes: pinned shards, gradients, optimizer states."""
-    stacks, optimizer_record = layer_stacks(setup.spec), optimizer(setup.training.optimizer)
-    weights = gradients = states = 0
-    for layer, parameter_group in _run_of_few_layers(setup).lowering.groups.items():
+    stacks, optimizer_record = layer_stacks(sharded_setup.spec), optimizer(sharded_setup.training.optimizer)
+    weights = gradients = state_bytes = 0
+    for layer, parameter_group in _run_of_few_layers(sharded_setup).lowering.groups.items():
         represented_layers = _represented_layers(layer, stacks)
         for parameter in parameter_group.parameters:
             shard_bytes = pinned_bytes(parameter.shard_elements * parameter.shard.dtype.bytes)
@@ -174,13 +176,17 @@ def host_terms(setup: ShardedSetup) -> tuple[Term, ...]:
             if not parameter.shard.leaf:
                 continue
             gradients += represented_layers * shard_bytes
-            shard = TrainedTensor(ParamTensor(parameter.shard.shape, "vector"), "optimizer", represented_layers)
-            states += int(optimizer_record.state([shard], parameter.shard.dtype.name, setup.training.momentum).bytes)
+            shard_tensor = TrainedTensor(ParamTensor(parameter.shard.shape, "vector"), "optimizer", represented_layers)
+            state_bytes += int(
+                optimizer_record.state(
+                    [shard_tensor], parameter.shard.dtype.name, sharded_setup.training.momentum
+                ).bytes
+            )
     citation = "torch/distributed/fsdp/_fully_shard with CPUOffloadPolicy, pinned"
     return (
         Term("weights (pinned)", weights, "source", citation),
         Term("gradients (pinned)", gradients, "source", citation),
-        Term("optimizer states", states, "source", "torch/optim on tensors of the host"),
+        Term("optimizer states", state_bytes, "source", "torch/optim on tensors of the host"),
     )
 
 
@@ -325,17 +331,19 @@ def _with_repetitions(previous_collective: Collective, collective: Collective, r
     return previous_collective._replace(times=previous_collective.times + repetition_count * collective.times)
 
 
-def _run_of_few_layers(setup: ShardedSetup) -> FsdpRun:
+def _run_of_few_layers(sharded_setup: ShardedSetup) -> FsdpRun:
     """Creates a run with a few layers of each long stack, and sets it up."""
-    spec, training, layout, rank = setup.spec, setup.training, setup.layout, setup.rank
+    spec, training, layout, rank = sharded_setup.spec, sharded_setup.training, sharded_setup.layout, sharded_setup.rank
     rank_flow = rank_program(spec, layout, rank) if layout.tp * layout.ep > 1 else None
     layers = {
         i: layer_stack.kind_repeats(RECORDED_REPEATS)
         for i, layer_stack in enumerate(layer_stacks(spec))
         if layer_stack.repeats > RECORDED_REPEATS
     }
-    rank_sharding = sharding(training, layout, rank, setup.fsdp)
-    training_run = FsdpRun(spec, training, rank_sharding, setup.fsdp, layout.reshard, layers, 0, Recorder(), rank_flow)
+    rank_sharding = sharding(training, layout, rank, sharded_setup.fsdp)
+    training_run = FsdpRun(
+        spec, training, rank_sharding, sharded_setup.fsdp, layout.reshard, layers, 0, Recorder(), rank_flow
+    )
     training_run.set_up()
     return training_run
 

@@ -80,9 +80,9 @@ class ShortenedPasses:
                 skipped_repeats = min(max(repeat_number - 1, 0), stack.repeats - RECORDED_REPEATS)
                 if inner_repeat is not None:
                     skipped_repeats = inner_repeat
-                position = parameter_path.index(layer.layer_index, 1)
+                layer_part = parameter_path.index(layer.layer_index, 1)
                 recorded_layer = layer.layer_index - skipped_repeats * stack.period
-                parameter_path = (*parameter_path[:position], recorded_layer, *parameter_path[position + 1 :])
+                parameter_path = (*parameter_path[:layer_part], recorded_layer, *parameter_path[layer_part + 1 :])
             if parameter_path not in parameter_numbers:
                 raise NotRepeating
             source_numbers.append((parameter_numbers[parameter_path], inner_repeat))
@@ -91,13 +91,15 @@ class ShortenedPasses:
     def unfolded(self) -> tuple[list[Event], list[RecordedPass]]:
         """Returns the events of passes extended to all layers, and the passes."""
         unfolded_events: list[Event] = []
-        passes: list[RecordedPass] = []
+        unfolded_passes: list[RecordedPass] = []
         for i, trace_piece in enumerate(self.pieces):
             pass_start = len(unfolded_events)
             unfolded_events += self.repeated.events_of_long_run(trace_piece)
             if i % 2:
-                passes.append(self._unfolded_pass(self.passes[i // 2], trace_piece, pass_start, len(unfolded_events)))
-        return unfolded_events, passes
+                unfolded_passes.append(
+                    self._unfolded_pass(self.passes[i // 2], trace_piece, pass_start, len(unfolded_events))
+                )
+        return unfolded_events, unfolded_passes
 
     def _unfolded_pass(
         self, recorded_pass: RecordedPass, pass_events: Sequence[Event], pass_start: int, pass_end: int
@@ -108,28 +110,30 @@ class ShortenedPasses:
         """
         chunk, pass_kind, _ = recorded_pass.pass_id
         recorded_chunk, source_numbers = self.chunks[chunk], self.sources[chunk]
-        outputs = {i: (template, storage) for i, template, storage in recorded_pass.outputs}
+        recorded_outputs = {i: (template, storage) for i, template, storage in recorded_pass.outputs}
         if pass_kind == "B":
             received_count = int(bool(recorded_chunk.received))
             recorded_starts = [received_count + len(recorded_chunk.parameters)]
             full_starts = [received_count + len(self.full_chunks[chunk].parameters)]
             recorded_starts.append(recorded_starts[0] + len(recorded_chunk.gathered()))
             full_starts.append(full_starts[0] + len(source_numbers))
-            allocated_storages = {storage_number for storage_number, size, _ in pass_events if size >= 0}
+            allocated_storages = {storage_number for storage_number, nbytes, _ in pass_events if nbytes >= 0}
             if any(
                 received_count <= i < recorded_starts[0] and storage_position in allocated_storages
-                for i, (_, storage_position) in outputs.items()
+                for i, (_, storage_position) in recorded_outputs.items()
             ):
                 raise NotRepeating  # the gradient of a shard, which is made between passes
         else:
             received_count, recorded_starts, full_starts = 1, [1], [1]
         unfolded_outputs = [
-            (i, outputs[i][0], self._full_storage(outputs[i][1], None)) for i in range(received_count) if i in outputs
+            (i, recorded_outputs[i][0], self._full_storage(recorded_outputs[i][1], None))
+            for i in range(received_count)
+            if i in recorded_outputs
         ]
         for recorded_start, full_start in zip(recorded_starts, full_starts, strict=True):
             for i, (storage_position, inner_repeat) in enumerate(source_numbers):
-                if recorded_start + storage_position in outputs:
-                    template, storage = outputs[recorded_start + storage_position]
+                if recorded_start + storage_position in recorded_outputs:
+                    template, storage = recorded_outputs[recorded_start + storage_position]
                     unfolded_outputs.append((full_start + i, template, self._full_storage(storage, inner_repeat)))
         stage_input = recorded_pass.input_storage
         return recorded_pass._replace(

@@ -176,14 +176,16 @@ def read_job(config: Table, reader: LaunchReader, spec: ModelSpec) -> Launch:
 def _read_sections(job_config: _Job, world_size: int | None, spec: ModelSpec | None = None) -> Launch:
     """Returns the training run of a job: model, layout and settings."""
     reader = job_config.reading
-    for name, section_table in job_config.data.items():
-        _check_section(reader, name, section_table)
+    for section_name, section_table in job_config.data.items():
+        _check_section(reader, section_name, section_table)
     is_2024_form = "parallelism" not in job_config.data
     if spec is None:
-        name, model_size = job_config.find_key("name", "model")[1], job_config.find_key("flavor", "model")[1]
+        section_name, model_size = job_config.find_key("name", "model")[1], job_config.find_key("flavor", "model")[1]
         if not isinstance(model_size, str):
             raise reader.wrong("model.flavor", f"{shown(model_size)}; expected the name of a flavour, such as 8B")
-        spec = flavor("llama3" if name is None else str(name), model_size, reader.where, is_2024_form=is_2024_form)
+        spec = flavor(
+            "llama3" if section_name is None else str(section_name), model_size, reader.where, is_2024_form=is_2024_form
+        )
     layout = _job_layout(job_config, spec.main.num_hidden_layers, world_size)
     settings = _command_settings(job_config, layout)
     own_settings = _titan_settings(job_config, layout, is_2024_form)
@@ -265,11 +267,13 @@ def _pipeline_stages(job_config: _Job, pp: int, layers: int) -> tuple[Schedule, 
     """
     if pp == 1:
         return "1f1b", 1, None
-    full_key, value = job_config.find_key("pipeline_parallel_schedule", "parallelism", "experimental")
+    full_key, schedule_text = job_config.find_key("pipeline_parallel_schedule", "parallelism", "experimental")
     schedules_by_name = {full_key.lower(): schedule for full_key, schedule in SCHEDULES.items()}
-    schedule_name = "1f1b" if value is None else str(value).lower()[:60]
+    schedule_name = "1f1b" if schedule_text is None else str(schedule_text).lower()[:60]
     if schedule_name not in schedules_by_name:
-        raise job_config.reading.wrong(full_key, f"{shown(value)} is not supported; expected 1F1B or Interleaved1F1B")
+        raise job_config.reading.wrong(
+            full_key, f"{shown(schedule_text)} is not supported; expected 1F1B or Interleaved1F1B"
+        )
     is_interleaved = schedules_by_name[schedule_name] == "interleaved"
     first_stage_reduction = job_config.size_of("pipeline_parallel_first_stage_less_layers", 1, "parallelism", minimum=0)
     last_stage_reduction = job_config.size_of("pipeline_parallel_last_stage_less_layers", 1, "parallelism", minimum=0)

@@ -93,10 +93,12 @@ class Llama4(NamedTuple):
 
     def expert_width(self) -> int:
         """Width of an expert: the unrounded width of the dense network, divided by two experts, rounded up."""
-        width = int(2 * (4 * self.sizes.dim) / 3)
-        width = width if self.sizes.ffn_dim_multiplier is None else int(self.sizes.ffn_dim_multiplier * width)
-        width = int(width / 2)
-        return width + -width % self.sizes.multiple_of
+        dense_width = int(2 * (4 * self.sizes.dim) / 3)
+        dense_width = (
+            dense_width if self.sizes.ffn_dim_multiplier is None else int(self.sizes.ffn_dim_multiplier * dense_width)
+        )
+        dense_width = int(dense_width / 2)
+        return dense_width + -dense_width % self.sizes.multiple_of
 
 
 LLAMA3 = {

@@ -45,9 +45,9 @@ ASSUMED_CONTEXT, ASSUMED_TOKENS = 2048, 16384
 """Defaults of `TrainingConfig`."""
 
 
-def is_python(text: str) -> bool:
+def is_python(source: str) -> bool:
     """Whether a Python file contains configurations of torchtitan."""
-    return "Trainer.Config" in text and re.search(r"^from torchtitan[\w.]* import", text, re.MULTILINE) is not None
+    return "Trainer.Config" in source and re.search(r"^from torchtitan[\w.]* import", source, re.MULTILINE) is not None
 
 
 def read_python(file_text: str, source_file: LaunchSource) -> Launch:
@@ -57,29 +57,29 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
     """
     with reading_of(source_file) as reader:
         configurations = Configurations(parse_python(file_text, source_file.where))
-        names = [name for name in configurations.functions if _family_of(name)] or [
-            name for name in configurations.functions if not name.startswith("_")
+        names = [function for function in configurations.functions if _family_of(function)] or [
+            function for function in configurations.functions if not function.startswith("_")
         ]
         configuration_names = [argument for argument in source_file.arguments if "=" not in argument]
-        name = configuration_names[0] if configuration_names else ""
-        if name not in names:
-            problem_text = f"no configuration '{name[:60]}'" if name else f"{len(names)} configurations"
+        function = configuration_names[0] if configuration_names else ""
+        if function not in names:
+            problem_text = f"no configuration '{function[:60]}'" if function else f"{len(names)} configurations"
             raise reader.wrong(
                 "config",
                 f"the file has {problem_text}: {', '.join(names[:8])[:300]}; expected one of them, as in --launch "
-                f"'{source_file.where} {names[0] if names else 'NAME'}'.{suggest(name, names) if name else ''}".rstrip(
+                f"'{source_file.where} {names[0] if names else 'NAME'}'.{suggest(function, names) if function else ''}".rstrip(
                     "."
                 ),
             )
         try:
-            config = configurations.configuration_of(name)
+            config = configurations.configuration_of(function)
         except RecursionError:
-            raise reader.wrong(name, "nested too deeply; expected a configuration") from None
+            raise reader.wrong(function, "nested too deeply; expected a configuration") from None
         for argument in source_file.arguments:
             overridden_key, equals_sign, override_value = argument.lstrip("-").partition("=")
             if equals_sign:
                 config[overridden_key] = plain_value(override_value)
-        return _read_configuration(reader, config, name)
+        return _read_configuration(reader, config, function)
 
 
 def _read_configuration(reader: LaunchReader, config: Config, configuration_name: str) -> Launch:
@@ -115,14 +115,16 @@ def _family_of(configuration_name: str) -> str:
 def _job_sections(reader: LaunchReader, config: Config) -> dict[str, dict[str, Any]]:
     """Returns the sections of the equivalent TOML job."""
     job_sections: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS if section != "optimizer"}
-    for key, setting in config.items():
-        section, _, field_name = key.partition(".")
-        if section not in SECTIONS or not field_name or CALLED in field_name or key in IGNORED_KEYS:
+    for config_key, config_value in config.items():
+        section, _, field_name = config_key.partition(".")
+        if section not in SECTIONS or not field_name or CALLED in field_name or config_key in IGNORED_KEYS:
             continue
-        if isinstance(setting, Unknown):
-            raise reader.wrong(key, f"{setting.text} is not read; expected {key}=… behind the configuration's name")
+        if isinstance(config_value, Unknown):
+            raise reader.wrong(
+                config_key, f"{config_value.text} is not read; expected {config_key}=… behind the configuration's name"
+            )
         if section != "optimizer":
-            job_sections[section][field_name] = setting
+            job_sections[section][field_name] = config_value
     training_section = job_sections["training"]
     if "seq_len" not in training_section:
         training_section |= _batch_settings(reader, config, job_sections["parallelism"])

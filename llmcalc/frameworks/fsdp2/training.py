@@ -161,9 +161,9 @@ def check_optimizer(training_config: Training, is_flat: bool) -> None:
         return optimizer_record.by_element or (optimizer_record.by_rows and not is_flat)
 
     if not runs_on_shards(optimizer(training_config.optimizer)):
-        names = " or ".join(record.name for record in optimizers() if runs_on_shards(record))
+        known_names = " or ".join(record.name for record in optimizers() if runs_on_shards(record))
         raise InputError(
-            f"--optimizer {training_config.optimizer}: on shards it is not modelled; expected {names}, or whole "
+            f"--optimizer {training_config.optimizer}: on shards it is not modelled; expected {known_names}, or whole "
             "replicas with --framework torch"
         )
 
@@ -308,8 +308,10 @@ def set_resharding_and_prefetch(
     if any(layer.has_experts for layer in groups):
         _set_prefetch_beside_experts(groups, stacks)
     elif fsdp_settings.prefetch:
-        for path in stacks:
-            _set_prefetch([groups[layer] for layer in sorted(groups) if layer.path == path], fsdp_settings.prefetch)
+        for stack_path in stacks:
+            _set_prefetch(
+                [groups[layer] for layer in sorted(groups) if layer.path == stack_path], fsdp_settings.prefetch
+            )
 
 
 def _set_prefetch(layers: Sequence[Group], prefetched_layers: int) -> None:

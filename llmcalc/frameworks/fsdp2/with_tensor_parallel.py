@@ -64,18 +64,20 @@ class FsdpTensorParallelProfile(Divided, FsdpProfile):
         return self.tokens > 1 and _path_without_indices(key) not in self.unsharded_shapes
 
 
-def _path_without_indices(key: Path) -> str:
+def _path_without_indices(parameter: Path) -> str:
     """Returns the path of a parameter without layer indices."""
-    return ".".join(str(path_part).strip(".") for path_part in key if type(path_part) is not int and path_part)
+    return ".".join(str(path_part).strip(".") for path_part in parameter if type(path_part) is not int and path_part)
 
 
 def _unsharded_shapes(program_items: Iterable[Item], module_path: str) -> Iterator[tuple[str, Shape]]:
     """Yields (path, unsharded shape) of each sharded parameter, with matrices as [rows, columns]."""
     for option_name, operation in named_steps(program_items, module_path):
         if operation.weight is not None and is_divided((*operation.weight.ins, *operation.weight.out)):
-            table = operation.verb in ("table", "unread_table")
+            is_table = operation.verb in ("table", "unread_table")
             row_count, column_count = (
-                (operation.weight.ins, operation.weight.out) if table else (operation.weight.out, operation.weight.ins)
+                (operation.weight.ins, operation.weight.out)
+                if is_table
+                else (operation.weight.out, operation.weight.ins)
             )
             yield f"{option_name}.weight", (_unsharded_length(row_count), _unsharded_length(column_count))
             yield f"{option_name}.bias", (_unsharded_length(operation.weight.out),)

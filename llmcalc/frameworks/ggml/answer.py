@@ -15,7 +15,7 @@ UNQUANTIZED_NOTE = "no --quantize: the weights are counted in bf16; a GGUF file 
 
 def engine_memory(server: GgmlServer, buffers: Buffers, memory_notes: Iterable[str] = ()) -> EngineMemory:
     """Returns the memory of a server's devices and host."""
-    version_rules, record, model = server.rules, server.engine_record, server.model
+    version_rules, engine_record, model = server.rules, server.engine_record, server.model
     memory_terms = []
     devices = (*server.devices, HOST)
     tensors_text = (
@@ -39,7 +39,7 @@ def engine_memory(server: GgmlServer, buffers: Buffers, memory_notes: Iterable[s
                 Term("kv_buffer", cache_bytes, "source", version_rules.source_place, _cache_origin(server), device)
             )
     for device in devices:
-        compute_source = f"{record.compute_logs} logs compared"
+        compute_source = f"{engine_record.compute_logs} logs compared"
         compute_origin = f"graph of {server.micro_batch:,} tokens"
         memory_terms.append(
             Term("compute_buffer", buffers.compute.get(device, 0), "estimate", compute_source, compute_origin, device)

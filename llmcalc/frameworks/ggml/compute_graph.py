@@ -257,15 +257,17 @@ def _allocate_tensors(
     buffers_by_device = defaultdict[str, _Buffer](_Buffer)
     operations_with_sources: list[tuple[Tensor, Sequence[Tensor]]] = []
     input_tensors: dict[int, Tensor] = {}
-    for node, copied_tensor in ordered_tensors:
+    for graph_node, copied_tensor in ordered_tensors:
         operations_with_sources += (
-            [(node, (node,)), (copied_tensor, ())] if copied_tensor is not None else [(node, node.sources)]
+            [(graph_node, (graph_node,)), (copied_tensor, ())]
+            if copied_tensor is not None
+            else [(graph_node, graph_node.sources)]
         )
-        for tensor in (node, *node.sources):
+        for tensor in (graph_node, *graph_node.sources):
             if tensor.operation == "input":
                 input_tensors[id(tensor)] = tensor
-        if copied_tensor is None and node.operation == "view" and node.base is not None:
-            node.base.views += 1
+        if copied_tensor is None and graph_node.operation == "view" and graph_node.base is not None:
+            graph_node.base.views += 1
     if pipeline:
         for tensor in (*input_tensors.values(), *tensor_copies):
             tensor.stays = True
@@ -277,11 +279,11 @@ def _allocate_tensors(
             source_tensor.children += 1
     for tensor in input_tensors.values():
         _allocate_tensor(tensor, buffers_by_device)
-    for node, source_tensors in operations_with_sources:
+    for graph_node, source_tensors in operations_with_sources:
         for source_tensor in source_tensors:
             _allocate_tensor(source_tensor, buffers_by_device)
-        if node not in source_tensors:
-            _allocate_tensor(node, buffers_by_device)
+        if graph_node not in source_tensors:
+            _allocate_tensor(graph_node, buffers_by_device)
         for source_tensor in source_tensors:
             source_tensor.children -= 1
             if source_tensor.children or source_tensor.views:

@@ -225,12 +225,14 @@ class GgmlServer(GgmlSettings):
 
     def buffers(self, placement: Placement) -> Buffers:
         """Returns all buffers by device."""
-        buffers = Buffers(self.model_buffers(placement), self.cache_buffers(placement), self.compute_buffers(placement))
+        all_buffers = Buffers(
+            self.model_buffers(placement), self.cache_buffers(placement), self.compute_buffers(placement)
+        )
         if self.drafts_by_modules:
-            buffers = buffers.with_draft(self.module_buffers(placement))
+            all_buffers = all_buffers.with_draft(self.module_buffers(placement))
         if self.draft is None:
-            return buffers
-        return buffers.with_draft(self.draft.buffers(self.draft.placement))
+            return all_buffers
+        return all_buffers.with_draft(self.draft.buffers(self.draft.placement))
 
     @property
     def file_bytes(self) -> int:

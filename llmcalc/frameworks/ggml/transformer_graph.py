@@ -161,10 +161,10 @@ class ModelGraph:
         weight = self._weight(weight_name, layer)
         if self.rules.style == "ik":
             return Tensor(input_tensor.nbytes, (input_tensor, weight), "new", input_tensor.layout)
-        normed_input = self._inplace(input_tensor, input_tensor)
+        normed_tensor = self._inplace(input_tensor, input_tensor)
         if layer is not None and self.settings.full_offload:
-            normed_input.device = self.layer_device(layer)
-        return self._inplace(normed_input, normed_input, weight)
+            normed_tensor.device = self.layer_device(layer)
+        return self._inplace(normed_tensor, normed_tensor, weight)
 
     def mask(self, window: int | None) -> Tensor:
         """Returns the attention mask of windowed layers, in 16 bits for flash attention."""
@@ -302,16 +302,16 @@ class ModelGraph:
             self._weight(f"blk.{i}.attn_kv_a_norm.weight", i),
         )
         if settings.mla == 0:
-            expanded = self._attend_expanded(i, layer, normed_latent, key_rope, query_nope, query_rope, cache_device)
+            head_values = self._attend_expanded(i, layer, normed_latent, key_rope, query_nope, query_rope, cache_device)
         else:
             cached_latent = self._new((latent_rank + rope_dim, tokens), key_rope, normed_latent)
             self.graph.add_operations(self._store_in_cache(cache, cached_latent))
             if self.rules.style == "ik" and settings.mla > 1 and settings.flash and tokens >= 128:
-                expanded = self._attend_by_head_groups(i, layer, cache, query_nope, query_rope)
+                head_values = self._attend_by_head_groups(i, layer, cache, query_nope, query_rope)
             else:
-                expanded = self._attend_absorbed(i, layer, cache, query_nope, query_rope)
-        self.graph.add_operations(expanded)
-        return self.matmul(f"blk.{i}.attn_output.weight", i, self.hidden, expanded, tokens)
+                head_values = self._attend_absorbed(i, layer, cache, query_nope, query_rope)
+        self.graph.add_operations(head_values)
+        return self.matmul(f"blk.{i}.attn_output.weight", i, self.hidden, head_values, tokens)
 
     def _attend_expanded(
         self,
@@ -411,14 +411,16 @@ class ModelGraph:
         if uses_flash:
             weighted_latents = self._new((latent_rank, heads, tokens), query, cache, self.mask(layer.window))
         else:
-            values: Tensor = cache
+            latents: Tensor = cache
             if self.rules.style != "ik" or settings.mla > 1:
-                values = self._new(
+                latents = self._new(
                     (cells, latent_rank), self._view(cache, None), bytes=F16 if settings.key_type_is_f16 else F32
                 )
-            weighted_latents = self._attend_with_scores(query, cache, values, cells, heads, latent_rank, layer.window)
-        expanded = self._new((value_dim, tokens, heads), self._weight(f"blk.{i}.attn_kv_b.weight", i), weighted_latents)
-        return self._new((value_dim * heads, tokens), self._view(expanded, None))
+            weighted_latents = self._attend_with_scores(query, cache, latents, cells, heads, latent_rank, layer.window)
+        head_values = self._new(
+            (value_dim, tokens, heads), self._weight(f"blk.{i}.attn_kv_b.weight", i), weighted_latents
+        )
+        return self._new((value_dim * heads, tokens), self._view(head_values, None))
 
     def _attend_with_scores(
         self,

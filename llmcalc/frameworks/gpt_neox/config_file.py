@@ -76,7 +76,9 @@ def read_gpt_neox(written_config: Table, source_file: LaunchSource) -> Launch:
         reader.refuse_other_values(arguments, OFF)
         mixer = _mixer_kind(reader, arguments)
         reader.check_unknown()
-        tp, pp = (max(1, size_of(reader, name, arguments.get(name, 1), minimum=0)) for name in PARALLEL_SIZES)
+        tp, pp = (
+            max(1, size_of(reader, size_name, arguments.get(size_name, 1), minimum=0)) for size_name in PARALLEL_SIZES
+        )
         spec = _model_of(reader, arguments, mixer, tp)
         run_settings = {
             "seq": size_of(reader, "seq_length", arguments.get("seq_length")),
@@ -140,7 +142,7 @@ def _divided_run(reader: LaunchReader, config: Table, parallel_run: MegatronRun,
 
 def _deepspeed_keys(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
     """Returns the DeepSpeed config that GPT-NeoX creates (`_set_config`, `calculate_derived`)."""
-    config = {argument_name: setting for argument_name, setting in arguments.items() if argument_name in DEEPSPEED}
+    config = {argument_name: value for argument_name, value in arguments.items() if argument_name in DEEPSPEED}
     fp16_table = reader.table(arguments, "fp16")
     precision = arguments.get("precision") or ("bfloat16" if fp16_table.get("type") == "bfloat16" else None)
     if precision is not None:
@@ -186,7 +188,7 @@ def _model_of(reader: LaunchReader, arguments: Table, mixer: str, tp: int) -> Mo
 
     mixer: attention or recurrence type of all layers. tp: parts of the padded vocabulary.
     """
-    layers, width, heads, position_count = (
+    layers, hidden, heads, position_count = (
         size_of(reader, argument_name, arguments.get(argument_name))
         for argument_name in ("num_layers", "hidden_size", "num_attention_heads", "max_position_embeddings")
     )
@@ -207,23 +209,23 @@ def _model_of(reader: LaunchReader, arguments: Table, mixer: str, tp: int) -> Mo
         attention["position"] = {"type": "alibi"}
     elif position_type == "learned":
         decoder["position"] = {"type": "learned", "max_position_embeddings": position_count}
-    network = _network_table(reader, arguments, width)
-    block: dict[str, Any] = {"attention": attention, "feed_forward": network, "norm": norm}
+    network = _network_table(reader, arguments, hidden)
+    layer: dict[str, Any] = {"attention": attention, "feed_forward": network, "norm": norm}
     if reader.flag(arguments, "gpt_j_residual"):
-        block["parallel"] = "shared" if reader.flag(arguments, "gpt_j_tied") else "separate"
+        layer["parallel"] = "shared" if reader.flag(arguments, "gpt_j_tied") else "separate"
     if mixer == "mamba":
-        block = {"attention": _mamba_table(reader, arguments, width), "feed_forward": {"type": "none"}, "norm": norm}
-    multiple = tp * reader.size(arguments, "make_vocab_size_divisible_by", 128)
+        layer = {"attention": _mamba_table(reader, arguments, hidden), "feed_forward": {"type": "none"}, "norm": norm}
+    row_multiple = tp * reader.size(arguments, "make_vocab_size_divisible_by", 128)
     reader.filled_in["vocabulary"] = VOCABULARY
     reader.notes.append(
-        f"the tokens are in the tokenizer's files: {VOCABULARY:,} of GPT-2 are counted, in a multiple of {multiple}"
+        f"the tokens are in the tokenizer's files: {VOCABULARY:,} of GPT-2 are counted, in a multiple of {row_multiple}"
     )
     spec_table = {
-        "vocab_size": ceil_div(VOCABULARY, multiple) * multiple,
-        "hidden_size": width,
+        "vocab_size": ceil_div(VOCABULARY, row_multiple) * row_multiple,
+        "hidden_size": hidden,
         "tie_word_embeddings": not reader.flag(arguments, "no_weight_tying"),
         "max_position_embeddings": position_count,
-        "decoder": {**decoder, "block": {**block, "norm_placement": "pre"}},
+        "decoder": {**decoder, "block": {**layer, "norm_placement": "pre"}},
     }
     return validate(ModelSpec, spec_table, reader.where)
 
@@ -254,7 +256,9 @@ def _norm_table(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
 
 def _rotary_table(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
     """Returns the model-spec table of rotary positions."""
-    rotary_fraction, rope_base = (reader.value(arguments, argument, default) for argument, default in ROTATION.items())
+    rotary_fraction, rope_base = (
+        reader.value(arguments, argument, default_value) for argument, default_value in ROTATION.items()
+    )
     if not isinstance(rotary_fraction, int | float) or not 0 < rotary_fraction <= 1:
         raise reader.wrong("rotary_pct", f"{shown(rotary_fraction)}; expected a share from 0 to 1")
     rotary_table = {"type": "rope", "rope_theta": float(size_of(reader, "rotary_emb_base", rope_base))}

@@ -64,8 +64,10 @@ def with_known_targets(launched_run: Launch, model: ModelSpec) -> Launch:
     known_targets: dict[str, None] = {}
     target_notes = []
     for target in targets:
-        name_parts = [layer for word in _last_component_names(target) for layer in OTHER_NAMES.get(word, (word,))]
-        layers = [target] if target in layer_names else [layer for layer in name_parts if layer in layer_names]
+        known_layers = [
+            layer for component in _last_component_names(target) for layer in OTHER_NAMES.get(component, (component,))
+        ]
+        layers = [target] if target in layer_names else [layer for layer in known_layers if layer in layer_names]
         known_targets |= dict.fromkeys(layers)
         if layers and layers != [target]:
             target_notes.append(f"adapters of {target[:60]} are counted as those of {', '.join(dict.fromkeys(layers))}")
@@ -83,7 +85,9 @@ def _with_known_modules(launched_run: Launch, model: ModelSpec) -> Launch:
     if not saved_modules or "modules_to_save" in launched_run.overridden:
         return launched_run
     node_names = {node_position.node.name for node_position in model.tree().walk()}
-    known_modules = tuple(name if name in node_names else OTHER_MODULES.get(name, name) for name in saved_modules)
+    known_modules = tuple(
+        module if module in node_names else OTHER_MODULES.get(module, module) for module in saved_modules
+    )
     return replace(launched_run, settings={**launched_run.settings, "modules_to_save": known_modules})
 
 

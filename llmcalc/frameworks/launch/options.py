@@ -48,7 +48,9 @@ def read_with_options(
     changed_launch = read_launch_data(file.with_options(config, options, launched_run, source_file.where), source_file)
     return replace(
         _of_kind(file, changed_launch),
-        overridden={option: Override(value, _file_value(launched_run, option)) for option, value in options.items()},
+        overridden={
+            option: Override(setting, _file_value(launched_run, option)) for option, setting in options.items()
+        },
     )
 
 
@@ -68,7 +70,7 @@ def _without_master_format(launched_run: Launch) -> Launch:
         return launched_run
     return replace(
         launched_run,
-        settings={option: value for option, value in launched_run.settings.items() if option != "master_weights"},
+        settings={option: setting for option, setting in launched_run.settings.items() if option != "master_weights"},
     )
 
 
@@ -136,25 +138,25 @@ def _with_layout(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
             "has; remove "
             "the option, or answer without the file"
         )
-    sizes = {option: option_value for option, option_value in options.items() if option not in ("framework", "fsdp")}
+    degrees = {option: option_value for option, option_value in options.items() if option not in ("framework", "fsdp")}
     if "fsdp" in options:
-        replicas = sizes.get("hsdp_replicas", launched_run.layout.hsdp_replicas)
-        sizes |= {"zero": 3, "dp": options["fsdp"] * replicas}
-    replica_sizes = {option: sizes.get(option, getattr(launched_run.layout, option)) for option in ("tp", "pp", "cp")}
+        replicas = degrees.get("hsdp_replicas", launched_run.layout.hsdp_replicas)
+        degrees |= {"zero": 3, "dp": options["fsdp"] * replicas}
+    replica_sizes = {option: degrees.get(option, getattr(launched_run.layout, option)) for option in ("tp", "pp", "cp")}
     replica_devices = replica_sizes["tp"] * replica_sizes["pp"] * replica_sizes["cp"]
-    dp = sizes.get("dp", world_size // replica_devices if world_size % replica_devices == 0 else 0)
+    dp = degrees.get("dp", world_size // replica_devices if world_size % replica_devices == 0 else 0)
     if dp * replica_devices != world_size:
         raise InputError(
             f"--devices: {launched_run.where} runs on {world_size}, and tp · cp · pp · dp is "
             f"{replica_devices * max(dp, 1)}; "
             "expected --devices of that number, or other sizes"
         )
-    changes: dict[str, Any] = {**sizes, "dp": dp}
-    if "pp" in sizes or "vpp" in sizes:
-        changes.setdefault("pp_layout", None)
-        changes.setdefault("schedule", "interleaved" if sizes.get("vpp", launched_run.layout.vpp) > 1 else "1f1b")
+    new_sizes: dict[str, Any] = {**degrees, "dp": dp}
+    if "pp" in degrees or "vpp" in degrees:
+        new_sizes.setdefault("pp_layout", None)
+        new_sizes.setdefault("schedule", "interleaved" if degrees.get("vpp", launched_run.layout.vpp) > 1 else "1f1b")
         launched_run = replace(launched_run, stage_ends=(None, None))
-        if changes.get("pp", launched_run.layout.pp) == 1:
-            changes.setdefault("vpp", 1)
-    layout: Layout = replace(launched_run.layout, **changes)
+        if new_sizes.get("pp", launched_run.layout.pp) == 1:
+            new_sizes.setdefault("vpp", 1)
+    layout: Layout = replace(launched_run.layout, **new_sizes)
     return replace(launched_run, layout=layout)

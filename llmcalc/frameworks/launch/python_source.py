@@ -174,11 +174,13 @@ class Configurations:
         if self.work > MOST_WORK:
             raise RecursionError
 
-    def configuration_of(self, name: str, arguments: Mapping[str, Any] | None = None, nesting_depth: int = 0) -> Config:
+    def configuration_of(
+        self, function_name: str, arguments: Mapping[str, Any] | None = None, nesting_depth: int = 0
+    ) -> Config:
         """Returns the configuration that a function builds. Raises `RecursionError` for recursive functions."""
         if nesting_depth > 10:
             raise RecursionError
-        function = self.functions[name]
+        function = self.functions[function_name]
         parameters = [*function.args.args, *function.args.kwonlyargs]
         defaults = [*function.args.defaults, *(default for default in function.args.kw_defaults if default is not None)]
         variables = dict(self.constants)
@@ -214,26 +216,28 @@ class Configurations:
                 for target in inner_node.targets:
                     self.assign_value(target, {"": Unknown("a condition")}, variables, configs)
 
-    def truth_of(self, node: ast.expr, variables: Config, configs_by_name: dict[str, Config]) -> bool | None:
+    def truth_of(self, condition: ast.expr, variables: Config, configs_by_name: dict[str, Config]) -> bool | None:
         """Returns whether a condition on plain values is true; None if unknown."""
-        if isinstance(node, ast.BoolOp):
-            operand_truths = [self.truth_of(operand, variables, configs_by_name) for operand in node.values]
-            decisive = isinstance(node.op, ast.Or)
+        if isinstance(condition, ast.BoolOp):
+            operand_truths = [self.truth_of(operand, variables, configs_by_name) for operand in condition.values]
+            decisive = isinstance(condition.op, ast.Or)
             return decisive if decisive in operand_truths else None if None in operand_truths else not decisive
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            operand_truth = self.truth_of(node.operand, variables, configs_by_name)
+        if isinstance(condition, ast.UnaryOp) and isinstance(condition.op, ast.Not):
+            operand_truth = self.truth_of(condition.operand, variables, configs_by_name)
             return None if operand_truth is None else not operand_truth
-        if isinstance(node, ast.Call) and dotted(node.func) == "isinstance" and len(node.args) == 2:
-            plain_value = self._plain_value(node.args[0], variables, configs_by_name)
-            is_known = dotted(node.args[1]) == "str" and not isinstance(plain_value, Unknown)
+        if isinstance(condition, ast.Call) and dotted(condition.func) == "isinstance" and len(condition.args) == 2:
+            plain_value = self._plain_value(condition.args[0], variables, configs_by_name)
+            is_known = dotted(condition.args[1]) == "str" and not isinstance(plain_value, Unknown)
             return isinstance(plain_value, str) if is_known else None
-        if not isinstance(node, ast.Compare) or len(node.ops) != 1:
-            plain_value = self._plain_value(node, variables, configs_by_name)
+        if not isinstance(condition, ast.Compare) or len(condition.ops) != 1:
+            plain_value = self._plain_value(condition, variables, configs_by_name)
             return None if isinstance(plain_value, Unknown) else bool(plain_value)
-        left, right = (self._plain_value(side, variables, configs_by_name) for side in (node.left, node.comparators[0]))
+        left, right = (
+            self._plain_value(side, variables, configs_by_name) for side in (condition.left, condition.comparators[0])
+        )
         if isinstance(left, Unknown) or isinstance(right, Unknown):
             return None
-        return _comparison_result(node.ops[0], left, right)
+        return _comparison_result(condition.ops[0], left, right)
 
     def _plain_value(self, expression: ast.expr, variables: Config, configs_by_variable: dict[str, Config]) -> Any:
         """Returns the value of an expression that builds no configuration, also after `.lower()`."""
@@ -268,15 +272,17 @@ class Configurations:
         if len(owner_config) > MOST_VALUES:
             raise RecursionError
 
-    def evaluate(self, node: ast.expr, variables: Config, configs_by_variable: dict[str, Config], depth: int) -> Config:
+    def evaluate(
+        self, expression: ast.expr, variables: Config, configs_by_variable: dict[str, Config], depth: int
+    ) -> Config:
         """Returns the configuration that an expression builds, or a plain value in a table with an empty path."""
         self.count_work(1)
         if depth > DEEPEST:
             raise RecursionError
-        called_path = dotted(node)
+        called_path = dotted(expression)
         if called_path in configs_by_variable:
             return dict(configs_by_variable[called_path])
-        if not isinstance(node, ast.Call):
+        if not isinstance(expression, ast.Call):
             variable, _, attribute = called_path.partition(".")
             if attribute and variable in configs_by_variable:
                 owner = configs_by_variable[variable]
@@ -284,22 +290,22 @@ class Configurations:
                     key[len(attribute) + 1 :]: value for key, value in owner.items() if key.startswith(f"{attribute}.")
                 }
                 return inner_config or {"": owner.get(attribute, Unknown(called_path))}
-            return {"": value_of(node, variables)}
-        called_name = dotted(node.func)
-        keyword_nodes = {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg is not None}
+            return {"": value_of(expression, variables)}
+        called_name = dotted(expression.func)
+        keyword_nodes = {keyword.arg: keyword.value for keyword in expression.keywords if keyword.arg is not None}
         if called_name in self.functions:
             argument_values = {key: value_of(value, variables) for key, value in keyword_nodes.items()}
             parameters = [parameter.arg for parameter in self.functions[called_name].args.args]
             argument_values |= {
-                key: value_of(value, variables) for key, value in zip(parameters, node.args, strict=False)
+                key: value_of(value, variables) for key, value in zip(parameters, expression.args, strict=False)
             }
             return self.configuration_of(called_name, argument_values, depth + 1)
         config: Config = dict(self.known.get(called_name, {}))
-        if not called_name and isinstance(node.func, ast.Attribute):  # a method of what another call returns
-            config = self.evaluate(node.func.value, variables, configs_by_variable, depth + 1)
-            called_name = f"….{node.func.attr}"
+        if not called_name and isinstance(expression.func, ast.Attribute):  # a method of what another call returns
+            config = self.evaluate(expression.func.value, variables, configs_by_variable, depth + 1)
+            called_name = f"….{expression.func.attr}"
         config[CALLED] = called_name
-        for key, argument in (*((str(i), value) for i, value in enumerate(node.args)), *keyword_nodes.items()):
+        for key, argument in (*((str(i), value) for i, value in enumerate(expression.args)), *keyword_nodes.items()):
             inner_config = self.evaluate(argument, variables, configs_by_variable, depth + 1)
             config |= {f"{key}.{inner_path}".rstrip("."): value for inner_path, value in inner_config.items()}
         self.count_work(len(config))

@@ -37,7 +37,7 @@ from .unresolved import is_unresolved, is_unset_variable, printable, unresolved_
 
 
 def read_launch(
-    path: str | Path,
+    typed_path: str | Path,
     world_size: int | None = None,
     allow_unknown: bool = False,
     *,
@@ -47,7 +47,7 @@ def read_launch(
 ) -> Launch:
     """Returns the training run of a launch file.
 
-    path: the file's name, or a text `NAME=VALUE … FILE ARGUMENT …` with variables and arguments of a script, as they
+    typed_path: the file's name, or a text `NAME=VALUE … FILE ARGUMENT …` with variables and arguments of a script, as they
         are typed in a shell.
     world_size: number of devices; by default that of the file, or the smallest number that its layout allows.
     allow_unknown: whether to accept arguments that may change memory and are not modelled.
@@ -56,7 +56,7 @@ def read_launch(
     options: options typed beside the file → values, which replace the file's.
     Raises `InputError`, which names file, field and fix.
     """
-    typed_text = typed_launch(str(path))
+    typed_text = typed_launch(str(typed_path))
     name_in_errors = Path(typed_text.path)
     return launch_of(
         read_text(name_in_errors, LARGEST),
@@ -163,8 +163,8 @@ def _read_python(file_text: str, source_file: LaunchSource, options: Mapping[str
 @cache
 def _command_pattern() -> re.Pattern[str]:
     """Returns a regular expression for script lines that start Python, directly or with a launcher."""
-    launchers = (framework(name).launcher for name in NAMES)
-    console = (rf"{name}\s+({'|'.join(verbs)})" if verbs else name for name, verbs in CONSOLE_PROGRAMS.items())
+    launchers = (framework(folder).launcher for folder in NAMES)
+    console = (rf"{folder}\s+({'|'.join(verbs)})" if verbs else folder for folder, verbs in CONSOLE_PROGRAMS.items())
     programs = "|".join((*filter(None, launchers), "srun", "mpirun", r"accelerate\s+launch", "python3?", *console))
     return re.compile(rf"^[^#\n:]*\b({programs}|torch\.distributed\.(run|launch))\s", re.M)
 
@@ -194,8 +194,8 @@ def _text_reader(name_in_errors: str, folder: Path | None) -> ReadText:
             raise InputError(
                 f"{name_in_errors}: {file_name[:80]}: names a file, which is not read; expected its contents"
             )
-        paths = (folder / file_name, Path(file_name), folder.parent / file_name)  # an absolute path stands alone
-        possible_path = next((possible_path for possible_path in paths if possible_path.exists()), None)
+        candidates = (folder / file_name, Path(file_name), folder.parent / file_name)  # an absolute path stands alone
+        possible_path = next((possible_path for possible_path in candidates if possible_path.exists()), None)
         if possible_path is None:
             raise InputError(
                 f"{name_in_errors}: {file_name[:200]}: no such file beside it, nor in the folder above, nor in the "
@@ -252,7 +252,7 @@ def _read_training_command(
         command_env = env_by_line.get(command_line.line, {})
         env = {
             **script.env(),
-            **{variable: value for variable, value in command_env.items() if not is_unresolved(value)},
+            **{variable: env_value for variable, env_value in command_env.items() if not is_unresolved(env_value)},
         }
         world_size = source_file.world_size or processes([*batch, *command_line.launcher], env)
         if world_size is None:
@@ -291,7 +291,7 @@ def _read_training_command(
         reader = next((file for file in kinds() if file.name == TABLES_OF.get(program_line.program)), None)
         if reader is not None and reader.read is not None:
             command_words = arguments_of(program_line.words, name_in_errors)
-            arguments_table = {keyword_of(flag): plain_value(setting) for flag, setting in command_words.items()}
+            arguments_table = {keyword_of(flag): plain_value(values) for flag, values in command_words.items()}
             arguments_table = {**IMPLIED_BY.get(program_line.program, {}), **arguments_table}
             return read_with_options(reader, reader.read, arguments_table, source_of_command(program_line), options)
     return _read_by_arguments(script, command_lines, source_file, source_of_command, options)
@@ -331,12 +331,12 @@ def _read_by_arguments(
         if is_unresolved(command_word)
     )
     word_number, unresolved_word = next(unresolved_words, (0, ""))
-    reason = f" (line {word_number}: {unresolved_reason(unresolved_word)})" if unresolved_word else ""
+    reason_text = f" (line {word_number}: {unresolved_reason(unresolved_word)})" if unresolved_word else ""
     program_places = dict.fromkeys(f"{command.program} (line {command.line})" for command in command_lines)
     runs_programs = f"; it runs {', '.join(map(printable, list(program_places)[:4]))}" if program_places else ""
     known_programs = " or ".join(file_kind.arguments_of for file_kind in argument_readers)
     raise InputError(
-        f"{name_in_errors}: no command runs with arguments of {known_programs}{reason}{runs_programs}; expected "
+        f"{name_in_errors}: no command runs with arguments of {known_programs}{reason_text}{runs_programs}; expected "
         f"{launch_files()}"
     )
 
@@ -405,8 +405,8 @@ def _reader_with_written_files(
             return fetch_config(file_name)
         file_text = written_files[file_name]
         if is_unresolved(file_text):
-            word = next(word for word in file_text.split() if is_unresolved(word))
-            raise InputError(f"{name_in_errors}: {printable(file_name)}: {unresolved_reason(word)}")
+            unknown = next(unknown for unknown in file_text.split() if is_unresolved(unknown))
+            raise InputError(f"{name_in_errors}: {printable(file_name)}: {unresolved_reason(unknown)}")
         config = parse_json(file_text, f"{name_in_errors}: {printable(file_name)}")
         if not isinstance(config, Mapping):
             raise InputError(f"{name_in_errors}: {printable(file_name)}: expected a JSON object")

@@ -170,9 +170,11 @@ class LaunchSource:
         """Returns advice on how to state the number of devices, with the script's unset variables."""
         if not self.unset_counts:
             return "--devices says another number"
-        names = ", ".join(self.unset_counts)
+        variables = ", ".join(self.unset_counts)
         typed_counts = " ".join(f"{variable}={8 if i == 0 else 1}" for i, variable in enumerate(self.unset_counts))
-        return f"{names} of the launcher is not set: --devices, or --launch '{typed_counts} FILE', says another number"
+        return (
+            f"{variables} of the launcher is not set: --devices, or --launch '{typed_counts} FILE', says another number"
+        )
 
 
 class CommandLine(NamedTuple):
@@ -355,15 +357,15 @@ class LaunchReader:
         name_prefix: what precedes the arguments in the file; empty by default.
         `--devices` replaces the file's number, with a note.
         """
-        counts = [
+        device_counts = [
             size_of(self, name_prefix + argument, self.value(config, argument, default_count))
             for argument, default_count in ((devices_name, 8), (nodes, 1))
         ]
-        world_size = counts[0] * counts[1]
+        world_size = device_counts[0] * device_counts[1]
         typed_devices = self.source.world_size if self.source.devices_typed else None
         if typed_devices not in (None, world_size):
             self.notes.append(
-                f"--devices {typed_devices} replaces the file's {nodes} · {devices_name} = {counts[1]} · {counts[0]}"
+                f"--devices {typed_devices} replaces the file's {nodes} · {devices_name} = {device_counts[1]} · {device_counts[0]}"
             )
             return typed_devices
         return world_size
@@ -416,7 +418,9 @@ class LaunchReader:
             raise self.wrong(argument_name, f"{shown(file_name)}; expected the path of {expected} that can be read")
         shipped_text = shipped.get(file_name.removeprefix("./"))
         if shipped_text is None:  # a path in a container that has the program, such as /workspace/axolotl
-            shipped_text = next((table for name, table in shipped.items() if file_name.endswith(f"/{name}")), None)
+            shipped_text = next(
+                (table for shipped_name, table in shipped.items() if file_name.endswith(f"/{shipped_name}")), None
+            )
         try:
             return self.source.fetch(file_name)
         except InputError:
@@ -504,8 +508,10 @@ def reading_of(source_file: LaunchSource) -> Iterator[LaunchReader]:
     try:
         yield LaunchReader(source_file)
     except InputError as error:
-        text = str(error)
-        raise (error if text.startswith(f"{name_in_errors}: ") else InputError(f"{name_in_errors}: {text}")) from None
+        problem = str(error)
+        raise (
+            error if problem.startswith(f"{name_in_errors}: ") else InputError(f"{name_in_errors}: {problem}")
+        ) from None
 
 
 ATTENTION = "attn_implementation"
@@ -579,10 +585,10 @@ LARGEST = 2**40
 
 
 def unknown_keys(
-    reader: LaunchReader, config_table: Mapping[str, Any], known_names: Iterable[str], place_in_file: str, reason: str
+    reader: LaunchReader, config_table: Mapping[str, Any], known_names: Iterable[str], place_in_file: str, problem: str
 ) -> None:
-    """Records the keys with a value that are not in `known_names` as unknown arguments. reason: the reason."""
+    """Records the keys with a value that are not in `known_names` as unknown arguments. problem: the reason."""
     known_keys = set(known_names)
     for config_key, config_value in config_table.items():
         if config_key not in known_keys and config_value is not None:
-            reader.unknown[f"{place_in_file}.{config_key}".strip(".")[:100]] = reason
+            reader.unknown[f"{place_in_file}.{config_key}".strip(".")[:100]] = problem

@@ -287,18 +287,18 @@ class StatementReader(WordReader):
             branch = Branch(None, earlier_branch_runs=None)
         self.branches.append(branch)
 
-    def loop_block(self, variable: str, values: list[str]) -> Branch:
+    def loop_block(self, variable: str, items: list[str]) -> Branch:
         """Returns the block of a shell loop over values, or over the one value that the user has set."""
         if variable in self.script.typed:
-            values = [self.script.typed[variable]]
-        if not NAME.fullmatch(variable) or any(is_unresolved(value) for value in values) or self.in_unsure_branch():
+            items = [self.script.typed[variable]]
+        if not NAME.fullmatch(variable) or any(is_unresolved(value) for value in items) or self.in_unsure_branch():
             if variable not in self.script.typed:
                 self.script.variables[variable] = unresolved(variable)
             return Branch(None, earlier_branch_runs=None)
-        if not values or not self.is_running():
+        if not items or not self.is_running():
             return Branch(False, earlier_branch_runs=None)
-        self.script.variables[variable] = self.script.loops[variable] = values[0]
-        return Branch(True, earlier_branch_runs=None, start=(self.at, self.line), variable=variable, values=values[1:])
+        self.script.variables[variable] = self.script.loops[variable] = items[0]
+        return Branch(True, earlier_branch_runs=None, start=(self.at, self.line), variable=variable, values=items[1:])
 
     def close_block(self) -> None:
         """Closes a block, or returns to the start of an unfinished loop."""
@@ -380,13 +380,17 @@ class StatementReader(WordReader):
         if command_words and command_words[0] != "local" and (command_words[0] == "export" or "-x" in command_words):
             self.script.exported |= set(filter(NAME.fullmatch, command_words[1:]))
 
-    def read_words(self, names: list[str], separators: str | list[str] | None) -> None:
+    def read_words(self, variables: list[str], separators: str | list[str] | None) -> None:
         """Sets variables to the words of a here-string, as the command `read` does."""
-        text = self.here_string or ""
-        split_words = text.split(separators[0]) if isinstance(separators, str) and separators else text.split()
-        for i, variable_name in enumerate(names):
-            value = " ".join(split_words[i:]) if i == len(names) - 1 else split_words[i] if i < len(split_words) else ""
-            self.script.variables[variable_name] = value.strip()
+        input_text = self.here_string or ""
+        split_words = (
+            input_text.split(separators[0]) if isinstance(separators, str) and separators else input_text.split()
+        )
+        for i, variable_name in enumerate(variables):
+            words_value = (
+                " ".join(split_words[i:]) if i == len(variables) - 1 else split_words[i] if i < len(split_words) else ""
+            )
+            self.script.variables[variable_name] = words_value.strip()
 
     def add_command(self, command_words: list[str], assignments: dict[str, str | list[str]], line_number: int) -> None:
         """Adds a command to the script, or for `sh -c` the commands of the quoted script."""
@@ -407,7 +411,7 @@ class StatementReader(WordReader):
                 StatementReader(self.script, command_words[i + 1], self.depth + 1, line_number).read_all()
                 self.script.arguments = outer_arguments
                 return
-        env = {variable: value for variable, value in assignments.items() if isinstance(value, str)}
+        env = {variable: text for variable, text in assignments.items() if isinstance(text, str)}
         self.script.commands.append(Command(tuple(command_words), env, line_number, tuple(self.script.loops.items())))
 
     def set_container_variables(self, command_words: list[str]) -> None:

@@ -76,9 +76,11 @@ class Script:
 
     def env(self) -> dict[str, str]:
         """The script's exported variables with known values."""
-        values = {variable: self.variables.get(variable, "") for variable in sorted(self.exported)}
+        exported_values = {variable: self.variables.get(variable, "") for variable in sorted(self.exported)}
         return {
-            variable: value for variable, value in values.items() if isinstance(value, str) and not is_unresolved(value)
+            variable: exported_value
+            for variable, exported_value in exported_values.items()
+            if isinstance(exported_value, str) and not is_unresolved(exported_value)
         }
 
 
@@ -207,29 +209,29 @@ class WordReader:
 
     def read_quoted_text(self) -> list[tuple[str, bool]]:
         """Reads and returns the pieces of a text in double quotes."""
-        pieces: list[tuple[str, bool]] = [("", False)]
+        text_pieces: list[tuple[str, bool]] = [("", False)]
         while self.at < len(self.text):
             character = self.text[self.at]
             if character == '"':
                 self.at += 1
-                return pieces
+                return text_pieces
             if character == "\\":
                 next_character = self.text[self.at + 1 : self.at + 2]
                 if next_character != "\n":
-                    pieces.append((next_character if next_character in '$`"\\' else f"\\{next_character}", False))
+                    text_pieces.append((next_character if next_character in '$`"\\' else f"\\{next_character}", False))
                 self.at += 2
             elif character == UNRESOLVED:
-                pieces.append(self.read_marked_name())
+                text_pieces.append(self.read_marked_name())
             elif character in "$`":
                 expanded_text = self.read_expansion()
                 if ITEM not in expanded_text:
-                    pieces.append((expanded_text, False))
+                    text_pieces.append((expanded_text, False))
                 elif expanded_text == ITEM:  # an array without items is no word at all
-                    pieces = [] if pieces == [("", False)] else pieces
+                    text_pieces = [] if text_pieces == [("", False)] else text_pieces
                 else:
-                    pieces.append((expanded_text, True))
+                    text_pieces.append((expanded_text, True))
             else:
-                pieces.append(self.read_plain_text(_QUOTED))
+                text_pieces.append(self.read_plain_text(_QUOTED))
         raise self.error('a quote " that does not end')
 
     def read_marked_name(self) -> tuple[str, bool]:
@@ -394,16 +396,16 @@ class WordReader:
                 reader.at += 1
         return expanded_text
 
-    def expand_here_document(self, text: str) -> str:
+    def expand_here_document(self, here_text: str) -> str:
         """Returns the expanded text of a here-document, in which quotes are not special."""
-        reader = WordReader(self.script, text, self.depth + 1, self.line)
+        reader = WordReader(self.script, here_text, self.depth + 1, self.line)
         text_parts: list[str] = []
-        while reader.at < len(text):
-            character = text[reader.at]
+        while reader.at < len(here_text):
+            character = here_text[reader.at]
             if character in "$`":
                 text_parts.append(reader.read_expansion().replace(ITEM, " "))
-            elif character == "\\" and text[reader.at + 1 : reader.at + 2] in ("$", "`", "\\", "\n"):
-                text_parts.append(text[reader.at + 1].replace("\n", ""))
+            elif character == "\\" and here_text[reader.at + 1 : reader.at + 2] in ("$", "`", "\\", "\n"):
+                text_parts.append(here_text[reader.at + 1].replace("\n", ""))
                 reader.at += 2
             else:
                 text_parts.append(character)

@@ -238,12 +238,12 @@ def trainer_settings(
         "num_microbatches": reader.size(config, "gradient_accumulation_steps", 1),
     }
     length_names = (preferred_name,) if preferred_name else ("max_seq_length", "max_length", "block_size", "cutoff_len")
-    length = next((length_name for length_name in length_names if config.get(length_name) is not None), "")
-    if length or preferred_name:
+    length_key = next((length_name for length_name in length_names if config.get(length_name) is not None), "")
+    if length_key or preferred_name:
         run_settings["seq"] = size_of(
             reader,
-            length or preferred_name,
-            reader.value(config, length or preferred_name, default_values.get(preferred_name)),
+            length_key or preferred_name,
+            reader.value(config, length_key or preferred_name, default_values.get(preferred_name)),
         )
     run_settings |= optimizer_settings(reader, "optim", reader.value(config, "optim", default_values["optim"]))
     run_settings |= trainer_kernels(reader, config, default_values)
@@ -292,7 +292,7 @@ def pair_settings(
     reader: LaunchReader,
     loss: str,
     run_settings: Mapping[str, Any],
-    reference: FrozenModel | None = None,
+    reference_model: FrozenModel | None = None,
     caches_reference: bool = False,
     keeps_logits: bool = False,
 ) -> dict[str, Any]:
@@ -300,13 +300,13 @@ def pair_settings(
 
     loss: its name; those of `LOSSES_WITHOUT_REFERENCE` need no reference model.
     run_settings: the settings of the run.
-    reference: the copy of the model that a loss compares with; None (default) for one of the trained weights' format.
+    reference_model: the copy of the model that a loss compares with; None (default) for one of the trained weights' format.
     caches_reference: whether the program computes the reference's log-probabilities with the trained model, before it
         is trained; false by default.
     keeps_logits: whether a reward model computes the logits of the language model too; false by default.
     """
     if loss not in LOSSES_WITHOUT_REFERENCE and not caches_reference:
-        add_reference(reader, run_settings, reference)
+        add_reference(reader, run_settings, reference_model)
     if loss == "reward" and not keeps_logits:
         reader.notes.append("a pair is two sequences; scores have no logits, and the loss is counted in chunks of them")
         return {"batch": 2 * run_settings["batch"], "cross_entropy": "chunked"}
@@ -338,16 +338,18 @@ def _loss_of_all_logits(reader: LaunchReader, run_settings: Mapping[str, Any]) -
     return {"cross_entropy": "eager"}
 
 
-def add_reference(reader: LaunchReader, run_settings: Mapping[str, Any], reference: FrozenModel | None = None) -> None:
+def add_reference(
+    reader: LaunchReader, run_settings: Mapping[str, Any], reference_model: FrozenModel | None = None
+) -> None:
     """Adds the reference model of a loss: shared frozen weights with adapters, else a copy of all weights.
 
     run_settings: the settings of the run.
-    reference: the copy; None (default) for one in the number format of the trained weights.
+    reference_model: the copy; None (default) for one in the number format of the trained weights.
     """
     if "lora_rank" in run_settings:
         reader.notes.append("the reference model is the frozen weights beside the adapters")
         return
-    reader.frozen = reference or FrozenModel(TRL_REFERENCE)
+    reader.frozen = reference_model or FrozenModel(TRL_REFERENCE)
     reader.notes.append(
         "the weights of a reference model are counted among the weights; its pass is no part of llmcalc time"
     )
@@ -412,7 +414,9 @@ def trainer_kernels(
     checkpoints = reader.flag(config, "gradient_checkpointing", default_values["gradient_checkpointing"])
     if checkpoints or reader.flag(config, "activation_checkpointing"):
         arguments = ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs")
-        kwargs = next((table for argument in arguments if (table := _table_or_json(reader, config, argument))), {})
+        kwargs = next(
+            (kwargs_table for argument in arguments if (kwargs_table := _table_or_json(reader, config, argument))), {}
+        )
         is_reentrant = kwargs.get("use_reentrant", default_values["use_reentrant"])
         kernel_settings["recompute"] = "full-reentrant" if is_reentrant in (True, "true", "True") else "full"
     if config.get("attn_implementation") is not None:
@@ -489,7 +493,7 @@ def lora_settings(
     has_magnitudes: whether adapters train magnitudes, too (DoRA); false by default.
     """
     adapter_settings: dict[str, Any] = {"lora_rank": size_of(reader, *rank)}
-    for setting, (argument_name, written_names) in (("lora_targets", targets), ("modules_to_save", modules_to_save)):
+    for option, (argument_name, written_names) in (("lora_targets", targets), ("modules_to_save", modules_to_save)):
         if written_names in (None, [], ""):
             continue
         module_names = (
@@ -499,7 +503,7 @@ def lora_settings(
         )
         if not isinstance(module_names, list) or not all(isinstance(module_name, str) for module_name in module_names):
             raise reader.wrong(argument_name, f"{shown(written_names)}; expected a list of names")
-        adapter_settings[setting] = tuple(module_names)
+        adapter_settings[option] = tuple(module_names)
     if dropout not in (None, 0, 0.0):
         adapter_settings["lora_dropout"] = True
     if has_magnitudes:

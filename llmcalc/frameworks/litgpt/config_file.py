@@ -115,12 +115,12 @@ def _device_count(reader: LaunchReader, config: Table) -> int:
 
 def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     optimizer = reader.value(config, "optimizer", "AdamW")
-    name = str(optimizer.get("class_path") if isinstance(optimizer, Mapping) else optimizer).rpartition(".")[2]
+    class_name = str(optimizer.get("class_path") if isinstance(optimizer, Mapping) else optimizer).rpartition(".")[2]
     options = optimizer.get("init_args") if isinstance(optimizer, Mapping) else None
-    if name == "SGD":
+    if class_name == "SGD":
         return {"optimizer": "sgd"}
-    if name not in ("AdamW", "Adam"):
-        reader.unknown["optimizer"] = f"'{name[:60]}' is not modelled; AdamW and SGD are"
+    if class_name not in ("AdamW", "Adam"):
+        reader.unknown["optimizer"] = f"'{class_name[:60]}' is not modelled; AdamW and SGD are"
         return {}
     is_fused = isinstance(options, Mapping) and options.get("fused") is True
     return {"optimizer": "adamw", "optimizer_impl": "fused" if is_fused else "foreach"}

@@ -218,10 +218,10 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         reader.notes.append("pissa_init: the singular values that start the adapters are computed before the training")
     if bits is None:
         return adapter_settings
-    method = str(reader.value(config, "quantization_method", "bnb"))
-    if bits not in (4, 8) or method not in ("bnb", "bitsandbytes") or config.get("quantization_type") == "fp4":
+    quantizer = str(reader.value(config, "quantization_method", "bnb"))
+    if bits not in (4, 8) or quantizer not in ("bnb", "bitsandbytes") or config.get("quantization_type") == "fp4":
         reader.unknown["quantization_bit"] = (
-            f"{shown(bits)} by {method[:20]} is not modelled; 8 bits and 4 bits in nf4 by bnb are"
+            f"{shown(bits)} by {quantizer[:20]} is not modelled; 8 bits and 4 bits in nf4 by bnb are"
         )
         return adapter_settings
     if bits == 8:

@@ -63,7 +63,7 @@ def read_llm_foundry(config: Table, source_file: LaunchSource) -> Launch:
         if fsdp_table.get("activation_cpu_offload"):
             run_settings["offload_activations"] = True
         is_sharded = bool(fsdp_table) and world_size > 1
-        formats, reduction_format = _number_formats(reader, config, fsdp_table, is_sharded)
+        format_settings, reduction_format = _number_formats(reader, config, fsdp_table, is_sharded)
         if is_sharded:
             reader.notes.append("FSDP version 1 is counted as version 2, which divides each tensor by itself")
         spec, model_name = None, ""
@@ -72,7 +72,9 @@ def read_llm_foundry(config: Table, source_file: LaunchSource) -> Launch:
         else:
             model_name = str(model.get("pretrained_model_name_or_path") or "")[:200]
         own_settings = TitanSettings(reduced=reduction_format, flat=True) if is_sharded else None
-        return sharded_launch(reader, world_size, run_settings | formats, own_settings, spec=spec, target=model_name)
+        return sharded_launch(
+            reader, world_size, run_settings | format_settings, own_settings, spec=spec, target=model_name
+        )
 
 
 def _resolved_value(reader: LaunchReader, config: Table, argument: str, written_value: Any) -> Any:
@@ -105,12 +107,12 @@ def _batch_settings(reader: LaunchReader, config: Table, world_size: int) -> dic
 
 
 def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    name = str(reader.table(config, "optimizer").get("name"))[:40]
-    if name not in OPTIMIZERS:
-        reader.unknown["optimizer.name"] = f"'{name}' is not modelled; {', '.join(OPTIMIZERS)} are"
+    optimizer = str(reader.table(config, "optimizer").get("name"))[:40]
+    if optimizer not in OPTIMIZERS:
+        reader.unknown["optimizer.name"] = f"'{optimizer}' is not modelled; {', '.join(OPTIMIZERS)} are"
         return {}
-    implementation = {"decoupled_adamw": "loop", "adamw": "foreach"}.get(name)
-    return {"optimizer": OPTIMIZERS[name]} | ({} if implementation is None else {"optimizer_impl": implementation})
+    implementation = {"decoupled_adamw": "loop", "adamw": "foreach"}.get(optimizer)
+    return {"optimizer": OPTIMIZERS[optimizer]} | ({} if implementation is None else {"optimizer_impl": implementation})
 
 
 def _number_formats(reader: LaunchReader, config: Table, fsdp: Table, is_sharded: bool) -> tuple[dict[str, Any], str]:

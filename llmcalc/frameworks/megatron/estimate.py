@@ -21,11 +21,11 @@ def estimate(memory_estimate: Memory) -> PeakEstimate:
     """
     static_states = memory_estimate.states
     trained_share = 1 if static_states.adapters is None else static_states.trained / static_states.count.total
-    gradients, optimizer = (trained_share * width for width in optimizer_bytes(memory_estimate.settings))
+    gradients, optimizer = (trained_share * bytes_each for bytes_each in optimizer_bytes(memory_estimate.settings))
     parameter_bytes = BytesPerParameter(2, gradients, optimizer)
-    include, context_bytes = memory_estimate.states.count.include, memory_estimate.runtime.context
+    included_parts, context_bytes = memory_estimate.states.count.include, memory_estimate.runtime.context
     return PeakEstimate(
-        memory_estimate.spec, parameter_bytes, partial(measure_passes, memory_estimate), include, context_bytes
+        memory_estimate.spec, parameter_bytes, partial(measure_passes, memory_estimate), included_parts, context_bytes
     )
 
 

@@ -138,8 +138,10 @@ class ShardedWeights:
 
     def _sizes_on_rank(self, bucket: ShardedBucket) -> Iterator[int]:
         """Yields, for each parameter of a bucket, its number of elements in this rank's shard."""
-        at, is_expert = self.coordinates, bucket.parameters[0].expert
-        shard_start = bucket.shard_size * ((at.edp if is_expert else at.dp * self.layout.cp + at.cp) % bucket.shards)
+        coordinates, is_expert = self.coordinates, bucket.parameters[0].expert
+        shard_start = bucket.shard_size * (
+            (coordinates.edp if is_expert else coordinates.dp * self.layout.cp + coordinates.cp) % bucket.shards
+        )
         for parameter_start, parameter_end in bucket.ranges:
             yield max(0, min(parameter_end, shard_start + bucket.shard_size) - max(parameter_start, shard_start))
 
@@ -147,20 +149,22 @@ class ShardedWeights:
 
     def gather(self, layer_index: int | None, in_backward: bool = False) -> None:
         """Gathers the weights of a layer and, up to a number of elements, of the next layers (`all_gather_params`)."""
-        positions = [i for i, bucket in enumerate(self.buckets) if bucket.layer_index == layer_index]
+        bucket_indices = [i for i, bucket in enumerate(self.buckets) if bucket.layer_index == layer_index]
         if layer_index is None:
-            positions = positions[:1]
+            bucket_indices = bucket_indices[:1]
         if layer_index is not None or not self.only_layers_prefetch:
-            next_positions = range(positions[0] - 1, -1, -1) if in_backward else range(positions[0], len(self.buckets))
+            next_positions = (
+                range(bucket_indices[0] - 1, -1, -1) if in_backward else range(bucket_indices[0], len(self.buckets))
+            )
             elements_ahead = 0
             for i in next_positions:
                 if elements_ahead >= self.queue_elements // 2:
                     break
-                if i not in positions:
-                    positions.append(i)
+                if i not in bucket_indices:
+                    bucket_indices.append(i)
                     elements_ahead += self.buckets[i].size
         with on_stream(self.meter, GATHER_STREAM):
-            for i in sorted(positions):
+            for i in sorted(bucket_indices):
                 if self.buckets[i].weights is None:
                     self.buckets[i].weights = self._allocate(2 * self.buckets[i].size, "weights")
 

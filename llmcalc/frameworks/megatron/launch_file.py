@@ -138,7 +138,7 @@ def read_megatron(arguments_table: Table, source_file: LaunchSource) -> Launch:
             replace(source_file, env=env if isinstance(env, Mapping) else {}),
         )
     with reading_of(source_file) as reader:
-        variables = {str(variable): _environment_text(value) for variable, value in source_file.env.items()}
+        variables = {str(variable): _environment_text(setting) for variable, setting in source_file.env.items()}
         return _read_arguments(reader, _argument_table(reader, arguments_table, variables), variables)
 
 
@@ -157,7 +157,7 @@ def _argument_table(
         variables_table = arguments_table.get("ENV_VARS") or {}
         if not isinstance(variables_table, Mapping):
             raise reader.wrong("ENV_VARS", f"{shown(variables_table)}; expected a table of name: value")
-        variables.update((str(variable), _environment_text(value)) for variable, value in variables_table.items())
+        variables.update((str(variable), _environment_text(setting)) for variable, setting in variables_table.items())
         for table_key in arguments_table:
             if table_key not in ENTRIES:
                 _note_entry(reader, table_key)
@@ -248,11 +248,13 @@ def smallest_world_size(settings: MegatronSettings) -> int:
 
 def _check_layers(settings: MegatronSettings, layout: Layout) -> None:
     """Raises `InputError` if the layers cannot be divided among the pipeline stages."""
-    sizes, stage_count = settings.stage_layers, layout.pp * layout.vpp
+    stage_sizes, stage_count = settings.stage_layers, layout.pp * layout.vpp
     layers = settings.layers + (settings.decoder_layers if settings.kind == "t5" else 0)
-    if sizes is not None and sum(sizes) != settings.layers:
-        raise InputError(f"--pipeline-model-parallel-layout: {sum(sizes)} layers in all; expected {settings.layers}")
-    if sizes is None and layers % stage_count:
+    if stage_sizes is not None and sum(stage_sizes) != settings.layers:
+        raise InputError(
+            f"--pipeline-model-parallel-layout: {sum(stage_sizes)} layers in all; expected {settings.layers}"
+        )
+    if stage_sizes is None and layers % stage_count:
         raise InputError(
             f"--pipeline-model-parallel-size: {stage_count} stages do not divide {layers} layers; expected a divisor"
         )
@@ -270,7 +272,7 @@ def _field_types() -> dict[str, Any]:
 def _field_values(reader: LaunchReader, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns field → value of all known arguments, and records the other arguments as ignored or unknown."""
     flags, field_values = MegatronSettings.flags(), dict[str, Any]()
-    for flag, setting in arguments.items():
+    for flag, written in arguments.items():
         argument = keyword_of(flag)
         if not flag.startswith("--") or not re.fullmatch(r"[\w.-]{1,100}", flag):
             if re.fullmatch(r"(trainer|data|model|optim|log|resume)\.[\w.]{1,90}", flag):
@@ -279,21 +281,23 @@ def _field_values(reader: LaunchReader, arguments: Mapping[str, Any]) -> dict[st
             raise reader.wrong(flag[:60], f"is no argument; expected --name{'.' * bool(suggestion)}{suggestion}")
         argument = RENAMED.get(argument, argument)
         if argument in _field_types() and flag_of(argument) in flags:
-            field_value = value_of(reader, flag, _field_types()[argument], setting)
+            field_value = value_of(reader, flag, _field_types()[argument], written)
             if field_value is not None:
                 if argument in field_values and field_values[argument] != field_value:
-                    raise reader.wrong(flag, f"{shown(setting)}; another argument says {shown(field_values[argument])}")
+                    raise reader.wrong(flag, f"{shown(written)}; another argument says {shown(field_values[argument])}")
                 field_values[argument] = field_value
         elif argument in REPLACING:
-            if setting is not False:
+            if written is not False:
                 reader.notes.append(f"{flag}: the arguments of a checkpoint, which may be others, are not read")
         elif argument in REMOVED:
             raise reader.wrong(flag, REMOVED[argument])
         elif {flag[2:], flag_of(argument)[2:]} & (IGNORED | IGNORED_ONCE):
             reader.ignored.append(flag)
-        elif setting is not False:
-            reason = next((reason for name_prefix, reason in REASONS.items() if argument.startswith(name_prefix)), "")
-            reader.unknown[flag] = reason or f"no argument that is known.{suggest(flag, list(flags))}".rstrip(".")
+        elif written is not False:
+            problem = next(
+                (problem for name_prefix, problem in REASONS.items() if argument.startswith(name_prefix)), ""
+            )
+            reader.unknown[flag] = problem or f"no argument that is known.{suggest(flag, list(flags))}".rstrip(".")
     if field_values.get("tp_comm_overlap"):  # which products overlap
         for flag in reader.ignored:
             if "tp-comm-" in flag and flag not in ("--tp-comm-bootstrap-backend", "--tp-comm-overlap-cfg"):
@@ -339,22 +343,24 @@ def _flag_value(reader: LaunchReader, flag: str, written_value: Any) -> bool | N
     return boolean_values[value_text]
 
 
-def _parse_single_value(value_type: Any, value: Any) -> Any:
+def _parse_single_value(value_type: Any, written_value: Any) -> Any:
     """Returns a value converted to a type; None if the conversion fails."""
     if get_origin(value_type) is Literal:
-        value_text = str(value)[:100]
+        value_text = str(written_value)[:100]
         return value_text if value_text in get_args(value_type) else None
     if get_origin(value_type) is tuple:
-        return _parse_list(get_args(value_type)[0], value)
-    if isinstance(value, list | tuple | Mapping):
-        list_elements = list(value) if isinstance(value, list | tuple) else []
+        return _parse_list(get_args(value_type)[0], written_value)
+    if isinstance(written_value, list | tuple | Mapping):
+        list_elements = list(written_value) if isinstance(written_value, list | tuple) else []
         if value_type is str and list_elements and all(isinstance(list_element, str) for list_element in list_elements):
             return " ".join(list_elements)[:2000]
         return _parse_single_value(value_type, list_elements[0]) if len(list_elements) == 1 else None
-    value_text = str(value).strip() if not isinstance(value, int) or abs(value) < LARGEST else ""
+    value_text = (
+        str(written_value).strip() if not isinstance(written_value, int) or abs(written_value) < LARGEST else ""
+    )
     if value_type is int:
-        if isinstance(value, float) and value.is_integer() and abs(value) < LARGEST:
-            return int(value)
+        if isinstance(written_value, float) and written_value.is_integer() and abs(written_value) < LARGEST:
+            return int(written_value)
         return (
             int(value_text)
             if re.fullmatch(r"[+-]?[0-9]{1,13}", value_text) and abs(int(value_text)) < LARGEST

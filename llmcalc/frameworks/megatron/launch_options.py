@@ -42,18 +42,22 @@ def _recompute_arguments(option_value: Any) -> dict[str, Any]:
     raise InputError(f"--recompute {option_value}: beside a file of Megatron-LM expected none, selective or full")
 
 
-def _optimizer_arguments(setting: Any) -> dict[str, Any]:
-    if setting not in OPTIMIZERS:
-        raise InputError(f"--optimizer {setting}: Megatron-LM has none of that name; expected {', '.join(OPTIMIZERS)}")
-    return {"optimizer": OPTIMIZERS[setting]}
+def _optimizer_arguments(optimizer: Any) -> dict[str, Any]:
+    if optimizer not in OPTIMIZERS:
+        raise InputError(
+            f"--optimizer {optimizer}: Megatron-LM has none of that name; expected {', '.join(OPTIMIZERS)}"
+        )
+    return {"optimizer": OPTIMIZERS[optimizer]}
 
 
-def _precision_arguments(value: Any) -> dict[str, Any]:
+def _precision_arguments(precision: Any) -> dict[str, Any]:
     known_values = ("bf16-master", "fp32", *FP8_ARGUMENTS)
-    if value not in known_values:
-        raise InputError(f"--precision {value}: not modelled of Megatron-LM; expected one of {', '.join(known_values)}")
-    fp8_arguments = FP8_ARGUMENTS.get(value, {"fp8_format": None})
-    return {"bf16": None if value == "fp32" else True, "fp16": None, **fp8_arguments}
+    if precision not in known_values:
+        raise InputError(
+            f"--precision {precision}: not modelled of Megatron-LM; expected one of {', '.join(known_values)}"
+        )
+    fp8_arguments = FP8_ARGUMENTS.get(precision, {"fp8_format": None})
+    return {"bf16": None if precision == "fp32" else True, "fp16": None, **fp8_arguments}
 
 
 def _attention_arguments(option_value: Any) -> dict[str, Any]:

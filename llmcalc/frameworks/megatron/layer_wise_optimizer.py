@@ -42,7 +42,7 @@ def pack_buffer(
     """
     shard_count = layout.expert_shards if expert else layout.shards
     bucket_divisor = math.lcm(shard_count, BUCKET, BUSBW if settings.ddp_pad_buckets_for_high_nccl_busbw else 1)
-    shard = math.lcm(ALIGNED, bucket_divisor // shard_count)
+    shard_multiple = math.lcm(ALIGNED, bucket_divisor // shard_count)
     buckets: list[Range] = []
     ranges: dict[int, tuple[Range, int]] = {}
     shard_costs = [0] * shard_count
@@ -66,7 +66,7 @@ def pack_buffer(
             tensor_placements.append((parameter, shard_index, start_in_shard))
             shard_ends[shard_index] = start_in_shard + parameter.size
             shard_costs[shard_index] += _orthogonalization_cost(parameter)
-        shard_width, bucket_start = round_up(max(shard_ends), shard), buckets[-1].end if buckets else 0
+        shard_width, bucket_start = round_up(max(shard_ends), shard_multiple), buckets[-1].end if buckets else 0
         for parameter, shard_index, start_in_shard in tensor_placements:
             start_in_buffer = bucket_start + shard_index * shard_width + start_in_shard
             ranges[id(parameter.tensor)] = Range(start_in_buffer, start_in_buffer + parameter.size), len(buckets)
@@ -76,7 +76,9 @@ def pack_buffer(
     shard_loads, largest_load = [0] * shard_count, 0
     for parameter in reversed(parameters):
         if bucket is not None and pending_parameters:
-            padding_suffices = round_up(min(shard_loads), ALIGNED) + parameter.size <= round_up(max(shard_loads), shard)
+            padding_suffices = round_up(min(shard_loads), ALIGNED) + parameter.size <= round_up(
+                max(shard_loads), shard_multiple
+            )
             is_bucket_full = sum(parameter.size for parameter in pending_parameters) >= max(
                 bucket, int(shard_count * largest_load * FULL)
             )
@@ -100,15 +102,17 @@ def _orthogonalization_cost(parameter: Parameter) -> int:
 
 def updates_by_layout(buffers: Sequence[Buffer], layout: Layout, coordinates: Coordinates) -> list[OptimizerUpdate]:
     """Returns the optimizer's tensors on this rank: ranges of Adam's parameters, and the matrices in its shards."""
-    updates = list(optimizer_updates([buffer for buffer in buffers if not buffer.packed], True, layout, coordinates))
-    for buffer in buffers:
-        if not buffer.packed:
+    updates = list(
+        optimizer_updates([grad_buffer for grad_buffer in buffers if not grad_buffer.packed], True, layout, coordinates)
+    )
+    for grad_buffer in buffers:
+        if not grad_buffer.packed:
             continue
-        rank_shard = shard_index(buffer, layout, coordinates)
-        for parameter in buffer.parameters:
-            (parameter_start, _), bucket_index = buffer.ranges[id(parameter.tensor)]
-            bucket = buffer.buckets[bucket_index]
-            if (parameter_start - bucket.start) // ((bucket.end - bucket.start) // buffer.shards) == rank_shard:
+        rank_shard = shard_index(grad_buffer, layout, coordinates)
+        for parameter in grad_buffer.parameters:
+            (parameter_start, _), bucket_index = grad_buffer.ranges[id(parameter.tensor)]
+            bucket = grad_buffer.buckets[bucket_index]
+            if (parameter_start - bucket.start) // ((bucket.end - bucket.start) // grad_buffer.shards) == rank_shard:
                 updates.append(OptimizerUpdate(parameter.size, 1))
     return updates
 
@@ -129,7 +133,9 @@ def updates_in_rank_order(
             else (layout.dp * layout.cp, rank_coordinates.dp * layout.cp + rank_coordinates.cp)
         )
         rank_order = [*range(ranks), *reversed(range(ranks))]
-        parameters = [parameter for buffer in buffers if buffer.expert is expert for parameter in buffer.parameters]
+        parameters = [
+            parameter for grad_buffer in buffers if grad_buffer.expert is expert for parameter in grad_buffer.parameters
+        ]
         ordered_parameters = sorted(
             sorted(parameters, key=lambda parameter: not is_updated_by_muon(parameter)),
             key=lambda parameter: parameter.size,

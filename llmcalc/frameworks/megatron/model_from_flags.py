@@ -76,7 +76,7 @@ def _position_fields(settings: MegatronSettings) -> Table:
     return {"position": {"type": "learned", "max_position_embeddings": settings.max_position_embeddings}}
 
 
-def _attention_table(settings: MegatronSettings, position: Table | None, is_cross_attention: bool = False) -> Table:
+def _attention_table(settings: MegatronSettings, rope_table: Table | None, is_cross_attention: bool = False) -> Table:
     """Returns the model-spec table of attention. is_cross_attention: whether keys are the encoder's, ungrouped."""
     has_bias = not settings.disable_bias_linear
     has_qkv_bias = has_bias or settings.add_qkv_bias
@@ -89,8 +89,8 @@ def _attention_table(settings: MegatronSettings, position: Table | None, is_cros
         "v_bias": has_qkv_bias,
         "o_bias": has_bias,
     }
-    if position is not None:
-        attention_table["position"] = position
+    if rope_table is not None:
+        attention_table["position"] = rope_table
     if settings.attention_output_gate and not is_cross_attention:
         attention_table["output_gate"] = {"per": "element", "bias": has_qkv_bias}
     if settings.qk_l2_norm and not is_cross_attention:

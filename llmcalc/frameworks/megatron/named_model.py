@@ -92,8 +92,10 @@ def stage_ends(
 
     name_prefix: what stands before the arguments' names. arguments: the arguments.
     """
-    first_stage_layers, last = (reader.optional_size(config, f"{name_prefix}{argument}") for argument in arguments)
-    return first_stage_layers, last
+    first_stage_layers, last_stage_layers = (
+        reader.optional_size(config, f"{name_prefix}{argument}") for argument in arguments
+    )
+    return first_stage_layers, last_stage_layers
 
 
 def smallest_run(parallel_run: MegatronRun) -> int:

@@ -190,7 +190,9 @@ def play_two_steps(rank_run: RankRun, memory_meter: EventMeter, prefix_cache: Pr
     device = prefix_cache.play_pieces(memory_meter.pieces, memory_meter.count, memory_meter.pieces_before_backward)
     replay_result = ReplayResult(after=device.allocated, reserved=device.peak_reserved)
     replay_result.peaks = {
-        module_path: peak for module_path, peak in memory_meter.peaks.items() if module_path.phase in PHASES
+        module_path: module_peak
+        for module_path, module_peak in memory_meter.peaks.items()
+        if module_path.phase in PHASES
     }
     replay_result.slop = device.peak_allocated - replay_result.peak[1].bytes
     return replay_result

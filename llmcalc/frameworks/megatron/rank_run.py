@@ -414,7 +414,7 @@ class RankRun:
                 self.optimizer_states += [self.storage(4 * element_count, "optimizer") for _ in range(state_count)]
         self.has_stepped = True
 
-    def _make_precision_aware_states(self, elements: int) -> None:
+    def _make_precision_aware_states(self, element_count: int) -> None:
         """Creates a parameter's states for a precision-aware optimizer, with scales for formats below fp32.
 
         Of fp32 main parameters it keeps the 16 bits that bf16 weights do not have (`store_param_remainders`).
@@ -422,14 +422,16 @@ class RankRun:
         """
         settings = self.settings
         for state_format in (settings.exp_avg_dtype, settings.exp_avg_sq_dtype):
-            self.optimizer_states.append(self.storage(STATES[state_format] * elements, "optimizer"))
+            self.optimizer_states.append(self.storage(STATES[state_format] * element_count, "optimizer"))
             if state_format != "fp32":
                 self.optimizer_states.append(self.storage(4, "optimizer"))
         remainders = settings.bf16 and settings.main_params_dtype == "fp32"
-        main_parameter = self.storage((2 if remainders else STATES[settings.main_params_dtype]) * elements, "optimizer")
+        main_parameter = self.storage(
+            (2 if remainders else STATES[settings.main_params_dtype]) * element_count, "optimizer"
+        )
         if not remainders:
-            main_copy = self.storage(2 * elements, "temporary")
-            fp32_copy = self.storage(4 * elements, "temporary")
+            main_copy = self.storage(2 * element_count, "temporary")
+            fp32_copy = self.storage(4 * element_count, "temporary")
             del main_copy, fp32_copy
         self.optimizer_states.append(main_parameter)
         if settings.main_params_dtype != "fp32":
@@ -461,11 +463,13 @@ class RankRun:
         def run_forward() -> Tensor:
             return self._forward_pass(model_chunk, chunk_input)
 
-        output = run_forward() if recorder is None else recorder.forward(model_chunk.number, chunk_input, run_forward)
+        chunk_output = (
+            run_forward() if recorder is None else recorder.forward(model_chunk.number, chunk_input, run_forward)
+        )
         if self.retains:
             self.batches.append(batch)
         del batch
-        return ForwardOutput(model_chunk, output, chunk_input)
+        return ForwardOutput(model_chunk, chunk_output, chunk_input)
 
     def _forward_pass(self, model_chunk: Chunk, chunk_input: Tensor | None) -> Tensor:
         """Runs the layers of a chunk, and on the last stage the loss."""

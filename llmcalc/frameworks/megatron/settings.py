@@ -305,17 +305,17 @@ class MegatronSettings(MegatronArguments):
             return 1
         if self.num_virtual_stages_per_pipeline_rank is not None:
             return max(1, self.num_virtual_stages_per_pipeline_rank)
-        size = self.num_layers_per_virtual_pipeline_stage
-        if size is None:
+        chunk_layers = self.num_layers_per_virtual_pipeline_stage
+        if chunk_layers is None:
             return 1
         layers = self.layers
         layers += self.account_for_embedding_in_pipeline_split + self.account_for_loss_in_pipeline_split
-        if size < 1 or layers % (self.pp * size):
+        if chunk_layers < 1 or layers % (self.pp * chunk_layers):
             raise InputError(
-                f"--num-layers-per-virtual-pipeline-stage: {size} layers on each of {self.pp} ranks do not divide "
+                f"--num-layers-per-virtual-pipeline-stage: {chunk_layers} layers on each of {self.pp} ranks do not divide "
                 f"{layers} layers; expected a divisor"
             )
-        return layers // (self.pp * size)
+        return layers // (self.pp * chunk_layers)
 
     def _stages_per_rank(self, stage_count: int) -> int:
         if stage_count % self.pp:
@@ -433,12 +433,14 @@ class MegatronSettings(MegatronArguments):
                 )
             if self.moe_router_topk > self.num_experts:
                 self._reject_value("moe_router_topk", f"at most --num-experts {self.num_experts}")
-            groups, selected_groups = self.moe_router_num_groups or 1, self.moe_router_group_topk or 1
-            if self.num_experts % groups:
+            group_count, selected_groups = self.moe_router_num_groups or 1, self.moe_router_group_topk or 1
+            if self.num_experts % group_count:
                 self._reject_value("moe_router_num_groups", f"a divisor of --num-experts {self.num_experts}")
-            if not groups >= selected_groups >= self.moe_router_topk * groups / self.num_experts:
-                least = -(-self.moe_router_topk * groups // self.num_experts)
-                self._reject_value("moe_router_group_topk", f"{least} to {groups} of --moe-router-num-groups {groups}")
+            if not group_count >= selected_groups >= self.moe_router_topk * group_count / self.num_experts:
+                least = -(-self.moe_router_topk * group_count // self.num_experts)
+                self._reject_value(
+                    "moe_router_group_topk", f"{least} to {group_count} of --moe-router-num-groups {group_count}"
+                )
             if len(self.has_experts_by_layer) != self.layers and self.hybrid_layer_pattern is None:
                 raise InputError(
                     f"--moe-layer-freq: a pattern of {len(self.has_experts_by_layer)} layers; "

@@ -160,9 +160,9 @@ def _check_options(memory_estimate: Memory, layout: Layout) -> None:
     if layout.schedule not in ("1f1b", "interleaved"):
         raise InputError(f"--schedule {layout.schedule}: not Megatron's; expected 1f1b or interleaved")
     for field_name, known in KNOWN.items():
-        if (setting := getattr(options, field_name)) not in (None, *known):
+        if (typed_value := getattr(options, field_name)) not in (None, *known):
             raise InputError(
-                f"{option(field_name)} {setting}: not modelled with --framework megatron; expected {' or '.join(known)}"
+                f"{option(field_name)} {typed_value}: not modelled with --framework megatron; expected {' or '.join(known)}"
             )
     for option_name, declaration in declared(Settings).items():
         if (
@@ -197,12 +197,14 @@ def _adapters_of(memory_estimate: Memory, layout: Layout, weights: str) -> Paral
         )
     if options.precision not in (None, "bf16-master"):
         raise InputError(f"--precision {options.precision}: not modelled with adapters; expected bf16-master")
-    if any(step.verb == "attention" and step.options.get("selected") for step in program_steps):
+    if any(program_step.verb == "attention" and program_step.options.get("selected") for program_step in program_steps):
         raise InputError("--lora-rank: not modelled with attention to selected tokens; expected a model without")
     if adapters.library == "megatron-bridge" and adapters.rank % layout.tp:
         raise ImpossibleLayout(f"--tp {layout.tp}: does not divide --lora-rank {adapters.rank}; expected a divisor")
     expert_tp = layout.expert_tp if routed_experts(memory_estimate.spec) else 1
-    adapts_experts = any(step.verb == "experts" and step.name in adapters.targets for step in program_steps)
+    adapts_experts = any(
+        program_step.verb == "experts" and program_step.name in adapters.targets for program_step in program_steps
+    )
     if adapts_experts and expert_tp > 1:
         raise ImpossibleLayout(f"--etp {expert_tp}: not modelled with adapters of experts; expected --etp 1")
     return ParallelAdapters(adapters.library, adapters.rank, adapters.targets, bool(options.lora_dropout))

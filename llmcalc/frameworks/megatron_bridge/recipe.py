@@ -193,16 +193,20 @@ def _imported_recipes(syntax_tree: ast.Module) -> dict[str, tuple[str, str]]:
 
 
 def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) -> Launch:
-    def config_value(key: str, default_value: Any = None) -> Any:
-        written_value = config.get(key, default_value)
+    def config_value(field_path: str, default_value: Any = None) -> Any:
+        written_value = config.get(field_path, default_value)
         if isinstance(written_value, Unknown):
-            raise reader.wrong(key, f"{written_value.text} is not read; expected {key}=… behind the recipe's name")
+            raise reader.wrong(
+                field_path, f"{written_value.text} is not read; expected {field_path}=… behind the recipe's name"
+            )
         return written_value
 
-    def config_size(config_key: str, default: int) -> int:
+    def config_size(config_key: str, default_size: int) -> int:
         if config.get(config_key) is None:
-            reader.filled_in[config_key] = default
-        return size_of(reader, config_key, default if config_value(config_key) is None else config_value(config_key))
+            reader.filled_in[config_key] = default_size
+        return size_of(
+            reader, config_key, default_size if config_value(config_key) is None else config_value(config_key)
+        )
 
     def optional_config_size(key: str) -> int | None:
         return None if config_value(key) is None else size_of(reader, key, config_value(key))
@@ -213,7 +217,8 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
     if not isinstance(precision, str) or precision not in ("bf16_mixed",):
         reader.unknown["mixed_precision"] = f"{shown(str(precision))[:60]} is not modelled; bf16_mixed is"
     model_name = next(
-        (setting for key, setting in config.items() if key.startswith("model") and _names_model(key, config)), None
+        (checkpoint for key, checkpoint in config.items() if key.startswith("model") and _names_model(key, config)),
+        None,
     )
     tp, pp, cp = (
         config_size(f"model.{size_kind}_parallel_size", 1)
@@ -273,31 +278,35 @@ def _names_model(config_key: str, config: Mapping[str, Any]) -> bool:
 
 def _adapter_settings(reader: LaunchReader, config: Config) -> dict[str, Any]:
     """Returns the settings of low-rank adapters (`peft`); none for full training."""
-    fields = {key.partition(".")[2]: field_value for key, field_value in config.items() if key.startswith("peft.")}
-    scheme = fields.get("0", config.get("peft", "lora"))
-    peft_class = fields.get(CALLED)
-    if not fields or scheme in (None, "none") or ("peft" in config and config["peft"] is None):
+    peft_fields = {key.partition(".")[2]: field_value for key, field_value in config.items() if key.startswith("peft.")}
+    scheme = peft_fields.get("0", config.get("peft", "lora"))
+    peft_class = peft_fields.get(CALLED)
+    if not peft_fields or scheme in (None, "none") or ("peft" in config and config["peft"] is None):
         return {}
     if peft_class not in ("LoRA", "default_peft_config") or (peft_class != "LoRA" and scheme != "lora"):
         raise reader.wrong(
             "peft", f"{shown(str(peft_class if scheme == 'lora' else scheme))[:60]} is not modelled; LoRA is"
         )
-    for field_name, field_value in fields.items():
+    for field_name, field_value in peft_fields.items():
         if field_name in PEFT_OFF and field_value not in PEFT_OFF[field_name]:
             reader.unknown[f"peft.{field_name}"] = f"{shown(str(field_value))[:60]} is not modelled"
         elif field_name not in (*PEFT_OFF, *PEFT_IGNORED, "dim", "dropout", "target_modules"):
             reader.unknown[f"peft.{field_name}"] = "no field of LoRA that is known"
-    return bridge_adapters(reader, "peft", fields.get("dim", 32), fields.get("target_modules"), fields.get("dropout"))
+    return bridge_adapters(
+        reader, "peft", peft_fields.get("dim", 32), peft_fields.get("target_modules"), peft_fields.get("dropout")
+    )
 
 
 def _optimizer_settings(reader: LaunchReader, config: Config) -> dict[str, Any]:
     """Returns the optimizer settings: number formats of the states."""
     if config.get("optimizer.use_precision_aware_optimizer") is not True:
         return {}
-    states = {_number_format(config.get(f"optimizer.exp_avg{state_suffix}_dtype")) for state_suffix in ("", "_sq")}
-    if len(states) > 1:
+    state_formats = {
+        _number_format(config.get(f"optimizer.exp_avg{state_suffix}_dtype")) for state_suffix in ("", "_sq")
+    }
+    if len(state_formats) > 1:
         reader.unknown["optimizer.exp_avg_dtype"] = "moments of two formats are not modelled"
-    return {"precision_aware_optimizer": True, "optimizer_dtype": states.pop()}
+    return {"precision_aware_optimizer": True, "optimizer_dtype": state_formats.pop()}
 
 
 def _number_format(dtype_value: Any) -> str:

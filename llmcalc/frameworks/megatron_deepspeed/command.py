@@ -162,14 +162,14 @@ def _set_position_embedding(reader: LaunchReader, megatron_table: dict[str, Any]
         )
 
 
-def _set_layer_partition(reader: LaunchReader, table: dict[str, Any]) -> None:
+def _set_layer_partition(reader: LaunchReader, arguments: dict[str, Any]) -> None:
     """Sets the division of layers into stages, where embedding and head may count as layers (BigScience)."""
-    partition_method = table.pop("--pp-partition-method", None)
-    if partition_method is None or str(table.get("--pipeline-model-parallel-size", 1)) == "1":
+    partition_method = arguments.pop("--pp-partition-method", None)
+    if partition_method is None or str(arguments.get("--pipeline-model-parallel-size", 1)) == "1":
         return
     method_name = "|".join(partition_method) if isinstance(partition_method, list) else str(partition_method)
     if method_name in ("type:transformer|embedding", "type:embedding|transformer"):
-        table |= {"--account-for-embedding-in-pipeline-split": True, "--account-for-loss-in-pipeline-split": True}
+        arguments |= {"--account-for-embedding-in-pipeline-split": True, "--account-for-loss-in-pipeline-split": True}
     elif method_name not in ("uniform", "type:transformer"):
         reader.unknown["--pp-partition-method"] = f"'{method_name[:40]}' is not modelled; type:transformer|embedding is"
 

@@ -301,4 +301,4 @@ def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, sw
     config = swift_config.get("deepspeed")
     if config is not None:
         trainer_table["deepspeed"] = deepspeed_config(str(config)) or config
-    return {argument_name: value for argument_name, value in trainer_table.items() if value is not False}
+    return {argument_name: setting for argument_name, setting in trainer_table.items() if setting is not False}

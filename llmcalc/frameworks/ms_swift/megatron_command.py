@@ -163,8 +163,10 @@ def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the number formats of Transformer Engine's Adam (`--use_precision_aware_optimizer`)."""
     if not reader.flag(config, "use_precision_aware_optimizer"):
         return {}
-    formats = [str(reader.value(config, name, "fp32")) for name in ("exp_avg_dtype", "exp_avg_sq_dtype")]
-    if formats[0] != formats[1]:
-        reader.unknown["--exp_avg_sq_dtype"] = f"{shown(formats[1])} beside {shown(formats[0])} is not modelled here"
+    state_formats = [str(reader.value(config, argument, "fp32")) for argument in ("exp_avg_dtype", "exp_avg_sq_dtype")]
+    if state_formats[0] != state_formats[1]:
+        reader.unknown["--exp_avg_sq_dtype"] = (
+            f"{shown(state_formats[1])} beside {shown(state_formats[0])} is not modelled here"
+        )
     gradients = reader.value(config, "main_grads_dtype", "fp32")
-    return {"precision_aware_optimizer": True, "optimizer_dtype": formats[0], "grad_dtype": gradients}
+    return {"precision_aware_optimizer": True, "optimizer_dtype": state_formats[0], "grad_dtype": gradients}

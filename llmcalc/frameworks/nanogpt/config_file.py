@@ -65,7 +65,9 @@ def starts_program(command_line: CommandLine) -> bool:
     """Whether a command starts train.py with a Python configuration or with configuration keys."""
     typed_keys = [match[1] for command_word in command_line.words if (match := re.match(r"--(\w+)=", command_word))]
     has_config = any(command_word.endswith(".py") for command_word in command_line.words[:1])
-    has_keys = any(key in ("block_size", "n_layer", "n_embd", "init_from", "max_iters") for key in typed_keys)
+    has_keys = any(
+        typed_key in ("block_size", "n_layer", "n_embd", "init_from", "max_iters") for typed_key in typed_keys
+    )
     return (
         command_line.program == "train.py"
         and (has_config or has_keys)
@@ -111,14 +113,16 @@ def _run_values(reader: LaunchReader, file_values: Mapping[str, Any], command_wo
     return values_by_key
 
 
-def _read_values(reader: LaunchReader, values: Mapping[str, Any]) -> Launch:
-    known_values = {argument_name: value for argument_name, value in values.items() if argument_name in DEFAULTS}
-    for argument_name, value in known_values.items():
-        if isinstance(value, Unknown):
+def _read_values(reader: LaunchReader, file_values: Mapping[str, Any]) -> Launch:
+    known_values = {
+        argument_name: known_value for argument_name, known_value in file_values.items() if argument_name in DEFAULTS
+    }
+    for argument_name, known_value in known_values.items():
+        if isinstance(known_value, Unknown):
             raise reader.wrong(
                 argument_name, "an expression is not computed; expected a number, a text or True or False"
             )
-    reader.ignored += [argument_name for argument_name in values if argument_name not in DEFAULTS]
+    reader.ignored += [argument_name for argument_name in file_values if argument_name not in DEFAULTS]
     run_values = {key: reader.value(known_values, key, default_value) for key, default_value in DEFAULTS.items()}
     world_size = reader.device_count(reader.source.world_size)
     accumulation_steps = size_of(reader, "gradient_accumulation_steps", run_values["gradient_accumulation_steps"])

@@ -128,9 +128,11 @@ def read_nemo(config: Table, source_file: LaunchSource) -> Launch:
     with reading_of(source_file) as reader:
         overrides = {key: plain_value(override) for key, override in overrides_of(source_file.arguments).items()}
         model = _model_values(reader, config, overrides)
-        name = str(config.get("name", ""))[:80]
-        if "encoder" in model or "decoder" in model or any(model_type in name for model_type in MODEL_TYPES):
-            raise reader.wrong("name", f"{shown(name)}: its layers are not read; expected a GPT, BERT or Mamba config")
+        model_name = str(config.get("name", ""))[:80]
+        if "encoder" in model or "decoder" in model or any(model_type in model_name for model_type in MODEL_TYPES):
+            raise reader.wrong(
+                "name", f"{shown(model_name)}: its layers are not read; expected a GPT, BERT or Mamba config"
+            )
         if model.get("peft.peft_scheme") not in (None, "none", "null"):
             raise reader.wrong("model.peft.peft_scheme", "adapters under Megatron-Core are not modelled; expected null")
         if model.get("num_layers") is None:
@@ -139,7 +141,7 @@ def read_nemo(config: Table, source_file: LaunchSource) -> Launch:
             )
         arguments = _megatron_arguments(reader, model, config)
         reader.check_unknown()
-        model_type = next((model_type for model_type in ("bert", "mamba") if model_type in name), "gpt")
+        model_type = next((model_type for model_type in ("bert", "mamba") if model_type in model_name), "gpt")
         devices = _device_count(reader, config, overrides) if source_file.world_size is None else source_file.world_size
         launched_run = read_megatron(
             arguments, replace(source_file, world_size=devices, script=f"pretrain_{model_type}.py", arguments=())
@@ -150,28 +152,30 @@ def read_nemo(config: Table, source_file: LaunchSource) -> Launch:
 def _model_values(reader: LaunchReader, config: Table, overrides_by_key: Mapping[str, Any]) -> dict[str, Any]:
     """Returns dotted key → value of the section `model`, with references resolved."""
     model = config["model"]
-    values = {str(key): value for key, value in model.items() if not isinstance(value, Mapping) or key in SECTIONS}
+    settings = {str(key): value for key, value in model.items() if not isinstance(value, Mapping) or key in SECTIONS}
     for section in ("optim", "tokenizer", "peft", "data"):
         section_table = model.get(section)
         if isinstance(section_table, Mapping):
-            values |= {f"{section}.{key}": value for key, value in section_table.items()}
-    values |= {key.partition(".")[2]: value for key, value in overrides_by_key.items() if key.startswith("model.")}
-    return {key: _resolved_value(reader, key, value, values) for key, value in values.items()}
+            settings |= {f"{section}.{key}": value for key, value in section_table.items()}
+    settings |= {key.partition(".")[2]: value for key, value in overrides_by_key.items() if key.startswith("model.")}
+    return {key: _resolved_value(reader, key, value, settings) for key, value in settings.items()}
 
 
 SECTIONS = ("encoder", "decoder")
 """Tables in `model` that show an encoder-decoder."""
 
 
-def _resolved_value(reader: LaunchReader, model_key: str, value: Any, model: Mapping[str, Any], depth: int = 0) -> Any:
+def _resolved_value(
+    reader: LaunchReader, model_key: str, written_value: Any, model: Mapping[str, Any], link_depth: int = 0
+) -> Any:
     """Returns a value, with a reference such as `${.encoder_seq_length}` replaced by the referenced value."""
-    reference_match = LINK.fullmatch(value) if isinstance(value, str) else None
+    reference_match = LINK.fullmatch(written_value) if isinstance(written_value, str) else None
     if reference_match is None:
-        return value
+        return written_value
     referenced_key = reference_match[1].removeprefix(".").removeprefix("model.")
-    if depth > 8 or referenced_key not in model:
+    if link_depth > 8 or referenced_key not in model:
         return None
-    return _resolved_value(reader, model_key, model[referenced_key], model, depth + 1)
+    return _resolved_value(reader, model_key, model[referenced_key], model, link_depth + 1)
 
 
 def _device_count(reader: LaunchReader, config: Table, overrides_by_key: Mapping[str, Any]) -> int:

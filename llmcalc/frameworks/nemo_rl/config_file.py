@@ -131,14 +131,16 @@ def read_nemo_rl(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a config. Raises `InputError`, which names file and key."""
     with reading_of(source_file) as reader:
         merged_config = _with_bases(reader, config)
-        for name, reason in REFUSED.items():
-            if isinstance(merged_config.get(name), Mapping):
-                raise reader.wrong(name, f"{reason} is not modelled; expected a config of {', '.join(ALGORITHMS)}")
-        algorithm = next((name for name in ALGORITHMS if isinstance(merged_config.get(name), Mapping)), "")
+        for section, problem in REFUSED.items():
+            if isinstance(merged_config.get(section), Mapping):
+                raise reader.wrong(section, f"{problem} is not modelled; expected a config of {', '.join(ALGORITHMS)}")
+        algorithm = next((section for section in ALGORITHMS if isinstance(merged_config.get(section), Mapping)), "")
         if not algorithm:
             raise reader.wrong("grpo", f"the file has no table of a training; expected one of {', '.join(ALGORITHMS)}")
         flat_values = _flat_values(reader, merged_config)
-        policy = {key.removeprefix("policy."): value for key, value in flat_values.items() if key.startswith("policy.")}
+        policy = {
+            key.removeprefix("policy."): setting for key, setting in flat_values.items() if key.startswith("policy.")
+        }
         _check_keys(reader, policy)
         target = str(policy.get("model_name") or "")
         is_megatron = reader.flag(policy, "megatron_cfg.enabled")
@@ -211,12 +213,12 @@ def _flat_values(reader: LaunchReader, config: Table) -> dict[str, Any]:
     return flat_config
 
 
-def _with_full_names(written_value: Any, tables: list[str]) -> Any:
-    """Returns a value with full names in place of relative ones such as `${..name}`. tables: the enclosing tables."""
+def _with_full_names(written_value: Any, table_names: list[str]) -> Any:
+    """Returns a value with full names in place of relative ones such as `${..name}`. table_names: the enclosing tables."""
     if not isinstance(written_value, str):
         return written_value
     return RELATIVE.sub(
-        lambda match: "${" + ".".join([*tables[: len(tables) - len(match[1])], match[2]]) + "}", written_value
+        lambda match: "${" + ".".join([*table_names[: len(table_names) - len(match[1])], match[2]]) + "}", written_value
     )
 
 

@@ -82,14 +82,16 @@ def read_python(script_text: str, source_file: LaunchSource) -> Launch:
     with reading_of(source_file) as reader:
         syntax_tree = parse_python(script_text, source_file.where)
         variables = dict(_variables(syntax_tree.body, {}))
-        sequence_length = next((variables[name] for name in LENGTH_CONSTANTS if name in variables), None)
+        sequence_length = next((variables[variable] for variable in LENGTH_CONSTANTS if variable in variables), None)
         variables |= dict.fromkeys(LENGTHS, sequence_length)
         for function in (syntax_node for syntax_node in syntax_tree.body if isinstance(syntax_node, ast.FunctionDef)):
-            variables |= {name: value for name, value in _variables(function.body, variables) if name not in LENGTHS}
-        calls = [syntax_node for syntax_node in ast.walk(syntax_tree) if isinstance(syntax_node, ast.Call)]
+            variables |= {
+                variable: number for variable, number in _variables(function.body, variables) if variable not in LENGTHS
+            }
+        call_nodes = [syntax_node for syntax_node in ast.walk(syntax_tree) if isinstance(syntax_node, ast.Call)]
         reader.notes.append("overrides behind the script's name are not read")
         model_changes = _changes_of_model(syntax_tree)
-        return _launch_of(reader, calls, variables, model_changes, OTHER_TOKENIZERS.search(script_text))
+        return _launch_of(reader, call_nodes, variables, model_changes, OTHER_TOKENIZERS.search(script_text))
 
 
 def _variables(statements: list[ast.stmt], variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -106,7 +108,9 @@ def _variables(statements: list[ast.stmt], variables: Mapping[str, Any]) -> Iter
 def _changes_of_model(syntax_tree: ast.Module) -> dict[str, str]:
     """Returns attribute → source text, for each attribute of the model config that the script assigns."""
     statements = [
-        node for node in ast.walk(syntax_tree) if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign)
+        syntax_node
+        for syntax_node in ast.walk(syntax_tree)
+        if isinstance(syntax_node, ast.Assign | ast.AnnAssign | ast.AugAssign)
     ]
     targets = [
         (statement.targets[0] if isinstance(statement, ast.Assign) else statement.target, statement.value)
@@ -114,31 +118,34 @@ def _changes_of_model(syntax_tree: ast.Module) -> dict[str, str]:
     ]
     models = {
         target.id
-        for target, value in targets
-        if isinstance(target, ast.Name) and isinstance(value, ast.Call) and dotted(value.func).startswith(MODEL)
+        for target, value_node in targets
+        if isinstance(target, ast.Name)
+        and isinstance(value_node, ast.Call)
+        and dotted(value_node.func).startswith(MODEL)
     }
     model_changes = {}
-    for target, value in targets:
+    for target, value_node in targets:
         variable, _, attribute_name = dotted(target).partition(".")
-        if variable in models and attribute_name and value is not None:
-            model_changes[attribute_name] = dotted(value) or "…"
+        if variable in models and attribute_name and value_node is not None:
+            model_changes[attribute_name] = dotted(value_node) or "…"
     return model_changes
 
 
 def _arguments(calls: list[ast.Call], class_name: str, variables: Mapping[str, Any]) -> dict[str, Any] | None:
     """Returns the evaluated arguments of the first call of a class; None without such a call."""
-    call = next((call for call in calls if dotted(call.func) == class_name), None)
-    return None if call is None else _values(call, variables)
+    call_node = next((call_node for call_node in calls if dotted(call_node.func) == class_name), None)
+    return None if call_node is None else _values(call_node, variables)
 
 
 def _values(call: ast.Call, variables: Mapping[str, Any]) -> dict[str, Any]:
     """Returns argument → value of a call. Names such as `DType.bfloat16` and nested calls stay source text."""
-    values = {keyword.arg: (keyword.value, value_of(keyword.value, variables)) for keyword in call.keywords}
+    argument_values = {keyword.arg: (keyword.value, value_of(keyword.value, variables)) for keyword in call.keywords}
     return {
-        str(argument_name): dotted(value_node.func if isinstance(value_node, ast.Call) else value_node) or value.text
-        if isinstance(value, Unknown)
-        else value
-        for argument_name, (value_node, value) in values.items()
+        str(argument_name): dotted(value_node.func if isinstance(value_node, ast.Call) else value_node)
+        or argument_value.text
+        if isinstance(argument_value, Unknown)
+        else argument_value
+        for argument_name, (value_node, argument_value) in argument_values.items()
     }
 
 
@@ -150,7 +157,7 @@ def _model_of(
     other_tokenizer: re.Match[str] | None,
 ) -> tuple[ModelSpec | None, str]:
     """Returns a script's model, or None and the model's name if the model is not in `MODELS` or is changed."""
-    model_name = next((dotted(call.func) for call in calls if dotted(call.func).startswith(MODEL)), "")
+    model_name = next((dotted(call_node.func) for call_node in calls if dotted(call_node.func).startswith(MODEL)), "")
     preset = MODELS.get(model_name.rpartition(".")[2])
     others = [argument for argument in _arguments(calls, model_name, variables) or {} if argument not in HARMLESS]
     others += [attribute_name for attribute_name in model_changes if attribute_name != FUSED_LOSS]
@@ -192,7 +199,9 @@ def _sequence_ranks(
     if config is None:
         return 1
     if not isinstance(config, Mapping):
-        calls_of_class = [call for call in calls if dotted(call.func).startswith("TransformerContextParallelConfig")]
+        calls_of_class = [
+            call_node for call_node in calls if dotted(call_node.func).startswith("TransformerContextParallelConfig")
+        ]
         config = _values(calls_of_class[0], variables) if calls_of_class else {}
     if config.get("degree") is None:
         raise reader.wrong("cp_config", "its degree is not in the script; expected a whole number")
@@ -261,13 +270,13 @@ def _replicas(reader: LaunchReader, parallel_arguments: Mapping[str, Any], world
     if parallel_arguments.get("shard_degree") is None:
         reader.notes.append(f"hsdp: shards are those of a node with {DEVICES_PER_NODE} devices, each node a replica")
         return max(1, world_size // DEVICES_PER_NODE)
-    shards = size_of(reader, "shard_degree", parallel_arguments["shard_degree"]) * sequence_ranks
-    if world_size % shards:
+    shard_count = size_of(reader, "shard_degree", parallel_arguments["shard_degree"]) * sequence_ranks
+    if world_size % shard_count:
         raise reader.wrong(
             "shard_degree",
-            f"{shards} ranks of shards on {world_size} devices; expected --devices with a multiple of {shards}",
+            f"{shard_count} ranks of shards on {world_size} devices; expected --devices with a multiple of {shard_count}",
         )
-    return world_size // shards
+    return world_size // shard_count
 
 
 def _micro_batches(
@@ -275,7 +284,7 @@ def _micro_batches(
 ) -> int:
     """Returns the micro-batches per step: the tokens of a step, divided by the tokens of all ranks' micro-batches."""
     argument = "global_batch_size"
-    argument_values = (_values(call, variables).get(argument) for call in calls)
+    argument_values = (_values(call_node, variables).get(argument) for call_node in calls)
     tokens = next((argument_value for argument_value in argument_values if isinstance(argument_value, int)), None)
     if tokens is None:
         reader.notes.append(f"{argument}: no number; one micro-batch per step is assumed")
@@ -321,16 +330,16 @@ def _recompute_settings(
     """
     config = module.get("ac_config")
     class_name = "TransformerActivationCheckpointingConfig"
-    if config is None and not any(dotted(call.func) == class_name for call in calls):
+    if config is None and not any(dotted(call_node.func) == class_name for call_node in calls):
         return {}
     checkpointing_arguments = config if isinstance(config, Mapping) else _arguments(calls, class_name, variables) or {}
-    mode = str(checkpointing_arguments.get("mode", "full")).rpartition(".")[2]
-    if mode == "full":
+    checkpointing_mode = str(checkpointing_arguments.get("mode", "full")).rpartition(".")[2]
+    if checkpointing_mode == "full":
         return {"recompute": "full"}
-    if mode == "selected_modules" and _recomputes_networks(calls, class_name):
+    if checkpointing_mode == "selected_modules" and _recomputes_networks(calls, class_name):
         return {"recompute": "nodes:mlp"}
     budget = checkpointing_arguments.get("activation_memory_budget")
-    if mode == "budget" and isinstance(budget, float | int) and 0 <= budget <= 1:
+    if checkpointing_mode == "budget" and isinstance(budget, float | int) and 0 <= budget <= 1:
         if budget in (0, 1):
             return {"recompute": "none" if budget else "full"}
         kept_layers = 1 / min(budget, 1 - budget)
@@ -342,7 +351,7 @@ def _recompute_settings(
         )
         return {"recompute": f"but-every:{kept_period}" if budget < 0.5 else f"every:{kept_period}"}
     reader.unknown["ac_config.mode"] = (
-        f"'{mode[:60]}' is not modelled; full, budget, and selected_modules of feed_forward are; --allow-unknown "
+        f"'{checkpointing_mode[:60]}' is not modelled; full, budget, and selected_modules of feed_forward are; --allow-unknown "
         "counts no recomputation, which needs more"
     )
     return {}
@@ -352,9 +361,9 @@ def _recomputes_networks(calls: list[ast.Call], class_name: str) -> bool:
     """Whether the modules that a call names are the feed-forward networks of all layers, listed or by a pattern."""
     module_lists = (
         ast.unparse(keyword.value)
-        for call in calls
-        if dotted(call.func) == class_name
-        for keyword in call.keywords
+        for call_node in calls
+        if dotted(call_node.func) == class_name
+        for keyword in call_node.keywords
         if keyword.arg == "modules"
     )
     networks_pattern = r"\[f?'blocks\.(\*|\{\w+\})\.feed_forward'( for \w+ in range\(\w+\))?\]"

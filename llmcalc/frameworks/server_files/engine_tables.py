@@ -136,7 +136,7 @@ def _chart_server(chart_values: Mapping[str, Any]) -> Container:
 
 
 def _operator_server(operator_table: Mapping[str, Any], model: Mapping[str, Any]) -> Container:
-    flags = {key: model[key] for key in (*MODEL_FLAGS, *SWITCH_KEYS) if model.get(key) not in (None, False, "")}
+    flags = {flag: model[flag] for flag in (*MODEL_FLAGS, *SWITCH_KEYS) if model.get(flag) not in (None, False, "")}
     deployment = inner_table(operator_table, "deploymentConfig")
     image_name, gpus = inner_table(deployment, "image").get("name"), inner_table(deployment, "resources").get("gpu")
     return _stack_server(operator_table, model["modelURL"], flags, str(image_name or ""), gpus)
@@ -163,7 +163,7 @@ def _flags_of_keys(values_by_key: Mapping[str, Any]) -> Iterator[str]:
         re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", table_key.replace("LoRA", "Lora")).lower(): table_key
         for table_key in values_by_key
     }
-    return words_of_arguments({name: values_by_key[table_key] for name, table_key in keys_by_flag_name.items()})
+    return words_of_arguments({flag: values_by_key[table_key] for flag, table_key in keys_by_flag_name.items()})
 
 
 def inner_table(outer_table: Mapping[str, Any], *nested_keys: str) -> Mapping[str, Any]:

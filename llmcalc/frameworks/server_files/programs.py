@@ -209,7 +209,7 @@ def program_of_image(image_reference: str) -> ServerProgram | None:
     """Returns the server program of a container image by name; None for other images."""
     image_name = image_reference.lower().partition("@")[0]
     return next(
-        (program for program in PROGRAMS if any(image_part in image_name for image_part in program.images)), None
+        (candidate for candidate in PROGRAMS if any(image_part in image_name for image_part in candidate.images)), None
     )
 
 
@@ -262,12 +262,14 @@ def _start_at_word(command_words: Sequence[str], i: int, image: str = "") -> Ser
 
 def _start_of_module(python_module: str, arguments: tuple[str, ...]) -> ServerStart | None:
     """Returns the server start of a Python module; None for modules that start no server."""
-    program = next((program for program in PROGRAMS if python_module in program.modules), None)
-    if program is None:
+    server_program = next(
+        (server_program for server_program in PROGRAMS if python_module in server_program.modules), None
+    )
+    if server_program is None:
         return None
     if arguments[:1] == ("serve",):
         arguments = arguments[1:]
-    return ServerStart(program, arguments)
+    return ServerStart(server_program, arguments)
 
 
 def _fork_of(server_program: ServerProgram, image_and_path: str, arguments: Sequence[str]) -> ServerProgram:

@@ -203,14 +203,16 @@ class _Evaluator:
         list_value = self.evaluate(list_node.value, nesting_depth + 1)
         return list_value if isinstance(list_value, list) else [Unknown("*…")]
 
-    def _call_result(self, call: ast.Call, depth: int) -> Any:
+    def _call_result(self, call_node: ast.Call, depth: int) -> Any:
         """Returns the result of a call to a supported function, such as `dict`."""
         function_name, argument_values = (
-            dotted(call.func),
-            [self.evaluate(argument_node, depth + 1) for argument_node in call.args[:3]],
+            dotted(call_node.func),
+            [self.evaluate(argument_node, depth + 1) for argument_node in call_node.args[:3]],
         )
         if function_name == "dict":
-            return {keyword.arg: self.evaluate(keyword.value, depth + 1) for keyword in call.keywords if keyword.arg}
+            return {
+                keyword.arg: self.evaluate(keyword.value, depth + 1) for keyword in call_node.keywords if keyword.arg
+            }
         if function_name == "str" and len(argument_values) == 1:
             return _word_of_value(argument_values[0])
         if function_name == "json.dumps" and len(argument_values) == 1 and not isinstance(argument_values[0], Unknown):
@@ -219,11 +221,11 @@ class _Evaluator:
             return self.variables.get(
                 str(argument_values[0]), argument_values[1] if len(argument_values) > 1 else Unknown("$")
             )
-        if isinstance(call.func, ast.Attribute) and call.func.attr == "join" and len(argument_values) == 1:
-            separator_text = self.evaluate(call.func.value, depth + 1)
+        if isinstance(call_node.func, ast.Attribute) and call_node.func.attr == "join" and len(argument_values) == 1:
+            separator_text = self.evaluate(call_node.func.value, depth + 1)
             if isinstance(separator_text, str) and isinstance(argument_values[0], list):
                 return separator_text.join(map(_word_of_value, argument_values[0]))
-        return value_of(call, self.names, depth)
+        return value_of(call_node, self.names, depth)
 
 
 def _word_of_value(evaluated_value: Any) -> str:
@@ -282,12 +284,14 @@ def _is_extension(statement: ast.stmt) -> bool:
 
 def _direct_calls(statement: ast.stmt) -> Iterator[ast.Call]:
     """Yields the calls in a statement, without calls in nested statements."""
-    pending_nodes: list[ast.AST] = [node for node in ast.iter_child_nodes(statement) if not isinstance(node, ast.stmt)]
+    pending_nodes: list[ast.AST] = [
+        tree_node for tree_node in ast.iter_child_nodes(statement) if not isinstance(tree_node, ast.stmt)
+    ]
     while pending_nodes:
-        node = pending_nodes.pop()
-        if isinstance(node, ast.Call):
-            yield node
-        pending_nodes += [child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.stmt)]
+        tree_node = pending_nodes.pop()
+        if isinstance(tree_node, ast.Call):
+            yield tree_node
+        pending_nodes += [child for child in ast.iter_child_nodes(tree_node) if not isinstance(child, ast.stmt)]
 
 
 def _inner_bodies(statement: ast.stmt) -> Iterator[list[ast.stmt]]:

@@ -83,9 +83,11 @@ class ServerFinder:
     ) -> Iterator[StartedServer]:
         """Yields the servers that a container's command starts. files: file name → text that the script writes."""
         command_words = list(container.words)
-        program = program_named(container.engine)
-        if not command_words and program is not None and container.model:
-            yield StartedServer(ServerStart(program, ()), container, files or {}, version_of_image(container.image))
+        server_program = program_named(container.engine)
+        if not command_words and server_program is not None and container.model:
+            yield StartedServer(
+                ServerStart(server_program, ()), container, files or {}, version_of_image(container.image)
+            )
         if depth > DEEPEST or not command_words:
             return
         inner_container = container_of(command_words, container.place)
@@ -99,8 +101,8 @@ class ServerFinder:
             yield from self.in_script(script_text, container.env, script_arguments, container, depth + 1)
             return
         server_start = server_start_of(command_words, container.image)
-        if server_start is None and program is not None and command_words[0].startswith("-"):
-            server_start = ServerStart(program, tuple(command_words))
+        if server_start is None and server_program is not None and command_words[0].startswith("-"):
+            server_start = ServerStart(server_program, tuple(command_words))
         if server_start is not None:
             yield StartedServer(server_start, container, files or {}, version_of_image(container.image))
             return

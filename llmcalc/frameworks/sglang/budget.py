@@ -89,10 +89,10 @@ class Server(EngineServer):
 
         From python/sglang/srt/hf_transformers_utils.py, `get_context_length`.
         """
-        length, rope_scaling = super().model_length, self.preset.rope_parameters or {}
+        positions, rope_scaling = super().model_length, self.preset.rope_parameters or {}
         is_scaled = "original_max_position_embeddings" not in rope_scaling and rope_scaling.get("rope_type") != "llama3"
         scaling_factor = rope_scaling.get("factor", 1) if is_scaled else 1
-        return int(length * scaling_factor) if length and isinstance(scaling_factor, int | float) else length
+        return int(positions * scaling_factor) if positions and isinstance(scaling_factor, int | float) else positions
 
     @property
     def engine_record(self) -> SGLangRecord:

@@ -64,7 +64,7 @@ def read_log(log_text: LogText) -> LogReading | None:
     ]
     memory_terms += [LogTerm("other_processes", other_terms)] if other_terms else []
     total_bytes = log_values.last_size("total")
-    term_at_fault, flag = _diagnose_shortage({term.name: term.value for term in memory_terms}, total_bytes or 0)
+    term_at_fault, flag = _diagnose_shortage({logged.name: logged.value for logged in memory_terms}, total_bytes or 0)
     return LogReading(
         program="torch" if trainer is None else trainer.program,
         title="torch" if trainer is None else trainer.title,

@@ -405,6 +405,6 @@ def check_torch(layout: Layout) -> None:
     if layout.zero:
         other_frameworks = "deepspeed or megatron" if layout.zero == 1 else "fsdp2 or deepspeed"
         raise InputError(f"--zero {layout.zero}: torch itself divides nothing; expected --framework {other_frameworks}")
-    for size_name, size in (("cp", layout.cp), ("ep", layout.ep)):
-        if size > 1:
-            raise InputError(f"--{size_name} {size}: not in torch's own kernels; expected --framework megatron")
+    for size_name, group_size in (("cp", layout.cp), ("ep", layout.ep)):
+        if group_size > 1:
+            raise InputError(f"--{size_name} {group_size}: not in torch's own kernels; expected --framework megatron")

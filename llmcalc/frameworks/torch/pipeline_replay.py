@@ -81,20 +81,22 @@ def micro_batches_on_allocator(layout: Layout, model_chunks: Sequence[Chunk], mi
 
 
 @without_garbage_collection()
-def replay_rank_on_allocator(setup: RankSetup, expandable: bool, recorded_ranks: RecordedRanks) -> ReplayResult:
+def replay_rank_on_allocator(rank_setup: RankSetup, expandable: bool, recorded_ranks: RecordedRanks) -> ReplayResult:
     """Replays recorded passes of a rank on the caching allocator, which gives the same result as running all passes.
 
     expandable: whether the allocator has expandable segments.
     recorded_ranks: recorded passes of other ranks of the same run, to which this rank's are added.
     """
-    stage = setup.layout.coordinates(setup.rank).pp
-    cache_key = passes_key(RankRun(setup, EventMeter()))
-    is_recorded = setup.training.microbatches > MICROBATCHES_RUN_IN_FULL and not setup.training.optimizer_in_backward
+    stage = rank_setup.layout.coordinates(rank_setup.rank).pp
+    cache_key = passes_key(RankRun(rank_setup, EventMeter()))
+    is_recorded = (
+        rank_setup.training.microbatches > MICROBATCHES_RUN_IN_FULL and not rank_setup.training.optimizer_in_backward
+    )
     if cache_key not in recorded_ranks:
-        recorded_ranks[cache_key] = record_rank(setup) if is_recorded else RecordedRank(None, (), ())
+        recorded_ranks[cache_key] = record_rank(rank_setup) if is_recorded else RecordedRank(None, (), ())
     recorded_rank = recorded_ranks[cache_key]
     if (stage, expandable) not in recorded_rank.replayed:
-        recorded_rank.replayed[stage, expandable] = _replay_rank(setup, expandable, recorded_rank)
+        recorded_rank.replayed[stage, expandable] = _replay_rank(rank_setup, expandable, recorded_rank)
     return recorded_rank.replayed[stage, expandable]
 
 
@@ -182,7 +184,9 @@ def _record_steps(
         rank_run.update()
         rank_run.zero_grad()
     try:
-        if any(pass_traces.setdefault(case, trace) != trace for case, trace in pass_recorder.traces().items()):
+        if any(
+            pass_traces.setdefault(pass_case, trace) != trace for pass_case, trace in pass_recorder.traces().items()
+        ):
             return None
     except NotRepeating:
         return None

@@ -251,9 +251,9 @@ def _fake_quantization(reader: LaunchReader, config: Table) -> dict[str, Any]:
 def _adapter_settings(reader: LaunchReader, model: Table, dtype: str, is_quantized: bool) -> dict[str, Any]:
     """Returns the settings of LoRA adapters, which have the model's number format."""
     attention = model.get("lora_attn_modules")
-    if not isinstance(attention, list) or not all(str(name) in TARGETS for name in attention):
+    if not isinstance(attention, list) or not all(str(module) in TARGETS for module in attention):
         raise reader.wrong("model.lora_attn_modules", f"{shown(attention)}; expected a list of {', '.join(TARGETS)}")
-    targets = [*(TARGETS[str(name)] for name in attention), *(NETWORK if model.get("apply_lora_to_mlp") else ())]
+    targets = [*(TARGETS[str(module)] for module in attention), *(NETWORK if model.get("apply_lora_to_mlp") else ())]
     if model.get("apply_lora_to_output"):
         reader.notes.append(HEAD_ADAPTER)
     adapter_settings = lora_settings(

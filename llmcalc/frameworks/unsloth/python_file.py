@@ -53,7 +53,9 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         syntax_tree = parse_python(file_text, source_file.where)
         if re.search(r"\bvllm serve\b|vllm\.entrypoints", file_text) is not None:
             reader.notes.append("the file starts a server of vLLM, too, which is not counted beside the training")
-        function_nodes = [node for node in syntax_tree.body if isinstance(node, ast.FunctionDef)]  # cells of marimo
+        function_nodes = [
+            syntax_node for syntax_node in syntax_tree.body if isinstance(syntax_node, ast.FunctionDef)
+        ]  # cells of marimo
         cell_statements = [statement for function_node in function_nodes for statement in function_node.body]
         variables = constants([*syntax_tree.body, *cell_statements])
         named_calls = list(_named_calls(syntax_tree))
@@ -89,7 +91,7 @@ def _read_calls(
 
     is_standby: whether vLLM frees its cache while the model is trained.
     """
-    length = next(
+    max_length = next(
         (
             config[argument_name]
             for argument_name in ("max_length", "max_seq_length")
@@ -102,7 +104,7 @@ def _read_calls(
         "batch": reader.size(config, "per_device_train_batch_size", 8),
         "num_microbatches": reader.size(config, "gradient_accumulation_steps", 1),
         "seq": size_of(
-            reader, "max_seq_length", reader.value(model, "max_seq_length", 2048) if length is None else length
+            reader, "max_seq_length", reader.value(model, "max_seq_length", 2048) if max_length is None else max_length
         ),
         "dtype": "fp16" if "float16" in str(model.get("dtype")).replace("bfloat16", "") else "bf16",
         "master_weights": "none",
@@ -178,7 +180,7 @@ def _whole_groups(reader: LaunchReader, config: Mapping[str, Any], settings: Map
 
 def _adapter_settings(reader: LaunchReader, model: Mapping[str, Any], adapters: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of LoRA adapters and of the frozen weights."""
-    if any(name.startswith("finetune_") for name in adapters):
+    if any(argument.startswith("finetune_") for argument in adapters):
         reader.notes.append("adapters of the language model are counted; encoders, and the tokens of images, are not")
     adapter_settings = lora_settings(
         reader,
@@ -190,7 +192,9 @@ def _adapter_settings(reader: LaunchReader, model: Mapping[str, Any], adapters: 
     )
     adapter_settings |= recompute_settings(adapters.get("use_gradient_checkpointing", OFFLOADED_CHECKPOINTS))
     is_eight_bits = reader.flag(model, "load_in_8bit")
-    is_unquantized = any(reader.flag(model, name) for name in ("load_in_16bit", "load_in_fp8", "full_finetuning"))
+    is_unquantized = any(
+        reader.flag(model, argument) for argument in ("load_in_16bit", "load_in_fp8", "full_finetuning")
+    )
     if reader.flag(model, "load_in_4bit", not (is_eight_bits or is_unquantized)):
         return adapter_settings | {"base": "nf4-dq"}
     return adapter_settings | ({"base": "int8"} if is_eight_bits else {})
@@ -202,8 +206,8 @@ def _is_method(called_name: str, method_name: str) -> bool:
 
 def _named_calls(syntax_tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
     """Yields (dotted function name, call) for each call in a module, in line order."""
-    call_nodes = [node for node in ast.walk(syntax_tree) if isinstance(node, ast.Call)][:MOST_CALLS]
-    for call_node in sorted(call_nodes, key=lambda node: (node.lineno, node.col_offset)):
+    call_nodes = [tree_node for tree_node in ast.walk(syntax_tree) if isinstance(tree_node, ast.Call)][:MOST_CALLS]
+    for call_node in sorted(call_nodes, key=lambda tree_node: (tree_node.lineno, tree_node.col_offset)):
         yield dotted(call_node.func).rpartition("trl.")[2], call_node
 
 
@@ -230,10 +234,10 @@ def _call_arguments(
     arguments = {keyword.arg: value_of(keyword.value, variables) for keyword in call_node.keywords if keyword.arg}
     if call_node.args and "model_name" not in arguments:
         arguments["model_name"] = value_of(call_node.args[0], variables)
-    unresolved_arguments = {argument for argument, setting in arguments.items() if isinstance(setting, Unknown)}
+    unresolved_arguments = {argument for argument, value in arguments.items() if isinstance(value, Unknown)}
     for argument in sorted(DECIDING & unresolved_arguments):
         reader.unknown[argument] = "is known only when the file runs"
     if unresolved_arguments.intersection(GRPO_LENGTHS):
         reader.notes.append("the lengths of prompts and completions are computed: together max_seq_length tokens")
         unresolved_arguments.update(GRPO_LENGTHS)
-    return {argument: setting for argument, setting in arguments.items() if argument not in unresolved_arguments}
+    return {argument: value for argument, value in arguments.items() if argument not in unresolved_arguments}

@@ -83,9 +83,11 @@ def run_of_sft(reader: LaunchReader, config: Table) -> LaunchSettings:
             reader.unknown[argument_name[:100]] = "no key that is known"
     world_size = reader.device_count(reader.source.world_size)
     cp = reader.sequence_ranks(config, "ulysses_sequence_parallel_size", world_size)
-    length = reader.size(config, "data.max_length", 1024)
-    if length % cp:
-        raise reader.wrong("ulysses_sequence_parallel_size", f"{cp}; expected a divisor of data.max_length {length}")
+    max_length = reader.size(config, "data.max_length", 1024)
+    if max_length % cp:
+        raise reader.wrong(
+            "ulysses_sequence_parallel_size", f"{cp}; expected a divisor of data.max_length {max_length}"
+        )
     replica_count = world_size // cp
     if config.get("data.micro_batch_size") is not None:
         batch = max(1, size_of(reader, "data.micro_batch_size", config["data.micro_batch_size"]) // replica_count)
@@ -100,7 +102,7 @@ def run_of_sft(reader: LaunchReader, config: Table) -> LaunchSettings:
         "optimizer": "adamw",
         "attn_implementation": "flash",
         "batch": batch,
-        "seq": length // cp,
+        "seq": max_length // cp,
         "num_microbatches": max(1, reader.size(config, "data.train_batch_size", 256) // (batch * replica_count)),
         "dtype": "bf16",
         "master_weights": "fp32" if is_fp32 else "none",

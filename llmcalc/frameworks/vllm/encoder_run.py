@@ -215,8 +215,8 @@ def _apply_processor_limits(image_rule: ImageRule, processor_settings: Mapping[s
         raise InputError(f"--mm-processor-kwargs: size: {shown(size_settings)}; expected a table with longest_edge")
     most_pixels = settings.pop("max_pixels", size_settings.get("longest_edge"))
     min_pixels = settings.pop("min_pixels", None)
-    for key in [key for key in settings if key in IDLE_PROCESSOR_KEYS]:
-        settings.pop(key)
+    for setting in [setting for setting in settings if setting in IDLE_PROCESSOR_KEYS]:
+        settings.pop(setting)
     if settings or (most_pixels is not None and not isinstance(image_rule, SmartResize)):
         raise InputError(
             f"--mm-processor-kwargs: {shown(next(iter(settings), 'max_pixels'))} is not modelled for this model; "
@@ -225,12 +225,12 @@ def _apply_processor_limits(image_rule: ImageRule, processor_settings: Mapping[s
     if not isinstance(image_rule, SmartResize):
         return image_rule
     pixel_limits = {"max_pixels": most_pixels, "min_pixels": min_pixels}
-    for key, pixel_limit in pixel_limits.items():
+    for setting, pixel_limit in pixel_limits.items():
         if pixel_limit is not None and (
             isinstance(pixel_limit, bool) or not isinstance(pixel_limit, int) or not 0 < pixel_limit < 10**10
         ):
-            raise InputError(f"--mm-processor-kwargs: {key}: {shown(pixel_limit)}; expected a number of pixels")
-    changed_limits = {key: pixel_limit for key, pixel_limit in pixel_limits.items() if pixel_limit is not None}
+            raise InputError(f"--mm-processor-kwargs: {setting}: {shown(pixel_limit)}; expected a number of pixels")
+    changed_limits = {setting: pixel_limit for setting, pixel_limit in pixel_limits.items() if pixel_limit is not None}
     if most_pixels is not None and min_pixels is None:
         changed_limits["min_pixels"] = min(image_rule.min_pixels, most_pixels)
     return image_rule.model_copy(update=changed_limits)

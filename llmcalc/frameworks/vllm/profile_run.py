@@ -67,13 +67,13 @@ class ProfileRun(NamedTuple):
     def layer_bytes(self, rank: EngineRank, version_rules: Rules) -> int:
         """Returns the peak bytes inside a layer, in the dense network or the experts."""
         intermediate_size, is_gated, experts = rank.widths
-        h, T = rank.hidden_size, self.tokens
+        h, tokens = rank.hidden_size, self.tokens
         if experts is None:
             hidden_vectors = EAGER_HIDDEN_VECTORS if version_rules.generation == "v0" else HIDDEN_VECTORS
-            embedding_bytes = layer_embedding_bytes(rank, T, self.element_bytes)
-            return int(T * 2 * (hidden_vectors * h + (3 if is_gated else 2) * intermediate_size)) + embedding_bytes
+            embedding_bytes = layer_embedding_bytes(rank, tokens, self.element_bytes)
+            return int(tokens * 2 * (hidden_vectors * h + (3 if is_gated else 2) * intermediate_size)) + embedding_bytes
         k, i = experts.top_k, experts.width
-        return T * 2 * EXPERT_VECTORS * h + T * k * 2 * (max(2 * i, h) + i + h)
+        return tokens * 2 * EXPERT_VECTORS * h + tokens * k * 2 * (max(2 * i, h) + i + h)
 
     def hidden_bytes(self, rank: EngineRank) -> int:
         """Returns the bytes of hidden states: of all tokens, of the sampled tokens, and those sent between stages."""

@@ -123,8 +123,8 @@ class AdapterKernels(DiscardedKernels):
         """
         tp = self.rank_choices.tp if adapters.library == "megatron-bridge" and tensor_role != "expert" else 1
         rank = adapters.rank // tp if tensor_role in ("column", "matrix") else adapters.rank
-        width = output_width // tp if tensor_role in ("row", "matrix") else output_width
-        shapes_by_name: dict[str, Shape] = {"lora_A": (rank, input_width), "lora_B": (width, adapters.rank)}
+        local_width = output_width // tp if tensor_role in ("row", "matrix") else output_width
+        shapes_by_name: dict[str, Shape] = {"lora_A": (rank, input_width), "lora_B": (local_width, adapters.rank)}
         self.in_adapter = True
         lora_a, lora_b = (
             self.with_role(tensor_role, partial(self.weight, f"{operation.name}.{weight_name}.weight{expert}", shape))

@@ -88,7 +88,9 @@ class AttentionKernels(LinearKernels):
     def split_along(self, x: Tensor, part_widths: Sequence[Number]) -> list[Tensor]:
         """Returns views of a tensor's parts (`SplitAlongDim`). Gradients are copied unless they share a tensor."""
         row_count = x.shape[0]
-        part_views = [Tensor((row_count, width), x.dtype, x.storage, (x.shape[1], 1)) for width in part_widths]
+        part_views = [
+            Tensor((row_count, part_width), x.dtype, x.storage, (x.shape[1], 1)) for part_width in part_widths
+        ]
         shape, dtype = x.shape, x.dtype
 
         def join_gradients(

@@ -26,11 +26,13 @@ class ExpertKernels(HeadKernels):
         """Moves shared experts before the router, or in versions before 2025-10-11 after the dispatch of tokens."""
         shared_experts = _shared_experts(module_scope)
         if shared_experts:
-            other_items = [item for item in module_scope.items if item not in shared_experts]
+            other_items = [module_item for module_item in module_scope.items if module_item not in shared_experts]
             router_position = 0
             if not self.rank_choices.shared_experts_first:
                 router_position = 1 + next(
-                    i for i, item in enumerate(other_items) if isinstance(item, Step) and item.verb == "dispatch"
+                    i
+                    for i, module_item in enumerate(other_items)
+                    if isinstance(module_item, Step) and module_item.verb == "dispatch"
                 )
             module_scope.items = [*other_items[:router_position], *shared_experts, *other_items[router_position:]]
         super()._look_for_readers(module_scope, module)
@@ -179,11 +181,11 @@ class ExpertKernels(HeadKernels):
         """Returns the number of token rows for this rank's experts. row_count: tokens of each rank."""
         return self.sent_rows(row_count) * self.rank_choices.etp
 
-    def sent_rows(self, rows: Number) -> Number:
-        """Returns the number of token rows that a rank sends to experts. rows: the rank's tokens."""
+    def sent_rows(self, tokens: Number) -> Number:
+        """Returns the number of token rows that a rank sends to experts. tokens: the rank's tokens."""
         if self.rank_choices.capacity_factor is None:
-            return rows * self.top_k
-        return self.all_experts * math.ceil(rows * self.top_k / self.all_experts * self.rank_choices.capacity_factor)
+            return tokens * self.top_k
+        return self.all_experts * math.ceil(tokens * self.top_k / self.all_experts * self.rank_choices.capacity_factor)
 
     def move_rows(self, operation_name: str, x: Tensor, row_count: Number) -> Tensor:
         """Copies token rows to other ranks or into another order, and the gradient back in the backward pass."""
@@ -287,10 +289,10 @@ class ExpertKernels(HeadKernels):
 
     def _send_rows(self, x: Tensor, local_tensors: dict[str, Tensor]) -> Tensor:
         """Runs MoEAlltoAllTokenDispatcher: sorts rows by expert, sends them to the experts' ranks, sorts them again."""
-        kernel_choices, (rows, _) = self.rank_choices, x.shape
+        kernel_choices, (tokens, _) = self.rank_choices, x.shape
         probs, mask = local_tensors["probs"], local_tensors["routing_map"]
-        row_count = self.sent_rows(rows)
-        expert_rows, row_map = self.permute(x, row_count, rows, self.all_experts, probs)
+        row_count = self.sent_rows(tokens)
+        expert_rows, row_map = self.permute(x, row_count, tokens, self.all_experts, probs)
         self.keep_in_dispatcher(row_map, mask, probs)
         local_tensors["index"] = row_map
         local_tensors["hidden_states"] = expert_rows
@@ -305,7 +307,7 @@ class ExpertKernels(HeadKernels):
         if self.local_experts > 1:
             expert_rows = self.move_rows("sort", expert_rows, row_count)
             self.row_probs = self.move_rows("sort", self.row_probs, row_count)
-        self.dispatched_tokens = rows
+        self.dispatched_tokens = tokens
         return expert_rows
 
     def _send_rows_by_hybridep(self, x: Tensor, local_tensors: dict[str, Tensor]) -> Tensor:
@@ -316,19 +318,19 @@ class ExpertKernels(HeadKernels):
         Source: DeepEP, hybrid-ep at 94a9f8f, csrc/hybrid_ep/executor/executor.cu, `metadata_preprocess_core`, and
         hybrid_ep.cu, `dispatch_with_permute`.
         """
-        kernel_choices, autograd_graph, (rows, row_width) = self.rank_choices, self.graph, x.shape
+        kernel_choices, autograd_graph, (tokens, row_width) = self.rank_choices, self.graph, x.shape
         ranks, local_experts, probs = kernel_choices.ep * kernel_choices.etp, self.local_experts, local_tensors["probs"]
         if probs.dtype is not FLOAT32:
             probs = self.t.to(probs, FLOAT32)
-        row_count, columns = self.received_rows(rows), self.all_experts * kernel_choices.etp
+        row_count, columns = self.received_rows(tokens), self.all_experts * kernel_choices.etp
         if kernel_choices.etp > 1:  # the map and the probabilities, for each rank that divides an expert
-            self.keep_in_dispatcher(autograd_graph.new_tensor((rows, columns), BOOL))
-            probs = self.copy_reordered("expand", probs, (rows, columns))
+            self.keep_in_dispatcher(autograd_graph.new_tensor((tokens, columns), BOOL))
+            probs = self.copy_reordered("expand", probs, (tokens, columns))
         dispatch_handle = [
-            autograd_graph.new_tensor((rows, ranks), INT32),
-            autograd_graph.new_tensor((rows, 1), BOOL),
-            autograd_graph.new_tensor((rows * ranks, local_experts), BOOL),
-            autograd_graph.new_tensor((rows * ranks, local_experts), INT32),
+            autograd_graph.new_tensor((tokens, ranks), INT32),
+            autograd_graph.new_tensor((tokens, 1), BOOL),
+            autograd_graph.new_tensor((tokens * ranks, local_experts), BOOL),
+            autograd_graph.new_tensor((tokens * ranks, local_experts), INT32),
         ]
         expert_rows, row_probs = (
             autograd_graph.new_tensor((row_count, row_width), x.dtype),
@@ -337,7 +339,7 @@ class ExpertKernels(HeadKernels):
         shape = x.shape
 
         def backward(saved_tensors: SavedTensors, gradients: list[Gradient], needs_input_grad: Needs) -> Gradients:
-            return [autograd_graph.new_tensor(shape, BFLOAT16), autograd_graph.new_tensor((rows, columns), FLOAT32)]
+            return [autograd_graph.new_tensor(shape, BFLOAT16), autograd_graph.new_tensor((tokens, columns), FLOAT32)]
 
         self.node("dispatch", (x, probs), [expert_rows, row_probs], backward, *dispatch_handle)
         self.keep_in_dispatcher(local_tensors["routing_map"], probs, row_probs)
@@ -347,7 +349,7 @@ class ExpertKernels(HeadKernels):
         )
         local_tensors["hidden_states"], local_tensors["dispatched_input"] = x, expert_rows
         self.row_probs = row_probs
-        self.dispatched_tokens = rows
+        self.dispatched_tokens = tokens
         self.dispatch_handle: list[Tensor] = dispatch_handle
         return expert_rows
 
@@ -403,17 +405,17 @@ class ExpertKernels(HeadKernels):
 
     def module_kernel(self, module_scope: Scope) -> Callable[[], None] | None:
         """Returns the kernel that runs experts in sequence (SequentialMLP), for products that are not grouped."""
-        steps = [element for element in module_scope.items if isinstance(element, Step) and element.verb == "experts"]
-        if self.rank_choices.grouped_gemm or not steps:
+        expert_steps = [item_ for item_ in module_scope.items if isinstance(item_, Step) and item_.verb == "experts"]
+        if self.rank_choices.grouped_gemm or not expert_steps:
             return super().module_kernel(module_scope)
-        return lambda: self._run_sequential_experts(module_scope, steps)
+        return lambda: self._run_sequential_experts(module_scope, expert_steps)
 
     def _run_sequential_experts(self, module_scope: Scope, layer_operations: list[Step]) -> None:
         """Runs the network of each expert in turn, and concatenates the outputs."""
         autograd_graph = self.graph
         input_layers, output_layer = layer_operations[:-1], layer_operations[-1]
         has_gate = any(isinstance(scope_item, Step) and scope_item.verb == "mul" for scope_item in module_scope.items)
-        experts, width = self.local_experts, sum(layer.outs[0].width for layer in input_layers)
+        experts, inner_width = self.local_experts, sum(layer.outs[0].width for layer in input_layers)
         hidden_width, output_width = output_layer.ins[0].width, output_layer.outs[0].width
         x, probs = self.tensor_of(input_layers[0].ins[0]), self.row_probs
         row_count = x.shape[0]
@@ -425,7 +427,7 @@ class ExpertKernels(HeadKernels):
         del x, probs
         expert_outputs: list[Tensor] = []
         for i, (expert_input, part_probs) in enumerate(zip(expert_inputs, row_probs, strict=True)):
-            expert_output = self.expert_linear(input_layers[0], expert_input, i, width_in, width, "column")
+            expert_output = self.expert_linear(input_layers[0], expert_input, i, width_in, inner_width, "column")
             if has_gate:
                 if self.rank_choices.bias_activation:
                     activation = self.weighted_glu(expert_output, part_probs, hidden_width)

@@ -102,10 +102,12 @@ class Fp8Kernels(DeltaKernels):
         first_bf16_layers, last_bf16_layers = kernel_choices.bf16_layers
         return first_bf16_layers <= layer_index < kernel_choices.layers - last_bf16_layers
 
-    def quantize(self, row_count: Number, width: Number, by_rows: bool = True, by_columns: bool = True) -> Quantized:
+    def quantize(
+        self, row_count: Number, row_width: Number, by_rows: bool = True, by_columns: bool = True
+    ) -> Quantized:
         """Returns an 8-bit tensor, quantized rowwise or columnwise as the products need."""
         kernel_choices = self.rank_choices
-        row_specs, column_specs = quantized_specs(kernel_choices.fp8_recipe, row_count, width)
+        row_specs, column_specs = quantized_specs(kernel_choices.fp8_recipe, row_count, row_width)
         if kernel_choices.fp8_recipe not in ONE_SCALE:
             return Quantized(
                 [self.graph.new_tensor(*spec) for spec in row_specs] if by_rows else [],
@@ -120,35 +122,37 @@ class Fp8Kernels(DeltaKernels):
             return Quantized([*row_tensors, scale], [*row_tensors, scale])
         return Quantized([*row_tensors, scale], [*transposed_tensors, scale] if transposed_tensors else [])
 
-    def quantize_experts(self, rows: Number, width: Number, expert_count: int, by_columns: bool = True) -> Quantized:
+    def quantize_experts(
+        self, row_count: Number, width: Number, expert_count: int, by_columns: bool = True
+    ) -> Quantized:
         """Returns the 8-bit inputs of several experts, all with the same number of rows.
 
         Recipes with blocks allocate one tensor by rows and one by columns for all experts
         (csrc/extensions/cast.cpp, `bulk_allocate_fp8_blockwise_tensors`).
         """
         if self.rank_choices.fp8_recipe in ONE_SCALE:
-            quantized_experts = [self.quantize(rows, width, by_columns=by_columns) for _ in range(expert_count)]
+            quantized_experts = [self.quantize(row_count, width, by_columns=by_columns) for _ in range(expert_count)]
             return Quantized(
                 [x for expert_tensors in quantized_experts for x in expert_tensors.rows],
                 [x for expert_tensors in quantized_experts for x in expert_tensors.columns],
             )
         buffer_sizes = []
-        for (data_shape, _), (scales_shape, dtype) in quantized_specs(self.rank_choices.fp8_recipe, rows, width):
-            size = expert_count * (round_up(count(data_shape), 256) + round_up(count(scales_shape) * dtype.bytes, 16))
-            buffer_sizes.append(size)
+        for (data_shape, _), (scales_shape, dtype) in quantized_specs(self.rank_choices.fp8_recipe, row_count, width):
+            nbytes = expert_count * (round_up(count(data_shape), 256) + round_up(count(scales_shape) * dtype.bytes, 16))
+            buffer_sizes.append(nbytes)
         by_rows = [self.graph.new_tensor((buffer_sizes[0],), UINT8)]
         return Quantized(by_rows, [self.graph.new_tensor((buffer_sizes[1],), UINT8)] if by_columns else [])
 
     def gather_quantized(
-        self, rows: Number, row_width: Number, by_rows: bool, by_columns: bool
+        self, row_count: Number, row_width: Number, by_rows: bool, by_columns: bool
     ) -> tuple[Quantized, list[Tensor]]:
         """All-gathers an 8-bit tensor over sequence-parallel ranks, and returns it with the sorting buffers."""
-        multiple = MULTIPLES.get(self.rank_choices.fp8_recipe, 1)
-        if exact_div(rows, self.rank_choices.tp) % multiple or row_width % multiple:
+        row_multiple = MULTIPLES.get(self.rank_choices.fp8_recipe, 1)
+        if exact_div(row_count, self.rank_choices.tp) % row_multiple or row_width % row_multiple:
             raise self.unsupported(
-                f"{rows} rows of {row_width} elements on {self.rank_choices.tp} ranks; expected multiples of {multiple}"
+                f"{row_count} rows of {row_width} elements on {self.rank_choices.tp} ranks; expected multiples of {row_multiple}"
             )
-        quantized_tensor = self.quantize(rows, row_width, by_rows, by_columns)
+        quantized_tensor = self.quantize(row_count, row_width, by_rows, by_columns)
         if self.rank_choices.fp8_recipe != "blockwise":
             return quantized_tensor, []
         sorting_buffers = [
@@ -349,7 +353,9 @@ class Fp8Kernels(DeltaKernels):
             )
         return self.quantized_linear("linear", x, weight, False, False)
 
-    def quantized_linear(self, name: str, x: Tensor, weight: Tensor, saves_16_bits: bool, is_divided: bool) -> Tensor:
+    def quantized_linear(
+        self, workspace_name: str, x: Tensor, weight: Tensor, saves_16_bits: bool, is_divided: bool
+    ) -> Tensor:
         """Runs a linear layer with 8-bit inputs.
 
         saves_16_bits: whether the saved input has 16 bits. is_divided: whether output rows are reduce-scattered.
@@ -390,5 +396,5 @@ class Fp8Kernels(DeltaKernels):
 
         saved_for_backward = [x] if saves_16_bits else quantized_input.columns
         del quantized_input
-        self.node(name, (x, weight), [output], backward, *saved_for_backward)
+        self.node(workspace_name, (x, weight), [output], backward, *saved_for_backward)
         return output

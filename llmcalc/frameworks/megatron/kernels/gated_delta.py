@@ -32,8 +32,10 @@ class DeltaKernels(MambaKernels):
 
     def module_kernel(self, module_scope: Scope) -> Callable[[], None] | None:
         """Returns the kernel that runs a gated DeltaNet mixer."""
-        alternatives = [item for item in module_scope.items if isinstance(item, Alternatives)]
-        branch_steps = [operation for item in alternatives for operation in next(iter(item.branches.values())).steps()]
+        alternatives = [module_item for module_item in module_scope.items if isinstance(module_item, Alternatives)]
+        branch_steps = [
+            operation for module_item in alternatives for operation in next(iter(module_item.branches.values())).steps()
+        ]
         delta_step = next(
             (
                 operation
@@ -52,9 +54,9 @@ class DeltaKernels(MambaKernels):
         """Runs Megatron-Core's GatedDeltaNet.forward."""
         aten, op, batch = self.t, core_scope.op, self.run_config.batch
         assert isinstance(op, DeltaRule)
-        steps_by_name_ = steps_by_name(module_scope)
-        projection_widths = [steps_by_name_[projection_name].outs[0].width for projection_name in PROJECTIONS]
-        query_projection = steps_by_name_[PROJECTIONS[0]]
+        named_steps = steps_by_name(module_scope)
+        projection_widths = [named_steps[projection_name].outs[0].width for projection_name in PROJECTIONS]
+        query_projection = named_steps[PROJECTIONS[0]]
         input_value = query_projection.ins[0]
         x = self.tensor_of(input_value)
         self.forget(input_value.storage)
@@ -66,7 +68,7 @@ class DeltaKernels(MambaKernels):
         conv_channels = sum(projection_widths[1:3], projection_widths[0])
         qkv, gate, beta, alpha = aten.split(qkvzba, [conv_channels, *projection_widths[3:]])
         gate = aten.unflatten(gate, -1, (op.heads, op.value_dim))
-        kernel = steps_by_name_["conv1d"].options["kernel"]
+        kernel = named_steps["conv1d"].options["kernel"]
         conv_filters = self.weight("conv1d.weight", (conv_channels, 1, kernel))
         if self.rank_choices.deterministic:
             qkv = aten.contiguous(aten.transpose(qkv, 1, 2))
@@ -75,15 +77,15 @@ class DeltaKernels(MambaKernels):
         else:
             qkv = fla.causal_conv1d(aten, qkv, aten.reshape(conv_filters, (conv_channels, kernel)))
         dt_bias, a_log = self.weight("dt_bias", (op.heads,)), self.weight("A_log", (op.heads,))
-        q, k, v, decay_log, gate, beta_sigmoid = self._prepare_delta_inputs(
+        q, k, v, log_decay, gate, beta_sigmoid = self._prepare_delta_inputs(
             op, projection_widths[0], qkv, gate, a_log, dt_bias, beta, alpha
         )
         delta_rule = chunked_delta_rule if self.rank_choices.deterministic else fla.chunk_gated_delta_rule_alone
-        y = delta_rule(aten, q, k, v, decay_log, beta_sigmoid)
-        output_projection = steps_by_name_["o_proj"]
+        y = delta_rule(aten, q, k, v, log_decay, beta_sigmoid)
+        output_projection = named_steps["o_proj"]
         self.bind(
             output_projection.outs[0],
-            self.row_linear(output_projection, self._run_gated_norm(steps_by_name_["norm"], op, y, gate)),
+            self.row_linear(output_projection, self._run_gated_norm(named_steps["norm"], op, y, gate)),
         )
 
     def _prepare_delta_inputs(
@@ -193,7 +195,7 @@ def chunked_delta_rule(aten: Aten, q: Tensor, k: Tensor, v: Tensor, output_gradi
     intra_chunk_attention = aten.add(intra_chunk_attention, aten.new_tensor((CHUNK, CHUNK), FLOAT32))
     value = aten.matmul(intra_chunk_attention, v_beta)
     k_cumdecay = aten.matmul(intra_chunk_attention, aten.mul(k_beta, aten.unsqueeze(aten.exp(output_gradient), -1)))
-    state = aten.new_tensor((*key.shape[:2], key.shape[-1], value.shape[-1]), FLOAT32)
+    kv_state = aten.new_tensor((*key.shape[:2], key.shape[-1], value.shape[-1]), FLOAT32)
     output = aten.new_tensor(value.shape, FLOAT32)
     mask = aten.new_tensor((CHUNK, CHUNK), BOOL)
     for _ in range(int(chunk_count)):
@@ -201,24 +203,24 @@ def chunked_delta_rule(aten: Aten, q: Tensor, k: Tensor, v: Tensor, output_gradi
         intra_chunk_attention = masked_fill_in_place(
             aten, aten.mul(aten.matmul(q_i, aten.transpose(k_i, -1, -2)), aten.select(decay, 2)), mask
         )
-        v_prime = aten.matmul(aten.select(k_cumdecay, 2), state)
+        v_prime = aten.matmul(aten.select(k_cumdecay, 2), kv_state)
         v_new = aten.sub(v_i, v_prime)
-        attn_inter = aten.matmul(aten.mul(q_i, aten.exp(aten.unsqueeze(aten.select(output_gradient, 2), -1))), state)
+        attn_inter = aten.matmul(aten.mul(q_i, aten.exp(aten.unsqueeze(aten.select(output_gradient, 2), -1))), kv_state)
         output = aten.write_into(output, aten.add(attn_inter, aten.matmul(intra_chunk_attention, v_new)))
         decayed_state = aten.mul(
-            state, aten.exp(aten.unsqueeze(aten.unsqueeze(aten.select(aten.select(output_gradient, 2), -1), -1), -1))
+            kv_state, aten.exp(aten.unsqueeze(aten.unsqueeze(aten.select(aten.select(output_gradient, 2), -1), -1), -1))
         )
         remaining_decay = aten.exp(
             aten.sub(
                 aten.unsqueeze(aten.select(aten.select(output_gradient, 2), -1), -1), aten.select(output_gradient, 2)
             )
         )
-        state = aten.add(
+        kv_state = aten.add(
             decayed_state,
             aten.matmul(aten.transpose(aten.mul(k_i, aten.unsqueeze(remaining_decay, -1)), -1, -2), v_new),
         )
         del decayed_state, remaining_decay
-    del state
+    del kv_state
     output = aten.slice(aten.flatten(output, 2, 3), tokens, 2)
     return aten.to(aten.contiguous(aten.transpose(output, 1, 2)), q.dtype)
 

@@ -220,15 +220,17 @@ class HeadKernels(ElementwiseKernels):
 
         Source: multi_token_prediction.py, `_concat_embeddings`. A rank's tokens are a view of all tokens.
         """
-        kernel_choices, width, row_count = self.rank_choices, operation.outs[0].width, x.shape[0]
-        weight, _ = self.linear_weights(operation, width // kernel_choices.tp, "column")
+        kernel_choices, output_width, row_count = self.rank_choices, operation.outs[0].width, x.shape[0]
+        weight, _ = self.linear_weights(operation, output_width // kernel_choices.tp, "column")
         projected_input = self.engine_column_linear(x, weight, None, [], None)
         if kernel_choices.tp > 1:
-            projected_input = self.copy_reordered("gather", projected_input, (projected_input.shape[0], width))
+            projected_input = self.copy_reordered("gather", projected_input, (projected_input.shape[0], output_width))
         if not kernel_choices.sequence_parallel:
             return projected_input
         return self.node_with_new_gradients(
-            "scatter", (projected_input,), Tensor((row_count, width), projected_input.dtype, projected_input.storage)
+            "scatter",
+            (projected_input,),
+            Tensor((row_count, output_width), projected_input.dtype, projected_input.storage),
         )
 
     def output(self, operation: Step, x: Tensor) -> Tensor:
@@ -243,7 +245,7 @@ class HeadKernels(ElementwiseKernels):
                 "loss_scaler",
                 (x, *mtp_losses),
                 [scaled_hidden],
-                lambda saved_tensors, g, needs_input_grad: [g, *(new_tensor(s, FLOAT32) for s in loss_shapes)],
+                lambda saved_tensors, g, needs_input_grad: [g, *(new_tensor(shape, FLOAT32) for shape in loss_shapes)],
             )
             del mtp_losses
             x = scaled_hidden

@@ -39,8 +39,10 @@ class LinearKernels(RankKernels):
         """Returns the weight and bias of a norm."""
         spec: Norm = operation.options["spec"]
         shape = (self.element_count(operation.options["over"]),)
-        weight_names = [name for name, is_present in (("weight", spec.weight), ("bias", spec.has_bias)) if is_present]
-        return [self.weight(f"{operation.name}.{name}", shape, module_path) for name in weight_names]
+        weight_names = [
+            weight_name for weight_name, is_present in (("weight", spec.weight), ("bias", spec.has_bias)) if is_present
+        ]
+        return [self.weight(f"{operation.name}.{weight_name}", shape, module_path) for weight_name in weight_names]
 
     def norm(self, x: Tensor, operation: Step, module_path: Path, row_count: Number) -> Tensor:
         """Runs an unfused norm, which saves its input, and one or two statistics per row. row_count: number of rows."""
@@ -85,9 +87,9 @@ class LinearKernels(RankKernels):
         assert operation.weight is not None
         table_key = "", id(operation.weight)
         if table_key not in self.weights:
-            output_width = operation.weight.ins if operation.weight.out[0].name == "vocab" else operation.weight.out
+            row_width = operation.weight.ins if operation.weight.out[0].name == "vocab" else operation.weight.out
             row_count = operation.weight.out if operation.weight.out[0].name == "vocab" else operation.weight.ins
-            shape = self.element_count(row_count), self.element_count(output_width)
+            shape = self.element_count(row_count), self.element_count(row_width)
             self.weights[table_key] = self.with_role(table_role, lambda: self.weight(f"{operation.name}.weight", shape))
         return self.weights[table_key]
 

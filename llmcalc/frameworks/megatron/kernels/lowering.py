@@ -56,7 +56,7 @@ PRODUCTS = ("column", "row", "matrix", "expert")
 
 def steps_by_name(module_scope: Scope) -> dict[str, Step]:
     """Returns the named steps that are directly in a scope."""
-    return {element.name: element for element in module_scope.items if isinstance(element, Step) and element.name}
+    return {step.name: step for step in module_scope.items if isinstance(step, Step) and step.name}
 
 
 class Parameter(NamedTuple):
@@ -220,7 +220,7 @@ class PersistentTensors:
         """Allocates a weight's 8-bit copy and scales. buffer_sizes: bytes of each tensor."""
         if id(weight) not in self.quantized_weights:
             with counted_as(self.meter, "weights"):
-                self.quantized_weights[id(weight)] = [Storage(self.meter, size) for size in buffer_sizes]
+                self.quantized_weights[id(weight)] = [Storage(self.meter, nbytes) for nbytes in buffer_sizes]
 
     def dummy_gradient(self, weight: Tensor, autograd_graph: Graph) -> Tensor:
         """Returns the dummy gradient of a weight, which all weights of a shape share.
@@ -288,9 +288,11 @@ class RankKernels(Lowering):
             self.first_layer_index,
         )
         entry_tensor = None
-        entry = program.entry
-        if entry is not None:
-            entry_tensor = unmetered.graph.new_tensor((self.local_rows(self.rows(entry)), entry.width), BFLOAT16)
+        entry_value = program.entry
+        if entry_value is not None:
+            entry_tensor = unmetered.graph.new_tensor(
+                (self.local_rows(self.rows(entry_value)), entry_value.width), BFLOAT16
+            )
         unmetered.run_rank(program, entry_tensor)
         self.weights.update(unmetered.weights)
         position_tables = [

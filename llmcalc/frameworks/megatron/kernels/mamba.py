@@ -23,8 +23,8 @@ class MambaKernels(LatentKernels):
 
     def module_kernel(self, module_scope: Scope) -> Callable[[], None] | None:
         """Returns the kernel that runs a Mamba-2 mixer."""
-        alternatives = [element for element in module_scope.items if isinstance(element, Alternatives)]
-        scans = [operation for element in alternatives for operation in next(iter(element.branches.values())).steps()]
+        alternatives = [branches for branches in module_scope.items if isinstance(branches, Alternatives)]
+        scans = [operation for branches in alternatives for operation in next(iter(branches.branches.values())).steps()]
         scan_step = next((operation for operation in scans if isinstance(operation.op, ChunkedScan)), None)
         if scan_step is None:
             return super().module_kernel(module_scope)
@@ -100,15 +100,17 @@ class MambaKernels(LatentKernels):
 
         Groups read by several ranks are repeated (mamba_context_parallel.py).
         """
-        cp_ranks, rows = self.rank_choices.cp, x.shape[0]
+        cp_ranks, row_count = self.rank_choices.cp, x.shape[0]
         parts_of_tensor = self.t.split(x, part_widths, 1)
         del x
         sent_pieces: list[Tensor] = []
         for i, tensor_part in enumerate(parts_of_tensor):
-            width = part_widths[i] * (group_copies if i in (2, 3) else 1)
-            if width != part_widths[i]:
-                tensor_part = self.copy_reordered("repeat", tensor_part, (rows, width))
-            grouped_by_rank = self.copy_reordered("cat", tensor_part, (rows * cp_ranks, exact_div(width, cp_ranks)))
+            part_width = part_widths[i] * (group_copies if i in (2, 3) else 1)
+            if part_width != part_widths[i]:
+                tensor_part = self.copy_reordered("repeat", tensor_part, (row_count, part_width))
+            grouped_by_rank = self.copy_reordered(
+                "cat", tensor_part, (row_count * cp_ranks, exact_div(part_width, cp_ranks))
+            )
             sent_pieces.append(self.copy_reordered("all_to_all", grouped_by_rank, grouped_by_rank.shape))
             del tensor_part, grouped_by_rank
         del parts_of_tensor
@@ -116,13 +118,15 @@ class MambaKernels(LatentKernels):
         del sent_pieces
         return self.copy_reordered("balance", joined_parts, joined_parts.shape)
 
-    def exchange_to_tokens(self, x: Tensor, width: Number) -> Tensor:
+    def exchange_to_tokens(self, x: Tensor, row_width: Number) -> Tensor:
         """Returns a tensor with all heads and a shard of the tokens, from a shard of heads (`post_conv_ssm`)."""
         reordered_heads = self.copy_reordered("balance", x, x.shape)
         del x
         exchanged_tokens = self.copy_reordered("all_to_all", reordered_heads, reordered_heads.shape)
         del reordered_heads
-        return self.copy_reordered("cat", exchanged_tokens, (exchanged_tokens.shape[0] // self.rank_choices.cp, width))
+        return self.copy_reordered(
+            "cat", exchanged_tokens, (exchanged_tokens.shape[0] // self.rank_choices.cp, row_width)
+        )
 
     def parameter_shard(self, x: Tensor, shape: Shape) -> Tensor:
         """Returns this rank's shard of a parameter, whose gradient covers the full parameter."""

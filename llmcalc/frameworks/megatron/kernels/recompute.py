@@ -133,11 +133,13 @@ class DiscardedKernels(SparseKernels):
         if not self.rank_choices.recompute_norms or is_fused or not self._is_sublayer_norm():
             super().do_norm(operation)
             return
-        value, module_path = operation.ins[0], self.module_path()
-        x = self.tensor_read_by(operation, value)
-        row_count = x.shape[0] * (value.width // self.element_count(operation.options["over"]))
+        norm_input, module_path = operation.ins[0], self.module_path()
+        x = self.tensor_read_by(operation, norm_input)
+        row_count = x.shape[0] * (norm_input.width // self.element_count(operation.options["over"]))
         outputs, discarded_outputs = self.run_discardable(
-            lambda xs: [self.norm(xs[0], operation, module_path, row_count)], [x], input_storage_id=id(value.storage)
+            lambda xs: [self.norm(xs[0], operation, module_path, row_count)],
+            [x],
+            input_storage_id=id(norm_input.storage),
         )
         del x
         if discarded_outputs is not None:
@@ -220,18 +222,18 @@ class DiscardedKernels(SparseKernels):
         if not (self.rank_choices.recompute_up and self.graph.enabled):
             super().items(items)
             return
-        alternative_items = [element for element in items if isinstance(element, Alternatives)]
-        if not alternative_items or all(element.name != "kv_a_proj" for element in items if isinstance(element, Step)):
+        alternative_items = [part for part in items if isinstance(part, Alternatives)]
+        if not alternative_items or all(part.name != "kv_a_proj" for part in items if isinstance(part, Step)):
             super().items(items)
             return
         form_position = items.index(alternative_items[0])
         branch_items = self.branch(alternative_items[0]).items
         core_position = next(
-            i for i, element in enumerate(branch_items) if isinstance(element, Step) and element.verb == "attention"
+            i for i, part in enumerate(branch_items) if isinstance(part, Step) and part.verb == "attention"
         )
         attention = branch_items[core_position]
         assert isinstance(attention, Step)
-        steps_before = [element for element in items[:form_position] if isinstance(element, Step)]
+        steps_before = [part for part in items[:form_position] if isinstance(part, Step)]
         down_steps = [
             operation
             for operation in steps_before
@@ -251,9 +253,11 @@ class DiscardedKernels(SparseKernels):
                 if id(input_value.storage) not in new_storages
             }
             new_storages |= {id(output.storage) for output in operation.outs}
-        early_values = {key: self.values[key] for key in tensors_read if key in self.values}
+        early_values = {value_id: self.values[value_id] for value_id in tensors_read if value_id in self.values}
         super().items(down_steps)
-        inputs = [(value, early_values.get(key) or self.tensor_of(value)) for key, value in tensors_read.items()]
+        inputs = [
+            (value, early_values.get(value_id) or self.tensor_of(value)) for value_id, value in tensors_read.items()
+        ]
         early_values.clear()
         input_values, tensors = [value for value, _ in inputs], [tensor for _, tensor in inputs]
         del inputs

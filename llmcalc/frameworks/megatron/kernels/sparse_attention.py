@@ -31,7 +31,7 @@ class SparseKernels(Fp8Kernels):
     def module_kernel(self, module_scope: Scope) -> Callable[[], None] | None:
         """Returns the kernel that runs attention with an indexer."""
         indexer = next(
-            (element for element in module_scope.items if isinstance(element, Scope) and element.name == "indexer"),
+            (scope for scope in module_scope.items if isinstance(scope, Scope) and scope.name == "indexer"),
             None,
         )
         if indexer is None:
@@ -104,20 +104,20 @@ class SparseKernels(Fp8Kernels):
         k_rope: Tensor,
         weight: Tensor,
         head_sizes: tuple[Number, Number, Number, Number],
-        row_count: tuple[Number, Number],
+        token_shape: tuple[Number, Number],
     ) -> tuple[Tensor, Tensor]:
         """Runs qkv_up_proj_and_rope_apply: queries in latent space, and one key for all heads."""
         aten, (heads, nope_dim, rope, value_dim) = self.t, head_sizes
         weight_by_head = aten.unflatten(weight, 0, (heads, nope_dim + value_dim))
-        key_count = aten.slice(weight_by_head, nope_dim, 1)
-        q_nope, q_rope = aten.split(aten.reshape(q, (*row_count, heads, nope_dim + rope)), [nope_dim, rope])
-        query_rows = aten.permute(aten.reshape(q_nope, (row_count[0] * row_count[1], heads, nope_dim)), (1, 0, 2))
-        absorbed_query = aten.permute(aten.bmm(query_rows, key_count), (1, 0, 2))
-        absorbed_query = aten.reshape(aten.contiguous(absorbed_query), (*row_count, heads, key_count.shape[-1]))
+        key_up_weight = aten.slice(weight_by_head, nope_dim, 1)
+        q_nope, q_rope = aten.split(aten.reshape(q, (*token_shape, heads, nope_dim + rope)), [nope_dim, rope])
+        query_rows = aten.permute(aten.reshape(q_nope, (token_shape[0] * token_shape[1], heads, nope_dim)), (1, 0, 2))
+        absorbed_query = aten.permute(aten.bmm(query_rows, key_up_weight), (1, 0, 2))
+        absorbed_query = aten.reshape(aten.contiguous(absorbed_query), (*token_shape, heads, key_up_weight.shape[-1]))
         q_rope = self.rotate(q_rope)
-        k_rope = self.rotate(aten.reshape(k_rope, (*row_count, 1, rope)))
+        k_rope = self.rotate(aten.reshape(k_rope, (*token_shape, 1, rope)))
         return aten.cat([absorbed_query, q_rope]), aten.cat(
-            [aten.reshape(kv_latent, (*row_count, 1, kv_latent.shape[1])), k_rope]
+            [aten.reshape(kv_latent, (*token_shape, 1, kv_latent.shape[1])), k_rope]
         )
 
     def _sparse_attention(
@@ -127,30 +127,32 @@ class SparseKernels(Fp8Kernels):
         query_latent: Tensor,
         query: Tensor,
         key: Tensor,
-        values: Tensor,
-        row_count: tuple[Number, Number],
+        value_weight: Tensor,
+        token_shape: tuple[Number, Number],
     ) -> Tensor:
         """Runs DSAttention.forward, with the indexer's inputs detached."""
         aten, autograd_graph = self.t, self.graph
         indexer_input, query_latent = x.detached(), query_latent.detached()
         key_starts, key_ends = (
-            autograd_graph.new_tensor((row_count[0],), INT64),
-            autograd_graph.new_tensor((row_count[0],), INT64),
+            autograd_graph.new_tensor((token_shape[0],), INT64),
+            autograd_graph.new_tensor((token_shape[0],), INT64),
         )
         select_step = next(operation for operation in indexer.steps() if operation.verb == "select")
         top_k = select_step.options["top_k"]
         loss: Tensor | None = None
         if self.rank_choices.indexer_loss:
-            q, k, weights = self._run_indexer(indexer, indexer_input, query_latent, row_count)
+            q, k, weights = self._run_indexer(indexer, indexer_input, query_latent, token_shape)
             selected_keys, loss = indexer_loss(aten, q, weights, k, query.detached(), key.detached(), top_k)
         else:
             with autograd_graph.no_grad():
-                q, k, weights = self._run_indexer(indexer, indexer_input, query_latent, row_count)
+                q, k, weights = self._run_indexer(indexer, indexer_input, query_latent, token_shape)
                 scores, selected_keys = select_top_keys(aten, q, k, weights, top_k)
                 del scores
-        y = absorbed_attention(aten, query, key, selected_keys, values.shape[-1])
-        y = aten.permute(aten.bmm(self._rows_by_head(y), aten.transpose(values, 1, 2)), (1, 0, 2))
-        y = aten.reshape(aten.contiguous(y), (row_count[0] * row_count[1], values.shape[0] * values.shape[1]))
+        y = absorbed_attention(aten, query, key, selected_keys, value_weight.shape[-1])
+        y = aten.permute(aten.bmm(self._rows_by_head(y), aten.transpose(value_weight, 1, 2)), (1, 0, 2))
+        y = aten.reshape(
+            aten.contiguous(y), (token_shape[0] * token_shape[1], value_weight.shape[0] * value_weight.shape[1])
+        )
         if loss is not None:
             output = Tensor(y.shape, y.dtype, y.storage, y.strides)
             y = record(
@@ -170,26 +172,28 @@ class SparseKernels(Fp8Kernels):
         return self.t.permute(self.t.reshape(y, (tokens * batch, heads, head_width)), (1, 0, 2))
 
     def _run_indexer(
-        self, module_scope: Scope, x: Tensor, query_latent: Tensor, row_count: tuple[Number, Number]
+        self, module_scope: Scope, x: Tensor, query_latent: Tensor, token_shape: tuple[Number, Number]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Runs DSAIndexer.forward_before_topk: queries, keys and a weight per head."""
-        aten, operations = self.t, steps_by_name(module_scope)
-        heads, dim = (axis.size for axis in operations["q_proj"].outs[0].axes)
-        normed_key = operations["k_norm"].outs[0]
+        aten, named_operations = self.t, steps_by_name(module_scope)
+        heads, dim = (axis.size for axis in named_operations["q_proj"].outs[0].axes)
+        normed_key = named_operations["k_norm"].outs[0]
         rope = next(
             operation for operation in module_scope.items if isinstance(operation, Step) and operation.verb == "rope"
         )
         rotary_dim = rope.options["spec"].rotary_size(dim)
         x, query_latent = self._all_gather_rows(x), self._all_gather_rows(query_latent)
-        q = aten.reshape(self._undivided_indexer_linear(operations["q_proj"], query_latent), (*row_count, heads, dim))
+        q = aten.reshape(
+            self._undivided_indexer_linear(named_operations["q_proj"], query_latent), (*token_shape, heads, dim)
+        )
         q = self._rotate_part(q, rotary_dim)
-        k = self._undivided_indexer_linear(operations["k_proj"], x)
-        k = self.norm(k, operations["k_norm"], self.module_path(), k.shape[0])
-        k = self._rotate_part(aten.reshape(k, (*row_count, 1, normed_key.width)), rotary_dim)
-        k = aten.reshape(k, (*row_count, normed_key.width))
+        k = self._undivided_indexer_linear(named_operations["k_proj"], x)
+        k = self.norm(k, named_operations["k_norm"], self.module_path(), k.shape[0])
+        k = self._rotate_part(aten.reshape(k, (*token_shape, 1, normed_key.width)), rotary_dim)
+        k = aten.reshape(k, (*token_shape, normed_key.width))
         q, k = self._rotate_activation(q), self._rotate_activation(k)
-        weights = aten.scale(aten.scale(self._undivided_indexer_linear(operations["weights_proj"], x)))
-        return q, k, aten.reshape(weights, (*row_count, heads))
+        weights = aten.scale(aten.scale(self._undivided_indexer_linear(named_operations["weights_proj"], x)))
+        return q, k, aten.reshape(weights, (*token_shape, heads))
 
     def _rotate_part(self, x: Tensor, rotary_dim: Number) -> Tensor:
         """Applies rotary embeddings to the first elements of each head."""
