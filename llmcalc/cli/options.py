@@ -313,13 +313,13 @@ FormatOption: TypeAlias = Annotated[
 def _file_option(option_name: str) -> Any:
     """Returns the option for the output file, whose path is checked before anything is computed."""
 
-    def check_path(path: Path | None) -> Path | None:
+    def check_path(output_path: Path | None) -> Path | None:
         """Returns the path unchanged if it can be written; `-` means standard output."""
-        if path == Path("-"):
+        if output_path == Path("-"):
             return None
-        if path is not None:
-            check_writable(path, option_name)
-        return path
+        if output_path is not None:
+            check_writable(output_path, option_name)
+        return output_path
 
     return typer.Option(
         option_name,

@@ -69,7 +69,7 @@ class Tool(NamedTuple):
             texts.append('With engine, its own flags: {"max_model_len": "32k", "max_num_seqs": 64}.')
         if texts:
             common_schemas["options"] = {"type": "object", "description": " ".join(texts), "maxProperties": 100}
-        common_schemas["keys"] = {"type": "array", "items": _text_schema(), "maxItems": 100, "description": KEYS}
+        common_schemas["keys"] = {"type": "array", "items": _string_schema(), "maxItems": 100, "description": KEYS}
         return {
             "type": "object",
             "properties": common_schemas,
@@ -116,12 +116,12 @@ def _argument_name(tool_name: str, parameter: Any) -> str:
     return _option_name(parameter).replace("-", "_")
 
 
-def _text_schema(**more_fields: Any) -> dict[str, Any]:
+def _string_schema(**more_fields: Any) -> dict[str, Any]:
     return {"type": "string", "maxLength": LONGEST_TEXT, **more_fields}
 
 
 def _model_schema(description: str) -> dict[str, Any]:
-    return {"anyOf": [_text_schema(minLength=1), {"type": "object"}], "description": description}
+    return {"anyOf": [_string_schema(minLength=1), {"type": "object"}], "description": description}
 
 
 def _argument_schema(argument: str, parameter: Any) -> dict[str, Any]:
@@ -144,14 +144,14 @@ def _argument_schema(argument: str, parameter: Any) -> dict[str, Any]:
         return {"type": "boolean", "description": description}
     if get_origin(parameter_type) is list:
         return {
-            "anyOf": [_text_schema(), {"type": "array", "items": _text_schema(), "maxItems": 100}],
+            "anyOf": [_string_schema(), {"type": "array", "items": _string_schema(), "maxItems": 100}],
             "description": description,
         }
     possible_values = [possible_value for possible_value in get_args(parameter_type) if isinstance(possible_value, str)]
     if possible_values:
         return {"type": "string", "enum": possible_values, "description": description}
     value_type = "integer" if parameter_type is int else NUMBERS.get(placeholder)
-    return _text_schema(description=description) | ({"type": [value_type, "string"]} if value_type else {})
+    return _string_schema(description=description) | ({"type": [value_type, "string"]} if value_type else {})
 
 
 def answer_of_tool(tool_name: str, arguments: Mapping[str, Any]) -> Any:

@@ -258,7 +258,7 @@ class PeakEstimate:
         first_rank_bytes = bytes_by_rank[0]
         if micro_batches and not self.frees_gradients and layout.schedule in ("1f1b", "interleaved"):
             first_rank = [stage for stage in stages(layout, self.layers) if stage.rank == 0]
-            saved_bytes = [self._least_saved(layout, stage) for stage in first_rank]
+            saved_bytes = [self._least_saved_bytes(layout, stage) for stage in first_rank]
             if any(saved_bytes):
                 distinct_count = distinct_micro_batches(layout, micro_batches)
                 first_rank_bytes += peak_in_flight(layout, distinct_count, 0, saved_bytes)[0]
@@ -273,7 +273,7 @@ class PeakEstimate:
             self._static[layout] = by_rank
         return self._static[layout]
 
-    def _least_saved(self, layout: Layout, stage: Stage) -> int:
+    def _least_saved_bytes(self, layout: Layout, stage: Stage) -> int:
         """Returns a lower bound of the bytes that a micro-batch saves in a stage, from already measured layers."""
         shape = _activation_shape(layout)
         return sum(self._saved_by_layer.get((*shape, id(self.layer_kinds[i])), 0) for i in stage.layers)
@@ -302,7 +302,7 @@ class PeakEstimate:
         previous_key: tuple[object, ...] = ()
         for rank, rank_stages in enumerate(stages_by_rank):
             all_in_flight = micro_batches <= layout.pp - rank
-            key = (all_in_flight, *((self._runs_of_kinds(stage), stage.first, stage.last) for stage in rank_stages))
+            key = (all_in_flight, *((self._layer_kind_runs(stage), stage.first, stage.last) for stage in rank_stages))
             is_like_previous = key == previous_key and layout.schedule in ("1f1b", "interleaved")
             stage_peaks.append(
                 stage_peaks[-1] if is_like_previous else self._rank_peak(layout, rank, rank_stages, micro_batches)
@@ -388,7 +388,7 @@ class PeakEstimate:
         """Returns the parameter counts of a pipeline stage on one rank."""
         expert_tp = layout.expert_tp
         shard_count = layout.shards if self.pads and layout.zero == 3 else 1
-        cache_key = (layout.tp, expert_tp, shard_count, self._runs_of_kinds(stage), stage.first, stage.last)
+        cache_key = (layout.tp, expert_tp, shard_count, self._layer_kind_runs(stage), stage.first, stage.last)
         if cache_key not in self._parameters:
             expert_layout = replace(layout, dp=expert_tp, cp=1, ep=1, etp=expert_tp, zero=0, hsdp_replicas=1)
             self._parameters[cache_key] = self._count_parameters(expert_layout, stage, shard_count)
@@ -424,7 +424,7 @@ class PeakEstimate:
             ),
         )
 
-    def _runs_of_kinds(self, stage: Stage) -> tuple[object, ...]:
+    def _layer_kind_runs(self, stage: Stage) -> tuple[object, ...]:
         """Returns the layer types of a pipeline stage as (type, number of consecutive layers of this type)."""
         if stage.layers in self._kind_runs:
             return self._kind_runs[stage.layers]

@@ -22,8 +22,8 @@ def picture_file(picture_path: Path, option: str = "--output") -> Path:
 
 
 def _file_option(option_name: str) -> Any:
-    def check_path(path: Path) -> Path:
-        return picture_file(path, option_name)
+    def check_path(output_path: Path) -> Path:
+        return picture_file(output_path, option_name)
 
     return typer.Option(
         option_name, "-o", metavar="FILE", callback=check_path, help="A .svg, .png or .pdf file.", show_default=False

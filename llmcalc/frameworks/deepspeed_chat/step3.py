@@ -82,9 +82,11 @@ def rollout_of(reader: LaunchReader, arguments: Table, ranks: int) -> Rollout:
     parameters = _critic_parameters(reader, arguments)
     return Rollout(
         source=SOURCE,
-        reference=Model(_place(reader, arguments, "offload_reference_model"), ranks=ranks if actor_stage == 3 else 1),
+        reference=Model(
+            _model_place(reader, arguments, "offload_reference_model"), ranks=ranks if actor_stage == 3 else 1
+        ),
         reward=Model(
-            _place(reader, arguments, "offload_reward_model"),
+            _model_place(reader, arguments, "offload_reward_model"),
             ranks=ranks if critic_stage == 3 else 1,
             parameters=parameters,
         ),
@@ -103,7 +105,7 @@ def _sequence_length(reader: LaunchReader, arguments: Table) -> int:
     return reader.size(arguments, "max_prompt_seq_len", 256) + reader.size(arguments, "max_answer_seq_len", 256)
 
 
-def _place(reader: LaunchReader, arguments: Table, flag: str) -> Place:
+def _model_place(reader: LaunchReader, arguments: Table, flag: str) -> Place:
     return "host" if reader.flag(arguments, flag) else "device"
 
 

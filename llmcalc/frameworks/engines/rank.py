@@ -55,7 +55,7 @@ class StageWithoutCache(InputError):
     """Raised for a pipeline stage whose layers cache no keys and values."""
 
 
-class ReserveWithoutRest(InputError):
+class ReserveOfAllMemory(InputError):
     """Raised for a layout in which the default reserve of an engine is all of the device's memory.
 
     option_name: the engine's option in place of the default.

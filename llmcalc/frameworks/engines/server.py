@@ -223,7 +223,7 @@ class EngineServer:
             and not receipt.differing_names((*self.layout_fields, *self.decided_by[term_name]), self.settings)
         }
 
-    def measured_or_computed(self, term_name: str, computed_bytes: int) -> int:
+    def logged_or_computed_bytes(self, term_name: str, computed_bytes: int) -> int:
         """Returns the logged bytes of a part of the memory; `computed_bytes` if the log does not state them."""
         return self.receipt_terms.get(term_name, computed_bytes)
 

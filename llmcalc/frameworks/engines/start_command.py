@@ -46,11 +46,11 @@ def start_command(engine: Engine, preset: Preset, flags: Mapping[str, Any], quan
 def _typed_value(flag_value: Any) -> str:
     """Writes a flag's value as users type it. Raises `LookupError` for a model without a hub id."""
     if isinstance(flag_value, Preset):
-        return _draft_id(flag_value)
-    return json.dumps(flag_value, default=_draft_id) if isinstance(flag_value, (dict, list)) else str(flag_value)
+        return _draft_hub_id(flag_value)
+    return json.dumps(flag_value, default=_draft_hub_id) if isinstance(flag_value, (dict, list)) else str(flag_value)
 
 
-def _draft_id(draft: Preset) -> str:
+def _draft_hub_id(draft: Preset) -> str:
     model = hub_id(draft)
     if model is None:
         raise LookupError

@@ -13,7 +13,7 @@ from ...sources.huggingface.family import field_names
 from ..launch.auto_values import AUTO_BUCKETS, AUTO_FORMATS
 from ..launch.command_line import arguments_of, model_name, plain_arguments
 from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, reading_of
-from ..launch.trainer import keys_read, launch_as_trainer
+from ..launch.trainer import known_argument_names, launch_as_trainer
 
 
 class Script(NamedTuple):
@@ -88,7 +88,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
     script_name = _script_name(command_line)
     with reading_of(source_file) as reader:
         arguments = arguments_of(command_line.words, source_file.where)
-        config = plain_arguments(arguments, reader, READ | (keys_read() - {"model_name_or_path"}))
+        config = plain_arguments(arguments, reader, READ | (known_argument_names() - {"model_name_or_path"}))
         target = model_name(reader, "--model_name_or_path", arguments.get("--model_name_or_path"))
         return launch_as_trainer(reader, _trainer_arguments(reader, config, script_name, target), target)
 

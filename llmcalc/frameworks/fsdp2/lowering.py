@@ -77,15 +77,15 @@ class FsdpProfile(RingAttention):
     layer_paths: Collection[str] = ()
     splits: bool = False
 
-    def shard(self, communication: CommunicationState, layer_paths: Collection[str], splits: bool) -> None:
+    def shard(self, communication_state: CommunicationState, layer_paths: Collection[str], splits_head: bool) -> None:
         """Shards all parameters created from this call on.
 
-        splits: whether embedding and head are separate groups.
+        splits_head: whether embedding and head are separate groups.
         """
-        self.traffic: CommunicationState = communication
+        self.traffic: CommunicationState = communication_state
         self.layer_paths: Collection[str] = layer_paths
-        self.splits = splits
-        self.groups: dict[Layer, Group] = {MODEL: Group(communication, "", reshards=False)}
+        self.splits = splits_head
+        self.groups: dict[Layer, Group] = {MODEL: Group(communication_state, "", reshards=False)}
         self.sharded: dict[Path, Parameter] = {}
 
     # --- parameters -------------------------------------------------------------------------------------------------
@@ -158,11 +158,11 @@ class FsdpProfile(RingAttention):
         row_count, column_count = self.unsharded_shape(parameter_key, template.shape)
         return float8_settings.converts(torchtitan_name(layer_name), row_count, column_count)
 
-    def unsharded_shape(self, key: Path, shape: Shape) -> Shape:
+    def unsharded_shape(self, parameter_key: Path, shape: Shape) -> Shape:
         """Returns the shape of a parameter before tensor parallelism shards it."""
         return shape
 
-    def has_partial_gradient(self, key: Path) -> bool:
+    def has_partial_gradient(self, parameter_key: Path) -> bool:
         """Whether the rank's gradient of a replicated parameter is a partial sum over its tensor-parallel group."""
         return False
 

@@ -103,7 +103,7 @@ class RecordedSchedule(SchedulePasses, PassRecorder):
         return [*super()._surviving_outputs(chunk, stage_output), *gathered_parameters]
 
 
-class PlayedPasses(SchedulePasses, PassPlayer):
+class ReplayedPasses(SchedulePasses, PassPlayer):
     """Replays recorded events instead of running passes. parameters: the gathered parameters of each chunk."""
 
     def __init__(
@@ -145,7 +145,7 @@ class AccumulatedGradient:
         self.parameter.accumulated_grad = grad
 
 
-class PlayedChunk(ShardedChunk):
+class ReplayedChunk(ShardedChunk):
     """A stage whose passes are recorded or replayed."""
 
     def forward_one_chunk(self, i: int) -> Tensor:
@@ -169,14 +169,14 @@ class PlayedChunk(ShardedChunk):
         self.passes.backward(self.number, gradient_leaves, run_backward_pass)
 
 
-class PlayedRank(ShardedRank):
+class ReplayedRank(ShardedRank):
     """A pipeline rank with recorded or replayed passes."""
 
-    chunk_type = PlayedChunk
+    chunk_type = ReplayedChunk
 
 
 @without_garbage_collection()
-def played_stage(fsdp_setup: ShardedSetup, expandable_segments: bool, rehearsals: Rehearsals) -> ReplayResult | None:
+def replay_stage(fsdp_setup: ShardedSetup, expandable_segments: bool, rehearsals: Rehearsals) -> ReplayResult | None:
     """Replays the set-up and two training steps of a rank with many micro-batches on the caching allocator.
 
     Returns None for a rank with few micro-batches or many layers, and if its passes do not repeat.
@@ -188,7 +188,7 @@ def played_stage(fsdp_setup: ShardedSetup, expandable_segments: bool, rehearsals
     microbatches_per_schedule = fsdp_setup.training.microbatches // schedules
     if layout.reshard or microbatches_per_schedule <= FEW * (2 if layout.vpp > 1 else 1):
         return None
-    training_run = PlayedRank(fsdp_setup, memory_meter := EventMeter())
+    training_run = ReplayedRank(fsdp_setup, memory_meter := EventMeter())
     if sum(len(model_chunk.stage.layers) for model_chunk in training_run.chunks) > MANY:
         return None
     training_run.set_up()
@@ -197,7 +197,7 @@ def played_stage(fsdp_setup: ShardedSetup, expandable_segments: bool, rehearsals
     rank_coordinates = layout.coordinates(fsdp_setup.rank)
     cache_key = (shard_shapes, rank_coordinates.cp, *passes_key(training_run))
     if cache_key not in rehearsals:
-        rehearsals[cache_key] = rehearse(fsdp_setup, training_run.chunks)
+        rehearsals[cache_key] = record_stage_passes(fsdp_setup, training_run.chunks)
     recorded_rank = rehearsals[cache_key]
     if recorded_rank.traces is None:
         return None
@@ -207,14 +207,14 @@ def played_stage(fsdp_setup: ShardedSetup, expandable_segments: bool, rehearsals
     prefix_cache = recorded_rank.prefix_cache(expandable_segments)
     microbatch_count = schedules * micro_batches_on_allocator(layout, training_run.chunks, microbatches_per_schedule)
     try:
-        _play_recorded(training_run, memory_meter, recorded_rank, recorded_rank.traces)
+        _replay_recorded(training_run, memory_meter, recorded_rank, recorded_rank.traces)
         if microbatch_count == fsdp_setup.training.microbatches:
             replay_result = replay_steps_on_allocator(training_run, memory_meter, prefix_cache)
         else:
             shorter_setup = replace(fsdp_setup, training=replace(fsdp_setup.training, microbatches=microbatch_count))
-            shorter_run = PlayedRank(shorter_setup, shorter_meter := EventMeter())
+            shorter_run = ReplayedRank(shorter_setup, shorter_meter := EventMeter())
             shorter_run.set_up()
-            _play_recorded(shorter_run, shorter_meter, recorded_rank, recorded_rank.traces)
+            _replay_recorded(shorter_run, shorter_meter, recorded_rank, recorded_rank.traces)
             replay_result = replay_shorter_on_allocator(
                 (training_run, memory_meter), (shorter_run, shorter_meter), prefix_cache, microbatch_count
             )
@@ -224,7 +224,7 @@ def played_stage(fsdp_setup: ShardedSetup, expandable_segments: bool, rehearsals
     return replay_result
 
 
-def _play_recorded(
+def _replay_recorded(
     sharded_rank: ShardedRank,
     memory_meter: EventMeter,
     recorded_rank: RecordedRank,
@@ -232,12 +232,14 @@ def _play_recorded(
 ) -> None:
     """Makes a rank replay recorded passes instead of running them. pass_traces: the recorded rank's traces."""
     parameters = [model_chunk.gathered() for model_chunk in sharded_rank.chunks]
-    pass_player = PlayedPasses(memory_meter, pass_traces, recorded_rank.layer_offsets(sharded_rank.chunks), parameters)
+    pass_player = ReplayedPasses(
+        memory_meter, pass_traces, recorded_rank.layer_offsets(sharded_rank.chunks), parameters
+    )
     for model_chunk in sharded_rank.chunks:
         model_chunk.passes = pass_player
 
 
-def rehearse(sharded_setup: ShardedSetup, model_chunks: Sequence[ShardedChunk]) -> RecordedRank:
+def record_stage_passes(sharded_setup: ShardedSetup, model_chunks: Sequence[ShardedChunk]) -> RecordedRank:
     """Records the forward and backward passes of a pipeline rank. model_chunks: chunks of the rank, after set-up."""
     pass_traces: dict[PassCase, PassTrace] | None = None
     layers_before = [model_chunk.lowering.first_layer_index for model_chunk in model_chunks]
@@ -245,14 +247,14 @@ def rehearse(sharded_setup: ShardedSetup, model_chunks: Sequence[ShardedChunk]) 
     is_shortened = any(stacks) and model_chunks[0].fsdp.prefetch <= 1  # else the first and the last layers gather fewer
     for stacks_to_shorten in ([stacks] if is_shortened else []) + [[[] for _ in model_chunks]]:
         try:
-            pass_traces = _rehearsed_traces(sharded_setup, model_chunks, stacks_to_shorten)
+            pass_traces = _recorded_traces(sharded_setup, model_chunks, stacks_to_shorten)
             break
         except NotRepeating:
             continue
     return RecordedRank(pass_traces, layers_before, ())
 
 
-def _rehearsed_traces(
+def _recorded_traces(
     sharded_setup: ShardedSetup, model_chunks: Sequence[ShardedChunk], stacks: Sequence[Sequence[LayerStack]]
 ) -> dict[PassCase, PassTrace]:
     """Returns the events of recorded passes by kind of pass. stacks: per chunk, the stacks shortened to few layers."""
@@ -260,7 +262,7 @@ def _rehearsed_traces(
     for group_size in (
         (MICROBATCHES, 2) if len(model_chunks) > 1 else (MICROBATCHES,)
     ):  # of one chunk some are always in flight
-        training_run = PlayedRank(sharded_setup, recorder := Recorder())
+        training_run = ReplayedRank(sharded_setup, recorder := Recorder())
         for chunk, chunk_stacks in zip(training_run.chunks, stacks, strict=True):
             chunk.lowering.run_only = {i: stack.kind_repeats(RECORDED_REPEATS) for i, stack in enumerate(chunk_stacks)}
         recorded_passes = _record_passes(training_run, recorder, group_size)

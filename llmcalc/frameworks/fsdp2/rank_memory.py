@@ -35,7 +35,7 @@ from ..framework import RunOnRanks
 from .evidence import evidence_for
 from .lowering import Layer
 from .pipeline import NEWEST, ScheduleSettings, ShardedSetup, schedule_settings_at, stage_memory
-from .pipeline_replay import played_stage
+from .pipeline_replay import replay_stage
 from .settings import titan_settings
 from .training import TITAN, Fsdp, FsdpRun, record, sharding, torchtitan_date, torchtitan_training
 from .with_tensor_parallel import FsdpTensorParallelProfile
@@ -107,7 +107,7 @@ def fsdp_memory(
     )
     if layout.pp > 1:
         if shared_results is not None:
-            replay_result = played_stage(sharded_setup, cuda_runtime.expandable, shared_results)
+            replay_result = replay_stage(sharded_setup, cuda_runtime.expandable, shared_results)
             if replay_result is not None:
                 return summarize(replay_result, cuda_runtime.context, layer_stacks(spec), tensors)
         return stage_memory(sharded_setup, cuda_runtime, tensors)

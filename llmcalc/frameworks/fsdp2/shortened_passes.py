@@ -97,11 +97,11 @@ class ShortenedPasses:
             unfolded_events += self.repeated.events_of_long_run(trace_piece)
             if i % 2:
                 unfolded_passes.append(
-                    self._unfolded_pass(self.passes[i // 2], trace_piece, pass_start, len(unfolded_events))
+                    self._extended_pass(self.passes[i // 2], trace_piece, pass_start, len(unfolded_events))
                 )
         return unfolded_events, unfolded_passes
 
-    def _unfolded_pass(
+    def _extended_pass(
         self, recorded_pass: RecordedPass, pass_events: Sequence[Event], pass_start: int, pass_end: int
     ) -> RecordedPass:
         """Returns a pass extended to all layers.

@@ -28,11 +28,11 @@ class FsdpTensorParallelProfile(Divided, FsdpProfile):
 
     unsharded_shapes: Mapping[str, Shape] = {}
 
-    def shard(self, communication: CommunicationState, layer_paths: Collection[str], splits: bool) -> None:
+    def shard(self, communication_state: CommunicationState, layer_paths: Collection[str], splits_head: bool) -> None:
         """Shards all parameters created from this call on."""
-        super().shard(communication, layer_paths, splits)
-        self.divides_loss: bool = communication.sharding.divides_loss
-        self.copies_gathered: bool = communication.sharding.copies_gathered
+        super().shard(communication_state, layer_paths, splits_head)
+        self.divides_loss: bool = communication_state.sharding.divides_loss
+        self.copies_gathered: bool = communication_state.sharding.copies_gathered
 
     def prepare(self, program: Flow) -> None:
         """Creates the parameters and records the shapes before sharding."""
@@ -46,9 +46,9 @@ class FsdpTensorParallelProfile(Divided, FsdpProfile):
         overlaps_messages = self.traffic is not None and self.traffic.sharding.overlaps
         return overlaps_messages and self.choices.compiled and self.graph.meter.place.layer_index >= 0
 
-    def unsharded_shape(self, key: Path, shape: Shape) -> Shape:
+    def unsharded_shape(self, parameter_key: Path, shape: Shape) -> Shape:
         """Returns the shape of a parameter before tensor parallelism shards it."""
-        return self.unsharded_shapes.get(_path_without_indices(key), shape)
+        return self.unsharded_shapes.get(_path_without_indices(parameter_key), shape)
 
     def gathers_in_8_bits(self, operation: Step) -> bool:
         """Whether a step's input is all-gathered in float8 with one scale per tensor (float8_tensor_parallel.py)."""
@@ -59,9 +59,9 @@ class FsdpTensorParallelProfile(Divided, FsdpProfile):
         row_count, column_count = self.unsharded_shapes[f"{layer_name}.weight"]
         return float8_settings.converts(torchtitan_name(layer_name), row_count, column_count)
 
-    def has_partial_gradient(self, key: Path) -> bool:
+    def has_partial_gradient(self, parameter_key: Path) -> bool:
         """Whether the rank's gradient of a parameter covers only the rank's tokens or heads."""
-        return self.tokens > 1 and _path_without_indices(key) not in self.unsharded_shapes
+        return self.tokens > 1 and _path_without_indices(parameter_key) not in self.unsharded_shapes
 
 
 def _path_without_indices(parameter: Path) -> str:

@@ -15,7 +15,7 @@ FIRST_REPEATS, LAST_REPEATS = 3, 2
 """Repeats of a pattern that are laid out before and after those that are left out."""
 
 
-def laid_out_layers(layer_keys: Sequence[Hashable]) -> list[int]:
+def graph_layers(layer_keys: Sequence[Hashable]) -> list[int]:
     """Returns the indices of the layers for graph building. layer_keys: one per layer, equal for equal graphs."""
     layer_indices: list[int] = []
     pattern_start = 0

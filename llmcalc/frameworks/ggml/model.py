@@ -215,7 +215,7 @@ class GgufModel:
     def stored_tensors(self) -> tuple[GgufTensor, ...]:
         """The tensors stored in the GGUF file."""
         if self.gguf_file is None or self.quantize is not None:
-            return tuple(self._chosen_tensors())
+            return tuple(self._loaded_tensors())
         return tuple(
             GgufTensor(tensor.name, tensor.nbytes, _layer_of(tensor.name))
             for shard_path in _file_shards(self.gguf_file)
@@ -270,7 +270,7 @@ class GgufModel:
         """The bytes of all tensors in the GGUF file."""
         return sum(tensor.nbytes for tensor in self.stored_tensors)
 
-    def _chosen_tensors(self) -> Iterator[GgufTensor]:
+    def _loaded_tensors(self) -> Iterator[GgufTensor]:
         """Yields the tensors in the formats that llama-quantize chooses, or in the published format."""
         for weight_site, tensor_bytes in self._weight_sizes(list(weight_sites_of(self.preset.model.tree()))):
             yield GgufTensor(_gguf_name(weight_site), tensor_bytes, weight_site.layer)

@@ -12,7 +12,7 @@ from ...sources.checkpoints.gguf import TYPES
 from ..engines.engine import HOST
 from .compute_graph import buffer_sizes
 from .encoder import encoder_device
-from .layer_runs import laid_out_layers
+from .layer_runs import graph_layers
 from .model import GgufTensor, LayerShape
 from .placement import EXPERT_TENSORS, LayerDevices, Override, Placement, read_overrides
 from .settings import GgmlSettings
@@ -169,7 +169,7 @@ class GgmlServer(GgmlSettings):
         )
         moved_tokens = graph_settings.tokens if graph_settings.moves_weights and self.devices else 0
         layer_keys = self._layer_keys(placements, size_and_device, moved_tokens, layers)
-        laid_out_indices = [list(layers)[i] for i in laid_out_layers(layer_keys)]
+        laid_out_indices = [list(layers)[i] for i in graph_layers(layer_keys)]
         model_graph = ModelGraph(
             version_rules.graph,
             graph_settings,

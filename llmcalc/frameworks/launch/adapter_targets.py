@@ -55,7 +55,7 @@ def with_known_targets(launched_run: Launch, model: ModelSpec) -> Launch:
 
     Names of which the model has none stay, and so does an option that was typed: both are errors where they are wrong.
     """
-    launched_run = _with_known_modules(launched_run, model)
+    launched_run = _with_known_saved_modules(launched_run, model)
     targets = launched_run.settings.get("lora_targets")
     if not targets or "lora_targets" in launched_run.overridden or tuple(targets) == (ALL_LINEAR,):
         return launched_run
@@ -79,7 +79,7 @@ def with_known_targets(launched_run: Launch, model: ModelSpec) -> Launch:
     return replace(launched_run, settings=settings, notes=(*launched_run.notes, *target_notes))
 
 
-def _with_known_modules(launched_run: Launch, model: ModelSpec) -> Launch:
+def _with_known_saved_modules(launched_run: Launch, model: ModelSpec) -> Launch:
     """Returns the run with fully trained modules under llmcalc's names."""
     saved_modules = launched_run.settings.get("modules_to_save")
     if not saved_modules or "modules_to_save" in launched_run.overridden:

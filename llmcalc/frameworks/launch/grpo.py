@@ -40,7 +40,7 @@ def grpo_length(
     """
     if reader.value(config, "beta", beta) not in (0, 0.0, "0", "0.0") and has_adapters:
         reader.notes.append("GRPO: the reference model is the frozen weights beside the adapters")
-    if _colocates(config) and config.get("vllm_mode") is None:
+    if _colocates_engine(config) and config.get("vllm_mode") is None:
         reader.filled_in["vllm_mode"] = "colocate"
     completion_length = reader.size(config, "max_completion_length", 512)
     prompt_length = config.get(prompt_key)
@@ -68,7 +68,7 @@ def with_log_probabilities(launched_run: Launch, completion_length: int, has_wid
     return replace(launched_run, settings=settings, notes=(*launched_run.notes, loss_note))
 
 
-def _colocates(config: Table) -> bool:
+def _colocates_engine(config: Table) -> bool:
     """Whether vLLM runs in the training processes (colocate mode), which is the default."""
     return bool(config.get("use_vllm")) and config.get("vllm_mode", "colocate") == "colocate"
 
@@ -97,7 +97,7 @@ def colocated_rollout(
     """
     completion_length = reader.size(config, "max_completion_length", 512)
     sequences = size_of(reader, "batch", launched_run.settings["batch"])
-    is_colocated = _colocates(config)
+    is_colocated = _colocates_engine(config)
     is_divided = launched_run.layout.zero == 3
     has_reference = config.get("beta", beta) not in (0, 0.0, "0", "0.0") and "lora_rank" not in launched_run.settings
     element_bytes = 2 if launched_run.settings.get("dtype") in ("bf16", "bfloat16", "fp16", "float16") else 4

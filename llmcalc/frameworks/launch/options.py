@@ -40,21 +40,21 @@ def read_with_options(
     options: option → value.
     Raises `InputError`, which names file and field, and for an option that the file's program does not have.
     """
-    launched_run = _of_kind(file, read_launch_data(config, source_file))
+    launched_run = _with_file_kind(file, read_launch_data(config, source_file))
     if not options:
         return launched_run
     if file.with_options is None or not isinstance(config, Mapping):
         return _without_master_format(override(launched_run, options))
     changed_launch = read_launch_data(file.with_options(config, options, launched_run, source_file.where), source_file)
     return replace(
-        _of_kind(file, changed_launch),
+        _with_file_kind(file, changed_launch),
         overridden={
             option: Override(setting, _file_value(launched_run, option)) for option, setting in options.items()
         },
     )
 
 
-def _of_kind(launch_file: LaunchFile, launched_run: Launch) -> Launch:
+def _with_file_kind(launch_file: LaunchFile, launched_run: Launch) -> Launch:
     """Returns the training run with the file's kind, the program, and the program's version."""
     return replace(
         _without_master_format(launched_run),

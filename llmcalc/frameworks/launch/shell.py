@@ -189,7 +189,7 @@ class StatementReader(WordReader):
             return []
         if len(command_words) == 1 and command_words[0] in BETWEEN:
             if command_words[0] == "else" and self.branches:
-                self.branches[-1].turn(True)
+                self.branches[-1].enter_next(True)
             self.is_negated = command_words[0] == "!"
             return []
         return command_words
@@ -204,7 +204,7 @@ class StatementReader(WordReader):
             has_unresolved = is_unresolved(branch.value) or any(map(is_unresolved, branch.patterns))
             is_match = None if has_unresolved else self.matches_patterns(branch.value, branch.patterns)
             branch.patterns = None
-            branch.turn(is_match)
+            branch.enter_next(is_match)
         return True
 
     def matches_patterns(self, case_text: str, patterns: list[str]) -> bool | None:
@@ -242,7 +242,7 @@ class StatementReader(WordReader):
             )
         branch.joins, branch.condition = (separator if separator in ("&", "|") else ""), condition
         if not branch.joins:
-            branch.turn(condition)
+            branch.enter_next(condition)
         else:
             branch.runs = None if branch.runs is not False else False
 

@@ -46,7 +46,7 @@ class Branch:
     joins: str = ""
     condition: bool | None = None
 
-    def turn(self, condition_holds: bool | None) -> None:
+    def enter_next(self, condition_holds: bool | None) -> None:
         """Enters the next branch of an if or case block. condition_holds: None if unresolved."""
         self.runs = (
             False if self.earlier_branch_runs else (None if self.earlier_branch_runs is None else condition_holds)

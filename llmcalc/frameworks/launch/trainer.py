@@ -132,7 +132,7 @@ def read_trainer(config: Table, source_file: LaunchSource) -> Launch:
 def read_arguments(arguments: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a command with Trainer arguments."""
     with reading_of(source_file) as reader:  # a TARGET may replace the model
-        config = plain_arguments(arguments, reader, keys_read() - {"model_name_or_path"})
+        config = plain_arguments(arguments, reader, known_argument_names() - {"model_name_or_path"})
         if config.get("deepspeed") is True and "deepspeed_config" in config:  # deepspeed.add_config_arguments
             config["deepspeed"] = config.pop("deepspeed_config")
         return _read_arguments(reader, {**trainer_arguments(source_file), **config})
@@ -150,13 +150,13 @@ def launch_as_trainer(reader: LaunchReader, config: Table, target: str) -> Launc
     return replace(reader.with_records(launched_run), target=target, frozen=frozen_model)
 
 
-def keys_read() -> frozenset[str]:
+def known_argument_names() -> frozenset[str]:
     """Returns the names of all arguments that llmcalc reads, including arguments that select a framework."""
     return TRAINER_READ.union(*(trainer_plugin.trainer_keys for trainer_plugin in plugins().values()))
 
 
 def _read_arguments(reader: LaunchReader, config: Table) -> Launch:
-    reader.check_names(config, keys_read(), TRAINER_IGNORED)
+    reader.check_names(config, known_argument_names(), TRAINER_IGNORED)
     run_settings = trainer_settings(reader, config)
     precision, is_published = weight_formats(reader, config)
     return trainer_launch(reader, config, run_settings | precision, published_weights=is_published)

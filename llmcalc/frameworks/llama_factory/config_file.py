@@ -17,7 +17,7 @@ from ..launch.trainer import (
     TRAINER_DEFAULTS,
     TRAINER_IGNORED,
     attention_settings,
-    keys_read,
+    known_argument_names,
     kto_settings,
     lora_settings,
     pair_settings,
@@ -117,7 +117,7 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
         if trains_with_megatron(config):
             return read_megatron(reader, config, TRAINER_IGNORED | IGNORED)
         reader.expandable = (source_file.world_size or 1) > 1  # launcher.py, `OPTIM_TORCH`, of several processes
-        reader.check_names(config, (*keys_read(), *READ, *REFUSED), TRAINER_IGNORED | IGNORED)
+        reader.check_names(config, (*known_argument_names(), *READ, *REFUSED), TRAINER_IGNORED | IGNORED)
         reader.refuse_set(
             config,
             {argument: f"{method_name}: not modelled" for argument, method_name in REFUSED.items() if method_name},

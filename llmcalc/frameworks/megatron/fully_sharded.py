@@ -175,7 +175,7 @@ class ShardedWeights:
                 bucket.weights = None
 
     def run_layer(
-        self, autograd_graph: Graph, layer_index: int, x: Tensor, compute: Callable[[Tensor], Tensor]
+        self, autograd_graph: Graph, layer_index: int, layer_input: Tensor, run_modules: Callable[[Tensor], Tensor]
     ) -> Tensor:
         """Runs a layer between gathering and freeing its weights, in both passes."""
         self.gather(layer_index)
@@ -184,7 +184,9 @@ class ShardedWeights:
             self._free_weights(layer_index)
             return [output_gradient]
 
-        layer_output = compute(record(autograd_graph, "sharded_layer", (x,), x.detached(), free_after_backward))
+        layer_output = run_modules(
+            record(autograd_graph, "sharded_layer", (layer_input,), layer_input.detached(), free_after_backward)
+        )
         self._free_weights(layer_index)
         if layer_output.node is not None:
             layer_output.node.hooks.append(lambda: self.gather(layer_index, in_backward=True))
@@ -244,15 +246,17 @@ def make_buckets(parameters: Sequence[Parameter], settings: MegatronSettings, la
     largest_bucket = settings.ddp_bucket_size or max(SMALLEST_BUCKET, BUCKET_OF_RANK * layout.shards)
     buckets = []
     for (layer_index, expert, _), group_parameters in parameters_by_group.items():
-        for members in [group_parameters] if layer_index is not None else _divided(group_parameters, largest_bucket):
+        for members in (
+            [group_parameters] if layer_index is not None else _parameter_groups(group_parameters, largest_bucket)
+        ):
             ordered_parameters = sorted(members, key=_row_size, reverse=True)
             shard_count = layout.expert_shards if expert else layout.shards
-            bucket_elements, ranges = _packed(ordered_parameters, shard_count)
+            bucket_elements, ranges = _pack_bucket(ordered_parameters, shard_count)
             buckets.append(ShardedBucket(ordered_parameters, layer_index, bucket_elements, shard_count, ranges))
     return buckets
 
 
-def _divided(parameters: Sequence[Parameter], largest_bucket: int) -> Iterator[list[Parameter]]:
+def _parameter_groups(parameters: Sequence[Parameter], largest_bucket: int) -> Iterator[list[Parameter]]:
     """Yields groups of parameters. A group ends when it has as many elements as the largest bucket."""
     parameter_group: list[Parameter] = []
     for parameter in parameters:
@@ -269,7 +273,7 @@ def _row_size(parameter: Parameter) -> int:
     return math.prod(parameter.tensor.shape[1:])
 
 
-def _packed(parameters: Sequence[Parameter], shard_count: int) -> tuple[int, list[tuple[int, int]]]:
+def _pack_bucket(parameters: Sequence[Parameter], shard_count: int) -> tuple[int, list[tuple[int, int]]]:
     """Returns the size of a bucket and the range of each parameter (`build_data_parallel_buffer_index`).
 
     Parameters begin at multiples of a number of elements, with shorter parameters in the gaps.

@@ -178,7 +178,7 @@ def rank_choices_of(settings: MegatronSettings) -> RankChoices:
         amax_history=settings.fp8_amax_history_len,
         fp8_weights=settings.fp8_format is not None and settings.fp8_param_gather,
         saves_transposed=gpu_generation(settings.gpu) != "blackwell",
-        bf16_layers=_bf16_layers(settings),
+        bf16_layers=_bf16_layer_counts(settings),
         layers=settings.layers,
         indexer_loss=bool(settings.dsa_indexer_loss_coeff),
         recompute=(settings.recompute_method or "uniform") if settings.recompute_mode == "full" else "none",
@@ -196,7 +196,7 @@ def rank_choices_of(settings: MegatronSettings) -> RankChoices:
     )
 
 
-def _bf16_layers(settings: MegatronSettings) -> tuple[int, int]:
+def _bf16_layer_counts(settings: MegatronSettings) -> tuple[int, int]:
     """Returns the number of layers at the start and at the end of the model that stay in bf16."""
     return (
         (settings.num_layers_at_start_in_bf16, settings.num_layers_at_end_in_bf16)

@@ -98,7 +98,7 @@ def stage_ends(
     return first_stage_layers, last_stage_layers
 
 
-def smallest_run(parallel_run: MegatronRun) -> int:
+def smallest_device_count(parallel_run: MegatronRun) -> int:
     """Returns the smallest number of devices that a run's layout can have."""
     expert_ranks = parallel_run.ep * (parallel_run.etp or parallel_run.tp)
     return parallel_run.pp * math.lcm(parallel_run.tp * parallel_run.cp, expert_ranks)
@@ -112,7 +112,7 @@ def megatron_run(
     Raises `InputError` for a number of devices that the groups do not divide.
     """
     if world_size is None:
-        world_size = smallest_run(parallel_run)
+        world_size = smallest_device_count(parallel_run)
         reader.notes.append(f"{world_size} devices are assumed, as few as the layout can have")
     replica_devices = parallel_run.tp * parallel_run.pp * parallel_run.cp
     if world_size % replica_devices:

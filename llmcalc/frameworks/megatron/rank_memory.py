@@ -86,7 +86,7 @@ def replay_rank(
     passes_key_of_rank = *passes_key(rank_run), is_last_stage, uses_expandable_segments(settings)
     if settings.use_megatron_fsdp:
         rank_run.set_up()
-        return play_two_steps(rank_run, memory_meter, PrefixCache(uses_expandable_segments(settings)))
+        return replay_two_steps(rank_run, memory_meter, PrefixCache(uses_expandable_segments(settings)))
     if passes_key_of_rank not in recorded_ranks and not (
         _differs_by_previous(settings) and rank_run.microbatches <= MICROBATCHES_RUN_IN_FULL
     ):
@@ -94,7 +94,7 @@ def replay_rank(
     recorded_rank = recorded_ranks.get(passes_key_of_rank)
     if recorded_rank is None or recorded_rank.traces is None:
         rank_run.set_up()
-        return play_two_steps(rank_run, memory_meter, PrefixCache(uses_expandable_segments(settings)))
+        return replay_two_steps(rank_run, memory_meter, PrefixCache(uses_expandable_segments(settings)))
     for model_chunk, parameters in zip(rank_run.chunks, recorded_rank.parameters, strict=True):
         model_chunk.parameters = parameters
     layer_offsets = [
@@ -106,12 +106,12 @@ def replay_rank(
         rank_run.set_up()
         key_of_steps = steps_key(rank_run, memory_meter)
         if key_of_steps not in recorded_rank.replayed:
-            recorded_rank.replayed[key_of_steps] = play_two_steps(rank_run, memory_meter, recorded_rank.prefix_cache)
+            recorded_rank.replayed[key_of_steps] = replay_two_steps(rank_run, memory_meter, recorded_rank.prefix_cache)
         return recorded_rank.replayed[key_of_steps]
     except NotRepeating:
         rank_run = RankRun(spec, settings, rank, memory_meter := EventMeter())
         rank_run.set_up()
-        return play_two_steps(rank_run, memory_meter, PrefixCache(uses_expandable_segments(settings)))
+        return replay_two_steps(rank_run, memory_meter, PrefixCache(uses_expandable_segments(settings)))
 
 
 def passes_key(rank_run: RankRun) -> tuple[object, ...]:
@@ -179,7 +179,7 @@ def steps_key(rank_run: RankRun, memory_meter: EventMeter) -> tuple[object, ...]
     return rank_run.coordinates.pp, rank_run.retains, tuple(step_events), *map(tuple, optimizer)
 
 
-def play_two_steps(rank_run: RankRun, memory_meter: EventMeter, prefix_cache: PrefixCache) -> ReplayResult:
+def replay_two_steps(rank_run: RankRun, memory_meter: EventMeter, prefix_cache: PrefixCache) -> ReplayResult:
     """Replays two training steps after the set-up, and returns the peak and the allocator's statistics."""
     run_step(rank_run)
     memory_meter.place = Place()

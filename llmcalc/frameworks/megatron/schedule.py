@@ -151,9 +151,9 @@ class InterleavedSchedule:
         self.outputs[chunk].append(forward_output)
         return forward_output
 
-    def backward(self, slot: int) -> Tensor | None:
-        """Runs the backward pass of slot number `slot` of the schedule. Returns the gradient of the chunk's input."""
-        chunk = self.chunk_of(slot, False)
+    def backward(self, slot_number: int) -> Tensor | None:
+        """Runs the backward pass of slot number `slot_number` of the schedule. Returns the gradient of the chunk's input."""
+        chunk = self.chunk_of(slot_number, False)
         if self.is_last(chunk) and not self.gradients[chunk]:
             self.gradients[chunk].append(None)
         stage_input, forward_output = self.inputs[chunk].pop(0), self.outputs[chunk].pop(0)

@@ -24,7 +24,7 @@ from ..megatron.named_model import (
     bridge_adapters,
     megatron_run,
     optimizer_on_host,
-    smallest_run,
+    smallest_device_count,
 )
 
 PACKAGE = "megatron.bridge.recipes"
@@ -249,7 +249,7 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
         fuses_cross_entropy=config_value("model.cross_entropy_loss_fusion") is True,
         grad_dtype="bf16" if config.get("mixed_precision.grad_reduce_in_fp32") is False else "fp32",
     )
-    if world_size is None and gpus is not None and int(gpus[1]) % smallest_run(parallel_run) == 0:
+    if world_size is None and gpus is not None and int(gpus[1]) % smallest_device_count(parallel_run) == 0:
         world_size = int(gpus[1])
         reader.notes.append(f"{world_size} devices, from the recipe's name")
     settings = {**adapters, **_optimizer_settings(reader, config), **optimizer_on_host(reader, config, "optimizer.")}

@@ -172,7 +172,7 @@ def _task_arguments(reader: LaunchReader, config: Table, rlhf_type: str) -> tupl
     return ("loss_type", "num_labels", "problem_type")
 
 
-def _texts_of_sample(reader: LaunchReader, config: Table, rlhf_type: str) -> int:
+def _sequences_per_sample(reader: LaunchReader, config: Table, rlhf_type: str) -> int:
     """Returns the number of sequences per sample: several for a task that compares texts, otherwise 1.
 
     An embedding's sample has an anchor and a positive text, a reranker's as many negatives for each positive as the
@@ -269,7 +269,7 @@ def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, sw
         "optim": reader.value(swift_config, "optim", "adamw_torch_fused"),
         "attn_implementation": reader.value(swift_config, "attn_impl", "sdpa"),
     }
-    trainer_table["per_device_train_batch_size"] *= _texts_of_sample(reader, swift_config, rlhf_type)
+    trainer_table["per_device_train_batch_size"] *= _sequences_per_sample(reader, swift_config, rlhf_type)
     trainer_table |= {argument: swift_config.get(argument) for argument in PASSED_ON}
     trainer_table["bf16"] = trainer_table["torch_dtype"] == "bfloat16"
     trainer_table["fp16"] = not trainer_table["bf16"]

@@ -130,7 +130,7 @@ def is_nemo_rl(config: Table) -> bool:
 def read_nemo_rl(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a config. Raises `InputError`, which names file and key."""
     with reading_of(source_file) as reader:
-        merged_config = _with_bases(reader, config)
+        merged_config = _with_base_configs(reader, config)
         for section, problem in REFUSED.items():
             if isinstance(merged_config.get(section), Mapping):
                 raise reader.wrong(section, f"{problem} is not modelled; expected a config of {', '.join(ALGORITHMS)}")
@@ -159,7 +159,7 @@ def read_nemo_rl(config: Table, source_file: LaunchSource) -> Launch:
         return reader.launch(framework, launch_settings, target=target, rollout=rollout)
 
 
-def _with_bases(reader: LaunchReader, config: Table) -> dict[str, Any]:
+def _with_base_configs(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns a config merged with the base configs in its `defaults`. Values of the config take precedence."""
     merged_config, config_folder = dict(config), ""
     for _ in range(MOST_BASES):
@@ -170,19 +170,21 @@ def _with_bases(reader: LaunchReader, config: Table) -> dict[str, Any]:
             raise reader.wrong("defaults", f"{shown(base_path)}; expected the path of one config of NeMo-RL")
         base_config_path = posixpath.join(config_folder, base_path)
         config_folder = posixpath.dirname(base_config_path)
-        merged_config = _merged(
+        merged_config = _merge_configs(
             reader.fetch_tables("defaults", base_config_path, "a config of NeMo-RL", BASE_CONFIGS), merged_config
         )
     raise reader.wrong("defaults", f"more than {MOST_BASES} configs build on one another; expected fewer")
 
 
-def _merged(base_config: Table, config: Table) -> dict[str, Any]:
+def _merge_configs(base_config: Table, config: Table) -> dict[str, Any]:
     """Returns a base config in which the values of another config replace the base's."""
     merged_config = dict(base_config)
     for config_key, config_value in config.items():
         inner_table = merged_config.get(config_key)
         are_tables = isinstance(config_value, Mapping) and isinstance(inner_table, Mapping)
-        merged_config[config_key] = _merged(merged_config[config_key], config_value) if are_tables else config_value
+        merged_config[config_key] = (
+            _merge_configs(merged_config[config_key], config_value) if are_tables else config_value
+        )
     return merged_config
 
 

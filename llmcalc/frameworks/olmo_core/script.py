@@ -90,8 +90,8 @@ def read_python(script_text: str, source_file: LaunchSource) -> Launch:
             }
         call_nodes = [syntax_node for syntax_node in ast.walk(syntax_tree) if isinstance(syntax_node, ast.Call)]
         reader.notes.append("overrides behind the script's name are not read")
-        model_changes = _changes_of_model(syntax_tree)
-        return _launch_of(reader, call_nodes, variables, model_changes, OTHER_TOKENIZERS.search(script_text))
+        model_changes = _model_changes(syntax_tree)
+        return _launch_of_calls(reader, call_nodes, variables, model_changes, OTHER_TOKENIZERS.search(script_text))
 
 
 def _variables(statements: list[ast.stmt], variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -105,7 +105,7 @@ def _variables(statements: list[ast.stmt], variables: Mapping[str, Any]) -> Iter
                 yield statement.targets[0].id, assigned_value
 
 
-def _changes_of_model(syntax_tree: ast.Module) -> dict[str, str]:
+def _model_changes(syntax_tree: ast.Module) -> dict[str, str]:
     """Returns attribute → source text, for each attribute of the model config that the script assigns."""
     statements = [
         syntax_node
@@ -208,14 +208,14 @@ def _sequence_ranks(
     return reader.sequence_ranks(config, "degree", world_size, "cp_config.")
 
 
-def _launch_of(
+def _launch_of_calls(
     reader: LaunchReader,
     calls: list[ast.Call],
     variables: Mapping[str, Any],
     model_changes: Mapping[str, str],
     other_tokenizer: re.Match[str] | None,
 ) -> Launch:
-    """Returns the training run of a script's calls. model_changes: the result of `_changes_of_model`."""
+    """Returns the training run of a script's calls. model_changes: the result of `_model_changes`."""
     spec, target = _model_of(reader, calls, variables, model_changes, other_tokenizer)
     module = _module_arguments(calls, variables)
     if module is None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..argument_names import argument_names
 from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of
-from ..launch.trainer import TRAINER_IGNORED, keys_read, lora_settings, pair_settings, trainer_launch
+from ..launch.trainer import TRAINER_IGNORED, known_argument_names, lora_settings, pair_settings, trainer_launch
 
 READ = argument_names(__file__, "read")
 
@@ -36,7 +36,7 @@ def is_open_instruct(config: Table) -> bool:
 def read_open_instruct(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of an open-instruct config. Raises `InputError`, which names file and argument."""
     with reading_of(source_file) as reader:
-        reader.check_names(config, (*keys_read(), *READ), TRAINER_IGNORED | IGNORED)
+        reader.check_names(config, (*known_argument_names(), *READ), TRAINER_IGNORED | IGNORED)
         if config.get("sequence_parallel_size") not in (None, 1):
             reader.unknown["sequence_parallel_size"] = "it is modelled as 1"
         run_settings: dict[str, Any] = {
@@ -62,7 +62,9 @@ def read_open_instruct(config: Table, source_file: LaunchSource) -> Launch:
             reader.notes.append("the reference model's log-probabilities are computed before the training, and cached")
         reader.notes.append("accelerate's own config says how devices divide the run; --zero and --fsdp say it here")
         arguments = {
-            argument_name: setting for argument_name, setting in config.items() if argument_name in keys_read()
+            argument_name: setting
+            for argument_name, setting in config.items()
+            if argument_name in known_argument_names()
         }
         return trainer_launch(reader, {**arguments, "bf16": True}, run_settings)
 

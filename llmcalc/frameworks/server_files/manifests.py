@@ -250,7 +250,7 @@ def _inference_service_with_runtime(
                 *_command_words(container.get("args"), server_finder.where),
                 *_command_words(model.get("args"), server_finder.where),
             ]
-            joined_variables = [*_env_list(container.get("env")), *_env_list(model.get("env"))]
+            joined_variables = [*_environment_list(container.get("env")), *_environment_list(model.get("env"))]
             joined_container = {
                 **container,
                 "args": joined_arguments,
@@ -390,7 +390,7 @@ def _environment_variables(environment_value: Any) -> dict[str, str]:
     return {variable_name: text for variable_name, text in env.items() if UNRESOLVED not in text}
 
 
-def _env_list(environment_value: Any) -> list[Any]:
+def _environment_list(environment_value: Any) -> list[Any]:
     return environment_value if isinstance(environment_value, list) else []
 
 

@@ -173,7 +173,7 @@ def server_start_of(command_words: Sequence[str], image: str = "") -> ServerStar
     image: the image of the container; empty for a shell.
     """
     for i in range(min(len(command_words), LONGEST_PREFIX)):
-        server_start = _start_at_word(command_words, i, image)
+        server_start = _server_start_at_word(command_words, i, image)
         if server_start is not None:
             return server_start
     launcher_matches = [match for command_word in command_words if (match := WORKER_LAUNCHER.fullmatch(command_word))]
@@ -192,7 +192,7 @@ def server_start_of(command_words: Sequence[str], image: str = "") -> ServerStar
         and server_program.entry
         and (not command_words or command_words[0].startswith("-") or _is_model(command_words[0]))
     ):
-        return _start_at_word([*server_program.entry.split(), *command_words], 0, image)
+        return _server_start_at_word([*server_program.entry.split(), *command_words], 0, image)
     return None
 
 
@@ -223,12 +223,12 @@ def version_of_image(image_name: str) -> str:
     return "" if match is None else match[1]
 
 
-def _start_at_word(command_words: Sequence[str], i: int, image: str = "") -> ServerStart | None:
+def _server_start_at_word(command_words: Sequence[str], i: int, image: str = "") -> ServerStart | None:
     """Returns the server start at word number `i` of a command; None for another word."""
     command_word = command_words[i]
     next_word = command_words[i + 1] if i + 1 < len(command_words) else ""
     if command_word in ("-m", "--module") and i:
-        return _start_of_module(next_word, tuple(command_words[i + 2 :]))
+        return _server_start_of_module(next_word, tuple(command_words[i + 2 :]))
     if command_word.endswith(".py"):
         program_name = command_word.removesuffix(".py").replace("/", ".")
         python_module = next(
@@ -240,7 +240,7 @@ def _start_at_word(command_words: Sequence[str], i: int, image: str = "") -> Ser
             ),
             "",
         )
-        return _start_of_module(python_module, tuple(command_words[i + 1 :])) if python_module else None
+        return _server_start_of_module(python_module, tuple(command_words[i + 1 :])) if python_module else None
     program_name = command_word.rpartition("/")[2].removesuffix(".exe")
     for server_program in PROGRAMS:
         for command_name in sorted(server_program.commands, key=len, reverse=True):
@@ -260,7 +260,7 @@ def _start_at_word(command_words: Sequence[str], i: int, image: str = "") -> Ser
     return None
 
 
-def _start_of_module(python_module: str, arguments: tuple[str, ...]) -> ServerStart | None:
+def _server_start_of_module(python_module: str, arguments: tuple[str, ...]) -> ServerStart | None:
     """Returns the server start of a Python module; None for modules that start no server."""
     server_program = next(
         (server_program for server_program in PROGRAMS if python_module in server_program.modules), None

@@ -117,7 +117,7 @@ class _Evaluator:
                 self.names[variable] = self.evaluate(statement.value)
             elif isinstance(statement, ast.AugAssign) and variable:
                 self.names[variable] = _add_values(self.names.get(variable), self.evaluate(statement.value))
-            elif _is_extension(statement):
+            elif _extends_list(statement):
                 call_node: Any = statement.value  # type: ignore[attr-defined]
                 added_value = self.evaluate(call_node.args[0])
                 variable = dotted(call_node.func.value)
@@ -271,7 +271,7 @@ def _assigned_name(statement: ast.stmt) -> str:
     return dotted(statement.target) if isinstance(statement, ast.AnnAssign | ast.AugAssign) else ""
 
 
-def _is_extension(statement: ast.stmt) -> bool:
+def _extends_list(statement: ast.stmt) -> bool:
     """Whether a statement adds items to a list: `words.extend([…])`, `words.append(…)`."""
     extension_call = statement.value if isinstance(statement, ast.Expr) else None
     return (

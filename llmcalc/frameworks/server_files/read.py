@@ -249,7 +249,7 @@ def _read_server(
         serving_engine,
         (*_flags_of_variables(server_start.program, container.env), *server_start.arguments),
         server_location,
-        _named_reader(name_in_errors, launch_folder, started_server.files),
+        _reader_of_named_files(name_in_errors, launch_folder, started_server.files),
         allow_unknown,
         tuple(typed_flags),
     )
@@ -333,7 +333,9 @@ SECRET_NAMES = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE
 """Names of variables that are not shown."""
 
 
-def _named_reader(name_in_errors: str, launch_folder: Path | None, written_files: Mapping[str, str]) -> ReadNamedFile:
+def _reader_of_named_files(
+    name_in_errors: str, launch_folder: Path | None, written_files: Mapping[str, str]
+) -> ReadNamedFile:
     """Returns a function that reads a command's files, written by the script or beside the launch file."""
 
     def read(file_name: str) -> str:

@@ -17,7 +17,7 @@ from ...errors import InputError
 from ...parallel.layout import ONE_DEVICE, Layout
 from ...workload.setting import option
 from ..engines.engine import EngineMemory, Term
-from ..engines.rank import EngineRank, ReserveWithoutRest, architectures, compressed_layers, mixers
+from ..engines.rank import EngineRank, ReserveOfAllMemory, architectures, compressed_layers, mixers
 from ..engines.server import EngineServer
 from ..engines.versions import MeasuredContext
 from .adapters import adapter_bytes
@@ -292,7 +292,7 @@ class Server(EngineServer):
         memory_gib = self.nvidia_smi_gib
         reserved_gib = self.reserve_gib
         if reserved_gib >= memory_gib:
-            raise ReserveWithoutRest(
+            raise ReserveOfAllMemory(
                 "--mem-fraction-static",
                 f"--mem-fraction-static: of this layout SGLang's default reserves {reserved_gib:,.0f} GiB of "
                 f"{self.hardware.title}, which has {memory_gib:,.0f}; expected a share for weights and cache (0.85)",
@@ -387,7 +387,7 @@ class Server(EngineServer):
     @property
     def outside_torch(self) -> int:
         """The bytes in use outside torch's allocator before the weights are loaded."""
-        return self.measured_or_computed("non_torch", self.cuda_context.mib * MIB)
+        return self.logged_or_computed_bytes("non_torch", self.cuda_context.mib * MIB)
 
     @property
     def free_bytes_before_loading(self) -> int:
@@ -506,8 +506,8 @@ def memory(server: Server) -> EngineMemory:
     stage_memories = []
     for stage_number in range(server.pp):
         rank = server.rank_of_stage(stage_number)
-        weights = server.measured_or_computed("weights", server.loaded_bytes(rank))
-        cache_bytes = server.measured_or_computed("kv_cache", budget_bytes - weights - server.multimodal_bytes)
+        weights = server.logged_or_computed_bytes("weights", server.loaded_bytes(rank))
+        cache_bytes = server.logged_or_computed_bytes("kv_cache", budget_bytes - weights - server.multimodal_bytes)
         pool = server.state_pool_in(rank, cache_bytes)
         tokens = server.cache_tokens_in(rank, cache_bytes if pool is None else pool.left)
         has_slots = pool is None or pool.requests > 0

@@ -149,11 +149,11 @@ class Server(EngineServer):
         """Returns the memory of one rank of a pipeline stage."""
         rank = self.rank_of_stage(stage_number)
         memory_outside_torch = self.engine_record.outside_torch(self.hardware, self.tp * self.pp)
-        weights = self.measured_or_computed("weights", self.stored_weights(rank))
-        activation_bytes = self.measured_or_computed("profile_run", self.dummy_run_bytes(rank))
-        outside_bytes = self.measured_or_computed("non_torch", memory_outside_torch.mib * MIB)
+        weights = self.logged_or_computed_bytes("weights", self.stored_weights(rank))
+        activation_bytes = self.logged_or_computed_bytes("profile_run", self.dummy_run_bytes(rank))
+        outside_bytes = self.logged_or_computed_bytes("non_torch", memory_outside_torch.mib * MIB)
         peak_bytes = weights + activation_bytes + outside_bytes
-        cache_bytes = self.measured_or_computed(
+        cache_bytes = self.logged_or_computed_bytes(
             "kv_cache", int(self.cache_fraction * (self.hardware.capacity_bytes - peak_bytes))
         )
         block_count = self.blocks(cache_bytes, self.token_bytes(rank))

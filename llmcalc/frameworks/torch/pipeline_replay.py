@@ -107,12 +107,12 @@ def _replay_rank(rank_setup: RankSetup, expandable_segments: bool, recorded_rank
         microbatches, prefix_cache = rank_setup.training.microbatches, recorded_rank.prefix_cache(expandable_segments)
         played_microbatches = micro_batches_on_allocator(rank_setup.layout, rank_run.chunks, microbatches)
         try:
-            _play_recorded(rank_run, memory_meter, recorded_rank, recorded_rank.traces)
+            _replay_recorded(rank_run, memory_meter, recorded_rank, recorded_rank.traces)
             if played_microbatches == microbatches:
                 return replay_steps_on_allocator(rank_run, memory_meter, prefix_cache)
             shorter_setup = replace(rank_setup, training=replace(rank_setup.training, microbatches=played_microbatches))
             shorter_run = RankRun(shorter_setup, shorter_meter := EventMeter())
-            _play_recorded(shorter_run, shorter_meter, recorded_rank, recorded_rank.traces)
+            _replay_recorded(shorter_run, shorter_meter, recorded_rank, recorded_rank.traces)
             return replay_shorter_on_allocator(
                 (rank_run, memory_meter), (shorter_run, shorter_meter), prefix_cache, played_microbatches
             )
@@ -122,7 +122,7 @@ def _replay_rank(rank_setup: RankSetup, expandable_segments: bool, recorded_rank
     return replay_steps_on_allocator(rank_run, memory_meter, PrefixCache(expandable_segments))
 
 
-def _play_recorded(
+def _replay_recorded(
     rank_run: RankRun, memory_meter: EventMeter, recorded_rank: RecordedRank, pass_traces: Mapping[PassCase, PassTrace]
 ) -> None:
     """Sets up a run that replays recorded passes. pass_traces: the recorded rank's traces."""

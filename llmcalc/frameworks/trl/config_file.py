@@ -18,7 +18,7 @@ from ..launch.trainer import (
     TRAINER_DEFAULTS,
     TRAINER_IGNORED,
     is_trainer,
-    keys_read,
+    known_argument_names,
     kto_settings,
     pair_settings,
     trainer_launch,
@@ -117,7 +117,7 @@ def read_trl(config: Table, source_file: LaunchSource) -> Launch:
         config = _with_model_arguments(reader, config)
         is_grpo = any(argument in config for argument in GRPO_SIGNS)
         ignored_names = TRAINER_IGNORED | IGNORED | (IGNORED_WITH_TEACHER if config.get(TEACHER) else frozenset())
-        reader.check_names(config, (*keys_read(), *READ, *GRPO_READ, *PREFERENCE_SIGNS), ignored_names)
+        reader.check_names(config, (*known_argument_names(), *READ, *GRPO_READ, *PREFERENCE_SIGNS), ignored_names)
         known_loss_keys = (argument for argument in PREFERENCE_SIGNS if config.get(argument) is not None)
         is_pairs_loss = str(config.get("loss_type", SFT_LOSSES[0])) not in SFT_LOSSES
         has_teacher = bool(config.get(TEACHER))

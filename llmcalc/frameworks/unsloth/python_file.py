@@ -76,10 +76,10 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         config = _call_arguments(reader, named_calls, variables, lambda name: name == class_name) or {}
         trainer = _call_arguments(reader, named_calls, variables, lambda name: name.endswith("Trainer")) or {}
         is_standby = STANDBY.search(file_text) is not None
-        return _read_calls(reader, model, adapters, {**trainer, **config}, CONFIGS[class_name], is_standby)
+        return _run_of_calls(reader, model, adapters, {**trainer, **config}, CONFIGS[class_name], is_standby)
 
 
-def _read_calls(
+def _run_of_calls(
     reader: LaunchReader,
     model: Mapping[str, Any],
     adapters: Mapping[str, Any] | None,
@@ -112,7 +112,7 @@ def _read_calls(
         **optimizer_settings(reader, "optim", reader.value(config, "optim", "adamw_8bit")),
     }
     if loss == "grpo":
-        run_settings |= _whole_groups(reader, config, run_settings)
+        run_settings |= _batch_of_whole_groups(reader, config, run_settings)
     if adapters is None:
         if not reader.flag(model, "full_finetuning"):
             raise reader.wrong(
@@ -165,7 +165,9 @@ STANDBY = re.compile(r"""^(?!\s*#(?! get_ipython)).*UNSLOTH_VLLM_STANDBY["'\\]{1
 """A line that turns standby on; exported notebooks have it in the text of a cell."""
 
 
-def _whole_groups(reader: LaunchReader, config: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+def _batch_of_whole_groups(
+    reader: LaunchReader, config: Mapping[str, Any], settings: Mapping[str, Any]
+) -> dict[str, Any]:
     """Returns GRPO's batch size, rounded up to a whole group of completions (models/rl.py)."""
     if config.get("steps_per_generation") is not None or config.get("generation_batch_size") is not None:
         return {}

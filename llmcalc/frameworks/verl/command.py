@@ -79,7 +79,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         world_size = _training_devices(reader, config)
         parallel_run = _megatron_run(reader, config, world_size) if megatron else _fsdp_run(reader, config, world_size)
         rollout = read_rollout(reader, config, parallel_run, megatron)
-        reader.ignored += [model_key for model_key in config if not _is_read(model_key, rollout)]
+        reader.ignored += [model_key for model_key in config if not _is_known_key(model_key, rollout)]
         return reader.launch("megatron" if megatron else "fsdp2", parallel_run, target=target, rollout=rollout)
 
 
@@ -97,7 +97,7 @@ def _resolved_overrides(reader: LaunchReader, overrides_by_key: Mapping[str, str
     return settings
 
 
-def _is_read(key: str, rollout: Rollout) -> bool:
+def _is_known_key(key: str, rollout: Rollout) -> bool:
     """Whether this reader handles a key, or refuses some of the key's values."""
     if key.startswith((MODEL, ACTOR, "data.max_", "trainer.n")) or key.rpartition(".")[2] in READ_BESIDE:
         return True

@@ -594,8 +594,8 @@ class Server(EngineServer):
         rank, profile_run, rules = self.rank_of_stage(stage_number), self.profile_run(stage_number), self.rules
         pool = self.kv_block_pool(rank)
         memory_outside_torch = self.engine_record.outside_torch(self.version_numbers, self.hardware, self.tp, self.pp)
-        graph_bytes = self.measured_or_computed("cuda_graphs", self.cuda_graph_bytes(rank))
-        outside_bytes = self.measured_or_computed(
+        graph_bytes = self.logged_or_computed_bytes("cuda_graphs", self.cuda_graph_bytes(rank))
+        outside_bytes = self.logged_or_computed_bytes(
             "non_torch", memory_outside_torch.mib * MIB + self.penalty_bytes(rank)
         )
         budget = math.ceil(self.utilization * self.total_memory)
@@ -603,11 +603,11 @@ class Server(EngineServer):
         if self.draft is not None:
             weights += self.draft.weights + self.draft.rope_table_elements(VIDEO_FACTOR) * self.element_bytes
         weights += adapter_bytes(rank, self.flags, self.element_bytes, self.version_numbers)
-        weights = self.measured_or_computed("weights", weights)
-        profile_run_bytes = self.measured_or_computed("profile_run", profile_run.peak_bytes(rank, rules))
+        weights = self.logged_or_computed_bytes("weights", weights)
+        profile_run_bytes = self.logged_or_computed_bytes("profile_run", profile_run.peak_bytes(rank, rules))
         taken_bytes = weights + profile_run_bytes + outside_bytes + (graph_bytes if self.subtracts_graphs else 0)
         cache_bytes = int(
-            self.flags.get("kv_cache_memory_bytes", self.measured_or_computed("kv_cache", budget - taken_bytes))
+            self.flags.get("kv_cache_memory_bytes", self.logged_or_computed_bytes("kv_cache", budget - taken_bytes))
         )
         block_count = int(self.flags.get("num_gpu_blocks_override", pool.blocks(cache_bytes)))
         term_status: TermStatus = "estimate"

@@ -100,7 +100,9 @@ def _factors_of_formats(
         return ratios | {"recurrent_state": Fraction(chosen_element_bytes or 4, 4)}
     if any(isinstance(mixer, Mamba | Mamba2 | SelectiveMamba2 | GatedDeltaNet) for mixer in mixer_modules):
         return ratios | {
-            "recurrent_state": Fraction(chosen_element_bytes or _stated_bytes(rank, version_rules) or conv_bytes, 4)
+            "recurrent_state": Fraction(
+                chosen_element_bytes or _state_element_bytes(rank, version_rules) or conv_bytes, 4
+            )
         }
     return ratios | {"recurrent_state": Fraction(conv_bytes, 2)} if "mamba_cache_dtype" in flags else ratios
 
@@ -111,7 +113,7 @@ def _bytes_of_format(flags: Mapping[str, Any], flag_field: str) -> int | None:
     return None if dtype_name in AUTO_WORDS else DTYPE_BITS[dtype_name] // 8
 
 
-def _stated_bytes(rank: EngineRank, version_rules: StateRules) -> int | None:
+def _state_element_bytes(rank: EngineRank, version_rules: StateRules) -> int | None:
     """Returns the bytes of a state element, from the config or the version's rule for the model class."""
     if not version_rules.reads_config_dtype:
         return None

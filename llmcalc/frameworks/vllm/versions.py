@@ -188,13 +188,13 @@ class VLLMRecord(EngineRecord[Rules]):
     context: tuple[MeasuredContext, ...] = Field(min_length=1)
     cuda_graphs: GraphEstimate
 
-    def defaults(self, version: Numbers, hardware: Hardware) -> BatchDefaults:
+    def defaults(self, version_numbers: Numbers, hardware: Hardware) -> BatchDefaults:
         """Returns the default batch limits of a version on a device, by the device's memory and name."""
         memory_gib = hardware.capacity_bytes / 2**30
         device_names = f"{hardware.name} {hardware.title}".lower()
         return next(
             batch_defaults
-            for batch_defaults in ranges_at(self.batch_defaults, version)
+            for batch_defaults in ranges_at(self.batch_defaults, version_numbers)
             if batch_defaults.at_least_gib <= memory_gib
             and not any(device_name_part in device_names for device_name_part in batch_defaults.not_on)
         )

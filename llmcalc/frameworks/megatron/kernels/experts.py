@@ -22,7 +22,7 @@ from .lowering import Gradients, SavedTensors, UncountedMeter
 class ExpertKernels(HeadKernels):
     """Kernels of mixtures of experts. `local_tensors`: the local variables of `MoELayer.forward`."""
 
-    def _look_for_readers(self, module_scope: Scope, module: Scope) -> None:
+    def _collect_readers(self, module_scope: Scope, module: Scope) -> None:
         """Moves shared experts before the router, or in versions before 2025-10-11 after the dispatch of tokens."""
         shared_experts = _shared_experts(module_scope)
         if shared_experts:
@@ -35,7 +35,7 @@ class ExpertKernels(HeadKernels):
                     if isinstance(module_item, Step) and module_item.verb == "dispatch"
                 )
             module_scope.items = [*other_items[:router_position], *shared_experts, *other_items[router_position:]]
-        super()._look_for_readers(module_scope, module)
+        super()._collect_readers(module_scope, module)
 
     # --- the router --------------------------------------------------------------------------------------------------
 
@@ -507,9 +507,9 @@ class ExpertKernels(HeadKernels):
         self.in_expert, self.role = previous_in_expert, previous_role
         return weights, biases
 
-    def grouped_linear(self, operation: Step, x: Tensor, width: Number) -> Tensor:
+    def grouped_linear(self, operation: Step, x: Tensor, output_width: Number) -> Tensor:
         """Runs TEGroupedLinear: each expert's rows times that expert's weight."""
-        return self.grouped_product(x, *self.expert_weights(operation, x.shape[1], width, "expert"))
+        return self.grouped_product(x, *self.expert_weights(operation, x.shape[1], output_width, "expert"))
 
     def grouped_product(self, x: Tensor, weights: list[Tensor], biases: Sequence[Tensor] = ()) -> Tensor:
         """Runs a grouped product, which saves its input for the gradients of trained weights."""

@@ -298,10 +298,10 @@ class Fp8Kernels(DeltaKernels):
         self.node("linear", [x, weight, *([] if bias is None else [bias])], [output], backward, x)
         return output
 
-    def grouped_linear(self, operation: Step, x: Tensor, width: Number) -> Tensor:
+    def grouped_linear(self, operation: Step, x: Tensor, output_width: Number) -> Tensor:
         """Runs TEGroupedLinear on 8-bit inputs, with a scale per expert."""
         if not self.runs_in_fp8:
-            return super().grouped_linear(operation, x, width)
+            return super().grouped_linear(operation, x, output_width)
         (row_count, n_in), experts = x.shape, self.local_experts
         rows_per_expert = row_count // experts
         row_multiple = MULTIPLES["mxfp8"] if self.rank_choices.fp8_recipe == "mxfp8" else ALIGNED
@@ -310,16 +310,16 @@ class Fp8Kernels(DeltaKernels):
                 f"{row_count} rows of {experts} experts in 8 bits; expected a multiple of {row_multiple} rows of each",
                 operation.name,
             )
-        weights, biases = self.expert_weights(operation, n_in, width, "expert")
+        weights, biases = self.expert_weights(operation, n_in, output_width, "expert")
         quantized_input = self.quantize_experts(rows_per_expert, n_in, experts, self.graph.enabled)
         for parameter in weights:
             self.quantize_weight(parameter)
         self.persistent.use_grouped_workspaces()
-        output = self.new_tensor(row_count, width)
+        output = self.new_tensor(row_count, output_width)
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             bias_gradients = [self.graph.new_tensor(parameter.shape, output_gradient.dtype) for parameter in biases]
-            _quantized_gradient = self.quantize_experts(rows_per_expert, width, experts)
+            _quantized_gradient = self.quantize_experts(rows_per_expert, output_width, experts)
             self.persistent.use_grouped_workspaces()
             input_gradient = self.new_tensor(row_count, n_in)
             weight_gradients = [self.weight_gradient(parameter) for parameter in weights]

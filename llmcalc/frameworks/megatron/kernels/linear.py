@@ -155,11 +155,11 @@ class LinearKernels(RankKernels):
         )
         return weight, bias_tensor
 
-    def column_linear(self, operation: Step, x: Tensor, width: Number) -> Tensor:
+    def column_linear(self, operation: Step, x: Tensor, output_width: Number) -> Tensor:
         """Runs a column-parallel layer, fused with a preceding norm if there is one."""
         deferred_norm = self.waiting_norms.get(id(operation.ins[0].storage))
         norm = [] if deferred_norm is None else self.norm_weights(*deferred_norm)
-        weight, bias = self.linear_weights(operation, width, "column")
+        weight, bias = self.linear_weights(operation, output_width, "column")
         if not self.rank_choices.transformer_engine:
             return self.core_column_linear(x, weight, bias, self.adds_bias(operation))
         unadded_bias = None if bias is None or self.adds_bias(operation) else bias

@@ -124,7 +124,7 @@ class WeightGathering(Protocol):
         """Gathers the weights of a layer, or with None the weights outside of layers."""
 
     def run_layer(
-        self, autograd_graph: Graph, layer_index: int, x: Tensor, compute: Callable[[Tensor], Tensor]
+        self, autograd_graph: Graph, layer_index: int, layer_input: Tensor, run_modules: Callable[[Tensor], Tensor]
     ) -> Tensor:
         """Runs a layer between gathering and freeing its weights, in both passes."""
 
@@ -308,20 +308,20 @@ class RankKernels(Lowering):
         """Runs a program. entry_tensor: the hidden states received from the previous pipeline stage."""
         self.pending_outputs = {}
         if not self.readers:
-            self._look_for_readers(program.root, program.root)
+            self._collect_readers(program.root, program.root)
         self.has_entry = program.entry is not None
         if entry_tensor is not None:
             self.inputs[ENTRY] = entry_tensor
         del entry_tensor
         return self.run(program)
 
-    def _look_for_readers(self, module_scope: Scope, module: Scope) -> None:
+    def _collect_readers(self, module_scope: Scope, module: Scope) -> None:
         """Collects the operations that read each value, and the module of each operation."""
         for module_item in module_scope.items:
             if isinstance(module_item, Alternatives):
-                self._look_for_readers(next(iter(module_item.branches.values())), module)
+                self._collect_readers(next(iter(module_item.branches.values())), module)
             elif isinstance(module_item, Scope):
-                self._look_for_readers(module_item, module_item)
+                self._collect_readers(module_item, module_item)
             else:
                 self.module_of_step[id(module_item)] = module
                 for input_value in module_item.ins:
