@@ -53,7 +53,7 @@ class Recorder:
         self.parameter_events: list[Event] | None = None
         self.count: int = 0
         self.repeats_place: bool = False
-        self._model_place = Place()
+        self._place = Place()
         self._parameter_path: Any = None
         self._stream = 0
 
@@ -68,12 +68,12 @@ class Recorder:
 
     @property
     def place(self) -> Place:
-        return self._model_place
+        return self._place
 
     @place.setter
     def place(self, allocation_place: Place) -> None:
-        if allocation_place != self._model_place or self.repeats_place:
-            self._model_place = allocation_place
+        if allocation_place != self._place or self.repeats_place:
+            self._place = allocation_place
             self.repeats_place = False
             self.events.append((allocation_place, PLACED, None))
 
@@ -90,7 +90,7 @@ class Recorder:
         storage_number, memory_kind = self.count, self.kind
         self.count = storage_number + 1
         if memory_kind == "weights" and self.parameter_events is not None:
-            self.parameter_events += ((self._model_place, PLACED, None), (storage_number, nbytes, memory_kind))
+            self.parameter_events += ((self._place, PLACED, None), (storage_number, nbytes, memory_kind))
             return Block(nbytes, memory_kind, storage_number)
         self.events.append(
             (storage_number, TAKEN, nbytes) if memory_kind == "overhead" else (storage_number, nbytes, memory_kind)
@@ -108,7 +108,7 @@ class Recorder:
     def cut(self) -> list[Event]:
         """Returns the events since the last `cut`. The next event records module and phase."""
         events, self.events = self.events, []
-        self._model_place = NOWHERE
+        self._place = NOWHERE
         return events
 
 

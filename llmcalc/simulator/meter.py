@@ -112,20 +112,20 @@ class Meter:
         self.peak: int = 0
         self.by_kind: dict[str, int] = dict.fromkeys(KINDS, 0)
         self.peaks: dict[Place, Peak] = {}
-        self._model_place = Place()
-        self._current_peak = self.peaks.setdefault(self._model_place, Peak())
+        self._place = Place()
+        self._current_peak = self.peaks.setdefault(self._place, Peak())
         self._peak_is_unsettled = False
 
     @property
     def place(self) -> Place:
-        return self._model_place
+        return self._place
 
     @place.setter
     def place(self, allocation_place: Place) -> None:
-        if allocation_place != self._model_place:
+        if allocation_place != self._place:
             if self._peak_is_unsettled:
                 self._settle_peak()
-            self._model_place = allocation_place
+            self._place = allocation_place
             self._current_peak = self.peaks.setdefault(allocation_place, Peak())
             if self.now > self._current_peak.bytes:
                 self._current_peak.bytes, self._peak_is_unsettled = self.now, True
@@ -163,7 +163,7 @@ class Meter:
         """Resets the recorded peaks."""
         self.peak = self.now
         self.peaks = {}
-        self._current_peak = self.peaks[self._model_place] = Peak()
+        self._current_peak = self.peaks[self._place] = Peak()
         self._current_peak.bytes, self._peak_is_unsettled = self.now, True
 
 

@@ -126,7 +126,7 @@ class EventMeter(Meter):
         self.peak: int = max(self.peak, bytes_before + pass_trace.peak_bytes)
         self.now += pass_trace.bytes
         self.by_kind = _sum_counts(kinds_before, pass_trace.kinds)
-        self._model_place, self._current_peak, self._peak_is_unsettled = end_place, self.peaks[end_place], is_rising
+        self._place, self._current_peak, self._peak_is_unsettled = end_place, self.peaks[end_place], is_rising
 
 
 class SummedPeak(Peak):
