@@ -83,12 +83,12 @@ class Command(TyperCommand):
         if len(rows_by_panel.keys() - {ARGUMENTS}) <= FEW_PANELS:  # a command with few options needs no headings
             every_record = [
                 panel_record
-                for label in sorted(rows_by_panel, key=ORDER.index)
-                if label != ARGUMENTS
-                for panel_record in rows_by_panel[label]
+                for panel in sorted(rows_by_panel, key=ORDER.index)
+                if panel != ARGUMENTS
+                for panel_record in rows_by_panel[panel]
             ]
             rows_by_panel = {
-                label: panel_records for label, panel_records in rows_by_panel.items() if label == ARGUMENTS
+                panel: panel_records for panel, panel_records in rows_by_panel.items() if panel == ARGUMENTS
             } | {OTHER: every_record}
         for panel in sorted(rows_by_panel, key=ORDER.index):
             with formatter.section(panel):

@@ -76,9 +76,7 @@ def option_of(declaration: Declared, default_value: Any = None, **changed_fields
 def options_of(settings: type, field_names: Iterable[str] = ()) -> dict[str, OptionOfCommand]:
     """Returns the options for the settings of a class. field_names: the settings' names, empty for all."""
     declarations = declared(settings)
-    return {
-        setting: option_of(declarations[setting], getattr(settings, setting)) for setting in field_names or declarations
-    }
+    return {field: option_of(declarations[field], getattr(settings, field)) for field in field_names or declarations}
 
 
 def replace_parameter(

@@ -56,13 +56,13 @@ class TargetOptions(NamedTuple):
         """Whether the options change fields of the model."""
         return bool(self.overrides or self.head)
 
-    def load(self, target: str, included_parts: frozenset[str] = frozenset()) -> Preset:
-        """Reads a model. The reader's notes, and parts of `included_parts` that the model lacks, become remarks on stderr."""
+    def load(self, target: str, include: frozenset[str] = frozenset()) -> Preset:
+        """Reads a model. The reader's notes, and parts of `include` that the model lacks, become remarks on stderr."""
         from ..sources.target import load
 
         preset = load(target, tuple(self.overrides or ()), self.head, self.allow_unknown)
         absent_parts = [
-            OPTIONAL_PARTS[part_name] for part_name in sorted(included_parts) if not getattr(preset.model, part_name)
+            OPTIONAL_PARTS[part_name] for part_name in sorted(include) if not getattr(preset.model, part_name)
         ]
         missing_parts = (
             f"{part_name.option} changes nothing: the counted model has no {part_name.title}"
@@ -104,19 +104,17 @@ class OutputOptions(NamedTuple):
         if not answer.ok:
             raise typer.Exit(1)
 
-    def show(
-        self, report: Report, table_name: str | None = None, with_notes: bool = False, as_list: bool = False
-    ) -> None:
+    def show(self, report: Report, table_name: str | None = None, notes: bool = False, as_list: bool = False) -> None:
         """Writes the answer to the file or to stdout. Warnings go to stderr if the format has no notes.
 
         table_name: name of the table to write; default all.
-        with_notes: whether all rows and notes are printed without the option too.
+        notes: whether all rows and notes are printed without the option too.
         as_list: whether the answer is a list, of which all rows are printed.
         """
         format_writer = WRITERS[self.fmt]
         if table_name is not None:
             report = report.only(table_name)
-        is_brief = not (with_notes or self.notes)
+        is_brief = not (notes or self.notes)
         if is_brief and self.fmt == "table" and not as_list and table_name is None:
             from ..reports.screen import trim_to_screen
 

@@ -58,10 +58,8 @@ class Tool(NamedTuple):
     @property
     def schema(self) -> dict[str, Any]:
         """Returns the JSON schema of a call: common arguments, other arguments in `options`, and `keys`."""
-        common_schemas = {
-            argument: value_schema for argument, value_schema in self.arguments.items() if argument in self.common
-        }
-        other_names = ", ".join(argument for argument in self.arguments if argument not in self.common)
+        common_schemas = {key: value_schema for key, value_schema in self.arguments.items() if key in self.common}
+        other_names = ", ".join(key for key in self.arguments if key not in self.common)
         texts: list[str] = []
         if other_names:
             texts.append(f"Further options by name, as llmcalc {self.name} --help-all explains them: {other_names}.")

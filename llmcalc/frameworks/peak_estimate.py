@@ -165,14 +165,12 @@ class BytesPerParameter(NamedTuple):
     adamw_extra: float = 0
 
 
-def parameters_in_padded_rows(shard_count: int, use: OpUse) -> Number:
+def parameters_in_padded_rows(shards: int, use: OpUse) -> Number:
     """Returns the number of parameters, with rows padded to a multiple of the shards."""
     parameter_count = use.params()
     if not parameter_count:
         return 0
-    padded_tensors = (
-        (tensor, ceil_div(tensor.shape[0], shard_count) * shard_count) for tensor in use.tensors() if tensor.shape
-    )
+    padded_tensors = ((tensor, ceil_div(tensor.shape[0], shards) * shards) for tensor in use.tensors() if tensor.shape)
     return parameter_count + sum(
         exact_div(times(tensor.size, padded_rows - tensor.shape[0]), tensor.shape[0])
         for tensor, padded_rows in padded_tensors
@@ -392,10 +390,8 @@ class PeakEstimate:
         if cache_key not in self._parameters:
             expert_layout = replace(layout, dp=expert_tp, cp=1, ep=1, etp=expert_tp, zero=0, hsdp_replicas=1)
             self._parameters[cache_key] = self._count_parameters(expert_layout, stage, shard_count)
-        stage_counts = self._parameters[cache_key]
-        return stage_counts._replace(
-            dense=stage_counts.dense - stage_counts.experts, experts=stage_counts.experts // layout.ep
-        )
+        counts = self._parameters[cache_key]
+        return counts._replace(dense=counts.dense - counts.experts, experts=counts.experts // layout.ep)
 
     def _count_parameters(self, layout: Layout, stage: Stage, shard_count: int) -> StageParameters:
         """Counts a pipeline stage's parameters, with the routed experts in `dense` too."""

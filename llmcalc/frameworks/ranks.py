@@ -137,14 +137,12 @@ class Cluster:
         if self.layout.is_two_way:
             return self._rank_of_each_stage
         layer_names = [layer_name for _, stack in self.spec.stacks() for layer_name in stack.layer_names()]
-        layers_by_chunk: list[list[Counter[str]]] = [[] for _ in range(self.layout.pp)]
+        chunks: list[list[Counter[str]]] = [[] for _ in range(self.layout.pp)]
         for stage in stages(self.layout, len(layer_names)):
-            layers_by_chunk[stage.rank].append(Counter(layer_names[layer] for layer in stage.layers))
+            chunks[stage.rank].append(Counter(layer_names[layer] for layer in stage.layers))
         middle_stages: list[int] = []
         for pp in range(1, self.layout.pp - 1):
-            if not any(
-                _has_all_layers(layers_by_chunk[earlier_stage], layers_by_chunk[pp]) for earlier_stage in middle_stages
-            ):
+            if not any(_has_all_layers(chunks[earlier_stage], chunks[pp]) for earlier_stage in middle_stages):
                 middle_stages.append(pp)
         ranks = {self.layout.rank(pp=pp) for pp in (0, *middle_stages, self.layout.pp - 1)}
         return tuple(sorted({*ranks, self.layout.world - 1}))

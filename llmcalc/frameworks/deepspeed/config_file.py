@@ -275,7 +275,7 @@ TRAINER_BATCH = 8
 
 def _number_formats(reader: LaunchReader, config: Table, trainer: Table) -> dict[str, Any]:
     """Returns the number formats of the run. bf16 and fp16 have 16-bit weights and fp32 master weights."""
-    enabled_formats = {}
+    formats = {}
     if not trainer and any(reader.table(config, dtype).get("enabled") == AUTO for dtype in ("bf16", "fp16")):
         reader.filled_in["bf16"] = False
         reader.notes.append(
@@ -284,10 +284,10 @@ def _number_formats(reader: LaunchReader, config: Table, trainer: Table) -> dict
     for dtype in ("bf16", "fp16"):
         format_table = reader.table(config, dtype) or (reader.table(config, "bfloat16") if dtype == "bf16" else {})
         enabled = format_table.get("enabled", False)
-        enabled_formats[dtype] = (
+        formats[dtype] = (
             bool(trainer.get(dtype)) if enabled == AUTO else flag_value(reader, f"{dtype}.enabled", enabled)
         )
-    if enabled_formats["bf16"] and enabled_formats["fp16"]:
+    if formats["bf16"] and formats["fp16"]:
         raise reader.wrong("bf16, fp16", "both are enabled; expected one")
     if reader.table(config, "amp").get("enabled"):
         reader.unknown["amp"] = "Apex is not modelled"
@@ -298,8 +298,8 @@ def _number_formats(reader: LaunchReader, config: Table, trainer: Table) -> dict
     gradient_format = (
         {} if format_names[accumulation_format] is None else {"grad_dtype": format_names[accumulation_format]}
     )
-    if enabled_formats["bf16"] or enabled_formats["fp16"]:
-        return {"dtype": "bf16" if enabled_formats["bf16"] else "fp16", "master_weights": "fp32", **gradient_format}
+    if formats["bf16"] or formats["fp16"]:
+        return {"dtype": "bf16" if formats["bf16"] else "fp16", "master_weights": "fp32", **gradient_format}
     return {"dtype": "fp32", "master_weights": "none", **gradient_format}
 
 

@@ -93,29 +93,23 @@ class Stage3Run(ZeroRun):
         The buffer of all parts of trained parameters is always pinned (`_create_param_groups_fp16_flat_cpu_memory`).
         """
         settings, memory_terms = self.settings, list[Term]()
-        group_sizes = [
-            sum(parameter.shard_elements for parameter in parameter_group) for parameter_group in self.groups
-        ]
+        groups = [sum(parameter.shard_elements for parameter in parameter_group) for parameter_group in self.groups]
         if self.offloads:
             round_host_bytes = pinned_bytes if settings.offload_optimizer_pin_memory else int
-            weights = sum(
-                host_bytes * FLOAT32.bytes + round_host_bytes(host_bytes * FLOAT32.bytes) for host_bytes in group_sizes
-            )
+            weights = sum(size * FLOAT32.bytes + round_host_bytes(size * FLOAT32.bytes) for size in groups)
             memory_terms = [
                 Term("fp32 weights and gradients", weights, "source", SOURCE),
-                Term("optimizer states", sum(map(self.host_state_bytes, group_sizes)), "source", SOURCE),
-                Term("buffers", round_host_bytes(sum(group_sizes) * self.accumulation_dtype.bytes), "source", SOURCE),
+                Term("optimizer states", sum(map(self.host_state_bytes, groups)), "source", SOURCE),
+                Term("buffers", round_host_bytes(sum(groups) * self.accumulation_dtype.bytes), "source", SOURCE),
             ]
         if settings.offload_param != "none":
             round_host_bytes = pinned_bytes if settings.offload_param_pin_memory else int
             frozen_parameters = [
                 parameter for parameter in self.coordinator.parameters if not parameter.full_param.leaf
             ]
-            shard_bytes = [
-                parameter.shard_elements * parameter.full_param.dtype.bytes for parameter in frozen_parameters
-            ]
-            host_bytes = pinned_bytes(sum(group_sizes) * self.dtype.bytes) + sum(map(round_host_bytes, shard_bytes))
-            memory_terms.append(Term("parameters", host_bytes, "source", SOURCE))
+            shards = [parameter.shard_elements * parameter.full_param.dtype.bytes for parameter in frozen_parameters]
+            size = pinned_bytes(sum(groups) * self.dtype.bytes) + sum(map(round_host_bytes, shards))
+            memory_terms.append(Term("parameters", size, "source", SOURCE))
         return tuple(memory_terms)
 
     def _create_fp32_partitions(self) -> None:

@@ -82,9 +82,7 @@ def rollout_of(reader: LaunchReader, arguments: Table, ranks: int) -> Rollout:
     parameters = _critic_parameters(reader, arguments)
     return Rollout(
         source=SOURCE,
-        reference=Model(
-            _place(reader, arguments, "offload_reference_model"), ranks=ranks if actor_stage == 3 else 1
-        ),
+        reference=Model(_place(reader, arguments, "offload_reference_model"), ranks=ranks if actor_stage == 3 else 1),
         reward=Model(
             _place(reader, arguments, "offload_reward_model"),
             ranks=ranks if critic_stage == 3 else 1,

@@ -33,9 +33,7 @@ def layouts_of(
     ranks_beside = max(1, server.device_count // (server.tp * server.pp))  # data-parallel ranks
     powers_of_two = [2**i for i in range((most_devices // ranks_beside).bit_length())]
     sizes_by_devices: dict[int, list[tuple[int, int]]] = {}
-    for tp in (
-        [stated_tensor] if stated_tensor else [tp_size for tp_size in powers_of_two[::-1] if tp_size <= largest_tensor]
-    ):
+    for tp in [stated_tensor] if stated_tensor else [size for size in powers_of_two[::-1] if size <= largest_tensor]:
         for pp in [stated_stages] if stated_stages else powers_of_two if has_stages else [1]:
             if tp * pp * ranks_beside <= most_devices:
                 sizes_by_devices.setdefault(tp * pp, []).append((tp, pp))

@@ -199,12 +199,12 @@ class CommunicationState:
         if self.watch is not None:
             self.watch(parameter_group, hook_moment, True)
 
-    def finish(self, parameter_groups: Sequence[Group]) -> None:
+    def finish(self, groups: Sequence[Group]) -> None:
         """Ends a backward pass (`_root_post_backward_final_callback`).
 
-        parameter_groups: all groups, the group of the whole model first. Groups whose inputs need no gradient are reduced here.
+        groups: all groups, the group of the whole model first. Groups whose inputs need no gradient are reduced here.
         """
-        for parameter_group in parameter_groups:
+        for parameter_group in groups:
             if parameter_group.state != "post-backward":
                 parameter_group.post_backward()
             parameter_group.state = None
@@ -260,10 +260,8 @@ class Group:
         gathered_bytes = self.gather_bytes * sharding.shards
         reduced_bytes = trained_elements * sharding.reduce_dtype.bytes
         if sharding.shards > 1:
-            for is_backward in (False, True) if self.reshards else (False,):
-                yield Collective(
-                    self.name, "all_gather", "dp", sharding.shards, is_backward, gathered_bytes, microbatches
-                )
+            for backward in (False, True) if self.reshards else (False,):
+                yield Collective(self.name, "all_gather", "dp", sharding.shards, backward, gathered_bytes, microbatches)
         if sharding.shards > 1 and trained_elements:
             yield Collective(
                 self.name, "reduce_scatter", "dp", sharding.shards, True, reduced_bytes * sharding.shards, reductions
@@ -282,7 +280,7 @@ class Group:
         if self.all_gather_result is None and not self.is_unsharded:
             self.all_gather_result = self._all_gather(is_forward, stream_number)
 
-    def _all_gather(self, is_forward: bool, stream: int | None) -> Storage:
+    def _all_gather(self, forward: bool, stream: int | None) -> Storage:
         """Runs `foreach_all_gather` on a stream. Shards in another format are cast into one tensor first."""
         traffic, sharding = self.traffic, self.sharding
         shard_bytes = self.gather_bytes
@@ -291,9 +289,7 @@ class Group:
                 return Storage(traffic.meter, 0)
             _kept_inputs = self._all_gather_inputs()
             traffic.collectives.append(
-                Collective(
-                    self.name, "all_gather", "dp", sharding.shards, not is_forward, shard_bytes * sharding.shards
-                )
+                Collective(self.name, "all_gather", "dp", sharding.shards, not forward, shard_bytes * sharding.shards)
             )
             return Storage(traffic.meter, shard_bytes * sharding.shards)
 

@@ -91,15 +91,13 @@ class ShortenedPasses:
     def unfolded(self) -> tuple[list[Event], list[RecordedPass]]:
         """Returns the events of passes extended to all layers, and the passes."""
         unfolded_events: list[Event] = []
-        unfolded_passes: list[RecordedPass] = []
+        passes: list[RecordedPass] = []
         for i, trace_piece in enumerate(self.pieces):
             pass_start = len(unfolded_events)
             unfolded_events += self.repeated.events_of_long_run(trace_piece)
             if i % 2:
-                unfolded_passes.append(
-                    self._extended_pass(self.passes[i // 2], trace_piece, pass_start, len(unfolded_events))
-                )
-        return unfolded_events, unfolded_passes
+                passes.append(self._extended_pass(self.passes[i // 2], trace_piece, pass_start, len(unfolded_events)))
+        return unfolded_events, passes
 
     def _extended_pass(
         self, recorded_pass: RecordedPass, pass_events: Sequence[Event], pass_start: int, pass_end: int
@@ -110,7 +108,7 @@ class ShortenedPasses:
         """
         chunk, pass_kind, _ = recorded_pass.pass_id
         recorded_chunk, source_numbers = self.chunks[chunk], self.sources[chunk]
-        recorded_outputs = {i: (template, storage) for i, template, storage in recorded_pass.outputs}
+        outputs = {i: (template, storage) for i, template, storage in recorded_pass.outputs}
         if pass_kind == "B":
             received_count = int(bool(recorded_chunk.received))
             recorded_starts = [received_count + len(recorded_chunk.parameters)]
@@ -120,20 +118,18 @@ class ShortenedPasses:
             allocated_storages = {storage_number for storage_number, nbytes, _ in pass_events if nbytes >= 0}
             if any(
                 received_count <= i < recorded_starts[0] and storage_position in allocated_storages
-                for i, (_, storage_position) in recorded_outputs.items()
+                for i, (_, storage_position) in outputs.items()
             ):
                 raise NotRepeating  # the gradient of a shard, which is made between passes
         else:
             received_count, recorded_starts, full_starts = 1, [1], [1]
         unfolded_outputs = [
-            (i, recorded_outputs[i][0], self._full_storage(recorded_outputs[i][1], None))
-            for i in range(received_count)
-            if i in recorded_outputs
+            (i, outputs[i][0], self._full_storage(outputs[i][1], None)) for i in range(received_count) if i in outputs
         ]
         for recorded_start, full_start in zip(recorded_starts, full_starts, strict=True):
             for i, (storage_position, inner_repeat) in enumerate(source_numbers):
-                if recorded_start + storage_position in recorded_outputs:
-                    template, storage = recorded_outputs[recorded_start + storage_position]
+                if recorded_start + storage_position in outputs:
+                    template, storage = outputs[recorded_start + storage_position]
                     unfolded_outputs.append((full_start + i, template, self._full_storage(storage, inner_repeat)))
         stage_input = recorded_pass.input_storage
         return recorded_pass._replace(

@@ -57,29 +57,29 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
     """
     with reading_of(source_file) as reader:
         configurations = Configurations(parse_python(file_text, source_file.where))
-        names = [function for function in configurations.functions if _family_of(function)] or [
-            function for function in configurations.functions if not function.startswith("_")
+        names = [name for name in configurations.functions if _family_of(name)] or [
+            name for name in configurations.functions if not name.startswith("_")
         ]
         configuration_names = [argument for argument in source_file.arguments if "=" not in argument]
-        function = configuration_names[0] if configuration_names else ""
-        if function not in names:
-            problem_text = f"no configuration '{function[:60]}'" if function else f"{len(names)} configurations"
+        name = configuration_names[0] if configuration_names else ""
+        if name not in names:
+            problem_text = f"no configuration '{name[:60]}'" if name else f"{len(names)} configurations"
             raise reader.wrong(
                 "config",
                 f"the file has {problem_text}: {', '.join(names[:8])[:300]}; expected one of them, as in --launch "
-                f"'{source_file.where} {names[0] if names else 'NAME'}'.{suggest(function, names) if function else ''}".rstrip(
+                f"'{source_file.where} {names[0] if names else 'NAME'}'.{suggest(name, names) if name else ''}".rstrip(
                     "."
                 ),
             )
         try:
-            config = configurations.configuration_of(function)
+            config = configurations.configuration_of(name)
         except RecursionError:
-            raise reader.wrong(function, "nested too deeply; expected a configuration") from None
+            raise reader.wrong(name, "nested too deeply; expected a configuration") from None
         for argument in source_file.arguments:
             overridden_key, equals_sign, override_value = argument.lstrip("-").partition("=")
             if equals_sign:
                 config[overridden_key] = plain_value(override_value)
-        return _read_configuration(reader, config, function)
+        return _read_configuration(reader, config, name)
 
 
 def _read_configuration(reader: LaunchReader, config: Config, configuration_name: str) -> Launch:

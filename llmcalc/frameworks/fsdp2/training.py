@@ -308,10 +308,8 @@ def set_resharding_and_prefetch(
     if any(layer.has_experts for layer in groups):
         _set_prefetch_beside_experts(groups, stacks)
     elif fsdp_settings.prefetch:
-        for stack_path in stacks:
-            _set_prefetch(
-                [groups[layer] for layer in sorted(groups) if layer.path == stack_path], fsdp_settings.prefetch
-            )
+        for path in stacks:
+            _set_prefetch([groups[layer] for layer in sorted(groups) if layer.path == path], fsdp_settings.prefetch)
 
 
 def _set_prefetch(layers: Sequence[Group], prefetched_layers: int) -> None:

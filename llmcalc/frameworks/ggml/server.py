@@ -225,14 +225,12 @@ class GgmlServer(GgmlSettings):
 
     def buffers(self, placement: Placement) -> Buffers:
         """Returns all buffers by device."""
-        all_buffers = Buffers(
-            self.model_buffers(placement), self.cache_buffers(placement), self.compute_buffers(placement)
-        )
+        buffers = Buffers(self.model_buffers(placement), self.cache_buffers(placement), self.compute_buffers(placement))
         if self.drafts_by_modules:
-            all_buffers = all_buffers.with_draft(self.module_buffers(placement))
+            buffers = buffers.with_draft(self.module_buffers(placement))
         if self.draft is None:
-            return all_buffers
-        return all_buffers.with_draft(self.draft.buffers(self.draft.placement))
+            return buffers
+        return buffers.with_draft(self.draft.buffers(self.draft.placement))
 
     @property
     def file_bytes(self) -> int:

@@ -26,8 +26,6 @@ class IkLlamaCppServer(GgmlServer):
     name = "ik_llama.cpp"
 
 
-def create_server(
-    preset: Preset, hardware: Hardware, engine_version: EngineVersion, flags: Mapping[str, Any]
-) -> GgmlServer:
+def create_server(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]) -> GgmlServer:
     """Returns a server of ik_llama.cpp. Raises `InputError` for flags that contradict each other or the model."""
-    return IkLlamaCppServer(preset, hardware, engine_version, flags, read_record())
+    return IkLlamaCppServer(preset, hardware, version, flags, read_record())

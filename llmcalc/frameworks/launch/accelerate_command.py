@@ -27,9 +27,7 @@ def config_table(launcher: Sequence[str], name_in_errors: str, read_text: ReadTe
     )
     if launcher_index is None or launcher[launcher_index + 1] != "launch":
         return {}
-    arguments = arguments_of(
-        [launcher_word for launcher_word in launcher[launcher_index + 2 :] if launcher_word != "-m"], name_in_errors
-    )
+    arguments = arguments_of([word for word in launcher[launcher_index + 2 :] if word != "-m"], name_in_errors)
     flags = {keyword_of(flag): flag_value for flag, flag_value in arguments.items()}
     file_name = flags.pop("config_file", None)
     file_table: dict[str, Any] = {}
@@ -45,16 +43,14 @@ def config_table(launcher: Sequence[str], name_in_errors: str, read_text: ReadTe
         if not isinstance(config, Mapping):
             raise InputError(f"{file_path}: expected a config of accelerate")
         file_table = dict(config)
-    return _with_command_flags(
-        file_table, {config_key: plain_value(flag_value) for config_key, flag_value in flags.items()}
-    )
+    return _with_command_flags(file_table, {key: plain_value(flag_value) for key, flag_value in flags.items()})
 
 
 def _with_command_flags(config: dict[str, Any], flags: Table) -> dict[str, Any]:
     """Returns an accelerate config in which the command's arguments replace the file's values."""
-    for config_key in ("num_processes", "num_machines", "mixed_precision", "gradient_accumulation_steps"):
-        if config_key in flags:
-            config[config_key] = flags[config_key]
+    for key in ("num_processes", "num_machines", "mixed_precision", "gradient_accumulation_steps"):
+        if key in flags:
+            config[key] = flags[key]
     if flags.get("use_fsdp"):
         config["distributed_type"] = "FSDP"
     if flags.get("use_deepspeed"):
@@ -64,9 +60,7 @@ def _with_command_flags(config: dict[str, Any], flags: Table) -> dict[str, Any]:
         ("deepspeed_config", r"zero_stage|deepspeed_config_file|offload_\w+"),
         ("parallelism_config", r"parallelism_config_\w+"),
     ):
-        section_flags = {
-            config_key: flag_value for config_key, flag_value in flags.items() if re.fullmatch(flag_pattern, config_key)
-        }
+        section_flags = {key: flag_value for key, flag_value in flags.items() if re.fullmatch(flag_pattern, key)}
         if section_flags:
             section_table = config.get(section)
             config[section] = {**(section_table if isinstance(section_table, Mapping) else {}), **section_flags}
@@ -75,10 +69,8 @@ def _with_command_flags(config: dict[str, Any], flags: Table) -> dict[str, Any]:
 
 def processes_of(config: Table) -> int | None:
     """Returns the number of processes in an accelerate config; None if the config states none."""
-    processes = config.get("num_processes")
-    return (
-        processes if isinstance(processes, int) and not isinstance(processes, bool) and 0 < processes < 10**7 else None
-    )
+    count = config.get("num_processes")
+    return count if isinstance(count, int) and not isinstance(count, bool) and 0 < count < 10**7 else None
 
 
 def trainer_arguments(source_file: LaunchSource) -> dict[str, Any]:

@@ -64,10 +64,8 @@ def with_known_targets(launched_run: Launch, model: ModelSpec) -> Launch:
     known_targets: dict[str, None] = {}
     target_notes = []
     for target in targets:
-        known_layers = [
-            layer for component in _last_component_names(target) for layer in OTHER_NAMES.get(component, (component,))
-        ]
-        layers = [target] if target in layer_names else [layer for layer in known_layers if layer in layer_names]
+        named_layers = [layer for word in _last_component_names(target) for layer in OTHER_NAMES.get(word, (word,))]
+        layers = [target] if target in layer_names else [layer for layer in named_layers if layer in layer_names]
         known_targets |= dict.fromkeys(layers)
         if layers and layers != [target]:
             target_notes.append(f"adapters of {target[:60]} are counted as those of {', '.join(dict.fromkeys(layers))}")

@@ -63,10 +63,8 @@ def with_typed_values(config: Table, command_line: CommandLine, name_in_errors: 
     }
     changed_config = dict(config)
     for typed_name, typed_value in typed_values.items():
-        typed_key = printable(typed_name)[:150]
-        _set_dotted_key(
-            changed_config, typed_key, _typed_value(typed_value, f"{name_in_errors}: {typed_key}"), name_in_errors
-        )
+        key = printable(typed_name)[:150]
+        _set_dotted_key(changed_config, key, _typed_value(typed_value, f"{name_in_errors}: {key}"), name_in_errors)
     return changed_config
 
 

@@ -51,10 +51,8 @@ def _program(
     functions = functions or {"matches": f"config_file:is_{folder_name}", "read": f"config_file:read_{folder_name}"}
     reader_package = f"{FRAMEWORKS}.{folder_name}"
     readers: dict[str, Any] = {field_name: FromFile(reader_package, place) for field_name, place in functions.items()}
-    kind_text = kind_name or folder_name.replace("_", "-")
-    return folder_name, LaunchFile(
-        kind_text, title or f"a config of {program}", program=program, version=version, **readers
-    )
+    kind = kind_name or folder_name.replace("_", "-")
+    return folder_name, LaunchFile(kind, title or f"a config of {program}", program=program, version=version, **readers)
 
 
 PROGRAMS = dict(
@@ -152,7 +150,5 @@ def kinds() -> tuple[LaunchFile, ...]:
 
 def launch_files() -> str:
     """Returns the titles of the kinds of launch files with tables, as text for messages."""
-    *kind_titles, last_title = (
-        file_kind.title for file_kind in (*_framework_files(), *program_files()) if file_kind.read is not None
-    )
+    *kind_titles, last_title = (kind.title for kind in (*_framework_files(), *program_files()) if kind.read is not None)
     return f"{', '.join(kind_titles)} or {last_title}"

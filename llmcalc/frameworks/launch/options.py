@@ -48,9 +48,7 @@ def read_with_options(
     changed_launch = read_launch_data(file.with_options(config, options, launched_run, source_file.where), source_file)
     return replace(
         _with_file_kind(file, changed_launch),
-        overridden={
-            option: Override(setting, _file_value(launched_run, option)) for option, setting in options.items()
-        },
+        overridden={option: Override(value, _file_value(launched_run, option)) for option, value in options.items()},
     )
 
 

@@ -37,7 +37,7 @@ from .unresolved import is_unresolved, is_unset_variable, printable, unresolved_
 
 
 def read_launch(
-    typed_path: str | Path,
+    path: str | Path,
     world_size: int | None = None,
     allow_unknown: bool = False,
     *,
@@ -47,7 +47,7 @@ def read_launch(
 ) -> Launch:
     """Returns the training run of a launch file.
 
-    typed_path: the file's name, or a text `NAME=VALUE … FILE ARGUMENT …` with variables and arguments of a script, as they
+    path: the file's name, or a text `NAME=VALUE … FILE ARGUMENT …` with variables and arguments of a script, as they
         are typed in a shell.
     world_size: number of devices; by default that of the file, or the smallest number that its layout allows.
     allow_unknown: whether to accept arguments that may change memory and are not modelled.
@@ -56,7 +56,7 @@ def read_launch(
     options: options typed beside the file → values, which replace the file's.
     Raises `InputError`, which names file, field and fix.
     """
-    typed_text = typed_launch(str(typed_path))
+    typed_text = typed_launch(str(path))
     name_in_errors = Path(typed_text.path)
     return launch_of(
         read_text(name_in_errors, LARGEST),

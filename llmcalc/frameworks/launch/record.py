@@ -170,11 +170,9 @@ class LaunchSource:
         """Returns advice on how to state the number of devices, with the script's unset variables."""
         if not self.unset_counts:
             return "--devices says another number"
-        variables = ", ".join(self.unset_counts)
+        names = ", ".join(self.unset_counts)
         typed_counts = " ".join(f"{variable}={8 if i == 0 else 1}" for i, variable in enumerate(self.unset_counts))
-        return (
-            f"{variables} of the launcher is not set: --devices, or --launch '{typed_counts} FILE', says another number"
-        )
+        return f"{names} of the launcher is not set: --devices, or --launch '{typed_counts} FILE', says another number"
 
 
 class CommandLine(NamedTuple):
@@ -357,15 +355,15 @@ class LaunchReader:
         name_prefix: what precedes the arguments in the file; empty by default.
         `--devices` replaces the file's number, with a note.
         """
-        device_counts = [
+        counts = [
             size_of(self, name_prefix + argument, self.value(config, argument, default_count))
             for argument, default_count in ((devices_name, 8), (nodes, 1))
         ]
-        world_size = device_counts[0] * device_counts[1]
+        world_size = counts[0] * counts[1]
         typed_devices = self.source.world_size if self.source.devices_typed else None
         if typed_devices not in (None, world_size):
             self.notes.append(
-                f"--devices {typed_devices} replaces the file's {nodes} · {devices_name} = {device_counts[1]} · {device_counts[0]}"
+                f"--devices {typed_devices} replaces the file's {nodes} · {devices_name} = {counts[1]} · {counts[0]}"
             )
             return typed_devices
         return world_size

@@ -380,15 +380,13 @@ class StatementReader(WordReader):
         if command_words and command_words[0] != "local" and (command_words[0] == "export" or "-x" in command_words):
             self.script.exported |= set(filter(NAME.fullmatch, command_words[1:]))
 
-    def read_words(self, variables: list[str], separators: str | list[str] | None) -> None:
+    def read_words(self, names: list[str], separators: str | list[str] | None) -> None:
         """Sets variables to the words of a here-string, as the command `read` does."""
-        input_text = self.here_string or ""
-        split_words = (
-            input_text.split(separators[0]) if isinstance(separators, str) and separators else input_text.split()
-        )
-        for i, variable_name in enumerate(variables):
+        text = self.here_string or ""
+        split_words = text.split(separators[0]) if isinstance(separators, str) and separators else text.split()
+        for i, variable_name in enumerate(names):
             words_value = (
-                " ".join(split_words[i:]) if i == len(variables) - 1 else split_words[i] if i < len(split_words) else ""
+                " ".join(split_words[i:]) if i == len(names) - 1 else split_words[i] if i < len(split_words) else ""
             )
             self.script.variables[variable_name] = words_value.strip()
 

@@ -129,28 +129,26 @@ class _ValueBuilder:
             self.built[id(yaml_node)] = built_value
         return self.built[id(yaml_node)]
 
-    def require_tag(self, yaml_node: Any, *tag_names: str) -> str:
+    def require_tag(self, node: Any, *tag_names: str) -> str:
         """Returns the tag (type) of a YAML node. Raises `InputError` for a tag that is not supported."""
-        tag_name = str(yaml_node.tag).removeprefix("tag:yaml.org,2002:")
+        tag_name = str(node.tag).removeprefix("tag:yaml.org,2002:")
         if tag_name not in tag_names:
             raise InputError(
-                f"{self.where}: not valid YAML: the tag {one_line(yaml_node.tag[:80])} at line {yaml_node.start_mark.line + 1} "
+                f"{self.where}: not valid YAML: the tag {one_line(node.tag[:80])} at line {node.start_mark.line + 1} "
                 "is not read; expected texts, numbers, lists and tables"
             )
         return tag_name
 
-    def build_scalar(self, yaml_node: Any) -> Any:
+    def build_scalar(self, node: Any) -> Any:
         """Returns the value of a YAML scalar: text, number, boolean or None. A date stays text."""
-        yaml_tag = self.require_tag(yaml_node, "str", "int", "float", "bool", "null", "timestamp", "value")
+        yaml_tag = self.require_tag(node, "str", "int", "float", "bool", "null", "timestamp", "value")
         if yaml_tag in ("int", "float"):
-            if len(yaml_node.value) > LONGEST_NUMBER:
-                raise self.error(
-                    yaml_node, f"a number of {len(yaml_node.value):,} letters; expected at most {LONGEST_NUMBER}"
-                )
-            return getattr(self.constructor, f"construct_yaml_{yaml_tag}")(yaml_node)
+            if len(node.value) > LONGEST_NUMBER:
+                raise self.error(node, f"a number of {len(node.value):,} letters; expected at most {LONGEST_NUMBER}")
+            return getattr(self.constructor, f"construct_yaml_{yaml_tag}")(node)
         if yaml_tag == "bool":
-            return self.constructor.construct_yaml_bool(yaml_node)
-        return None if yaml_tag == "null" else yaml_node.value
+            return self.constructor.construct_yaml_bool(node)
+        return None if yaml_tag == "null" else node.value
 
     def build_table(self, yaml_node: Any) -> dict[str, Any]:
         """Returns the entries of a YAML mapping, which replace entries that `<<` merges.

@@ -300,7 +300,7 @@ def pair_settings(
 
     loss: its name; those of `LOSSES_WITHOUT_REFERENCE` need no reference model.
     run_settings: the settings of the run.
-    reference_model: the copy of the model that a loss compares with; None (default) for one of the trained weights' format.
+    reference_model: the copy of the model that a loss compares with; None (default): in the weights' format.
     caches_reference: whether the program computes the reference's log-probabilities with the trained model, before it
         is trained; false by default.
     keeps_logits: whether a reward model computes the logits of the language model too; false by default.
@@ -414,9 +414,7 @@ def trainer_kernels(
     checkpoints = reader.flag(config, "gradient_checkpointing", default_values["gradient_checkpointing"])
     if checkpoints or reader.flag(config, "activation_checkpointing"):
         arguments = ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs")
-        kwargs = next(
-            (kwargs_table for argument in arguments if (kwargs_table := _table_or_json(reader, config, argument))), {}
-        )
+        kwargs = next((table for argument in arguments if (table := _table_or_json(reader, config, argument))), {})
         is_reentrant = kwargs.get("use_reentrant", default_values["use_reentrant"])
         kernel_settings["recompute"] = "full-reentrant" if is_reentrant in (True, "true", "True") else "full"
     if config.get("attn_implementation") is not None:

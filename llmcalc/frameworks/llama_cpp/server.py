@@ -20,8 +20,6 @@ def read_record() -> GgmlRecord:
     return read_engine_record(GgmlRecord, "llama_cpp")
 
 
-def create_server(
-    preset: Preset, hardware: Hardware, engine_version: EngineVersion, flags: Mapping[str, Any]
-) -> GgmlServer:
+def create_server(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]) -> GgmlServer:
     """Returns a server of llama.cpp. Raises `InputError` for flags that contradict each other or the model."""
-    return GgmlServer(preset, hardware, engine_version, flags, read_record())
+    return GgmlServer(preset, hardware, version, flags, read_record())

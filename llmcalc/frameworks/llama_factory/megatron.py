@@ -55,10 +55,10 @@ def read_megatron(reader: LaunchReader, config: Table, ignored_names: frozenset[
         reader.notes.append(
             f"MCoreAdapter is assumed (USE_MCA=1); mixed_precision, or {BRIDGE}=1 in a script, says the other"
         )
-    for argument, modelled_value in MODELLED.items():
-        if config.get(argument, modelled_value[0]) not in modelled_value:
+    for argument, modelled_values in MODELLED.items():
+        if config.get(argument, modelled_values[0]) not in modelled_values:
             reader.unknown[argument] = (
-                f"{shown(config[argument])[:40]} is not modelled; {' and '.join(modelled_value)} with Megatron"
+                f"{shown(config[argument])[:40]} is not modelled; {' and '.join(modelled_values)} with Megatron"
             )
     finetuning_type = reader.value(config, "finetuning_type", "lora")
     adapters = {}

@@ -63,7 +63,7 @@ def read_llm_foundry(config: Table, source_file: LaunchSource) -> Launch:
         if fsdp_table.get("activation_cpu_offload"):
             run_settings["offload_activations"] = True
         is_sharded = bool(fsdp_table) and world_size > 1
-        format_settings, reduction_format = _number_formats(reader, config, fsdp_table, is_sharded)
+        formats, reduction_format = _number_formats(reader, config, fsdp_table, is_sharded)
         if is_sharded:
             reader.notes.append("FSDP version 1 is counted as version 2, which divides each tensor by itself")
         spec, model_name = None, ""
@@ -72,9 +72,7 @@ def read_llm_foundry(config: Table, source_file: LaunchSource) -> Launch:
         else:
             model_name = str(model.get("pretrained_model_name_or_path") or "")[:200]
         own_settings = TitanSettings(reduced=reduction_format, flat=True) if is_sharded else None
-        return sharded_launch(
-            reader, world_size, run_settings | format_settings, own_settings, spec=spec, target=model_name
-        )
+        return sharded_launch(reader, world_size, run_settings | formats, own_settings, spec=spec, target=model_name)
 
 
 def _resolved_value(reader: LaunchReader, config: Table, argument: str, written_value: Any) -> Any:

@@ -294,10 +294,8 @@ def _field_values(reader: LaunchReader, arguments: Mapping[str, Any]) -> dict[st
         elif {flag[2:], flag_of(argument)[2:]} & (IGNORED | IGNORED_ONCE):
             reader.ignored.append(flag)
         elif written is not False:
-            problem = next(
-                (problem for name_prefix, problem in REASONS.items() if argument.startswith(name_prefix)), ""
-            )
-            reader.unknown[flag] = problem or f"no argument that is known.{suggest(flag, list(flags))}".rstrip(".")
+            reason = next((reason for name_prefix, reason in REASONS.items() if argument.startswith(name_prefix)), "")
+            reader.unknown[flag] = reason or f"no argument that is known.{suggest(flag, list(flags))}".rstrip(".")
     if field_values.get("tp_comm_overlap"):  # which products overlap
         for flag in reader.ignored:
             if "tp-comm-" in flag and flag not in ("--tp-comm-bootstrap-backend", "--tp-comm-overlap-cfg"):

@@ -102,17 +102,15 @@ def _orthogonalization_cost(parameter: Parameter) -> int:
 
 def updates_by_layout(buffers: Sequence[Buffer], layout: Layout, coordinates: Coordinates) -> list[OptimizerUpdate]:
     """Returns the optimizer's tensors on this rank: ranges of Adam's parameters, and the matrices in its shards."""
-    updates = list(
-        optimizer_updates([grad_buffer for grad_buffer in buffers if not grad_buffer.packed], True, layout, coordinates)
-    )
-    for grad_buffer in buffers:
-        if not grad_buffer.packed:
+    updates = list(optimizer_updates([buffer for buffer in buffers if not buffer.packed], True, layout, coordinates))
+    for buffer in buffers:
+        if not buffer.packed:
             continue
-        rank_shard = shard_index(grad_buffer, layout, coordinates)
-        for parameter in grad_buffer.parameters:
-            (parameter_start, _), bucket_index = grad_buffer.ranges[id(parameter.tensor)]
-            bucket = grad_buffer.buckets[bucket_index]
-            if (parameter_start - bucket.start) // ((bucket.end - bucket.start) // grad_buffer.shards) == rank_shard:
+        rank_shard = shard_index(buffer, layout, coordinates)
+        for parameter in buffer.parameters:
+            (parameter_start, _), bucket_index = buffer.ranges[id(parameter.tensor)]
+            bucket = buffer.buckets[bucket_index]
+            if (parameter_start - bucket.start) // ((bucket.end - bucket.start) // buffer.shards) == rank_shard:
                 updates.append(OptimizerUpdate(parameter.size, 1))
     return updates
 
@@ -133,9 +131,7 @@ def updates_in_rank_order(
             else (layout.dp * layout.cp, rank_coordinates.dp * layout.cp + rank_coordinates.cp)
         )
         rank_order = [*range(ranks), *reversed(range(ranks))]
-        parameters = [
-            parameter for grad_buffer in buffers if grad_buffer.expert is expert for parameter in grad_buffer.parameters
-        ]
+        parameters = [parameter for buffer in buffers if buffer.expert is expert for parameter in buffer.parameters]
         ordered_parameters = sorted(
             sorted(parameters, key=lambda parameter: not is_updated_by_muon(parameter)),
             key=lambda parameter: parameter.size,

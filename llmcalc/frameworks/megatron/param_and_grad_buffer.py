@@ -144,28 +144,26 @@ def optimizer_updates(
     """
     state_count = 1 if optimizer == "sgd" else 2
     if optimizer == "muon":
-        for grad_buffer in buffers:
+        for buffer in buffers:
             yield from (
-                OptimizerUpdate(parameter.size, 1)
-                for parameter in grad_buffer.parameters
-                if is_updated_by_muon(parameter)
+                OptimizerUpdate(parameter.size, 1) for parameter in buffer.parameters if is_updated_by_muon(parameter)
             )
     for has_decay in (True, False):
-        for grad_buffer in buffers:
+        for buffer in buffers:
             group_parameters = [
-                parameter for parameter in grad_buffer.parameters if _has_weight_decay(parameter) is has_decay
+                parameter for parameter in buffer.parameters if _has_weight_decay(parameter) is has_decay
             ]
             if optimizer == "muon":
                 group_parameters = [parameter for parameter in group_parameters if not is_updated_by_muon(parameter)]
             if not distributed:
                 yield from (OptimizerUpdate(parameter.size, state_count) for parameter in group_parameters)
                 continue
-            shard_number = shard_index(grad_buffer, layout, rank_coordinates)
-            for bucket_index, bucket in enumerate(grad_buffer.buckets):
-                shard_width = (bucket.end - bucket.start) // grad_buffer.shards
+            shard_number = shard_index(buffer, layout, rank_coordinates)
+            for bucket_index, bucket in enumerate(buffer.buckets):
+                shard_width = (bucket.end - bucket.start) // buffer.shards
                 shard_start = bucket.start + shard_number * shard_width
                 for parameter in reversed(group_parameters):
-                    (parameter_start, parameter_end), bucket_number = grad_buffer.ranges[id(parameter.tensor)]
+                    (parameter_start, parameter_end), bucket_number = buffer.ranges[id(parameter.tensor)]
                     overlap_elements = min(shard_start + shard_width, parameter_end) - max(shard_start, parameter_start)
                     if bucket_number == bucket_index and overlap_elements > 0:
                         yield OptimizerUpdate(overlap_elements, state_count)

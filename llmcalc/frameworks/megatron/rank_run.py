@@ -463,13 +463,11 @@ class RankRun:
         def run_forward() -> Tensor:
             return self._forward_pass(model_chunk, chunk_input)
 
-        chunk_output = (
-            run_forward() if recorder is None else recorder.forward(model_chunk.number, chunk_input, run_forward)
-        )
+        output = run_forward() if recorder is None else recorder.forward(model_chunk.number, chunk_input, run_forward)
         if self.retains:
             self.batches.append(batch)
         del batch
-        return ForwardOutput(model_chunk, chunk_output, chunk_input)
+        return ForwardOutput(model_chunk, output, chunk_input)
 
     def _forward_pass(self, model_chunk: Chunk, chunk_input: Tensor | None) -> Tensor:
         """Runs the layers of a chunk, and on the last stage the loss."""

@@ -112,25 +112,23 @@ def record_chunks(
     if rank_run.spec.vocab_size % rank_run.layout.tp == 0:  # every other axis is divided evenly
         rank = rank_run.layout.rank(pp=rank_run.coordinates.pp)
         rank_run = RankRun(spec, settings, rank, Recorder())
-    chunk_count = len(rank_run.chunks)
+    count = len(rank_run.chunks)
     chunks = [
         _recorded_chunk(
-            spec, settings, rank, rank_run, chunk_number, is_last_stage and chunk_number == chunk_count - 1, by_previous
+            spec, settings, rank, rank_run, chunk_number, is_last_stage and chunk_number == count - 1, by_previous
         )
-        for chunk_number in range(chunk_count)
+        for chunk_number in range(count)
     ]
-    if chunk_count > 1 and _replaces_gather_buffer(chunks):
+    if count > 1 and _replaces_gather_buffer(chunks):
         return None
     empty_names: Names = frozenset()
     forward_names = list(accumulate((model_chunk.in_forward for model_chunk in chunks), or_, initial=empty_names))
     backward_names = list(
-        accumulate((model_chunk.names for model_chunk in reversed(chunks)), or_, initial=forward_names[chunk_count])
+        accumulate((model_chunk.names for model_chunk in reversed(chunks)), or_, initial=forward_names[count])
     )
     pass_traces: dict[PassCase, PassTrace] = {}
     for chunk_number, chunk in enumerate(chunks):
-        pass_traces |= chunk.traces(
-            chunk_number, forward_names[chunk_number], backward_names[chunk_count - 1 - chunk_number]
-        )
+        pass_traces |= chunk.traces(chunk_number, forward_names[chunk_number], backward_names[count - 1 - chunk_number])
     return pass_traces, chunks
 
 

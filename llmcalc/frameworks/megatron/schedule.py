@@ -152,7 +152,7 @@ class InterleavedSchedule:
         return forward_output
 
     def backward(self, slot_number: int) -> Tensor | None:
-        """Runs the backward pass of slot number `slot_number` of the schedule. Returns the gradient of the chunk's input."""
+        """Runs the backward pass of schedule slot `slot_number`. Returns the gradient of the chunk's input."""
         chunk = self.chunk_of(slot_number, False)
         if self.is_last(chunk) and not self.gradients[chunk]:
             self.gradients[chunk].append(None)

@@ -305,17 +305,17 @@ class MegatronSettings(MegatronArguments):
             return 1
         if self.num_virtual_stages_per_pipeline_rank is not None:
             return max(1, self.num_virtual_stages_per_pipeline_rank)
-        chunk_layers = self.num_layers_per_virtual_pipeline_stage
-        if chunk_layers is None:
+        size = self.num_layers_per_virtual_pipeline_stage
+        if size is None:
             return 1
         layers = self.layers
         layers += self.account_for_embedding_in_pipeline_split + self.account_for_loss_in_pipeline_split
-        if chunk_layers < 1 or layers % (self.pp * chunk_layers):
+        if size < 1 or layers % (self.pp * size):
             raise InputError(
-                f"--num-layers-per-virtual-pipeline-stage: {chunk_layers} layers on each of {self.pp} ranks do not divide "
+                f"--num-layers-per-virtual-pipeline-stage: {size} layers on each of {self.pp} ranks do not divide "
                 f"{layers} layers; expected a divisor"
             )
-        return layers // (self.pp * chunk_layers)
+        return layers // (self.pp * size)
 
     def _stages_per_rank(self, stage_count: int) -> int:
         if stage_count % self.pp:

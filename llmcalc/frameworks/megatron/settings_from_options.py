@@ -160,9 +160,9 @@ def _check_options(memory_estimate: Memory, layout: Layout) -> None:
     if layout.schedule not in ("1f1b", "interleaved"):
         raise InputError(f"--schedule {layout.schedule}: not Megatron's; expected 1f1b or interleaved")
     for field_name, known in KNOWN.items():
-        if (typed_value := getattr(options, field_name)) not in (None, *known):
+        if (setting := getattr(options, field_name)) not in (None, *known):
             raise InputError(
-                f"{option(field_name)} {typed_value}: not modelled with --framework megatron; expected {' or '.join(known)}"
+                f"{option(field_name)} {setting}: not modelled with --framework megatron; expected {' or '.join(known)}"
             )
     for option_name, declaration in declared(Settings).items():
         if (

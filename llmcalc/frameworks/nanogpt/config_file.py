@@ -65,9 +65,7 @@ def starts_program(command_line: CommandLine) -> bool:
     """Whether a command starts train.py with a Python configuration or with configuration keys."""
     typed_keys = [match[1] for command_word in command_line.words if (match := re.match(r"--(\w+)=", command_word))]
     has_config = any(command_word.endswith(".py") for command_word in command_line.words[:1])
-    has_keys = any(
-        typed_key in ("block_size", "n_layer", "n_embd", "init_from", "max_iters") for typed_key in typed_keys
-    )
+    has_keys = any(key in ("block_size", "n_layer", "n_embd", "init_from", "max_iters") for key in typed_keys)
     return (
         command_line.program == "train.py"
         and (has_config or has_keys)

@@ -215,12 +215,12 @@ def _flat_values(reader: LaunchReader, config: Table) -> dict[str, Any]:
     return flat_config
 
 
-def _with_full_names(written_value: Any, table_names: list[str]) -> Any:
-    """Returns a value with full names in place of relative ones such as `${..name}`. table_names: the enclosing tables."""
+def _with_full_names(written_value: Any, tables: list[str]) -> Any:
+    """Returns a value with full names in place of relative ones such as `${..name}`. tables: the enclosing tables."""
     if not isinstance(written_value, str):
         return written_value
     return RELATIVE.sub(
-        lambda match: "${" + ".".join([*table_names[: len(table_names) - len(match[1])], match[2]]) + "}", written_value
+        lambda match: "${" + ".".join([*tables[: len(tables) - len(match[1])], match[2]]) + "}", written_value
     )
 
 

@@ -80,9 +80,7 @@ def read_olmo(config: Table, source_file: LaunchSource) -> Launch:
 def _model_of(reader: LaunchReader, model: Table) -> ModelSpec:
     """Returns the model in the config's section `model`."""
     reader.refuse_other_values(model, OFF, "model.")
-    hidden_size, layers = (
-        size_of(reader, f"model.{size_key}", model.get(size_key)) for size_key in ("d_model", "n_layers")
-    )
+    hidden_size, layers = (size_of(reader, f"model.{key}", model.get(key)) for key in ("d_model", "n_layers"))
     heads = reader.size(model, "n_heads", 12)
     activation = str(reader.value(model, "activation_type", "swiglu"))
     if activation not in ("swiglu", "gelu", "relu"):

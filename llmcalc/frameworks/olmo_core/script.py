@@ -82,12 +82,10 @@ def read_python(script_text: str, source_file: LaunchSource) -> Launch:
     with reading_of(source_file) as reader:
         syntax_tree = parse_python(script_text, source_file.where)
         variables = dict(_variables(syntax_tree.body, {}))
-        sequence_length = next((variables[variable] for variable in LENGTH_CONSTANTS if variable in variables), None)
+        sequence_length = next((variables[name] for name in LENGTH_CONSTANTS if name in variables), None)
         variables |= dict.fromkeys(LENGTHS, sequence_length)
         for function in (syntax_node for syntax_node in syntax_tree.body if isinstance(syntax_node, ast.FunctionDef)):
-            variables |= {
-                variable: number for variable, number in _variables(function.body, variables) if variable not in LENGTHS
-            }
+            variables |= {name: number for name, number in _variables(function.body, variables) if name not in LENGTHS}
         call_nodes = [syntax_node for syntax_node in ast.walk(syntax_tree) if isinstance(syntax_node, ast.Call)]
         reader.notes.append("overrides behind the script's name are not read")
         model_changes = _model_changes(syntax_tree)
@@ -199,9 +197,7 @@ def _sequence_ranks(
     if config is None:
         return 1
     if not isinstance(config, Mapping):
-        calls_of_class = [
-            call_node for call_node in calls if dotted(call_node.func).startswith("TransformerContextParallelConfig")
-        ]
+        calls_of_class = [call for call in calls if dotted(call.func).startswith("TransformerContextParallelConfig")]
         config = _values(calls_of_class[0], variables) if calls_of_class else {}
     if config.get("degree") is None:
         raise reader.wrong("cp_config", "its degree is not in the script; expected a whole number")
@@ -270,13 +266,13 @@ def _replicas(reader: LaunchReader, parallel_arguments: Mapping[str, Any], world
     if parallel_arguments.get("shard_degree") is None:
         reader.notes.append(f"hsdp: shards are those of a node with {DEVICES_PER_NODE} devices, each node a replica")
         return max(1, world_size // DEVICES_PER_NODE)
-    shard_count = size_of(reader, "shard_degree", parallel_arguments["shard_degree"]) * sequence_ranks
-    if world_size % shard_count:
+    shards = size_of(reader, "shard_degree", parallel_arguments["shard_degree"]) * sequence_ranks
+    if world_size % shards:
         raise reader.wrong(
             "shard_degree",
-            f"{shard_count} ranks of shards on {world_size} devices; expected --devices with a multiple of {shard_count}",
+            f"{shards} ranks of shards on {world_size} devices; expected --devices with a multiple of {shards}",
         )
-    return world_size // shard_count
+    return world_size // shards
 
 
 def _micro_batches(
@@ -333,13 +329,13 @@ def _recompute_settings(
     if config is None and not any(dotted(call_node.func) == class_name for call_node in calls):
         return {}
     checkpointing_arguments = config if isinstance(config, Mapping) else _arguments(calls, class_name, variables) or {}
-    checkpointing_mode = str(checkpointing_arguments.get("mode", "full")).rpartition(".")[2]
-    if checkpointing_mode == "full":
+    mode = str(checkpointing_arguments.get("mode", "full")).rpartition(".")[2]
+    if mode == "full":
         return {"recompute": "full"}
-    if checkpointing_mode == "selected_modules" and _recomputes_networks(calls, class_name):
+    if mode == "selected_modules" and _recomputes_networks(calls, class_name):
         return {"recompute": "nodes:mlp"}
     budget = checkpointing_arguments.get("activation_memory_budget")
-    if checkpointing_mode == "budget" and isinstance(budget, float | int) and 0 <= budget <= 1:
+    if mode == "budget" and isinstance(budget, float | int) and 0 <= budget <= 1:
         if budget in (0, 1):
             return {"recompute": "none" if budget else "full"}
         kept_layers = 1 / min(budget, 1 - budget)
@@ -351,7 +347,7 @@ def _recompute_settings(
         )
         return {"recompute": f"but-every:{kept_period}" if budget < 0.5 else f"every:{kept_period}"}
     reader.unknown["ac_config.mode"] = (
-        f"'{checkpointing_mode[:60]}' is not modelled; full, budget, and selected_modules of feed_forward are; --allow-unknown "
+        f"'{mode[:60]}' is not modelled; full, budget, and selected_modules of feed_forward are; --allow-unknown "
         "counts no recomputation, which needs more"
     )
     return {}

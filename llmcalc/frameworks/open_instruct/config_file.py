@@ -62,9 +62,7 @@ def read_open_instruct(config: Table, source_file: LaunchSource) -> Launch:
             reader.notes.append("the reference model's log-probabilities are computed before the training, and cached")
         reader.notes.append("accelerate's own config says how devices divide the run; --zero and --fsdp say it here")
         arguments = {
-            argument_name: setting
-            for argument_name, setting in config.items()
-            if argument_name in known_argument_names()
+            argument_name: value for argument_name, value in config.items() if argument_name in known_argument_names()
         }
         return trainer_launch(reader, {**arguments, "bf16": True}, run_settings)
 

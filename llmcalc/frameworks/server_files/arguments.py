@@ -40,7 +40,7 @@ class Arguments:
 
 
 def read_arguments(
-    server_program: ServerProgram,
+    program: ServerProgram,
     serving_engine: Engine,
     command_words: Sequence[str],
     place_in_file: str,
@@ -55,7 +55,7 @@ def read_arguments(
     typed_fields: fields of flags that are typed beside the file, whose values in it do not matter.
     Raises `InputError` for an unknown flag, for a word that is no flag's, and for a value that only a run has.
     """
-    flags = flags_of(server_program, serving_engine)
+    flags = flags_of(program, serving_engine)
     flags_by_name = flags_by_spelling(reversed(flags))
     parsed_arguments = Arguments()
     unknown_flags = parsed_arguments.unknown if allow_unknown else None
@@ -73,9 +73,7 @@ def read_arguments(
         other_words, flag_values = split_arguments(
             serving_engine.title, flags[::-1], command_words, {}, {}, unknown_flags
         )
-        config = (
-            flag_values.pop(_field_of(flags_by_name, f"--{CONFIG_FLAG}"), None) if server_program.config_flags else None
-        )
+        config = flag_values.pop(_field_of(flags_by_name, f"--{CONFIG_FLAG}"), None) if program.config_flags else None
         if config is not None:
             if is_unresolved(str(config)):
                 raise InputError(unresolved_reason(str(config)))
@@ -86,10 +84,10 @@ def read_arguments(
                 serving_engine.title, flags[::-1], [*config_words, *command_words], {}, {}, unknown_flags
             )
             flag_values.pop(_field_of(flags_by_name, f"--{CONFIG_FLAG}"), None)
-        parsed_arguments.model = str(flag_values.pop(_field_of(flags_by_name, server_program.model_flags[0]), "") or "")
+        parsed_arguments.model = str(flag_values.pop(_field_of(flags_by_name, program.model_flags[0]), "") or "")
         if HF_FILE in flag_values:
             parsed_arguments.model = f"{parsed_arguments.model}/{flag_values.pop(HF_FILE)}"
-        if server_program.takes_model and other_words:
+        if program.takes_model and other_words:
             parsed_arguments.model = other_words.pop(0)
         for other_word in other_words:
             if is_unresolved(other_word):

@@ -401,9 +401,7 @@ def _is_plain(manifest_value: Any) -> bool:
 def _command_words(command: Any, name_in_errors: str) -> list[str]:
     """Returns the words of a command, from a list of words or from a text, which is split as a shell does."""
     if isinstance(command, list):
-        return [
-            str(command_word) for command_word in command if _is_plain(command_word) or isinstance(command_word, bool)
-        ]
+        return [str(word) for word in command if _is_plain(word) or isinstance(word, bool)]
     if isinstance(command, str):
         return list(NAMED_COMMANDS[command]) if command in NAMED_COMMANDS else _split_words(command, name_in_errors)
     return []
@@ -486,11 +484,9 @@ def _accelerator_limit(outer_tables: Sequence[Mapping[str, Any]], name_in_errors
         for resource_kind in ("limits", "requests"):
             resource_table = inner_table(outer_table, "resources", resource_kind)
             for resource_name in GPU_RESOURCES:
-                accelerators = accelerator_count(
-                    resource_table.get(resource_name), f"{name_in_errors}: {resource_name}"
-                )
-                if accelerators is not None:
-                    return accelerators
+                limit = accelerator_count(resource_table.get(resource_name), f"{name_in_errors}: {resource_name}")
+                if limit is not None:
+                    return limit
     return None
 
 

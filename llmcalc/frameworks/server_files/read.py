@@ -253,16 +253,12 @@ def _read_server(
         allow_unknown,
         tuple(typed_flags),
     )
-    env_fields = {
-        flag.names[0]: flag.field for flag in serving_engine.known_flags() if not flag.names[0].startswith("-")
-    }
+    fields = {flag.names[0]: flag.field for flag in serving_engine.known_flags() if not flag.names[0].startswith("-")}
     environment_flags = {
-        flag_field: container.env[engine_name]
-        for engine_name, flag_field in env_fields.items()
-        if engine_name in container.env
+        field: container.env[engine_name] for engine_name, field in fields.items() if engine_name in container.env
     }
     all_fields = {flag.field for flag in serving_engine.known_flags()}
-    parallel_sizes = {flag_field: degree for flag_field, degree in container.sizes.items() if flag_field in all_fields}
+    parallel_sizes = {field: size for field, size in container.sizes.items() if field in all_fields}
     model = server_start.model or arguments.model or container.model
     if container.model and not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
         model = container.model
@@ -274,7 +270,7 @@ def _read_server(
         version=started_server.version,
         target=f"${printable(model).lstrip('$')}" if is_unresolved(model) else model,
         values={**parallel_sizes, **environment_flags, **arguments.values},
-        env={variable: degree[:200] for variable, degree in container.env.items() if not SECRET_NAMES.search(variable)},
+        env={variable: value[:200] for variable, value in container.env.items() if not SECRET_NAMES.search(variable)},
         hardware=accelerator_of(container.gpu) if container.gpu else "",
         gpu=one_line(container.gpu)[:80],
         gpus=container.gpus,
@@ -284,16 +280,14 @@ def _read_server(
     )
 
 
-def _flags_of_variables(server_program: ServerProgram, env: Mapping[str, str]) -> Iterator[str]:
+def _flags_of_variables(program: ServerProgram, env: Mapping[str, str]) -> Iterator[str]:
     """Yields the flags equivalent to environment variables: `--ctx-size` for `LLAMA_ARG_CTX_SIZE=4096`."""
-    if not server_program.variables or not any(
-        variable_name.startswith(server_program.variables) for variable_name in env
-    ):
+    if not program.variables or not any(variable_name.startswith(program.variables) for variable_name in env):
         return
-    flags_by_name = flags_by_spelling(reversed(flags_of(server_program, engine(server_program.engine))))
+    flags_by_name = flags_by_spelling(reversed(flags_of(program, engine(program.engine))))
     for variable_name, variable_value in env.items():
-        if variable_name.startswith(server_program.variables):
-            flag_words = variable_name.removeprefix(server_program.variables).lower().replace("_", "-")
+        if variable_name.startswith(program.variables):
+            flag_words = variable_name.removeprefix(program.variables).lower().replace("_", "-")
             flag_spelling = f"--{FLAG_OF_VARIABLE.get(flag_words, flag_words)}"
             match = find_flag(flags_by_name, flag_spelling)
             is_switch = match is None or match.flag.kind == "switch"

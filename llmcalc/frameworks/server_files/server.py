@@ -109,16 +109,16 @@ class LaunchedServer:
         """The file name, and the server's location in the file, for messages."""
         return f"{self.where}: {self.place}" if self.place else self.where
 
-    def data(self, program_name: str, engine_version: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    def data(self, program: str, engine_version: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the launch file's values as part of a JSON document.
 
-        program_name: the engine's title. engine_version: the version whose defaults are filled in. defaults: flag → its default.
+        program: the engine's title. engine_version: version of the defaults. defaults: flag → its default.
         """
         return {
             "file": self.where,
             "kind": self.engine,
             "place": self.place,
-            "program": program_name,
+            "program": program,
             "version": engine_version,
             "model": self.target or None,
             "filled_in": {flag: json_value_of(default_value) for flag, default_value in defaults.items()},

@@ -218,16 +218,14 @@ def memory(server: Server) -> EngineMemory:
 
 def _cache_notes(server: Server, cache_tokens: int, is_startup_error: bool) -> list[str]:
     """Returns notes on sliding windows, and on a KV cache that is too small for the longest request."""
-    cache_notes = []
+    notes = []
     if not is_startup_error and cache_tokens < server.longest_request:
-        cache_notes.append(
+        notes.append(
             f"requests of more than {cache_tokens:,} tokens are refused: --max_seq_len {server.longest_request:,} is "
             "shortened to what the cache holds"
         )
     if any(cache.window is not None for cache in server.rank_of_stage(0).token_caches):
-        cache_notes.append("layers with a window keep all tokens, unless kv_cache_config.max_attention_window is set")
+        notes.append("layers with a window keep all tokens, unless kv_cache_config.max_attention_window is set")
     if server.layout.dp > 1:
-        cache_notes.append(
-            f"tokens are those of one rank, users those of all {server.layout.dp} (--enable_attention_dp)"
-        )
-    return cache_notes
+        notes.append(f"tokens are those of one rank, users those of all {server.layout.dp} (--enable_attention_dp)")
+    return notes

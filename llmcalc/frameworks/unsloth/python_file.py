@@ -53,9 +53,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         syntax_tree = parse_python(file_text, source_file.where)
         if re.search(r"\bvllm serve\b|vllm\.entrypoints", file_text) is not None:
             reader.notes.append("the file starts a server of vLLM, too, which is not counted beside the training")
-        function_nodes = [
-            syntax_node for syntax_node in syntax_tree.body if isinstance(syntax_node, ast.FunctionDef)
-        ]  # cells of marimo
+        function_nodes = [node for node in syntax_tree.body if isinstance(node, ast.FunctionDef)]  # cells of marimo
         cell_statements = [statement for function_node in function_nodes for statement in function_node.body]
         variables = constants([*syntax_tree.body, *cell_statements])
         named_calls = list(_named_calls(syntax_tree))

@@ -36,7 +36,7 @@ class LayerGroup:
     block: int | None = None
 
     def blocks(self, request_tokens: int, block_tokens: int, tokens_in_flight: int) -> int:
-        """Returns the blocks of a request of `request_tokens` tokens. tokens_in_flight: tokens that are scheduled at once."""
+        """Returns the blocks of a request of this length. tokens_in_flight: tokens that are scheduled at once."""
         block_tokens = self.block or block_tokens
         if self.states is not None:
             return self.groups * self.states.blocks_of_request(request_tokens, block_tokens)
@@ -89,11 +89,9 @@ class BlockPool:
             return int(self.max_concurrency(block_count, request_length, tokens_in_flight) * request_length)
         if version_rules.printed_tokens == "blocks x block_size":
             return block_count * self.block_size
-        has_current_states = any(
-            layer_group.states is not None and layer_group.states.mode == "current" for layer_group in self.groups
-        )
+        has_current_states = any(group.states is not None and group.states.mode == "current" for group in self.groups)
         smallest_block = min(self.block_size, request_length) if has_current_states else self.block_size
-        return block_count // sum(layer_group.groups for layer_group in self.groups) * smallest_block
+        return block_count // sum(group.groups for group in self.groups) * smallest_block
 
     def longest_request(self, block_count: int, tokens_in_flight: int, max_tokens: int) -> int:
         """Returns the longest request that fits the blocks: `max_tokens`, or whole blocks."""

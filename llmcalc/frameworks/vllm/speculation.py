@@ -88,7 +88,7 @@ def draft_flags(drafting: str, draft: Preset | None, draft_tokens: int) -> dict[
     return {"speculative_config": {"method": drafting, "model": draft, "num_speculative_tokens": draft_tokens}}
 
 
-def _check_draft(target_model: Preset, draft_model: Preset, drafting: str, same_vocabulary: bool) -> None:
+def _check_draft(target_model: Preset, draft_model: Preset, method: str, same_vocabulary: bool) -> None:
     """Raises `InputError` if a draft model does not fit the target model or the drafting method.
 
     same_vocabulary: whether the draft's vocabulary has to have the target's size, as vLLM's own check requires of a
@@ -100,14 +100,14 @@ def _check_draft(target_model: Preset, draft_model: Preset, drafting: str, same_
     draft_heads = output_head.draft_heads if isinstance(output_head, LMHead) else None
     if isinstance(draft_heads, SpeculatorHeads):
         raise InputError(f"{FLAG}: {draft_model.name}: MLP speculators are not modelled in vLLM; remove the flag")
-    if isinstance(draft_heads, MedusaHeads) is not (drafting == MEDUSA):
+    if isinstance(draft_heads, MedusaHeads) is not (method == MEDUSA):
         raise InputError(
-            f"{FLAG}: method {drafting}: {draft_model.name} is {'a' if draft_heads else 'no'} draft of Medusa; expected "
+            f"{FLAG}: method {method}: {draft_model.name} is {'a' if draft_heads else 'no'} draft of Medusa; expected "
             f"the method {MEDUSA} for such drafts alone"
         )
-    if drafting in STATE_METHODS and states_of(draft_model.model) is None:
+    if method in STATE_METHODS and states_of(draft_model.model) is None:
         raise InputError(
-            f"{FLAG}: method {drafting}: the model {draft_model.name} reads no hidden states of its target; expected "
+            f"{FLAG}: method {method}: the model {draft_model.name} reads no hidden states of its target; expected "
             "draft_model for a model of its own"
         )
     check_draft(

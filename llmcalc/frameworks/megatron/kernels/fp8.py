@@ -150,7 +150,8 @@ class Fp8Kernels(DeltaKernels):
         row_multiple = MULTIPLES.get(self.rank_choices.fp8_recipe, 1)
         if exact_div(row_count, self.rank_choices.tp) % row_multiple or row_width % row_multiple:
             raise self.unsupported(
-                f"{row_count} rows of {row_width} elements on {self.rank_choices.tp} ranks; expected multiples of {row_multiple}"
+                f"{row_count} rows of {row_width} elements on {self.rank_choices.tp} ranks; "
+                f"expected multiples of {row_multiple}"
             )
         quantized_tensor = self.quantize(row_count, row_width, by_rows, by_columns)
         if self.rank_choices.fp8_recipe != "blockwise":

@@ -23,8 +23,8 @@ class MambaKernels(LatentKernels):
 
     def module_kernel(self, module_scope: Scope) -> Callable[[], None] | None:
         """Returns the kernel that runs a Mamba-2 mixer."""
-        alternatives = [branches for branches in module_scope.items if isinstance(branches, Alternatives)]
-        scans = [operation for branches in alternatives for operation in next(iter(branches.branches.values())).steps()]
+        alternatives = [item for item in module_scope.items if isinstance(item, Alternatives)]
+        scans = [operation for item in alternatives for operation in next(iter(item.branches.values())).steps()]
         scan_step = next((operation for operation in scans if isinstance(operation.op, ChunkedScan)), None)
         if scan_step is None:
             return super().module_kernel(module_scope)

@@ -133,13 +133,13 @@ class DiscardedKernels(SparseKernels):
         if not self.rank_choices.recompute_norms or is_fused or not self._is_sublayer_norm():
             super().do_norm(operation)
             return
-        norm_input, module_path = operation.ins[0], self.module_path()
-        x = self.tensor_read_by(operation, norm_input)
-        row_count = x.shape[0] * (norm_input.width // self.element_count(operation.options["over"]))
+        value, module_path = operation.ins[0], self.module_path()
+        x = self.tensor_read_by(operation, value)
+        row_count = x.shape[0] * (value.width // self.element_count(operation.options["over"]))
         outputs, discarded_outputs = self.run_discardable(
             lambda xs: [self.norm(xs[0], operation, module_path, row_count)],
             [x],
-            input_storage_id=id(norm_input.storage),
+            input_storage_id=id(value.storage),
         )
         del x
         if discarded_outputs is not None:

@@ -175,24 +175,22 @@ class SparseKernels(Fp8Kernels):
         self, module_scope: Scope, x: Tensor, query_latent: Tensor, token_shape: tuple[Number, Number]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Runs DSAIndexer.forward_before_topk: queries, keys and a weight per head."""
-        aten, named_operations = self.t, steps_by_name(module_scope)
-        heads, dim = (axis.size for axis in named_operations["q_proj"].outs[0].axes)
-        normed_key = named_operations["k_norm"].outs[0]
+        aten, operations = self.t, steps_by_name(module_scope)
+        heads, dim = (axis.size for axis in operations["q_proj"].outs[0].axes)
+        normed_key = operations["k_norm"].outs[0]
         rope = next(
             operation for operation in module_scope.items if isinstance(operation, Step) and operation.verb == "rope"
         )
         rotary_dim = rope.options["spec"].rotary_size(dim)
         x, query_latent = self._all_gather_rows(x), self._all_gather_rows(query_latent)
-        q = aten.reshape(
-            self._undivided_indexer_linear(named_operations["q_proj"], query_latent), (*token_shape, heads, dim)
-        )
+        q = aten.reshape(self._undivided_indexer_linear(operations["q_proj"], query_latent), (*token_shape, heads, dim))
         q = self._rotate_part(q, rotary_dim)
-        k = self._undivided_indexer_linear(named_operations["k_proj"], x)
-        k = self.norm(k, named_operations["k_norm"], self.module_path(), k.shape[0])
+        k = self._undivided_indexer_linear(operations["k_proj"], x)
+        k = self.norm(k, operations["k_norm"], self.module_path(), k.shape[0])
         k = self._rotate_part(aten.reshape(k, (*token_shape, 1, normed_key.width)), rotary_dim)
         k = aten.reshape(k, (*token_shape, normed_key.width))
         q, k = self._rotate_activation(q), self._rotate_activation(k)
-        weights = aten.scale(aten.scale(self._undivided_indexer_linear(named_operations["weights_proj"], x)))
+        weights = aten.scale(aten.scale(self._undivided_indexer_linear(operations["weights_proj"], x)))
         return q, k, aten.reshape(weights, (*token_shape, heads))
 
     def _rotate_part(self, x: Tensor, rotary_dim: Number) -> Tensor:
