@@ -132,7 +132,7 @@ def length_option(
 ) -> Any:
     """Returns an option for a number of sequences or tokens, such as 4096, 32k or 1M.
 
-    text, panel: its text and its panel on the help page.
+    help, panel: its text and its panel on the help page.
     """
 
     def check_length(option: typer.CallbackParam, parsed_length: int | None) -> int | None:

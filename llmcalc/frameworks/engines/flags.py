@@ -143,8 +143,8 @@ def _read_amount(flag_name: str, flag_value: Any, flag_kind: FlagKind) -> float:
 def refused_flags(feature_name: str, spellings_with_value: str = "", switch_names: str = "") -> list[Flag]:
     """Returns flags that llmcalc refuses, because they are not modelled.
 
-    feature_name: the subject of the error message. spellings_with_value, switch_names: the flags with a value and those without one, with
-        spaces between; spellings of one flag have `|` between them.
+    feature_name: the subject of the error message. spellings_with_value, switch_names: the flags with and without a
+        value, with spaces between; spellings of one flag have `|` between them.
     """
     refusal_text = f"{feature_name}: not modelled; remove the flag"
     flags_with_value = [

@@ -351,7 +351,7 @@ class LaunchReader:
     def node_devices(self, config: Table, nodes: str, devices_name: str, name_prefix: str = "") -> int:
         """Returns the devices of all nodes of a config: by default 1 node with 8 devices.
 
-        nodes, node_devices: the arguments with the number of nodes, and of devices of each.
+        nodes, devices_name: the arguments with the number of nodes, and of devices per node.
         name_prefix: what precedes the arguments in the file; empty by default.
         `--devices` replaces the file's number, with a note.
         """
