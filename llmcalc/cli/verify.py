@@ -79,7 +79,7 @@ def command(
         with open_whole_file(junit_file, "--junit") as output_stream:
             output_stream.write(junit(answer.result.verdicts, answer.result.skipped))
     if rank_of_process() == 0:
-        output_options.show(answer.report(), table, as_list=everything)
+        output_options.show(answer.report(), table, listing=everything)
     if not answer.ok:
         raise typer.Exit(1)
 
