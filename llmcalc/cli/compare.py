@@ -24,7 +24,7 @@ def command(
     seq: Seq = None,
     kv_dtype: CacheDtype = "bf16",
     hardware: Annotated[str | None, accelerator_option(" Adds the time of a token and tokens/s on it.")] = None,
-    users: Annotated[int | None, length_option("--users", text="Sequences at once on --hardware; default 1.")] = None,
+    users: Annotated[int | None, length_option("--users", help="Sequences at once on --hardware; default 1.")] = None,
     *,
     selection: Selection,
     target_options: TargetOptions,
@@ -41,8 +41,8 @@ def command(
     check_compared(bool(targets), everything, selection)
     models: list[tuple[Any, Any]] = select_presets(selection) if everything else []
     if not everything or target_options.changes:  # the filters of --all apply to the models without overrides
-        names = [preset.name for preset, _ in models] if everything else targets or []
-        models = [(target_options.load(name), None) for name in names]
+        preset_names = [preset.name for preset, _ in models] if everything else targets or []
+        models = [(target_options.load(preset_name), None) for preset_name in preset_names]
     accelerator = None if hardware is None else find_hardware(hardware)
     answer = ask_compare(models, seq, kv_dtype, sort, LAYOUTS[output_options.fmt], accelerator, users)
     output_options.show_answer(answer, listing=everything or len(answer.result) > MOST_ON_A_SCREEN)

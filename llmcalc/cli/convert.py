@@ -35,8 +35,8 @@ def command(
     preset = target_options.load(target)
     written_format = to or ("hf" if output is not None and output.suffix == ".json" else "toml")
     with name_in_errors(preset):
-        text = convert_model(preset, written_format)
-    if note := unscaled_note(preset, written_format):
-        store_remark(f"note: {preset.name}: {note}")
+        converted_text = convert_model(preset, written_format)
+    if scaling_note := unscaled_note(preset, written_format):
+        store_remark(f"note: {preset.name}: {scaling_note}")
     with open_output(output) as output_stream:
-        output_stream.write(text)
+        output_stream.write(converted_text)

@@ -34,12 +34,12 @@ def command(
     from ..sources.hardware import find_hardware
     from ..sources.preset import name_in_errors
 
-    question = RunQuestion(
+    run_question = RunQuestion(
         preset=target_options.load(target),
         settings=settings,
         layout=layout_request,
         accelerators=(find_hardware(hardware),),
     )
-    with name_in_errors(question.preset):
-        answer = ask_cost(question, options)
-    writing_file.show_answer(answer, table, question.preset)
+    with name_in_errors(run_question.preset):
+        answer = ask_cost(run_question, options)
+    writing_file.show_answer(answer, table, run_question.preset)

@@ -32,7 +32,7 @@ def command(
         length_option(
             "--seq",
             "-s",
-            text="Tokens of each sequence; the context that both models were made for, at most "
+            help="Tokens of each sequence; the context that both models were made for, at most "
             f"{MOST_CONTEXT:,}, if not given.",
         ),
     ] = None,
@@ -47,7 +47,7 @@ def command(
     """
     from ..questions.differences import ask_diff, changes_to_compare
 
-    changes = changes_to_compare(
+    preset_changes = changes_to_compare(
         targets,
         target_options.load,
         git,
@@ -56,7 +56,7 @@ def command(
         target_options.allow_unknown,
         bool(target_options.overrides),
     )
-    answer = ask_diff(changes, seq, kv_dtype)
-    for path, reason in changes.skipped.items():
-        print(f"note: skipped {one_line(str(path))}: {reason}", file=sys.stderr)
+    answer = ask_diff(preset_changes, seq, kv_dtype)
+    for skipped_path, reason in preset_changes.skipped.items():
+        print(f"note: skipped {one_line(str(skipped_path))}: {reason}", file=sys.stderr)
     output_options.show_answer(answer, table)

@@ -58,80 +58,80 @@ class EngineCommand(Command):
     beside_engines: tuple[str, ...] = ()
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        engines = list(_option_values("--engine", args)) or self._launched_engines(args)
-        if engines:
+        engine_texts = list(_option_values("--engine", args)) or self._launched_engines(args)
+        if engine_texts:
             from ..frameworks.engines.flags import split_arguments
             from ..frameworks.engines.registry import engine_and_version
 
-            record, _ = engine_and_version(engines[0])
+            engine, _ = engine_and_version(engine_texts[0])
             other_args, flag_values = split_arguments(
-                record.title, record.known_flags(), args, self._llmcalc_options(ctx), record.flags_by_option
+                engine.title, engine.known_flags(), args, self._llmcalc_options(ctx), engine.flags_by_option
             )
-            self._refuse_idle_short_flags(ctx, record, args)
+            self._refuse_idle_short_flags(ctx, engine, args)
             args = other_args
             ctx.meta[VALUES] = flag_values
         return super().parse_args(ctx, args)
 
-    def _refuse_idle_short_flags(self, ctx: Any, record: Engine, args: Sequence[str]) -> None:
+    def _refuse_idle_short_flags(self, ctx: Any, engine_record: Engine, args: Sequence[str]) -> None:
         """Raises `InputError` for a short option of llmcalc that is a flag of the engine without an effect."""
         from ..frameworks.engines.flags import flags_by_spelling
 
-        flags_by_name = flags_by_spelling(record.known_flags())
+        flags_by_name = flags_by_spelling(engine_record.known_flags())
         for option in self.get_params(ctx):
-            for spelling in option.opts:
-                flag = flags_by_name.get(spelling)
+            for option_name in option.opts:
+                flag = flags_by_name.get(option_name)
                 if (
-                    spelling.startswith("--")
+                    option_name.startswith("--")
                     or flag is None
                     or not flag.is_idle
-                    or not any(_option_values(spelling, args))
+                    or not any(_option_values(option_name, args))
                 ):
                     continue
                 flags_text = "".join(
                     f" or {min(flags_by_name[engine_name].names, key=len)}"
-                    for engine_name in record.flags_by_option.get(option.opts[0], "").split()
+                    for engine_name in engine_record.flags_by_option.get(option.opts[0], "").split()
                 )
                 raise InputError(
-                    f"{spelling}: is {flag.names[0]} of {record.title}, which changes no memory; expected "
+                    f"{option_name}: is {flag.names[0]} of {engine_record.title}, which changes no memory; expected "
                     f"{option.opts[0]}{flags_text}, or remove it"
                 )
 
     def _launched_engines(self, args: Sequence[str]) -> list[str]:
         """Returns the engine that all servers of a launch file share; none without a launch file."""
-        files = list(_option_values("--launch", args))
-        if not files:
+        launch_files = list(_option_values("--launch", args))
+        if not launch_files:
             return []
         from ..frameworks.server_files.read import engines_of
 
-        names = engines_of(files[-1])
-        return names if len(names) == 1 else []
+        engine_names = engines_of(launch_files[-1])
+        return engine_names if len(engine_names) == 1 else []
 
     def _llmcalc_options(self, ctx: Any) -> dict[str, bool]:
         """Returns for each option of llmcalc whether it takes a value."""
-        names = (*SHARED_OPTIONS, *self.beside_engines)
+        llmcalc_names = (*SHARED_OPTIONS, *self.beside_engines)
         return {
-            name: not option.is_flag
+            option_name: not option.is_flag
             for option in self.get_params(ctx)
-            if option.name in names and hasattr(option, "is_flag")
-            for name in (*option.opts, *option.secondary_opts)
+            if option.name in llmcalc_names and hasattr(option, "is_flag")
+            for option_name in (*option.opts, *option.secondary_opts)
         }
 
 
 def _option_values(option: str, args: Sequence[str]) -> Iterable[str]:
     """Yields the values of an option on a command line."""
     for i, argument in enumerate(args):
-        name, equals_sign, value = argument.partition("=")
+        option_name, equals_sign, option_value = argument.partition("=")
         if argument == "--":
             return
-        if name == option and equals_sign:
-            yield value
+        if option_name == option and equals_sign:
+            yield option_value
         elif argument == option and i + 1 < len(args):
             yield args[i + 1]
 
 
-def require_engine(receipt: str | None, engine: Sequence[str] | None, launch: Path | None = None) -> None:
+def require_engine(receipt: str | None, engine: Sequence[str] | None, launch_file: Path | None = None) -> None:
     """Raises `InputError` for a receipt without an engine, or together with a launch file."""
-    if receipt and launch is not None:
+    if receipt and launch_file is not None:
         raise InputError("--receipt: does not apply to a launch file; remove it, or write the file's flags yourself")
     if receipt and not engine:
         raise InputError("--receipt: only applies to an engine; add --engine, such as --engine vllm")
@@ -158,11 +158,13 @@ def show_servers(
     from ..questions.engines import ask_servers, engine_questions
     from ..sources.preset import name_in_errors
 
-    launch, table, target, engines = (context.params[name] for name in ("launch", "table", "target", "engine"))
-    if launch is None and not target:
+    launch_file, table_name, target, engines = (
+        context.params[parameter_name] for parameter_name in ("launch", "table", "target", "engine")
+    )
+    if launch_file is None and not target:
         raise InputError(f"missing argument TARGET ({context.command_path} --help explains)")
-    questions = engine_questions(
-        launch,
+    server_questions = engine_questions(
+        launch_file,
         target_options.load,
         target=target,
         engines=engines or (),
@@ -172,6 +174,6 @@ def show_servers(
         receipt=context.params["receipt"],
         allow_unknown=target_options.allow_unknown,
     )
-    with nullcontext() if launch is not None else name_in_errors(questions[0].preset):
-        answer = ask_servers(questions, ask_question)
-    output_options.show_answer(answer, table, None if launch is not None else questions[0].preset)
+    with nullcontext() if launch_file is not None else name_in_errors(server_questions[0].preset):
+        answer = ask_servers(server_questions, ask_question)
+    output_options.show_answer(answer, table_name, None if launch_file is not None else server_questions[0].preset)

@@ -49,7 +49,7 @@ def command(
     seq: Seq = None,
     batch: Annotated[
         int | None,
-        length_option("--batch", "-b", text="Sequences at once (activations and time only); 1 if not given."),
+        length_option("--batch", "-b", help="Sequences at once (activations and time only); 1 if not given."),
     ] = None,
     hardware: Annotated[str | None, value_option("--hardware", "NAME", "The accelerator (time only).")] = None,
     phase: Annotated[
@@ -81,8 +81,8 @@ def command(
     from ..questions.counts import ExplainQuestion
     from ..sources.preset import name_in_errors
 
-    include = included(with_mtp)
-    question = ExplainQuestion(
+    included_parts = included(with_mtp)
+    explain_question = ExplainQuestion(
         node,
         quantity,
         seq,
@@ -93,13 +93,13 @@ def command(
         recompute,
         latex,
         bibtex,
-        include,
+        included_parts,
         rank_request,
         hardware,
         phase,
         stack,
     )
-    preset = target_options.load(target, include)
+    preset = target_options.load(target, included_parts)
     with name_in_errors(preset):
-        answer = question.answer(preset, records=output_options.fmt in ("csv", "markdown"))
+        answer = explain_question.answer(preset, records=output_options.fmt in ("csv", "markdown"))
     output_options.show_answer(answer, listing=True)

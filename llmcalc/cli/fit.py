@@ -48,7 +48,7 @@ def command(
         int | None,
         length_option(
             "--global-batch",
-            text="With --devices: sequences per step of all devices; default one micro-batch per device.",
+            help="With --devices: sequences per step of all devices; default one micro-batch per device.",
         ),
     ] = None,
     with_mtp: WithMtp = False,
@@ -76,7 +76,7 @@ def command(
         from ..questions.engines import ask_engine_fit
 
         show_servers(
-            lambda question: ask_engine_fit(question, settings.batch, settings.seq, layout_request.devices),
+            lambda run_question: ask_engine_fit(run_question, settings.batch, settings.seq, layout_request.devices),
             context,
             hardware,
             target_options,
@@ -84,9 +84,9 @@ def command(
         )
         return
     assert target is not None
-    include = included(with_mtp, with_towers)
-    question = RunQuestion(
-        preset=target_options.load(target, include),
+    included_parts = included(with_mtp, with_towers)
+    run_question = RunQuestion(
+        preset=target_options.load(target, included_parts),
         settings=with_implied_phase(
             settings,
             layout_request,
@@ -94,10 +94,10 @@ def command(
             "" if global_batch is None else "--global-batch",
         ),
         layout=layout_request,
-        include=include,
+        include=included_parts,
         accelerators=() if hardware is None else (find_hardware(hardware),),
         workspace=cublas_workspace,
     )
-    with name_in_errors(question.preset):
-        answer = ask_fit(question, global_batch)
-    output_options.show_answer(answer, table, question.preset)
+    with name_in_errors(run_question.preset):
+        answer = ask_fit(run_question, global_batch)
+    output_options.show_answer(answer, table, run_question.preset)

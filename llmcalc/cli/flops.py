@@ -56,8 +56,8 @@ def command(
     targets: Targets,
     batch: Batch = None,
     users: Users = None,
-    seq: Annotated[int | None, length_option("--seq", "-s", text=SEQ_HELP)] = None,
-    context: Annotated[int | None, length_option("--context", text=CONTEXT_HELP, least=0)] = None,
+    seq: Annotated[int | None, length_option("--seq", "-s", help=SEQ_HELP)] = None,
+    context: Annotated[int | None, length_option("--context", help=CONTEXT_HELP, minimum=0)] = None,
     source: Source = None,
     phase: Annotated[
         Phase | None,
@@ -78,7 +78,7 @@ def command(
     conventions: Annotated[bool, typer.Option("--conventions", help=RULES_HELP)] = False,
     tokens_per_second: Annotated[str | None, value_option("--tokens-per-second", "RATE", RATE_HELP)] = None,
     hardware: Annotated[str | None, accelerator_option(" Of a measured run.")] = None,
-    devices: Annotated[int | None, length_option("--devices", text="Number of them; 1 if not given.")] = None,
+    devices: Annotated[int | None, length_option("--devices", help="Number of them; 1 if not given.")] = None,
     dtype: Annotated[str | None, value_option("--dtype", "FORMAT", DTYPE_HELP)] = None,
     with_mtp: WithMtp = False,
     draft: DraftOption = None,
@@ -96,8 +96,8 @@ def command(
     from ..sources.preset import name_in_errors
     from ..studies.utilization import MeasuredRun
 
-    include = included(with_mtp)
-    question = FlopsQuestion(
+    included_parts = included(with_mtp)
+    flops_question = FlopsQuestion(
         batch_of(batch, users, phase or "forward") or 1,
         seq,
         context,
@@ -108,14 +108,14 @@ def command(
         recompute,
         mla,
         conventions,
-        include,
+        included_parts,
         rank_request,
         MeasuredRun(tokens_per_second, hardware, devices, dtype),
         target_options.load_draft(draft),
         inputs,
     )
     reports = []
-    for preset in [target_options.load(target, include) for target in targets]:
+    for preset in [target_options.load(target, included_parts) for target in targets]:
         with name_in_errors(preset):
-            reports.append(question.answer(preset).report())
+            reports.append(flops_question.answer(preset).report())
     output_options.show(join_reports(reports), table)

@@ -24,7 +24,7 @@ def accelerator_option(default: str = "") -> Any:
         "--hardware",
         "NAME",
         f"The accelerator: a name (h100, m4-max-64gb), a memory size (24GiB) or a .toml file.{default}",
-        complete=complete_name,
+        completion=complete_name,
     )
 
 

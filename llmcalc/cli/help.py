@@ -29,9 +29,9 @@ LISTS_ALL = "llmcalc.lists_all"
 """Key of a context's `meta` when the page is that of `--help-all`."""
 
 
-def printable_help(text: str) -> str:
+def printable_help(help_text: str) -> str:
     """Returns a help text without characters that stdout cannot encode, because typer ignores the encoding."""
-    return fit_to_encoding(text, getattr(sys.stdout, "encoding", None) or "utf-8")
+    return fit_to_encoding(help_text, getattr(sys.stdout, "encoding", None) or "utf-8")
 
 
 class Command(TyperCommand):
@@ -47,10 +47,10 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Refuses an option name in the place of another option's value, which typer would accept."""
         takes_value = {
-            name: not option.is_flag
+            option_name: not option.is_flag
             for option in self.get_params(ctx)
             if hasattr(option, "is_flag")
-            for name in (*option.opts, *option.secondary_opts)
+            for option_name in (*option.opts, *option.secondary_opts)
         }
         for argument, next_argument in pairwise(args):
             if argument == "--":
@@ -66,33 +66,33 @@ class Command(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Writes the arguments and the option panels in the order of `PANELS`."""
-        panels: dict[str, list[tuple[str, str]]] = {}
+        rows_by_panel: dict[str, list[tuple[str, str]]] = {}
         lists_all = LISTS_ALL in ctx.meta
         for parameter in self.get_params(ctx):
             panel_record = parameter.get_help_record(ctx)
             if panel_record is None or (parameter.name in self.uncommon and not lists_all):
                 continue
             if parameter.param_type_name == "argument":
-                panel, name = ARGUMENTS, str(parameter.metavar or parameter.name)
+                panel, label = ARGUMENTS, str(parameter.metavar or parameter.name)
             else:
                 panel = getattr(parameter, "rich_help_panel", None) or ("Output" if _is_help(parameter) else OTHER)
-                name = panel_record[0] if lists_all else _short_name(parameter, panel_record[0])
-            panels.setdefault(panel, []).append(
-                (name, panel_record[1] if lists_all else _first_sentence(panel_record[1]))
+                label = panel_record[0] if lists_all else _short_name(parameter, panel_record[0])
+            rows_by_panel.setdefault(panel, []).append(
+                (label, panel_record[1] if lists_all else _first_sentence(panel_record[1]))
             )
-        if len(panels.keys() - {ARGUMENTS}) <= FEW_PANELS:  # a command with few options needs no headings
+        if len(rows_by_panel.keys() - {ARGUMENTS}) <= FEW_PANELS:  # a command with few options needs no headings
             every_record = [
                 panel_record
-                for name in sorted(panels, key=ORDER.index)
-                if name != ARGUMENTS
-                for panel_record in panels[name]
+                for panel in sorted(rows_by_panel, key=ORDER.index)
+                if panel != ARGUMENTS
+                for panel_record in rows_by_panel[panel]
             ]
-            panels = {name: panel_records for name, panel_records in panels.items() if name == ARGUMENTS} | {
-                OTHER: every_record
-            }
-        for panel in sorted(panels, key=ORDER.index):
+            rows_by_panel = {
+                panel: panel_records for panel, panel_records in rows_by_panel.items() if panel == ARGUMENTS
+            } | {OTHER: every_record}
+        for panel in sorted(rows_by_panel, key=ORDER.index):
             with formatter.section(panel):
-                formatter.write_dl(panels[panel], col_max=COLUMN)
+                formatter.write_dl(rows_by_panel[panel], col_max=COLUMN)
 
 
 ARGUMENTS = "Arguments"
@@ -105,20 +105,20 @@ COLUMN = 26
 """Largest width of the column of options; the text of a longer option begins on the next line."""
 
 
-def _short_name(option: Any, record: str) -> str:
+def _short_name(option: Any, name_and_metavar: str) -> str:
     """Returns an option's one-letter name and first long name, with the placeholder of the option's value."""
-    long_names = [name for name in option.opts if name.startswith("--")]
-    letters = [name for name in option.opts if not name.startswith("--")]
-    name = min(long_names, key=len) if len(long_names[0]) > COLUMN - 8 else long_names[0]
-    metavar = "" if option.is_flag else record.rpartition(" ")[2]
-    return " ".join(filter(None, (", ".join([*letters, name]), metavar)))
+    long_names = [shown_name for shown_name in option.opts if shown_name.startswith("--")]
+    letter_names = [shown_name for shown_name in option.opts if not shown_name.startswith("--")]
+    shown_name = min(long_names, key=len) if len(long_names[0]) > COLUMN - 8 else long_names[0]
+    metavar = "" if option.is_flag else name_and_metavar.rpartition(" ")[2]
+    return " ".join(filter(None, (", ".join([*letter_names, shown_name]), metavar)))
 
 
-def _first_sentence(help: str) -> str:
+def _first_sentence(full_text: str) -> str:
     """Returns the first sentence of a help text, and the default value."""
-    help_text, end_mark, default = help.partition(" [default: ")
+    help_text, end_mark, default_text = full_text.partition(" [default: ")
     first_sentence = re.split(r"(?<=\.) |(?<=…) (?=[A-Z])", help_text.strip(), maxsplit=1)[0]
-    return f"{first_sentence.rstrip('.')}{end_mark}{default}"
+    return f"{first_sentence.rstrip('.')}{end_mark}{default_text}"
 
 
 def _is_help(option: Any) -> bool:
@@ -149,10 +149,10 @@ def with_help_all(command: Callable[..., None]) -> Callable[..., None]:
     def run(*, help_all: bool = False, **typed_values: Any) -> None:
         command(**typed_values)
 
-    hints = get_type_hints(command, include_extras=True)
+    type_hints = get_type_hints(command, include_extras=True)
     parameters = [
-        argument.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints.get(name, argument.annotation))
-        for name, argument in signature.parameters.items()
+        argument.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=type_hints.get(key, argument.annotation))
+        for key, argument in signature.parameters.items()
     ]
     return with_signature(run, command, [*parameters, parameter])
 

@@ -34,7 +34,7 @@ def command(
     targets: Targets,
     batch: Batch = None,
     users: Users = None,
-    seq: Annotated[int | None, length_option("--seq", "-s", text=SEQ_HELP)] = None,
+    seq: Annotated[int | None, length_option("--seq", "-s", help=SEQ_HELP)] = None,
     source: Source = None,
     kv_dtype: CacheDtype = "bf16",
     draft: DraftOption = None,
@@ -63,9 +63,9 @@ def command(
         from ..questions.engines import EngineQuestion, ask_engine_cache, ask_servers
         from ..reports.answer import ReportedAnswer
 
-        def ask_named(question: EngineQuestion) -> ReportedAnswer:
-            with name_in_errors(question.preset):
-                return ask_engine_cache(question)
+        def ask_named(engine_question: EngineQuestion) -> ReportedAnswer:
+            with name_in_errors(engine_question.preset):
+                return ask_engine_cache(engine_question)
 
         flags = engine_flags(context)
         questions = [

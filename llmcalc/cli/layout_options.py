@@ -24,17 +24,19 @@ def _framework_option() -> OptionOfCommand:
     """Returns the option `--framework`, whose values are the names of the frameworks' records."""
     from ..frameworks.registry import NAMES, WITHOUT_A_NAME, framework
 
-    records = [framework(name) for name in NAMES]
+    framework_records = [framework(framework_name) for framework_name in NAMES]
     implied_frameworks = (
-        f"{record.name} {record.implied_by[0]}" for record in records if record.implied_by is not None
+        f"{record.name} {record.implied_by[0]}" for record in framework_records if record.implied_by is not None
     )
-    names = f"{', '.join(NAMES[:-1])} or {NAMES[-1]}"
+    name_list = f"{', '.join(NAMES[:-1])} or {NAMES[-1]}"
     setting = declared(LayoutRequest)["framework"]
-    text = f"{names}. {setting.setting.help} By default {', '.join((*implied_frameworks, f'else {WITHOUT_A_NAME}'))}."
-    return option_of(setting, help=text, metavar="NAME", complete=lambda: NAMES)
+    help = (
+        f"{name_list}. {setting.setting.help} By default {', '.join((*implied_frameworks, f'else {WITHOUT_A_NAME}'))}."
+    )
+    return option_of(setting, help=help, metavar="NAME", complete=lambda: NAMES)
 
 
 def takes_rank(command: Callable[..., None]) -> Callable[..., None]:
     """Replaces a command's parameter `rank_request` by the options of one counted rank."""
-    options = {name: option_of(setting) for name, setting in rank_settings().items()}
+    options = {option_name: option_of(rank_setting) for option_name, rank_setting in rank_settings().items()}
     return replace_parameter("rank_request", options, lambda chosen: RankRequest(**chosen))(command)

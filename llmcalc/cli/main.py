@@ -81,7 +81,7 @@ class LazyGroup(TyperGroup):
         """Writes the first line of each command's help, without importing the command."""
         with formatter.section("Commands"):
             formatter.write_dl(
-                [(name, summary_of(f"{__package__}{self.within}.{module_name(name)}")) for name in self.names]
+                [(command, summary_of(f"{__package__}{self.within}.{module_name(command)}")) for command in self.names]
             )
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -91,7 +91,7 @@ class LazyGroup(TyperGroup):
                 return None
             group = f"llmcalc{self.within.replace('.', ' ')}"
             if _is_model(cmd_name):
-                example = next(name for name in ("memory", "params") if name in self.names)
+                example = next(command_name for command_name in ("memory", "params") if command_name in self.names)
                 raise InputError(f"'{cmd_name}' is a model; expected a command first: {group} {example} {cmd_name}")
             raise InputError(
                 f"there is no command '{cmd_name}'.{suggest(cmd_name, list(self.names))} ({group} --help lists all)"
@@ -100,27 +100,27 @@ class LazyGroup(TyperGroup):
 
 
 @cache
-def built_command(parent_package: str, name: str) -> Any:
+def built_command(parent_package: str, command_name: str) -> Any:
     """Imports a command's module and builds the command's options, once per process.
 
     parent_package: as `LazyGroup.within`.
     """
-    module = import_module(f"{parent_package}.{module_name(name)}", __package__)
+    module = import_module(f"{parent_package}.{module_name(command_name)}", __package__)
     if hasattr(module, "COMMANDS"):
-        return typer.main.get_command(_command_group(name, module))
-    app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command(name, cls=getattr(module, "COMMAND", Command))(with_help_all(module.command))
+        return typer.main.get_command(_command_group(command_name, module))
+    typer_app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    typer_app.command(command_name, cls=getattr(module, "COMMAND", Command))(with_help_all(module.command))
     gc.freeze()  # imported objects stay: no collection needs to traverse them
     gc.set_threshold(COLLECTED_OBJECTS)
     gc.enable()  # `run` has disabled it
-    return typer.main.get_command(app)
+    return typer.main.get_command(typer_app)
 
 
-def _command_group(name: str, module: Any) -> typer.Typer:
+def _command_group(group_name: str, module: Any) -> typer.Typer:
     """Returns the commands of a package as a group of commands."""
-    group_class = type("Inner", (LazyGroup,), {"within": f".{name}", "names": module.COMMANDS})
+    group_class = type("Inner", (LazyGroup,), {"within": f".{group_name}", "names": module.COMMANDS})
     command_group = typer.Typer(
-        name=name, cls=group_class, no_args_is_help=True, rich_markup_mode=None, add_completion=False
+        name=group_name, cls=group_class, no_args_is_help=True, rich_markup_mode=None, add_completion=False
     )
     command_group.callback(help=module.HELP)(lambda: None)
     return command_group
@@ -184,10 +184,10 @@ def _program_name() -> str:
     return program_name if program_name == "llmcalc-arch" else "llmcalc"
 
 
-def _print_error(message: str) -> int:
+def _print_error(error_message: str) -> int:
     """Prints the error, discards collected remarks, and returns exit code 2."""
     drop_remarks()
-    print_line(f"error: {message}")
+    print_line(f"error: {error_message}")
     return 2
 
 
@@ -219,52 +219,54 @@ OTHER_NAMES = {
 
 def _command_options(context: Any) -> set[str]:
     """Returns the options of the running command."""
-    return {name for parameter in context.command.params for name in parameter.opts}
+    return {option_name for parameter in context.command.params for option_name in parameter.opts}
 
 
-def _is_model(word: str) -> bool:
+def _is_model(typed_word: str) -> bool:
     """Whether a word in the place of a command is a preset's name, or a model's file."""
     from ..sources.presets import model_names, names_by_alias
 
     return (
-        word in model_names() or word in names_by_alias() or word.endswith((".json", ".toml", ".gguf", ".safetensors"))
+        typed_word in model_names()
+        or typed_word in names_by_alias()
+        or typed_word.endswith((".json", ".toml", ".gguf", ".safetensors"))
     )
 
 
-def _usage_message(error: Any) -> str:
+def _usage_message(usage_error: Any) -> str:
     """Returns a usage error of typer as one line: the option, the value and the expected values."""
-    context = getattr(error, "ctx", None)
+    context = getattr(usage_error, "ctx", None)
     help_hint = f" ({context.command_path} --help explains)" if context is not None else ""
-    parameter, message = getattr(error, "param", None), error.format_message().rstrip(".")
+    parameter, problem = getattr(usage_error, "param", None), usage_error.format_message().rstrip(".")
     if parameter is None and context is not None:
-        typed_option, options = getattr(error, "option_name", None), _command_options(context)
+        typed_option, options = getattr(usage_error, "option_name", None), _command_options(context)
         option = OTHER_NAMES.get(typed_option or "", "")
         if option.partition(" ")[0] in options:
-            message = f"No such option: {typed_option}; expected {option}"
+            problem = f"No such option: {typed_option}; expected {option}"
         elif typed_option == "--model" and any(
             parameter.param_type_name == "argument" for parameter in context.command.params
         ):
-            message = f"No such option: {typed_option}; expected the model without it: {context.command_path} llama3-8b"
+            problem = f"No such option: {typed_option}; expected the model without it: {context.command_path} llama3-8b"
     if parameter is None:
-        return f"{message}{help_hint}"
+        return f"{problem}{help_hint}"
     from .options import typed_name
 
-    name = (
+    parameter_name = (
         typed_name(parameter)
         if parameter.param_type_name == "option"
         else (parameter.metavar or parameter.name or "").rstrip(".")
     )
-    if not error.message:  # nothing was given
-        return f"missing argument {name}{help_hint}"
-    details = getattr(error.__cause__, "errors", None)  # pydantic's, where typer has it check values
-    if details is not None:
+    if not usage_error.message:  # nothing was given
+        return f"missing argument {parameter_name}{help_hint}"
+    validation_errors = getattr(usage_error.__cause__, "errors", None)  # pydantic's, where typer has it check values
+    if validation_errors is not None:
         from ..sources.files import explain_value
 
-        message = explain_value(details()[0])
+        problem = explain_value(validation_errors()[0])
     else:
-        message = error.message
-    typed_value, separator, accepted_values = message.rstrip(".").replace("'", "").partition(" is not one of ")
+        problem = usage_error.message
+    typed_value, separator, accepted_values = problem.rstrip(".").replace("'", "").partition(" is not one of ")
     if separator:
         suggestion = suggest(typed_value, accepted_values.split(", "))
-        message = f"'{typed_value}' is not known; expected one of {accepted_values}.{suggestion}"
-    return f"{name}: {message.rstrip('.')}"
+        problem = f"'{typed_value}' is not known; expected one of {accepted_values}.{suggestion}"
+    return f"{parameter_name}: {problem.rstrip('.')}"

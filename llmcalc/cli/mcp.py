@@ -55,16 +55,17 @@ def tool_server() -> Server[Any]:
         ]
         return types.ListToolsResult(tools=tool_list)
 
-    async def call_tool(_: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
+    async def call_tool(_: Any, call_params: types.CallToolRequestParams) -> types.CallToolResult:
         try:
-            document = await to_thread.run_sync(
-                answer_of_tool, params.name, params.arguments or {}, limiter=single_call_limiter
+            answer_document = await to_thread.run_sync(
+                answer_of_tool, call_params.name, call_params.arguments or {}, limiter=single_call_limiter
             )
         except InputError as error:
             return types.CallToolResult(content=[types.TextContent(text=f"error: {error}")], is_error=True)
-        answer = types.TextContent(text=json.dumps(document, ensure_ascii=False))
+        tool_answer = types.TextContent(text=json.dumps(answer_document, ensure_ascii=False))
         return types.CallToolResult(
-            content=[answer], structured_content=document if isinstance(document, dict) else {"documents": document}
+            content=[tool_answer],
+            structured_content=answer_document if isinstance(answer_document, dict) else {"documents": answer_document},
         )
 
     return Server(

@@ -51,7 +51,7 @@ def command(
     with_towers: WithTowers = False,
     draft: DraftOption = None,
     hardware: Annotated[
-        list[str] | None, value_option("--hardware", "NAME", HARDWARE_HELP, panel="What runs", complete=complete_name)
+        list[str] | None, value_option("--hardware", "NAME", HARDWARE_HELP, panel="What runs", completion=complete_name)
     ] = None,
     engine: EngineOption = None,
     receipt: ReceiptOption = None,
@@ -82,14 +82,14 @@ def command(
             raise InputError("--hardware: with --engine the answer is for one accelerator; expected it once")
         show_servers(ask_engine_memory, context, hardware[0] if hardware else None, target_options, output_options)
         return
-    include = included(with_mtp, with_towers)
-    question = memory_question(
+    included_parts = included(with_mtp, with_towers)
+    run_question = memory_question(
         target,
-        lambda name: target_options.load(name, include),
+        lambda name: target_options.load(name, included_parts),
         RunOptions(
             settings=settings,
             layout=layout_request,
-            include=include,
+            include=included_parts,
             accelerators=tuple(find_all(hardware or ())),
             workspace=cublas_workspace,
         ),
@@ -101,8 +101,8 @@ def command(
         with_mtp=with_mtp,
         with_towers=with_towers,
     )
-    with name_in_errors(question.preset):
-        answer = ask_memory(question, target_options.load_draft(draft))
+    with name_in_errors(run_question.preset):
+        answer = ask_memory(run_question, target_options.load_draft(draft))
         report = answer.report()
     output_options.show(report, table)
     for fit in answer.fits if answer.accelerators else ():

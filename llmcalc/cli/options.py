@@ -28,26 +28,26 @@ from .output import check_writable, open_stdout, open_whole_file
 
 
 def value_option(
-    name: str, metavar: str, text: str, panel: str | None = None, *, hidden: bool = False, complete: Any = None
+    option_name: str, metavar: str, help: str, panel: str | None = None, *, hidden: bool = False, completion: Any = None
 ) -> Any:
     """Returns an option with a value, whose help page shows no default.
 
-    metavar: placeholder of the value. text: help text. complete: function that lists values for shell completion.
+    metavar: placeholder of the value. help: help text. completion: function that lists values for shell completion.
     """
     return typer.Option(
-        name,
+        option_name,
         metavar=metavar,
-        help=text,
+        help=help,
         show_default=False,
         rich_help_panel=panel,
         hidden=hidden,
-        autocompletion=complete,
+        autocompletion=completion,
     )
 
 
-def shell_completion_of(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """Returns a shell-completion function for names. names: a function that returns all names."""
-    return lambda incomplete: [name for name in names() if name.startswith(incomplete.lower())]
+def shell_completion_of(possible_names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """Returns a shell-completion function for names. possible_names: a function that returns all names."""
+    return lambda incomplete: [candidate for candidate in possible_names() if candidate.startswith(incomplete.lower())]
 
 
 def _preset_names() -> Iterable[str]:
@@ -93,33 +93,33 @@ Overrides: TypeAlias = Annotated[
 
 def typed_name(option: Any) -> str:
     """Returns the name of an option as the user typed it, or the option's longest name if it was not typed."""
-    words = {word.partition("=")[0] for word in sys.argv[1:]}
-    names: list[str] = option.opts
-    return next((name for name in names if name in words), max(names, key=len))
+    typed_options = {typed_word.partition("=")[0] for typed_word in sys.argv[1:]}
+    option_names: list[str] = option.opts
+    return next((spelling for spelling in option_names if spelling in typed_options), max(option_names, key=len))
 
 
-def _cache_option(metavar: str, canonical_name: Callable[[str], str], text: str) -> Any:
+def _cache_option(metavar: str, canonical_name: Callable[[str], str], help_text: str) -> Any:
     """Returns the option for the number format of the KV cache.
 
     canonical_name: function that returns the name that the command uses; raises `InputError` without the option's name.
-    text: help text.
+    help_text: help text.
     """
 
-    def check_format(option: typer.CallbackParam, name: str | None) -> str | None:
+    def check_format(option: typer.CallbackParam, format_name: str | None) -> str | None:
         try:
-            return None if name is None else canonical_name(name)
+            return None if format_name is None else canonical_name(format_name)
         except InputError as error:
             raise InputError(f"{typed_name(option)}: {error}") from None
 
-    return typer.Option("--kv-dtype", "--dtype", metavar=metavar, callback=check_format, help=text)
+    return typer.Option("--kv-dtype", "--dtype", metavar=metavar, callback=check_format, help=help_text)
 
 
-def _known_cache_format(name: str) -> str:
+def _known_cache_format(format_name: str) -> str:
     """Returns the name of a cache format unchanged. Raises `InputError` for an unknown name."""
     from ..costs.cache_formats import cache_format
 
-    cache_format(name)
-    return name
+    cache_format(format_name)
+    return format_name
 
 
 CacheDtype: TypeAlias = Annotated[
@@ -128,39 +128,39 @@ CacheDtype: TypeAlias = Annotated[
 
 
 def length_option(
-    name: str, *other_names: str, text: str, least: int = 1, most: int = LARGEST, panel: str | None = None
+    name: str, *other_names: str, help: str, minimum: int = 1, maximum: int = LARGEST, panel: str | None = None
 ) -> Any:
     """Returns an option for a number of sequences or tokens, such as 4096, 32k or 1M.
 
-    text, panel: its text and its panel on the help page.
+    help, panel: its text and its panel on the help page.
     """
 
     def check_length(option: typer.CallbackParam, parsed_length: int | None) -> int | None:
-        return maybe_whole(typed_name(option), parsed_length, least, most)
+        return maybe_whole(typed_name(option), parsed_length, minimum, maximum)
 
     return typer.Option(
-        name, *other_names, metavar="N", parser=_parse_length, callback=check_length, help=text, rich_help_panel=panel
+        name, *other_names, metavar="N", parser=_parse_length, callback=check_length, help=help, rich_help_panel=panel
     )
 
 
-def _parse_length(value: str | int) -> int:
+def _parse_length(length_text: str | int) -> int:
     """Parses a number of sequences or tokens. A default value is a number already."""
-    return value if isinstance(value, int) else parse_length(value)
+    return length_text if isinstance(length_text, int) else parse_length(length_text)
 
 
-Batch: TypeAlias = Annotated[int | None, length_option("--batch", "-b", text="Sequences at once; 1 if not given.")]
-Users: TypeAlias = Annotated[int | None, length_option("--users", "--concurrency", text=USERS.setting.help)]
+Batch: TypeAlias = Annotated[int | None, length_option("--batch", "-b", help="Sequences at once; 1 if not given.")]
+Users: TypeAlias = Annotated[int | None, length_option("--users", "--concurrency", help=USERS.setting.help)]
 Seq: TypeAlias = Annotated[
     int | None,
     length_option(
         "--seq",
         "-s",
-        text=f"Tokens of each sequence; {USUAL:,}, or all learned positions where they are fewer, if not given.",
+        help=f"Tokens of each sequence; {USUAL:,}, or all learned positions where they are fewer, if not given.",
     ),
 ]
 Source: TypeAlias = Annotated[
     int | None,
-    length_option("--source", text="Encoder tokens of an encoder-decoder; as many as decoder tokens if not given."),
+    length_option("--source", help="Encoder tokens of an encoder-decoder; as many as decoder tokens if not given."),
 ]
 
 
@@ -219,43 +219,43 @@ AllowUnknown: TypeAlias = Annotated[
 ]
 
 
-def phase_option(words: Any, text: str, show_default: bool = True) -> Any:
+def phase_option(phase_type: Any, help_text: str, show_default: bool = True) -> Any:
     """Returns an option for the phase of a run: a word of a `Literal`, or `train`, which means training.
 
-    text: help text.
+    help_text: help text.
     show_default: whether the help shows the default; if not, the text has to say it.
 
     Typer's own check of a `Literal` would refuse `train`, so the callback checks the value.
     """
 
-    def check_phase(value: str | None) -> Any:
-        return None if value is None else one_of("--phase", value, words)
+    def check_phase(phase_text: str | None) -> Any:
+        return None if phase_text is None else one_of("--phase", phase_text, phase_type)
 
-    choices_text = "|".join(get_args(words))
+    choices_text = "|".join(get_args(phase_type))
     return typer.Option(
         "--phase",
         metavar=choices_text,
         parser=str,
         callback=check_phase,
-        help=text,
-        autocompletion=shell_completion_of(lambda: get_args(words)),
+        help=help_text,
+        autocompletion=shell_completion_of(lambda: get_args(phase_type)),
         show_default=show_default,
     )
 
 
-def is_given(context: typer.Context, name: str) -> bool:
+def is_given(context: typer.Context, parameter_name: str) -> bool:
     """Whether the user typed a parameter's option, even with the default value."""
-    source = context.get_parameter_source(name)
-    return source is not None and source.name != "DEFAULT"
+    value_source = context.get_parameter_source(parameter_name)
+    return value_source is not None and value_source.name != "DEFAULT"
 
 
-def count_option(name: str, text: str) -> Any:
-    """Returns an option for a number of parameters, such as 8e9, 8B or 350M. text: its help text."""
+def count_option(option_name: str, help_text: str) -> Any:
+    """Returns an option for a number of parameters, such as 8e9, 8B or 350M. help_text: its help text."""
 
-    def parsed(value: str | int) -> int:
-        return value if isinstance(value, int) else parse_count(value)
+    def parsed(count_text: str | int) -> int:
+        return count_text if isinstance(count_text, int) else parse_count(count_text)
 
-    return typer.Option(name, metavar="N", parser=parsed, help=text, show_default=False)
+    return typer.Option(option_name, metavar="N", parser=parsed, help=help_text, show_default=False)
 
 
 Kind: TypeAlias = Annotated[str | None, value_option("--kind", "KIND", f"Only models of a kind: {', '.join(KINDS)}.")]
@@ -310,19 +310,19 @@ FormatOption: TypeAlias = Annotated[
 ]
 
 
-def _file_option(name: str) -> Any:
+def _file_option(option_name: str) -> Any:
     """Returns the option for the output file, whose path is checked before anything is computed."""
 
-    def check_path(path: Path | None) -> Path | None:
+    def check_path(output_path: Path | None) -> Path | None:
         """Returns the path unchanged if it can be written; `-` means standard output."""
-        if path == Path("-"):
+        if output_path == Path("-"):
             return None
-        if path is not None:
-            check_writable(path, name)
-        return path
+        if output_path is not None:
+            check_writable(output_path, option_name)
+        return output_path
 
     return typer.Option(
-        name,
+        option_name,
         "-o",
         metavar="FILE",
         callback=check_path,
@@ -352,13 +352,13 @@ DraftOption: TypeAlias = Annotated[
         "A draft of speculative decoding beside it. Another model, or a draft that reads hidden states (EAGLE, "
         "DFlash, Medusa, …): what it adds to the model for which it drafts.",
         panel="Model",
-        complete=complete_target,
+        completion=complete_target,
     ),
 ]
 WithMtp: TypeAlias = Annotated[bool, _include_option(MTP)]
 WithTowers: TypeAlias = Annotated[bool, _include_option(TOWERS)]
 
 
-def open_output(output: Path | None) -> AbstractContextManager[IO[str]]:
+def open_output(output_path: Path | None) -> AbstractContextManager[IO[str]]:
     """Opens the output file, which is written completely or not at all, or stdout."""
-    return open_whole_file(output, "--output") if output is not None else open_stdout()
+    return open_whole_file(output_path, "--output") if output_path is not None else open_stdout()

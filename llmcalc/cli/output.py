@@ -19,9 +19,9 @@ _remarks: list[str] = []
 """Remarks of the running command, printed after its answer."""
 
 
-def store_remark(text: str) -> None:
+def store_remark(remark: str) -> None:
     """Stores a note or warning for stderr, printed after a successful answer."""
-    _remarks.append(text)
+    _remarks.append(remark)
 
 
 def drop_remarks() -> None:
@@ -31,16 +31,16 @@ def drop_remarks() -> None:
 
 def print_remarks() -> None:
     """Prints the remarks on stderr, one line per remark, and removes the printed remarks from the list."""
-    for text in _remarks:
-        print_line(text)
+    for remark in _remarks:
+        print_line(remark)
     drop_remarks()
 
 
-def print_line(text: str) -> None:
+def print_line(line_text: str) -> None:
     """Prints one line on stderr, if stderr is open."""
     if sys.stderr is not None:  # None: the caller closed it
         with suppress(OSError):
-            print(one_line(text), file=sys.stderr, flush=True)
+            print(one_line(line_text), file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -62,56 +62,56 @@ def open_stdout() -> Iterator[IO[str]]:
         discard_stream(sys.stdout)
 
 
-def discard_stream(stream: IO[str]) -> None:
+def discard_stream(output_stream: IO[str]) -> None:
     """Redirects a stream and its buffered text to the null device. A stream in memory is left unchanged."""
     with suppress(UnsupportedOperation):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output_stream.fileno())
 
 
-def check_writable(path: Path, option: str) -> None:
+def check_writable(output_path: Path, flag: str) -> None:
     """Raises `InputError`, which names the option, if the file cannot be written."""
     try:
-        folder = path.resolve().parent
-        if path.is_dir():
-            raise InputError(f"{option}: {path} is a folder; expected a file")
-        if not folder.is_dir():
-            raise InputError(f"{option}: {path}: there is no folder {folder}; expected one that exists")
-        if not os.access(path if is_device(path) else folder, os.W_OK):
-            raise InputError(f"{option}: {path}: is not writable")
+        output_folder = output_path.resolve().parent
+        if output_path.is_dir():
+            raise InputError(f"{flag}: {output_path} is a folder; expected a file")
+        if not output_folder.is_dir():
+            raise InputError(f"{flag}: {output_path}: there is no folder {output_folder}; expected one that exists")
+        if not os.access(output_path if is_device(output_path) else output_folder, os.W_OK):
+            raise InputError(f"{flag}: {output_path}: is not writable")
     except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
         raise InputError(
-            f"{option}: {path}: {getattr(error, 'strerror', None) or error}; expected a file that can be written"
+            f"{flag}: {output_path}: {getattr(error, 'strerror', None) or error}; expected a file that can be written"
         ) from None
 
 
-def is_device(path: Path) -> bool:
+def is_device(output_path: Path) -> bool:
     """Whether the path is a device or a pipe, which is never replaced by a file (`-o /dev/null`)."""
-    return path.exists() and not path.is_file()
+    return output_path.exists() and not output_path.is_file()
 
 
 @contextmanager
-def open_whole_file(path: Path, option: str) -> Iterator[TextIOWrapper]:
+def open_whole_file(output_path: Path, option_name: str) -> Iterator[TextIOWrapper]:
     """Opens a temporary file, which is renamed to the final path after all its text is written.
 
     Raises `InputError`, which names the option, if it cannot be written.
     """
-    check_writable(path, option)
-    if is_device(path):
+    check_writable(output_path, option_name)
+    if is_device(output_path):
         try:
-            with path.open("w", encoding="utf-8") as output_stream:
+            with output_path.open("w", encoding="utf-8") as output_stream:
                 yield output_stream
         except BrokenPipeError:
             raise
         except OSError as error:
-            raise _write_error(path, option, error) from None
+            raise _write_error(output_path, option_name, error) from None
         return
-    target = path.resolve()
+    target = output_path.resolve()
     with _finally_on_signals():
         try:
-            file_descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=".llmcalc-")
+            file_descriptor, temporary_name = tempfile.mkstemp(dir=target.parent, prefix=".llmcalc-")
         except OSError as error:
-            raise _write_error(path, option, error) from None
-        partial_file = Path(name)
+            raise _write_error(output_path, option_name, error) from None
+        partial_file = Path(temporary_name)
         try:
             with os.fdopen(file_descriptor, "w", encoding="utf-8") as output_stream:
                 yield output_stream
@@ -155,12 +155,12 @@ def _finally_on_signals() -> Iterator[None]:
         signal.signal(stop.number, signal.SIG_DFL)
         os.kill(os.getpid(), stop.number)
     finally:
-        for signal_number, handler in previous_handlers.items():
-            signal.signal(signal_number, handler)
+        for signal_number, previous_handler in previous_handlers.items():
+            signal.signal(signal_number, previous_handler)
 
 
-def _write_error(path: Path, option: str, error: OSError) -> InputError:
-    return InputError(f"{option}: {path}: {error.strerror}; expected a file that can be written")
+def _write_error(output_path: Path, option_name: str, os_error: OSError) -> InputError:
+    return InputError(f"{option_name}: {output_path}: {os_error.strerror}; expected a file that can be written")
 
 
 def _current_umask() -> int:

@@ -39,19 +39,19 @@ def command(
     from ..questions.counts import ParamsQuestion, params_of_file
     from ..sources.preset import name_in_errors
 
-    include = included(with_mtp, with_towers)
-    question = ParamsQuestion(include, rank_request, target_options.load_draft(draft))
+    included_parts = included(with_mtp, with_towers)
+    params_question = ParamsQuestion(included_parts, rank_request, target_options.load_draft(draft))
     reports = []
     for target in targets:
         file_params = params_of_file(
-            target, measure, is_changed=target_options.changes or bool(include), rank=rank_request
+            target, measure, is_changed=target_options.changes or bool(included_parts), rank=rank_request
         )
         if file_params is not None and draft is not None:
             raise InputError(f"--draft: {target} is counted as it is; expected a model")
         if file_params is not None:
             reports.append(file_params.report())
             continue
-        preset = target_options.load(target, include)
+        preset = target_options.load(target, included_parts)
         with name_in_errors(preset):
-            reports.append(question.answer(preset).report())
+            reports.append(params_question.answer(preset).report())
     output_options.show(join_reports(reports), table)

@@ -31,11 +31,11 @@ def command(
         int | None,
         length_option(
             "--global-batch",
-            text="Sequences per step of all devices; default one micro-batch per device, at most about 4M tokens.",
+            help="Sequences per step of all devices; default one micro-batch per device, at most about 4M tokens.",
         ),
     ] = None,
     rows: Annotated[
-        int, length_option("--rows", text="Number of best layouts to replay on the allocator and to show.")
+        int, length_option("--rows", help="Number of best layouts to replay on the allocator and to show.")
     ] = 10,
     by: Annotated[
         Literal["time", "memory"] | None,
@@ -65,7 +65,7 @@ def command(
     from ..sources.preset import name_in_errors
 
     include = included(with_mtp, with_towers)
-    question = RunQuestion(
+    run_question = RunQuestion(
         preset=target_options.load(target, include),
         settings=plan_settings(settings, lambda name: is_given(context, name)),
         layout=layout_request,
@@ -73,8 +73,8 @@ def command(
         accelerators=(find_hardware(hardware),),
         workspace=cublas_workspace,
     )
-    with name_in_errors(question.preset):
+    with name_in_errors(run_question.preset):
         answer = ask_timed_plan(
-            question, time_options, global_batch, rows, by, where, lambda name: target_options.load(name, include)
+            run_question, time_options, global_batch, rows, by, where, lambda name: target_options.load(name, include)
         )
-    output_options.show_answer(answer, table, question.preset)
+    output_options.show_answer(answer, table, run_question.preset)

@@ -28,7 +28,7 @@ def settings_options() -> dict[str, OptionOfCommand]:
     """
     options = options_of(Settings)
     options["phase"] = options["phase"]._replace(default=None)
-    return options | {name: option_of(setting) for name, setting in SHORTHANDS.items()}
+    return options | {option_name: option_of(setting) for option_name, setting in SHORTHANDS.items()}
 
 
 def takes_settings(command: Callable[..., None]) -> Callable[..., None]:

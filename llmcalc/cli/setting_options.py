@@ -34,49 +34,49 @@ def optional_parameter(value_type: Any, option: Any) -> OptionOfCommand:
     return OptionOfCommand(annotated_type[value_type | None, option], None)
 
 
-def option_of(declaration: Declared, default: Any = None, **changes: Any) -> OptionOfCommand:
+def option_of(declaration: Declared, default_value: Any = None, **changed_fields: Any) -> OptionOfCommand:
     """Returns the command-line option for a setting.
 
-    default: default of the parameter.
-    changes: fields of `Setting` that differ in this command.
+    default_value: default of the parameter.
+    changed_fields: fields of `Setting` that differ in this command.
     """
-    setting = replace(declaration.setting, **changes)
+    setting = replace(declaration.setting, **changed_fields)
     declaration = replace(declaration, setting=setting)
-    help = f"{setting.help} [default: {setting.default}]" if setting.default else setting.help
-    names = (declaration.option, *setting.spellings)
+    help_text = f"{setting.help} [default: {setting.default}]" if setting.default else setting.help
+    option_names = (declaration.option, *setting.spellings)
     common_arguments: dict[str, Any] = {
-        "help": help,
+        "help": help_text,
         "show_default": False,
         "rich_help_panel": setting.panel,
         "hidden": not setting.common,
     }
 
-    def check_value(option: typer.CallbackParam, value: Any) -> Any:
-        return declaration.checked(value, typed_name(option))
+    def check_value(option: typer.CallbackParam, typed_value: Any) -> Any:
+        return declaration.checked(typed_value, typed_name(option))
 
     if declaration.kind is bool:
-        names = (f"{declaration.option}/{setting.off}",) if setting.off else names
-        return OptionOfCommand(Annotated[bool | None, typer.Option(*names, **common_arguments)], default)
+        option_names = (f"{declaration.option}/{setting.off}",) if setting.off else option_names
+        return OptionOfCommand(Annotated[bool | None, typer.Option(*option_names, **common_arguments)], default_value)
     if declaration.kind is Path:
-        return optional_parameter(Path, typer.Option(*names, metavar=setting.metavar, **common_arguments))
+        return optional_parameter(Path, typer.Option(*option_names, metavar=setting.metavar, **common_arguments))
     placeholder = {int: "N", float: "P"}.get(declaration.kind, "TEXT")
     metavar = setting.metavar or "|".join(declaration.words) or placeholder
-    words: Iterable[str] = declaration.words
+    possible_words: Iterable[str] = declaration.words
     typer_option = typer.Option(
-        *names,
+        *option_names,
         metavar=metavar,
         parser=str,  # the callback checks, with one message for every command and for Python
         callback=check_value,
-        autocompletion=shell_completion_of(setting.complete or (lambda: words)),
+        autocompletion=shell_completion_of(setting.complete or (lambda: possible_words)),
         **common_arguments,
     )
-    return OptionOfCommand(Annotated[str | None, typer_option], default)
+    return OptionOfCommand(Annotated[str | None, typer_option], default_value)
 
 
-def options_of(settings: type, names: Iterable[str] = ()) -> dict[str, OptionOfCommand]:
-    """Returns the options for the settings of a class. names: the settings' names, empty for all."""
+def options_of(settings: type, field_names: Iterable[str] = ()) -> dict[str, OptionOfCommand]:
+    """Returns the options for the settings of a class. field_names: the settings' names, empty for all."""
     declarations = declared(settings)
-    return {name: option_of(declarations[name], getattr(settings, name)) for name in names or declarations}
+    return {field: option_of(declarations[field], getattr(settings, field)) for field in field_names or declarations}
 
 
 def replace_parameter(
@@ -91,11 +91,11 @@ def replace_parameter(
 
     def decorate(command: CommandFunction) -> CommandFunction:
         signature = inspect.signature(command)
-        hints = get_type_hints(command, include_extras=True)
+        type_hints = get_type_hints(command, include_extras=True)
         parameters: list[inspect.Parameter] = []
-        for name, argument in signature.parameters.items():
-            if name != parameter:
-                parameters.append(argument.replace(annotation=hints[name]))
+        for parameter_name, argument in signature.parameters.items():
+            if parameter_name != parameter:
+                parameters.append(argument.replace(annotation=type_hints[parameter_name]))
                 continue
             parameters += [
                 inspect.Parameter(setting_name, argument.kind, default=option.default, annotation=option.annotation)
@@ -118,13 +118,13 @@ def replace_parameter(
 
 
 def takes_declared(
-    parameter: str, settings: type, names: Iterable[str] = ()
+    parameter: str, settings: type, field_names: Iterable[str] = ()
 ) -> Callable[[CommandFunction], CommandFunction]:
     """Returns a decorator that replaces a parameter of a command by the options for a class of settings.
 
-    The parameter gets an object of the class. names: the settings' names, empty for all.
+    The parameter gets an object of the class. field_names: the settings' names, empty for all.
     """
-    return replace_parameter(parameter, options_of(settings, names), lambda chosen: settings(**chosen))
+    return replace_parameter(parameter, options_of(settings, field_names), lambda chosen: settings(**chosen))
 
 
 def takes_inputs(command: CommandFunction) -> CommandFunction:

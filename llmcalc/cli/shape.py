@@ -42,11 +42,11 @@ def command(
     """Depth against width: other shapes of the same budget. Their ratios are those of a model."""
     from ..questions.comparisons import ShapeQuestion
 
-    question = ShapeQuestion(
+    shape_question = ShapeQuestion(
         params, flops, tokens, ffn_ratio, head_dim, kv_ratio, vocab, tie, rows, tolerance, seq, kv_dtype
     )
     target_options = TargetOptions(overrides, None, allow_unknown)
-    answer = question.answer(
+    answer = shape_question.answer(
         target, target_options.load, overrides or (), literature=literature, is_flat=output_options.fmt == "csv"
     )
     output_options.show_answer(answer, notes=literature)

@@ -8,12 +8,12 @@ from typing import Any
 
 
 def with_signature(
-    run: Callable[..., None], command: Callable[..., None], parameters: Iterable[inspect.Parameter]
+    run_command: Callable[..., None], command: Callable[..., None], parameters: Iterable[inspect.Parameter]
 ) -> Callable[..., None]:
     """Gives a command's function a name, a help text and a signature, from which typer makes the options."""
-    function: Any = run
+    wrapped_function: Any = run_command
     parameter_list = list(parameters)
-    function.__doc__, function.__name__ = command.__doc__, command.__name__
-    function.__signature__ = inspect.signature(command).replace(parameters=parameter_list)
-    function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameter_list}
-    return run
+    wrapped_function.__doc__, wrapped_function.__name__ = command.__doc__, command.__name__
+    wrapped_function.__signature__ = inspect.signature(command).replace(parameters=parameter_list)
+    wrapped_function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameter_list}
+    return run_command

@@ -68,8 +68,8 @@ class TargetOptions(NamedTuple):
             f"{part_name.option} changes nothing: the counted model has no {part_name.title}"
             for part_name in absent_parts
         )
-        for note in (*preset.notes, *missing_parts):
-            store_remark(f"note: {preset.name}: {note}")
+        for model_note in (*preset.notes, *missing_parts):
+            store_remark(f"note: {preset.name}: {model_note}")
         return preset
 
     def load_draft(self, target: str | None) -> Preset | None:
@@ -90,7 +90,7 @@ class OutputOptions(NamedTuple):
     output: Path | None = None
 
     def show_answer(
-        self, answer: ReportedAnswer, table: str | None = None, preset: Preset | None = None, **display: bool
+        self, answer: ReportedAnswer, table_name: str | None = None, preset: Preset | None = None, **display: bool
     ) -> None:
         """Writes the report of an answer. Exit code 1 if a check fails or nothing fits.
 
@@ -100,29 +100,29 @@ class OutputOptions(NamedTuple):
 
         with nullcontext() if preset is None else name_in_errors(preset):
             report = answer.report()
-        self.show(report, table, **display)
+        self.show(report, table_name, **display)
         if not answer.ok:
             raise typer.Exit(1)
 
-    def show(self, report: Report, table: str | None = None, notes: bool = False, listing: bool = False) -> None:
+    def show(self, report: Report, table_name: str | None = None, notes: bool = False, listing: bool = False) -> None:
         """Writes the answer to the file or to stdout. Warnings go to stderr if the format has no notes.
 
-        table: name of the table to write; default all.
+        table_name: name of the table to write; default all.
         notes: whether all rows and notes are printed without the option too.
         listing: whether the answer is a list, of which all rows are printed.
         """
         format_writer = WRITERS[self.fmt]
-        if table is not None:
-            report = report.only(table)
+        if table_name is not None:
+            report = report.only(table_name)
         is_brief = not (notes or self.notes)
-        if is_brief and self.fmt == "table" and not listing and table is None:
+        if is_brief and self.fmt == "table" and not listing and table_name is None:
             from ..reports.screen import trim_to_screen
 
             report = trim_to_screen(report)
         if is_brief and self.fmt in ("table", "markdown"):
             report = report.brief()
-        for text in report.warnings if format_writer.warns_apart else ():
-            store_remark(f"note: {text}")
+        for warning in report.warnings if format_writer.warns_apart else ():
+            store_remark(f"note: {warning}")
         with open_output(self.output) as output_stream:
             encoding = "ascii" if format_writer.ascii else getattr(output_stream, "encoding", None) or "utf-8"
             format_writer.write(

@@ -38,7 +38,7 @@ RUN_FILES = {
             "NAME",
             "The accelerator: a name (h100) or a .toml file with peaks and a bandwidth.",
             panel="What runs",
-            complete=complete_name,
+            completion=complete_name,
         ),
     ),
     "launch": optional_parameter(
@@ -106,13 +106,13 @@ class TimedRun:
             with_mtp=bool(self.include),
         )
 
-    def ask(self, question: RunQuestion, **more_options: Any) -> ReportedAnswer:
+    def ask(self, run_question: RunQuestion, **more_options: Any) -> ReportedAnswer:
         """Returns the answer about the run's time. more_options: additional fields of `TimeOptions`."""
         from ..questions.times import ask_time
         from ..sources.preset import name_in_errors
 
-        with name_in_errors(question.preset):
-            return ask_time(question, replace(self.options, **more_options), self.is_given, self.load)
+        with name_in_errors(run_question.preset):
+            return ask_time(run_question, replace(self.options, **more_options), self.is_given, self.load)
 
 
 def takes_timed_run(command: CommandFunction) -> CommandFunction:
@@ -123,17 +123,17 @@ def takes_timed_run(command: CommandFunction) -> CommandFunction:
     model_options = {"target": OptionOfCommand(TargetOrNone, None), "with_mtp": OptionOfCommand(WithMtp, False)}
     time_options = {**context, **run_options, **layout, **RUN_FILES, **TIME_OPTIONS, **model_options, **target_options}
 
-    def timed_run(chosen: dict[str, Any]) -> TimedRun:
+    def timed_run(option_values: dict[str, Any]) -> TimedRun:
         return TimedRun(
-            settings_with_shorthands({name: chosen[name] for name in run_options}),
-            LayoutRequest(**{name: chosen[name] for name in layout}),
-            chosen["hardware"],
-            chosen["launch"],
-            TimeOptions(**{name: chosen[name] for name in TIME_OPTIONS}),
-            chosen["target"],
-            included(chosen["with_mtp"]),
-            read_options(chosen),
-            partial(is_given, chosen["command_context"]),
+            settings_with_shorthands({name: option_values[name] for name in run_options}),
+            LayoutRequest(**{name: option_values[name] for name in layout}),
+            option_values["hardware"],
+            option_values["launch"],
+            TimeOptions(**{name: option_values[name] for name in TIME_OPTIONS}),
+            option_values["target"],
+            included(option_values["with_mtp"]),
+            read_options(option_values),
+            partial(is_given, option_values["command_context"]),
         )
 
     return replace_parameter("timed_run", time_options, timed_run)(command)

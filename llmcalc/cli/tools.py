@@ -58,19 +58,19 @@ class Tool(NamedTuple):
     @property
     def schema(self) -> dict[str, Any]:
         """Returns the JSON schema of a call: common arguments, other arguments in `options`, and `keys`."""
-        properties = {name: schema for name, schema in self.arguments.items() if name in self.common}
-        other_names = ", ".join(name for name in self.arguments if name not in self.common)
+        common_schemas = {key: value_schema for key, value_schema in self.arguments.items() if key in self.common}
+        other_names = ", ".join(key for key in self.arguments if key not in self.common)
         texts: list[str] = []
         if other_names:
             texts.append(f"Further options by name, as llmcalc {self.name} --help-all explains them: {other_names}.")
         if self.name in WITH_ENGINES:
             texts.append('With engine, its own flags: {"max_model_len": "32k", "max_num_seqs": 64}.')
         if texts:
-            properties["options"] = {"type": "object", "description": " ".join(texts), "maxProperties": 100}
-        properties["keys"] = {"type": "array", "items": _text_schema(), "maxItems": 100, "description": KEYS}
+            common_schemas["options"] = {"type": "object", "description": " ".join(texts), "maxProperties": 100}
+        common_schemas["keys"] = {"type": "array", "items": _string_schema(), "maxItems": 100, "description": KEYS}
         return {
             "type": "object",
-            "properties": properties,
+            "properties": common_schemas,
             "required": list(self.required),
             "additionalProperties": False,
         }
@@ -79,14 +79,16 @@ class Tool(NamedTuple):
 @cache
 def all_tools() -> tuple[Tool, ...]:
     """Returns the commands that language models can call as tools, with the schemas of the arguments."""
-    return tuple(_tool_of_command(name) for name in TOOLS)
+    return tuple(_tool_of_command(tool_name) for tool_name in TOOLS)
 
 
-def _tool_of_command(name: str) -> Tool:
-    command = built_command("", name)
-    parameters = {_argument_name(name, parameter): parameter for parameter in command.params if _is_input(parameter)}
+def _tool_of_command(command_name: str) -> Tool:
+    command = built_command("", command_name)
+    parameters = {
+        _argument_name(command_name, parameter): parameter for parameter in command.params if _is_input(parameter)
+    }
     return Tool(
-        name,
+        command_name,
         " ".join((command.help or "").split()),
         {argument: _argument_schema(argument, parameter) for argument, parameter in parameters.items()},
         frozenset(argument for argument, parameter in parameters.items() if parameter.name not in command.uncommon),
@@ -102,22 +104,22 @@ def _is_input(parameter: Any) -> bool:
 
 def _option_name(parameter: Any) -> str:
     """Returns an option's first long name without dashes, or an argument's name."""
-    return next((name[2:] for name in parameter.opts if name.startswith("--")), str(parameter.name))
+    return next((spelling[2:] for spelling in parameter.opts if spelling.startswith("--")), str(parameter.name))
 
 
-def _argument_name(tool: str, parameter: Any) -> str:
+def _argument_name(tool_name: str, parameter: Any) -> str:
     """Returns the argument of the API function that corresponds to a parameter of the command."""
     if parameter.param_type_name == "argument":
-        return "models" if tool == "compare" else "model"
+        return "models" if tool_name == "compare" else "model"
     return _option_name(parameter).replace("-", "_")
 
 
-def _text_schema(**more_fields: Any) -> dict[str, Any]:
+def _string_schema(**more_fields: Any) -> dict[str, Any]:
     return {"type": "string", "maxLength": LONGEST_TEXT, **more_fields}
 
 
 def _model_schema(description: str) -> dict[str, Any]:
-    return {"anyOf": [_text_schema(minLength=1), {"type": "object"}], "description": description}
+    return {"anyOf": [_string_schema(minLength=1), {"type": "object"}], "description": description}
 
 
 def _argument_schema(argument: str, parameter: Any) -> dict[str, Any]:
@@ -140,37 +142,39 @@ def _argument_schema(argument: str, parameter: Any) -> dict[str, Any]:
         return {"type": "boolean", "description": description}
     if get_origin(parameter_type) is list:
         return {
-            "anyOf": [_text_schema(), {"type": "array", "items": _text_schema(), "maxItems": 100}],
+            "anyOf": [_string_schema(), {"type": "array", "items": _string_schema(), "maxItems": 100}],
             "description": description,
         }
-    words = [word for word in get_args(parameter_type) if isinstance(word, str)]
-    if words:
-        return {"type": "string", "enum": words, "description": description}
+    possible_values = [possible_value for possible_value in get_args(parameter_type) if isinstance(possible_value, str)]
+    if possible_values:
+        return {"type": "string", "enum": possible_values, "description": description}
     value_type = "integer" if parameter_type is int else NUMBERS.get(placeholder)
-    return _text_schema(description=description) | ({"type": [value_type, "string"]} if value_type else {})
+    return _string_schema(description=description) | ({"type": [value_type, "string"]} if value_type else {})
 
 
-def answer_of_tool(name: str, arguments: Mapping[str, Any]) -> Any:
+def answer_of_tool(tool_name: str, arguments: Mapping[str, Any]) -> Any:
     """Calls a tool and returns the answer as a JSON document. arguments: by name in the schema.
 
     Raises `InputError`, whose message names the argument, for arguments that the schema or the command refuses.
     """
     from importlib import import_module
 
-    if name not in TOOLS:
-        raise InputError(f"there is no tool '{name}'.{suggest(name, list(TOOLS))} Expected one of {', '.join(TOOLS)}")
-    tool = next(tool for tool in all_tools() if tool.name == name)
+    if tool_name not in TOOLS:
+        raise InputError(
+            f"there is no tool '{tool_name}'.{suggest(tool_name, list(TOOLS))} Expected one of {', '.join(TOOLS)}"
+        )
+    tool = next(tool for tool in all_tools() if tool.name == tool_name)
     _check_size(arguments)
     _check_arguments({**tool.arguments, **tool.schema["properties"]}, arguments)
     for argument in tool.required:
         if argument not in arguments:
             raise InputError(f"{argument}: missing; expected {tool.arguments[argument]['description']}")
-    values = dict(arguments)
-    requested_keys, options = values.pop("keys", None), values.pop("options", {})
-    repeated_names = sorted(options.keys() & values.keys())
+    call_arguments = dict(arguments)
+    requested_keys, options = call_arguments.pop("keys", None), call_arguments.pop("options", {})
+    repeated_names = sorted(options.keys() & call_arguments.keys())
     if repeated_names:
         raise InputError(f"options: {repeated_names[0]} is an argument too; expected it once")
-    is_of_engine = "engine" in values or "launch" in values
+    is_of_engine = "engine" in call_arguments or "launch" in call_arguments
     _check_arguments(
         tool.arguments,
         {
@@ -179,12 +183,12 @@ def answer_of_tool(name: str, arguments: Mapping[str, Any]) -> Any:
             if option_key in tool.arguments or not is_of_engine
         },
     )
-    values |= options
-    models = values.pop("models", [values.pop("model")] if "model" in values else [])
-    for model in (*models, values.get("draft")):
+    call_arguments |= options
+    models = call_arguments.pop("models", [call_arguments.pop("model")] if "model" in call_arguments else [])
+    for model in (*models, call_arguments.get("draft")):
         _check_model(model)
-    document = getattr(import_module("..api", __package__), name)(*models, **values).document
-    return document if requested_keys is None else _selected_keys(document, requested_keys)
+    answer_document = getattr(import_module("..api", __package__), tool_name)(*models, **call_arguments).document
+    return answer_document if requested_keys is None else _selected_keys(answer_document, requested_keys)
 
 
 def _check_size(arguments: Mapping[str, Any]) -> None:
@@ -202,12 +206,12 @@ def _check_arguments(known_arguments: Mapping[str, Any], arguments: Mapping[str,
     """Raises `InputError` for the first argument that is unknown or has the wrong type. known_arguments: schemas."""
     from jsonschema import Draft202012Validator
 
-    for argument, value in arguments.items():
+    for argument, argument_value in arguments.items():
         if argument not in known_arguments:
             raise InputError(f"{argument}: there is no such argument.{suggest(argument, list(known_arguments))}")
-        if not Draft202012Validator(known_arguments[argument]).is_valid(value):
+        if not Draft202012Validator(known_arguments[argument]).is_valid(argument_value):
             raise InputError(
-                f"{argument}: {shown(value)} does not fit; expected {known_arguments[argument]['description']}"
+                f"{argument}: {shown(argument_value)} does not fit; expected {known_arguments[argument]['description']}"
             )
 
 
@@ -217,11 +221,11 @@ def _check_model(model: Any) -> None:
         raise InputError(f"model: '{STDIN}' is standard input, which the protocol uses; expected a name or a path")
 
 
-def _selected_keys(document: Any, requested_keys: list[str]) -> Any:
+def _selected_keys(answer_document: Any, requested_keys: list[str]) -> Any:
     """Returns the requested keys of a document, or of each document in a list."""
-    if isinstance(document, list):
-        return [_selected_keys(document_entry, requested_keys) for document_entry in document]
-    unknown_keys = [requested_key for requested_key in requested_keys if requested_key not in document]
+    if isinstance(answer_document, list):
+        return [_selected_keys(document_entry, requested_keys) for document_entry in answer_document]
+    unknown_keys = [requested_key for requested_key in requested_keys if requested_key not in answer_document]
     if unknown_keys:
-        raise InputError(f"keys: the answer has no '{unknown_keys[0]}'; expected of {', '.join(document)}")
-    return {requested_key: document[requested_key] for requested_key in requested_keys}
+        raise InputError(f"keys: the answer has no '{unknown_keys[0]}'; expected of {', '.join(answer_document)}")
+    return {requested_key: answer_document[requested_key] for requested_key in requested_keys}

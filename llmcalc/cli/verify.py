@@ -25,10 +25,10 @@ def command(
         Device, typer.Option(help="Device of the reference: meta (shapes only), or real tensors.")
     ] = "meta",
     against: Annotated[Witness, typer.Option(help="What to compare the closed forms with.")] = "reference",
-    batch: Annotated[int, length_option("--batch", "-b", text="Sequences of the pass that is run.", most=1024)] = 1,
+    batch: Annotated[int, length_option("--batch", "-b", help="Sequences of the pass that is run.", maximum=1024)] = 1,
     seq: Annotated[
         int | None,
-        length_option("--seq", "-s", text="Tokens of each; by default enough to fill every window.", most=2**20),
+        length_option("--seq", "-s", help="Tokens of each; by default enough to fill every window.", maximum=2**20),
     ] = None,
     every_layer: Annotated[
         bool, typer.Option("--every-layer", help="On meta, run every layer, also identical ones.")
@@ -50,7 +50,7 @@ def command(
     layout_request: LayoutRequest = NO_LAYOUT_OPTIONS,
     num_microbatches: Annotated[
         int | None,
-        length_option("--num-microbatches", text="With --distributed: of a step; 2, or twice --pp, if not given."),
+        length_option("--num-microbatches", help="With --distributed: of a step; 2, or twice --pp, if not given."),
     ] = None,
     junit_file: JunitOption = None,
     table: TableOption = None,
@@ -84,13 +84,13 @@ def command(
         raise typer.Exit(1)
 
 
-def _with_progress(names: list[str]) -> Iterator[str]:
+def _with_progress(model_names: list[str]) -> Iterator[str]:
     """Yields the models' names, with a progress bar on stderr if it is a terminal and there are several names."""
     from rich.console import Console
     from rich.progress import track
 
     console = Console(stderr=True)
-    if len(names) == 1 or not console.is_terminal:
-        return iter(names)
-    bar: Any = track(names, "verifying", console=console, transient=True)
-    return iter(bar)
+    if len(model_names) == 1 or not console.is_terminal:
+        return iter(model_names)
+    progress_bar: Any = track(model_names, "verifying", console=console, transient=True)
+    return iter(progress_bar)

@@ -1,4 +1,4 @@
-"""Names of arguments: those that readers know, from a file `argument_names.toml` beside each, and their spelling."""
+"""The argument names that each reader knows, from the file `argument_names.toml` in the reader's folder."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ def keyword_of(spelling: str) -> str:
 
 
 @cache
-def _tables_beside(path: Path) -> dict[str, str]:
-    return tomllib.loads(path.read_text())
+def _tables_beside(reader_file: Path) -> dict[str, str]:
+    return tomllib.loads(reader_file.read_text())

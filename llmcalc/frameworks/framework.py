@@ -75,8 +75,8 @@ class FromFile:
     @property
     def function(self) -> Callable[..., Any]:
         """The function, imported from the file."""
-        file, _, name = self.place.partition(":")
-        function: Callable[..., Any] = getattr(import_module(f".{file}", self.folder), name)
+        file_name, _, function_name = self.place.partition(":")
+        function: Callable[..., Any] = getattr(import_module(f".{file_name}", self.folder), function_name)
         return function
 
     def __call__(self, *arguments: Any) -> Any:
@@ -95,20 +95,20 @@ class EstimateErrors(NamedTuple):
     under: float
     over: float = 1.0
 
-    def lower_bound(self, bytes: int) -> int:
-        """Returns a lower bound of a layout's memory in bytes. bytes: the estimated peak."""
-        return bytes - int(self.under * bytes)
+    def lower_bound(self, estimated_bytes: int) -> int:
+        """Returns a lower bound of a layout's memory in bytes. estimated_bytes: the estimated peak."""
+        return estimated_bytes - int(self.under * estimated_bytes)
 
-    def upper_bound(self, bytes: int) -> int:
-        """Returns an upper bound of a layout's memory in bytes. bytes: the estimated peak."""
-        return bytes + int(self.over * bytes)
+    def upper_bound(self, estimated_bytes: int) -> int:
+        """Returns an upper bound of a layout's memory in bytes. estimated_bytes: the estimated peak."""
+        return estimated_bytes + int(self.over * estimated_bytes)
 
 
 RankMemoryOf: TypeAlias = "Callable[[RunOnRanks, int, Runtime], DeviceMemory]"
 """The memory of one rank. Raises `InputError` for what the framework does not have or is not modelled."""
 
 
-def _accept_every_run(memory_estimate: Memory, version: str) -> None:
+def _accept_every_run(memory_estimate: Memory, framework_version: str) -> None:
     """Accepts every run, as the default `Framework.check`."""
 
 
@@ -121,7 +121,7 @@ def _no_document_values(training_run: RunOnRanks) -> Mapping[str, Any]:
     return {}
 
 
-def _eager_stack(launched_run: Launch | None, compiled: bool) -> str:
+def _eager_stack(launched_run: Launch | None, is_compiled: bool) -> str:
     """Returns the name of the eager PyTorch software stack, as the default `Framework.stack`."""
     return "torch"
 

@@ -36,12 +36,12 @@ def inference_rank(whole_model: Memory, layout: Layout, rank: int, cuda_runtime:
     """
     check_layout(layout)
     model = rank_model(whole_model.spec, layout, rank)
-    include = whole_model.states.count.include
+    included_parts = whole_model.states.count.include
     divided_memory = memory(
         model,
         whole_model.settings,
         whole_model.published,
-        include,
+        included_parts,
         whole_model.config,
         cuda_runtime,
         quantized_sizes=whole_model.quantized_sizes_of_rank(model),
@@ -58,9 +58,9 @@ def rank_memory(memory_estimate: Memory) -> DeviceMemory:
     assert isinstance(model, RankModel)
     device, first_layer = memory_estimate.device, min(model.chunks.layers, default=0)
 
-    def with_model_layer_indices(point: Point) -> Point:
-        layer = re.sub(r"^layers\.(\d+)", lambda path: f"layers.{int(path[1]) + first_layer}", point.node)
-        return point._replace(node=layer)
+    def with_model_layer_indices(timeline_point: Point) -> Point:
+        layer = re.sub(r"^layers\.(\d+)", lambda path: f"layers.{int(path[1]) + first_layer}", timeline_point.node)
+        return timeline_point._replace(node=layer)
 
     tensors, *other_terms = device.terms
     if tensors.status == "untested":
@@ -81,12 +81,12 @@ def rank_memory(memory_estimate: Memory) -> DeviceMemory:
 
 def has_tensor_parallel_plan(model: RankModel) -> bool:
     """Whether PyTorch has a tensor-parallel plan for every module that the layout divides."""
-    program, layout = model.program(), model.layout
-    assert isinstance(program, RankFlow)
+    model_program, layout = model.program(), model.layout
+    assert isinstance(model_program, RankFlow)
     if layout.tp == layout.ep == layout.expert_tp == 1:
         return True
     try:
-        check_divided(program)
+        check_divided(model_program)
     except InputError:
         return False
     return True
@@ -101,9 +101,9 @@ def check_serving(layout: Layout, framework: Framework) -> None:
 
 def check_layout(layout: Layout) -> None:
     """Raises `InputError` for a layout that only training supports."""
-    for size_name, size in (("cp", layout.cp), ("vpp", layout.vpp), ("zero", layout.zero + 1)):
-        if size > 1:
-            typed_option = f"--{size_name} {size - (size_name == 'zero')}"
+    for size_name, parallel_size in (("cp", layout.cp), ("vpp", layout.vpp), ("zero", layout.zero + 1)):
+        if parallel_size > 1:
+            typed_option = f"--{size_name} {parallel_size - (size_name == 'zero')}"
             raise InputError(
                 f"{typed_option}: is of training; expected --tp, --pp, --ep, --etp or --dp, or --phase training"
             )

@@ -51,8 +51,8 @@ def communicator_bytes(ranks: int, torch: str = "") -> int:
     """
     if ranks == 1:
         return 0
-    edges = 2 * (ranks - 1) if is_older(torch, LAZY) else 0
-    return CHANNELS * CONNECTION * (ranks + edges) // ranks
+    extra_edges = 2 * (ranks - 1) if is_older(torch, LAZY) else 0
+    return CHANNELS * CONNECTION * (ranks + extra_edges) // ranks
 
 
 def communicator_sizes(layout: Layout, framework: Framework) -> list[int]:
@@ -66,7 +66,7 @@ def communicator_sizes(layout: Layout, framework: Framework) -> list[int]:
 
 
 def with_nccl(
-    memory: DeviceMemory, layout: Layout, framework: Framework, cuda_runtime: Runtime, torch: str = ""
+    rank_memory: DeviceMemory, layout: Layout, framework: Framework, cuda_runtime: Runtime, torch_version: str = ""
 ) -> DeviceMemory:
     """Returns a rank's memory plus NCCL's buffers, if the size of the buffers is known."""
     if (
@@ -75,13 +75,13 @@ def with_nccl(
         or layout.world > MACHINE
         or not cuda_runtime.gpu.startswith("A100")
     ):
-        return memory
-    nccl_bytes = sum(communicator_bytes(ranks, torch) for ranks in communicator_sizes(layout, framework))
+        return rank_memory
+    nccl_bytes = sum(communicator_bytes(ranks, torch_version) for ranks in communicator_sizes(layout, framework))
     if not nccl_bytes:
-        return memory
-    source = "NCCL's source: 24 channels of an A100 behind NVSwitch"
+        return rank_memory
+    citation = "NCCL's source: 24 channels of an A100 behind NVSwitch"
     return replace(
-        memory,
-        device_bytes=memory.device_bytes + nccl_bytes,
-        terms=(*memory.terms, Term(NAME, nccl_bytes, "estimate", source, "NCCL 2.14 to 2.28", True)),
+        rank_memory,
+        device_bytes=rank_memory.device_bytes + nccl_bytes,
+        terms=(*rank_memory.terms, Term(NAME, nccl_bytes, "estimate", citation, "NCCL 2.14 to 2.28", True)),
     )

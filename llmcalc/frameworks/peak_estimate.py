@@ -41,9 +41,9 @@ STACKS = "encoder", "decoder"
 """The parts of an encoder-decoder that have layers."""
 
 
-def is_layer_path(path: str) -> bool:
-    """Whether a module is a layer of the model or inside a layer. path: the module's path."""
-    return "layers" in path.split(".")
+def is_layer_path(module_path: str) -> bool:
+    """Whether a module is a layer of the model or inside a layer. module_path: the module's path."""
+    return "layers" in module_path.split(".")
 
 
 class PeakByPath(NamedTuple):
@@ -57,10 +57,12 @@ class PeakByPath(NamedTuple):
     @staticmethod
     def peaks_since_restart(memory_meter: Meter, bytes_before: int) -> PeakByPath:
         """Returns the peak bytes since the meter's last restart, minus `bytes_before`, the bytes allocated then."""
-        peaks: dict[str, int] = {}
-        for module_path, peak in memory_meter.peaks.items():
-            peaks[module_path.path] = max(peaks.get(module_path.path, 0), peak.bytes - bytes_before)
-        return PeakByPath(peaks)
+        peak_by_path: dict[str, int] = {}
+        for module_path, module_peak in memory_meter.peaks.items():
+            peak_by_path[module_path.path] = max(
+                peak_by_path.get(module_path.path, 0), module_peak.bytes - bytes_before
+            )
+        return PeakByPath(peak_by_path)
 
     def with_more_layers(self, longer_peak: PeakByPath, added_layers: int) -> PeakByPath:
         """Returns the peak bytes with `count` more layers. longer_peak: the peak bytes with one more layer."""
@@ -69,9 +71,9 @@ class PeakByPath(NamedTuple):
             {path: peak + added_layers * (bytes_by_path.get(path, peak) - peak) for path, peak in self.by_path.items()}
         )
 
-    def plus_bytes(self, bytes: int) -> PeakByPath:
+    def plus_bytes(self, added_bytes: int) -> PeakByPath:
         """Returns the peak bytes with the same number of bytes added to each module's peak."""
-        return PeakByPath({path: peak + bytes for path, peak in self.by_path.items()})
+        return PeakByPath({module_path: module_peak + added_bytes for module_path, module_peak in self.by_path.items()})
 
 
 @frozen
@@ -105,12 +107,12 @@ class MicroBatchBytes:
     @cached_property
     def layer_forward_peak(self) -> int:
         """The peak bytes of the layers' forward pass."""
-        return max((bytes for path, bytes in self.forward.by_path.items() if is_layer_path(path)), default=0)
+        return max((bytes for module, bytes in self.forward.by_path.items() if is_layer_path(module)), default=0)
 
     @cached_property
     def loss_peak(self) -> int:
         """The peak bytes around the loss: in the forward pass outside the layers, and in the loss's backward pass."""
-        outside_layers = (bytes for path, bytes in self.forward.by_path.items() if not is_layer_path(path))
+        outside_layers = (bytes for module, bytes in self.forward.by_path.items() if not is_layer_path(module))
         return max(self.backward.by_path.get("loss", 0), *outside_layers, 0)
 
     @cached_property
@@ -121,8 +123,10 @@ class MicroBatchBytes:
     @cached_property
     def head_backward_peak(self) -> int:
         """The peak bytes of the backward pass in modules outside the layers, without the loss."""
-        items = self.backward.by_path.items()
-        return max((bytes for path, bytes in items if path not in ("", "loss") and not is_layer_path(path)), default=0)
+        peaks = self.backward.by_path.items()
+        return max(
+            (bytes for module, bytes in peaks if module not in ("", "loss") and not is_layer_path(module)), default=0
+        )
 
     @cached_property
     def backward_outside_modules(self) -> int:
@@ -132,7 +136,7 @@ class MicroBatchBytes:
     @cached_property
     def layer_backward_peak(self) -> int:
         """The peak bytes of the layers' backward pass."""
-        return max((bytes for path, bytes in self.backward.by_path.items() if is_layer_path(path)), default=0)
+        return max((bytes for module, bytes in self.backward.by_path.items() if is_layer_path(module)), default=0)
 
     def with_more_layers(self, longer_peak: MicroBatchBytes, added_layers: int) -> MicroBatchBytes:
         """Returns a micro-batch's bytes with `count` more layers. longer_peak: bytes with one more layer."""
@@ -163,19 +167,20 @@ class BytesPerParameter(NamedTuple):
 
 def parameters_in_padded_rows(shards: int, use: OpUse) -> Number:
     """Returns the number of parameters, with rows padded to a multiple of the shards."""
-    count = use.params()
-    if not count:
+    parameter_count = use.params()
+    if not parameter_count:
         return 0
     padded_tensors = ((tensor, ceil_div(tensor.shape[0], shards) * shards) for tensor in use.tensors() if tensor.shape)
-    return count + sum(
-        exact_div(times(tensor.size, rows - tensor.shape[0]), tensor.shape[0]) for tensor, rows in padded_tensors
+    return parameter_count + sum(
+        exact_div(times(tensor.size, padded_rows - tensor.shape[0]), tensor.shape[0])
+        for tensor, padded_rows in padded_tensors
     )
 
 
 def distinct_micro_batches(layout: Layout, micro_batches: int) -> int:
     """Returns the number of micro-batches after which the schedule repeats, plus an incomplete last round."""
-    period = 2 * layout.pp * layout.vpp
-    return micro_batches if micro_batches <= period else period + micro_batches % layout.pp
+    schedule_period = 2 * layout.pp * layout.vpp
+    return micro_batches if micro_batches <= schedule_period else schedule_period + micro_batches % layout.pp
 
 
 FEWEST_EXTRAPOLATED = 2 * SHORT_RUN_REPEATS + 2
@@ -229,9 +234,10 @@ class PeakEstimate:
     def layer_kinds(self) -> list[Scope]:
         """The type of each layer of the model, the encoder's layers first."""
         root = self.spec.shared_program.root
-        parents = [root, *(item for item in root.items if isinstance(item, Scope) and item.name in STACKS)]
+        parents = [root, *(layer for layer in root.items if isinstance(layer, Scope) and layer.name in STACKS)]
         stacks = [
-            [item for item in parent.items if isinstance(item, Scope) and item.name == "layers"] for parent in parents
+            [layer for layer in stack_scope.items if isinstance(layer, Scope) and layer.name == "layers"]
+            for stack_scope in parents
         ]
         return [layer_kind for stack in stacks if stack for layer_kind in layer_kinds(stack)]
 
@@ -259,10 +265,10 @@ class PeakEstimate:
         first_rank_bytes = bytes_by_rank[0]
         if micro_batches and not self.frees_gradients and layout.schedule in ("1f1b", "interleaved"):
             first_rank = [stage for stage in stages(layout, self.layers) if stage.rank == 0]
-            saved_bytes = [self._least_saved(layout, stage) for stage in first_rank]
+            saved_bytes = [self._least_saved_bytes(layout, stage) for stage in first_rank]
             if any(saved_bytes):
-                distinct = distinct_micro_batches(layout, micro_batches)
-                first_rank_bytes += peak_in_flight(layout, distinct, 0, saved_bytes)[0]
+                distinct_count = distinct_micro_batches(layout, micro_batches)
+                first_rank_bytes += peak_in_flight(layout, distinct_count, 0, saved_bytes)[0]
         return self.fixed_bytes + max(first_rank_bytes, *bytes_by_rank)
 
     def _static_bytes_by_rank(self, layout: Layout) -> list[int]:
@@ -274,16 +280,16 @@ class PeakEstimate:
             self._static[layout] = by_rank
         return self._static[layout]
 
-    def _least_saved(self, layout: Layout, stage: Stage) -> int:
-        """Returns a lower bound of the bytes that a micro-batch saves in a stage, from layers measured elsewhere."""
+    def _least_saved_bytes(self, layout: Layout, stage: Stage) -> int:
+        """Returns a lower bound of the bytes that a micro-batch saves in a stage, from already measured layers."""
         shape = _activation_shape(layout)
         return sum(self._saved_by_layer.get((*shape, id(self.layer_kinds[i])), 0) for i in stage.layers)
 
     def largest_rank(self, layout: Layout, micro_batches: int) -> tuple[int, int]:
         """Returns the peak bytes of the rank that needs the most memory, and its pipeline stage."""
-        peaks = self.peaks_by_stage(layout, micro_batches)
-        largest_stage = max(range(layout.pp), key=lambda stage: (peaks[stage], -stage))
-        return peaks[largest_stage], largest_stage
+        stage_peaks = self.peaks_by_stage(layout, micro_batches)
+        largest_stage = max(range(layout.pp), key=lambda stage: (stage_peaks[stage], -stage))
+        return stage_peaks[largest_stage], largest_stage
 
     def exceeds(self, layout: Layout, micro_batches: int, is_too_large: Callable[[int], bool]) -> bool:
         """Whether the peak bytes of any rank are too large, with no more measurements than show it.
@@ -323,7 +329,7 @@ class PeakEstimate:
         previous_key: tuple[object, ...] = ()
         for rank, rank_stages in enumerate(stages_by_rank):
             all_in_flight = micro_batches <= layout.pp - rank
-            key = (all_in_flight, *((self._runs_of_kinds(stage), stage.first, stage.last) for stage in rank_stages))
+            key = (all_in_flight, *((self._layer_kind_runs(stage), stage.first, stage.last) for stage in rank_stages))
             if key != previous_key or layout.schedule not in ("1f1b", "interleaved"):
                 distinct_ranks[rank] = rank_stages
             previous_key = key
@@ -335,8 +341,13 @@ class PeakEstimate:
 
     def _measurement_key(self, layout: Layout, stage: Stage) -> tuple[object, ...]:
         """Returns what determines the measured bytes of a stage."""
-        start, end, _ = self._measured_layers(stage)
-        return (*_activation_shape(layout), tuple(map(id, self.layer_kinds[start:end])), stage.first, stage.last)
+        first_layer, end_layer, _ = self._measured_layers(stage)
+        return (
+            *_activation_shape(layout),
+            tuple(map(id, self.layer_kinds[first_layer:end_layer])),
+            stage.first,
+            stage.last,
+        )
 
     def _rank_peak(self, layout: Layout, rank: int, rank_stages: list[Stage], micro_batches: int) -> int:
         """Returns the peak bytes of a rank: the largest of four points in time of a training step.
@@ -352,50 +363,52 @@ class PeakEstimate:
             self.stage_parameters(layout, stage)._replace(extra_gradients=batch.extra_gradients)
             for stage, batch in zip(rank_stages, pass_bytes, strict=True)
         ]
-        transient = self.transient_bytes(layout, parameters)
-        peaks = [
-            _pass_peaks(batch, stage, transient, micro_batches)
+        transient_bytes = self.transient_bytes(layout, parameters)
+        chunk_peaks = [
+            _pass_peaks(batch, stage, transient_bytes, micro_batches)
             for batch, stage in zip(pass_bytes, rank_stages, strict=True)
         ]
         keeps_all_microbatches = in_flight.awaiting_backward == (micro_batches,) and (
             layout.pp == 1 or layout.zero == 0
         )
         if self.frees_gradients and keeps_all_microbatches:
-            pass_peak = self._first_backward_peak(layout, rank_stages[0], pass_bytes[0], peaks[0])
+            pass_peak = self._first_backward_peak(layout, rank_stages[0], pass_bytes[0], chunk_peaks[0])
         else:
             pass_peak = max(
                 max(stage_peaks) - batch.saved
-                for stage_peaks, batch, count in zip(peaks, pass_bytes, in_flight.awaiting_backward, strict=True)
-                if count
+                for stage_peaks, batch, batch_count in zip(
+                    chunk_peaks, pass_bytes, in_flight.awaiting_backward, strict=True
+                )
+                if batch_count
             )
         static_bytes = self._static_bytes_by_rank(layout)[rank]
         if layout.is_two_way:
             static_bytes += self._static_bytes_by_rank(layout)[layout.pp - 1 - rank]
         received_bytes = micro_batches * sum(batch.received for batch in pass_bytes)
         moment_bytes = (
-            saved_bytes + pass_peak + transient.in_passes,
+            saved_bytes + pass_peak + transient_bytes.in_passes,
             saved_bytes
             - min(batch.saved for batch in pass_bytes)
-            + max(transient.backward_end, transient.forward_start),
-            transient.gradient_reduction,
-            transient.optimizer_step,
+            + max(transient_bytes.backward_end, transient_bytes.forward_start),
+            transient_bytes.gradient_reduction,
+            transient_bytes.optimizer_step,
         )
-        return self.fixed_bytes + static_bytes + received_bytes + transient.always + max(moment_bytes)
+        return self.fixed_bytes + static_bytes + received_bytes + transient_bytes.always + max(moment_bytes)
 
     def _first_backward_peak(
-        self, layout: Layout, stage: Stage, pass_bytes: MicroBatchBytes, peaks: tuple[int, int, int]
+        self, layout: Layout, stage: Stage, pass_bytes: MicroBatchBytes, pass_peaks: tuple[int, int, int]
     ) -> int:
         """Returns the peak bytes of the first backward pass of a step, which starts without gradients.
 
         The gradients of the head come first, those of the first layer last.
         """
-        parameters, (forward, head, layer) = self.stage_parameters(layout, stage), peaks
+        parameters, (forward_peak, head_peak, layer_peak) = self.stage_parameters(layout, stage), pass_peaks
         gradients = self.static_bytes(layout, stage, gradients_only=True)
         head_elements = min(parameters.outside_layers, parameters.largest_tensor)
         head_gradients = round(gradients * head_elements / parameters.total)
-        first_layer = layer - pass_bytes.saved
-        last_layer = max(head, layer) - gradients + head_gradients
-        return max(forward - gradients, last_layer, first_layer) - pass_bytes.saved
+        first_layer = layer_peak - pass_bytes.saved
+        last_layer = max(head_peak, layer_peak) - gradients + head_gradients
+        return max(forward_peak - gradients, last_layer, first_layer) - pass_bytes.saved
 
     def static_bytes(self, layout: Layout, stage: Stage, gradients_only: bool = False) -> int:
         """Returns a stage's bytes of weights, gradients and optimizer states, or of the gradients alone."""
@@ -403,51 +416,52 @@ class PeakEstimate:
         weights, gradients, optimizer, adamw_extra = self.per_parameter
         if gradients_only:
             weights = optimizer = adamw_extra = 0
-        bytes = adamw_extra * (parameters.outside_layers + parameters.experts)
+        static_bytes = adamw_extra * (parameters.outside_layers + parameters.experts)
         for parameter_count, shards in ((parameters.dense, layout.shards), (parameters.experts, layout.expert_shards)):
-            bytes += parameter_count * weights / (shards if layout.zero == 3 else 1)
-            bytes += parameter_count * gradients / (shards if layout.zero >= 2 else 1)
-            bytes += parameter_count * optimizer / (shards if layout.zero >= 1 else 1)
-        return round(bytes)
+            static_bytes += parameter_count * weights / (shards if layout.zero == 3 else 1)
+            static_bytes += parameter_count * gradients / (shards if layout.zero >= 2 else 1)
+            static_bytes += parameter_count * optimizer / (shards if layout.zero >= 1 else 1)
+        return round(static_bytes)
 
     def stage_parameters(self, layout: Layout, stage: Stage) -> StageParameters:
         """Returns the parameter counts of a pipeline stage on one rank."""
-        etp = layout.expert_tp
-        shards = layout.shards if self.pads and layout.zero == 3 else 1
-        cache_key = (layout.tp, etp, shards, self._runs_of_kinds(stage), stage.first, stage.last)
+        expert_tp = layout.expert_tp
+        shard_count = layout.shards if self.pads and layout.zero == 3 else 1
+        cache_key = (layout.tp, expert_tp, shard_count, self._layer_kind_runs(stage), stage.first, stage.last)
         if cache_key not in self._parameters:
-            expert_layout = replace(layout, dp=etp, cp=1, ep=1, etp=etp, zero=0, hsdp_replicas=1)
-            self._parameters[cache_key] = self._count_parameters(expert_layout, stage, shards)
+            expert_layout = replace(layout, dp=expert_tp, cp=1, ep=1, etp=expert_tp, zero=0, hsdp_replicas=1)
+            self._parameters[cache_key] = self._count_parameters(expert_layout, stage, shard_count)
         counts = self._parameters[cache_key]
         return counts._replace(dense=counts.dense - counts.experts, experts=counts.experts // layout.ep)
 
-    def _count_parameters(self, layout: Layout, stage: Stage, shards: int) -> StageParameters:
+    def _count_parameters(self, layout: Layout, stage: Stage, shard_count: int) -> StageParameters:
         """Counts a pipeline stage's parameters, with the routed experts in `dense` too."""
         tree = shared_rank_program(self.spec, layout, 0, similar_stage(self.spec, stage)).node()
-        size = partial(parameters_in_padded_rows, shards) if shards > 1 else total_of
+        count_of = partial(parameters_in_padded_rows, shard_count) if shard_count > 1 else total_of
         tree_nodes = [
             tree_node for tree_node in tree.walk() if not tree_node.optional or tree_node.optional in self.include
         ]
         layers = [tree_node for tree_node in tree_nodes if tree_node.node.name == "layers"]
         layer_nodes = [tree_node for tree_node in tree_nodes if is_in_layer(tree_node)]
-        parameter_count = tree.total(size, include=self.include)
+        parameter_count = tree.total(count_of, include=self.include)
         return StageParameters(
             dense=parameter_count,
             experts=sum(
-                times(tree_node.own_cost(size), tree_node.times)
+                times(tree_node.own_cost(count_of), tree_node.times)
                 for tree_node in tree_nodes
                 if _has_routed_experts(tree_node)
             ),
-            outside_layers=parameter_count - sum(tree_node.total(size, self.include) for tree_node in layers),
-            largest_layer=max((tree_node.cost_per_repeat(size, self.include) for tree_node in layers), default=0),
-            largest_tensor=max(tree_node.own_cost(size) for tree_node in tree_nodes),
-            largest_in_layers=max((tree_node.own_cost(size) for tree_node in layer_nodes), default=0),
+            outside_layers=parameter_count - sum(tree_node.total(count_of, self.include) for tree_node in layers),
+            largest_layer=max((tree_node.cost_per_repeat(count_of, self.include) for tree_node in layers), default=0),
+            largest_tensor=max(tree_node.own_cost(count_of) for tree_node in tree_nodes),
+            largest_in_layers=max((tree_node.own_cost(count_of) for tree_node in layer_nodes), default=0),
             largest_matrix=max(
-                (tree_node.own_cost(size) for tree_node in layer_nodes if not _has_routed_experts(tree_node)), default=0
+                (tree_node.own_cost(count_of) for tree_node in layer_nodes if not _has_routed_experts(tree_node)),
+                default=0,
             ),
         )
 
-    def _runs_of_kinds(self, stage: Stage) -> tuple[object, ...]:
+    def _layer_kind_runs(self, stage: Stage) -> tuple[object, ...]:
         """Returns the layer types of a pipeline stage as (type, number of consecutive layers of this type)."""
         if stage.layers in self._kind_runs:
             return self._kind_runs[stage.layers]
@@ -469,25 +483,27 @@ class PeakEstimate:
         return self._bytes_of_stages[cache_key]
 
     def _micro_batch_bytes(self, layout: Layout, stage: Stage, shape: tuple[object, ...]) -> MicroBatchBytes:
-        start, end, repeats = self._measured_layers(stage)
+        first_layer, end_layer, repeats_per_layer = self._measured_layers(stage)
         cache_key = self._measurement_key(layout, stage)
         if cache_key not in self._measured:
-            measured_layout, measured_stage = self._layout_of_layers(layout, start, end, stage)
-            counts = [None] if repeats is None else [SHORT_RUN_REPEATS + 1, SHORT_RUN_REPEATS]
+            measured_layout, measured_stage = self._layout_of_layers(layout, first_layer, end_layer, stage)
+            run_repeats = [None] if repeats_per_layer is None else [SHORT_RUN_REPEATS + 1, SHORT_RUN_REPEATS]
             # A shorter run numbers its layers anew: with several kinds of layers it has parameters of its own.
             repeat_counts = (
-                [counts] if len(set(map(id, self.layer_kinds[start:end]))) == 1 else [[count] for count in counts]
+                [run_repeats]
+                if len(set(map(id, self.layer_kinds[first_layer:end_layer]))) == 1
+                else [[repeats] for repeats in run_repeats]
             )
             self._measured[cache_key] = tuple(
                 batch for run in repeat_counts for batch in self.measure(measured_layout, measured_stage, run)
             )
         pass_bytes = self._measured[cache_key]
-        if repeats is None:
+        if repeats_per_layer is None:
             return pass_bytes[0]
         longer_run, shorter_run = pass_bytes
-        if len(set(map(id, self.layer_kinds[start:end]))) == 1:
-            self._saved_by_layer[(*shape, id(self.layer_kinds[start]))] = longer_run.saved - shorter_run.saved
-        return shorter_run.with_more_layers(longer_run, repeats - SHORT_RUN_REPEATS)
+        if len(set(map(id, self.layer_kinds[first_layer:end_layer]))) == 1:
+            self._saved_by_layer[(*shape, id(self.layer_kinds[first_layer]))] = longer_run.saved - shorter_run.saved
+        return shorter_run.with_more_layers(longer_run, repeats_per_layer - SHORT_RUN_REPEATS)
 
     def _measured_layers(self, stage: Stage) -> tuple[int, int, int | None]:
         """Returns start and end of a stage's measured layers, and the number of repeats per measured layer.
@@ -496,40 +512,40 @@ class PeakEstimate:
 
         `SHORT_RUN_REPEATS` + 2 equal layers stand for any number of them.
         """
-        start, end = stage.layers.start, stage.layers.stop
+        first, end = stage.layers.start, stage.layers.stop
         window, kinds = SHORT_RUN_REPEATS + 2, self.layer_kinds
-        if end == start or any(kinds[i] is not kinds[start] for i in range(start, end)):
-            first_layer, period, repeats = find_pattern([kinds[i] for i in range(start, end)])
-            if repeats < FEWEST_EXTRAPOLATED:
-                return start, end, None
-            skipped_layers = (repeats - FEWEST_EXTRAPOLATED) * period
-            if start + first_layer + repeats * period == end and not stage.last:
+        if end == first or any(kinds[i] is not kinds[first] for i in range(first, end)):
+            first_layer, pattern_length, pattern_repeats = find_pattern([kinds[i] for i in range(first, end)])
+            if pattern_repeats < FEWEST_EXTRAPOLATED:
+                return first, end, None
+            skipped_layers = (pattern_repeats - FEWEST_EXTRAPOLATED) * pattern_length
+            if first + first_layer + pattern_repeats * pattern_length == end and not stage.last:
                 end -= skipped_layers
             elif not first_layer and not stage.first:
-                start += skipped_layers
-            return start, end, repeats
-        while end - start > window:
-            start, end = (start + 1, end) if stage.last else (start, end - 1)
-        while end - start < window and not stage.last and end < len(kinds) and kinds[end] is kinds[start]:
+                first += skipped_layers
+            return first, end, pattern_repeats
+        while end - first > window:
+            first, end = (first + 1, end) if stage.last else (first, end - 1)
+        while end - first < window and not stage.last and end < len(kinds) and kinds[end] is kinds[first]:
             end += 1
-        while end - start < window and not stage.first and start > 0 and kinds[start - 1] is kinds[start]:
-            start -= 1
-        if end - start < window:
+        while end - first < window and not stage.first and first > 0 and kinds[first - 1] is kinds[first]:
+            first -= 1
+        if end - first < window:
             return stage.layers.start, stage.layers.stop, None
-        return start, end, len(stage.layers)
+        return first, end, len(stage.layers)
 
-    def _layout_of_layers(self, layout: Layout, start: int, end: int, stage: Stage) -> tuple[Layout, Stage]:
-        """Returns a one-stage layout of the layers from `start` to `end`, with two experts per rank."""
+    def _layout_of_layers(self, layout: Layout, start_layer: int, end_layer: int, stage: Stage) -> tuple[Layout, Stage]:
+        """Returns a one-stage layout of the layers from `start_layer` to `end_layer`, with two experts per rank."""
         layer_count, ep = self.layers, max(1, self.experts // 2)
         stage_sizes: tuple[int, ...]
         if stage.first and stage.last:
-            stage_sizes, rank = (end,), 0
+            stage_sizes, rank = (end_layer,), 0
         elif stage.first:
-            stage_sizes, rank = (end, layer_count - end), 0
+            stage_sizes, rank = (end_layer, layer_count - end_layer), 0
         elif stage.last:
-            stage_sizes, rank = (start, layer_count - start), 1
+            stage_sizes, rank = (start_layer, layer_count - start_layer), 1
         else:
-            stage_sizes, rank = (start, end - start, layer_count - end), 1
+            stage_sizes, rank = (start_layer, end_layer - start_layer, layer_count - end_layer), 1
         layout_of_layers = replace(
             layout,
             pp=len(stage_sizes),
@@ -546,25 +562,25 @@ class PeakEstimate:
 
 
 def _pass_peaks(
-    pass_bytes: MicroBatchBytes, stage: Stage, transient: TransientBytes, micro_batches: int
+    pass_bytes: MicroBatchBytes, stage: Stage, transient_bytes: TransientBytes, micro_batches: int
 ) -> tuple[int, int, int]:
     """Returns a stage's peak bytes before the first gradient, in the head's and in the layers' backward pass."""
-    forward = max(
+    forward_peak = max(
         pass_bytes.layer_forward_peak,
-        pass_bytes.loss_peak + transient.at_loss,
-        pass_bytes.between_layers_and_head + transient.before_head,
+        pass_bytes.loss_peak + transient_bytes.at_loss,
+        pass_bytes.between_layers_and_head + transient_bytes.before_head,
     )
     if micro_batches > 1:
-        forward += transient.later_micro_batches
-    head = max(
-        pass_bytes.head_backward_peak + transient.outside_layers,
-        pass_bytes.backward_outside_modules + transient.outside_layers + transient.outside_modules,
-        pass_bytes.between_layers_and_head + transient.after_head,
+        forward_peak += transient_bytes.later_micro_batches
+    head_peak = max(
+        pass_bytes.head_backward_peak + transient_bytes.outside_layers,
+        pass_bytes.backward_outside_modules + transient_bytes.outside_layers + transient_bytes.outside_modules,
+        pass_bytes.between_layers_and_head + transient_bytes.after_head,
     )
     saved_per_layer = pass_bytes.saved // max(1, len(stage.layers))  # freed when the next layer's pass begins
-    bytes_from_other_module = max(0, transient.from_previous_layer - saved_per_layer, transient.from_head)
-    layer = pass_bytes.layer_backward_peak + transient.in_layer_backward + bytes_from_other_module
-    return forward, head + transient.from_first_gradient, layer + transient.from_first_gradient
+    bytes_from_other_module = max(0, transient_bytes.from_previous_layer - saved_per_layer, transient_bytes.from_head)
+    layer = pass_bytes.layer_backward_peak + transient_bytes.in_layer_backward + bytes_from_other_module
+    return forward_peak, head_peak + transient_bytes.from_first_gradient, layer + transient_bytes.from_first_gradient
 
 
 def _activation_shape(layout: Layout) -> tuple[object, ...]:
@@ -587,10 +603,10 @@ class RingChunk(Chunk):
     profiles = RingAttention, RingKernels
     lowering: RingAttention
 
-    def __init__(self, setup: RankSetup, stage: Stage, memory_meter: Meter | Recorder) -> None:
-        training = replace(setup.training, seq=tokens_of_rank(setup.layout, setup.training.seq))
-        super().__init__(replace(setup, training=training), stage, memory_meter)
-        self.lowering.ring = ring_of_rank(setup.layout, setup.rank)
+    def __init__(self, rank_setup: RankSetup, stage: Stage, memory_meter: Meter | Recorder) -> None:
+        rank_training = replace(rank_setup.training, seq=tokens_of_rank(rank_setup.layout, rank_setup.training.seq))
+        super().__init__(replace(rank_setup, training=rank_training), stage, memory_meter)
+        self.lowering.ring = ring_of_rank(rank_setup.layout, rank_setup.rank)
 
 
 def torch_passes(spec: ModelSpec, training_config: Training) -> MeasurePasses:
@@ -602,35 +618,35 @@ def torch_passes(spec: ModelSpec, training_config: Training) -> MeasurePasses:
         if chunk.lowering.ring is not None:
             chunk.lowering.ring = replace(chunk.lowering.ring, peaks_only=True)
         pass_bytes: list[MicroBatchBytes] = []
-        for count in (repeats[0], *repeats):  # the first pass makes the gradients
-            chunk.lowering.run_only = {} if count is None else {0: count}
+        for run_repeats in (repeats[0], *repeats):  # the first pass makes the gradients
+            chunk.lowering.run_only = {} if run_repeats is None else {0: run_repeats}
             if not pass_bytes:
                 chunk.set_up()
                 set_up_bytes = memory_meter.now
             bytes_before = memory_meter.now
             memory_meter.restart()
-            flight = chunk.forward_of()
-            saved_bytes, forward = (
+            in_flight = chunk.forward_of()
+            saved_bytes, forward_peaks = (
                 memory_meter.now - bytes_before,
                 PeakByPath.peaks_since_restart(memory_meter, bytes_before),
             )
             memory_meter.restart()
-            chunk.backward_of(flight)
-            backward = PeakByPath.peaks_since_restart(memory_meter, bytes_before)
-            del flight
+            chunk.backward_of(in_flight)
+            backward_peaks = PeakByPath.peaks_since_restart(memory_meter, bytes_before)
+            del in_flight
             gradients = [(weight.grad, weight) for weight in chunk.parameters if weight.grad is not None]
             if not pass_bytes:  # tables, and tensors that live until the next micro-batch
                 remaining_bytes = memory_meter.now - set_up_bytes - sum(gradient.bytes for gradient, _ in gradients)
             extra_bytes = sum(gradient.bytes - weight.bytes for gradient, weight in gradients)  # some are whole
             if extra_bytes and len(repeats) > 1:  # each number of layers has other gradients
-                return [batch for count in repeats for batch in measure_passes(layout, stage, [count])]
+                return [batch for run_repeats in repeats for batch in measure_passes(layout, stage, [run_repeats])]
             extra_elements = sum(gradient.count - weight.count for gradient, weight in gradients)
             constant_bytes = extra_bytes + remaining_bytes
             pass_bytes.append(
                 MicroBatchBytes(
                     saved_bytes,
-                    forward.plus_bytes(constant_bytes),
-                    backward.plus_bytes(constant_bytes),
+                    forward_peaks.plus_bytes(constant_bytes),
+                    backward_peaks.plus_bytes(constant_bytes),
                     extra_gradients=extra_elements,
                 )
             )
@@ -658,40 +674,42 @@ def bytes_per_parameter(memory_estimate: Memory, has_flat_parameters: bool = Fal
         states_per_parameter = optimizer(memory_use.optimizer.name).per_element(has_flat_parameters)
         if states_per_parameter is not None:
             bytes_per_matrix_element, adamw_extra = (
-                count * bytes_of(1, memory_use.optimizer.dtype) for count in states_per_parameter
+                states_count * bytes_of(1, memory_use.optimizer.dtype) for states_count in states_per_parameter
             )
             master_bytes = memory_use.master_weights / n
             return BytesPerParameter(
                 memory_use.weights / n, memory_use.gradients / n, bytes_per_matrix_element + master_bytes, adamw_extra
             )
-    states = 0 if memory_use.optimizer is None else memory_use.optimizer.bytes
-    return BytesPerParameter(memory_use.weights / n, memory_use.gradients / n, (states + memory_use.master_weights) / n)
+    state_bytes = 0 if memory_use.optimizer is None else memory_use.optimizer.bytes
+    return BytesPerParameter(
+        memory_use.weights / n, memory_use.gradients / n, (state_bytes + memory_use.master_weights) / n
+    )
 
 
 def estimate_with_torch_kernels(
     memory_estimate: Memory,
     per_parameter: BytesPerParameter,
     training_config: Training,
-    transient: TransientBytesOfRank,
+    transient_bytes_of: TransientBytesOfRank,
     pads_rows: bool = False,
 ) -> PeakEstimate:
     """Returns the memory estimate of a framework whose modules run torch's kernels.
 
     per_parameter: bytes per parameter.
     training_config: the training that its modules compute.
-    transient: counts the transient bytes of a rank.
+    transient_bytes_of: counts the transient bytes of a rank.
     pads_rows: whether shards are equally many rows of every tensor, rounded up.
     """
     fixed_bytes = memory_estimate.runtime.context + THREADS * memory_estimate.runtime.workspace
-    passes = torch_passes(memory_estimate.spec, training_config)
-    frees = not memory_estimate.training().keeps_gradients
+    measure_passes = torch_passes(memory_estimate.spec, training_config)
+    frees_gradients = not memory_estimate.training().keeps_gradients
     return PeakEstimate(
         memory_estimate.spec,
         per_parameter,
-        passes,
+        measure_passes,
         memory_estimate.states.count.include,
         fixed_bytes,
-        transient,
-        frees,
+        transient_bytes_of,
+        frees_gradients,
         pads_rows,
     )

@@ -62,7 +62,7 @@ class Cluster:
         memory_estimate: Memory,
         layout: Layout,
         framework: Framework | str,
-        version: str = "",
+        framework_version: str = "",
         own_settings: Any = None,
         frozen: FrozenModel | SecondLoss | None = None,
     ) -> Cluster:
@@ -71,7 +71,7 @@ class Cluster:
         framework: a record or its name; other arguments as in `RunOnRanks`.
         """
         framework_record = framework if isinstance(framework, Framework) else framework_named(framework)
-        return Cluster(RunOnRanks(memory_estimate, layout, version, own_settings, frozen), framework_record)
+        return Cluster(RunOnRanks(memory_estimate, layout, framework_version, own_settings, frozen), framework_record)
 
     @property
     def memory(self) -> Memory:
@@ -122,7 +122,7 @@ class Cluster:
 
     @property
     def unlisted_stages(self) -> list[int]:
-        """The pipeline stages of which no rank is in `ranks`: an earlier stage needs no less."""
+        """The pipeline stages without a rank in `ranks`, because an earlier stage needs at least as much memory."""
         listed_stages = {self.layout.coordinates(rank).pp for rank in self.ranks}
         return [stage for stage in range(self.layout.pp) if stage not in listed_stages]
 
@@ -162,8 +162,8 @@ class Cluster:
 
     def tensor_bytes(self, rank: int, cuda_runtime: Runtime) -> int:
         """Returns a rank's tensor bytes at the peak in training; 0 if only a replay can compute them."""
-        record = self.framework
-        return record.tensor_bytes(self.run, rank, cuda_runtime) if self.trains and record.tensor_bytes else 0
+        framework = self.framework
+        return framework.tensor_bytes(self.run, rank, cuda_runtime) if self.trains and framework.tensor_bytes else 0
 
     def inference_rank(self, rank: int) -> Memory:
         """Returns the memory of one rank of an inference run, on the run's accelerator, from a cache.
@@ -193,21 +193,21 @@ class Cluster:
     @cached_property
     def _host_terms(self) -> tuple[Term, ...]:
         """The host memory of a rank that runs whole layers: offloaded activations, and on one device paged states."""
-        pages_or_offloads = self.settings.offload_activations or paged_bytes(self.memory.states)
-        if self.layout.dp < self.layout.world or not pages_or_offloads:
+        keeps_on_host = self.settings.offload_activations or paged_bytes(self.memory.states)
+        if self.layout.dp < self.layout.world or not keeps_on_host:
             return ()
-        training = self.memory.training()
-        terms = host_terms(self.spec, self.memory.states, training, training.layer_period)
-        return terms if self.layout.world == 1 else terms[: int(training.offload)]
+        training_config = self.memory.training()
+        host_terms_ = host_terms(self.spec, self.memory.states, training_config, training_config.layer_period)
+        return host_terms_ if self.layout.world == 1 else host_terms_[: int(training_config.offload)]
 
     @cached_property
     def evidence(self) -> list[Evidence]:
         """The evidence for the results: tests and measurements of the run's parts, kernels, settings and framework."""
         memory_use = self.memory.states
-        record = self.framework.evidence_for(self.layout, self.trains)
+        framework_evidence = self.framework.evidence_for(self.layout, self.trains)
         optimizer = None if memory_use.optimizer is None else memory_use.optimizer.name
-        evidence = record.run(evidence_of_parts(self.spec, memory_use.count.include), optimizer)
-        return evidence if record.own_kernels else [*evidence, *self.memory.evidence(self.attention)]
+        evidence = framework_evidence.run(evidence_of_parts(self.spec, memory_use.count.include), optimizer)
+        return evidence if framework_evidence.own_kernels else [*evidence, *self.memory.evidence(self.attention)]
 
     @property
     def by_rank(self) -> tuple[RankMemory, ...]:
@@ -278,31 +278,31 @@ class Cluster:
         )
 
 
-def _with_frozen_model(memory: DeviceMemory, frozen: FrozenModel | SecondLoss, nbytes: int) -> DeviceMemory:
+def _with_frozen_model(memory: DeviceMemory, frozen_model: FrozenModel | SecondLoss, frozen_bytes: int) -> DeviceMemory:
     """Returns a device's memory with the bytes of a frozen model or second loss added at every point in time."""
 
     def with_frozen_bytes(bytes_by_kind: Mapping[str, int]) -> dict[str, int]:
-        return {**bytes_by_kind, frozen.kind: bytes_by_kind.get(frozen.kind, 0) + nbytes}
+        return {**bytes_by_kind, frozen_model.kind: bytes_by_kind.get(frozen_model.kind, 0) + frozen_bytes}
 
     tensors, *other_terms = memory.terms
     return replace(
         memory,
-        exact_bytes=memory.exact_bytes + nbytes,
-        peak_bytes=memory.peak_bytes + nbytes,
-        after_step_bytes=memory.after_step_bytes + nbytes,
-        reserved_bytes=memory.reserved_bytes + nbytes,
-        device_bytes=memory.device_bytes + nbytes,
-        peak_at=memory.peak_at._replace(bytes=memory.peak_at.bytes + nbytes),
+        exact_bytes=memory.exact_bytes + frozen_bytes,
+        peak_bytes=memory.peak_bytes + frozen_bytes,
+        after_step_bytes=memory.after_step_bytes + frozen_bytes,
+        reserved_bytes=memory.reserved_bytes + frozen_bytes,
+        device_bytes=memory.device_bytes + frozen_bytes,
+        peak_at=memory.peak_at._replace(bytes=memory.peak_at.bytes + frozen_bytes),
         by_kind=with_frozen_bytes(memory.by_kind),
-        timeline=tuple(point._replace(bytes=point.bytes + nbytes) for point in memory.timeline),
+        timeline=tuple(point._replace(bytes=point.bytes + frozen_bytes) for point in memory.timeline),
         moments={phase: with_frozen_bytes(bytes_by_kind) for phase, bytes_by_kind in memory.moments.items()},
-        terms=(tensors, Term(frozen.name, nbytes, "estimate", frozen.source), *other_terms),
+        terms=(tensors, Term(frozen_model.name, frozen_bytes, "estimate", frozen_model.source), *other_terms),
     )
 
 
-def _has_all_layers(chunks: list[Counter[str]], smaller_chunks: list[Counter[str]]) -> bool:
+def _has_all_layers(layers_by_chunk: list[Counter[str]], smaller_chunks: list[Counter[str]]) -> bool:
     """Whether each pipeline chunk contains all layers of the same chunk in `smaller_chunks`."""
-    return all(layers >= smaller_layers for layers, smaller_layers in zip(chunks, smaller_chunks, strict=True))
+    return all(layers >= smaller_layers for layers, smaller_layers in zip(layers_by_chunk, smaller_chunks, strict=True))
 
 
 def attention_of(memory_estimate: Memory, framework: Framework) -> AttentionImplementation:

@@ -38,14 +38,14 @@ VENDORS_WITHOUT_COLLECTIVES = ("Apple",)
 
 
 @cache
-def framework(name: str) -> Framework:
+def framework(folder: str) -> Framework:
     """Returns the record of a framework. Raises `InputError` for an unknown name."""
-    if name not in NAMES:
+    if folder not in NAMES:
         raise InputError(
-            f"--framework: '{name}' is not known; expected one of {', '.join(NAMES)}.{suggest(name, list(NAMES))}"
+            f"--framework: '{folder}' is not known; expected one of {', '.join(NAMES)}.{suggest(folder, list(NAMES))}"
         )
-    record: Framework = import_module(f".{name}.record", __package__).FRAMEWORK
-    return record
+    framework_record: Framework = import_module(f".{folder}.record", __package__).FRAMEWORK
+    return framework_record
 
 
 def framework_of(layout_request: LayoutRequest) -> Framework:
@@ -53,7 +53,7 @@ def framework_of(layout_request: LayoutRequest) -> Framework:
     if layout_request.framework is not None:
         return framework(layout_request.framework)
     implied_frameworks = (
-        framework_record for name in NAMES if (framework_record := framework(name)).implied_by is not None
+        framework_record for folder in NAMES if (framework_record := framework(folder)).implied_by is not None
     )
     return next(
         (framework_record for framework_record in implied_frameworks if framework_record.is_implied(layout_request)),
@@ -68,17 +68,17 @@ def frameworks_for_plans(layout_request: LayoutRequest, hardware: Hardware | Non
     """
     implied_framework = framework_of(layout_request)
     if hardware is not None and hardware.vendor in VENDORS_WITHOUT_COLLECTIVES:
-        reason = f"torch.distributed has no backend on {hardware.title}"
+        problem = f"torch.distributed has no backend on {hardware.title}"
         if implied_framework.name != WITHOUT_A_NAME:
-            raise InputError(f"--framework {implied_framework.name}: {reason}; expected --framework {WITHOUT_A_NAME}")
+            raise InputError(f"--framework {implied_framework.name}: {problem}; expected --framework {WITHOUT_A_NAME}")
         if layout_request.devices not in (None, 1):
             raise InputError(
-                f"--devices {layout_request.devices}: {reason}; expected --devices 1, or another --hardware"
+                f"--devices {layout_request.devices}: {problem}; expected --devices 1, or another --hardware"
             )
         return (implied_framework,)
     if layout_request.framework is not None or implied_framework.is_implied(layout_request):
         return (implied_framework,)
-    return tuple(framework(name) for name in FOR_PLANS)
+    return tuple(framework(framework_name) for framework_name in FOR_PLANS)
 
 
 def layout_of(layout_request: LayoutRequest) -> Layout:
@@ -86,12 +86,12 @@ def layout_of(layout_request: LayoutRequest) -> Layout:
 
     Raises `InputError` for options that contradict each other.
     """
-    rules = framework_of(layout_request).layouts
-    rules.check_stage(layout_request.zero)
-    return rules.with_divided_weights(layout_request.layout(rules.keeps_gathered))
+    layout_rules = framework_of(layout_request).layouts
+    layout_rules.check_stage(layout_request.zero)
+    return layout_rules.with_divided_weights(layout_request.layout(layout_rules.keeps_gathered))
 
 
 def plugins() -> dict[str, Plugin]:
     """Returns name → framework, for the frameworks that accelerate and the Trainer can select."""
-    plugins_by_name = ((name, framework(name).plugin) for name in NAMES)
-    return {name: plugin for name, plugin in plugins_by_name if plugin is not None}
+    plugins_by_name = ((framework_name, framework(framework_name).plugin) for framework_name in NAMES)
+    return {framework_name: plugin for framework_name, plugin in plugins_by_name if plugin is not None}

@@ -117,22 +117,23 @@ class OptimizerStepBytes(NamedTuple):
 
     def rank_bytes(self, layout: Layout, stage_parameters: Sequence[StageParameters], sharded: bool) -> int:
         """Returns the largest temporary bytes of the optimizer step on a rank. sharded: whether ranks update shards."""
-        dense = sum(stage.dense for stage in stage_parameters)
+        dense_parameters = sum(stage.dense for stage in stage_parameters)
         experts = sum(stage.experts for stage in stage_parameters)
-        shards, expert_shards = (layout.shards, layout.expert_shards) if sharded else (1, 1)
-        parameter_bytes = self.per_parameter * (dense / shards + experts / expert_shards)
+        shard_count, expert_shards = (layout.shards, layout.expert_shards) if sharded else (1, 1)
+        parameter_bytes = self.per_parameter * (dense_parameters / shard_count + experts / expert_shards)
         if self.per_adamw_parameter is None:
             largest_bytes = self.per_largest * max(stage.largest_tensor for stage in stage_parameters)
             largest_bytes += self.per_second_largest * max(stage.largest_in_layers for stage in stage_parameters)
         else:
-            matrix = max(stage.largest_matrix for stage in stage_parameters)
-            by_adamw = sum(stage.outside_layers for stage in stage_parameters) + experts
+            largest_matrix = max(stage.largest_matrix for stage in stage_parameters)
+            adamw_parameters = sum(stage.outside_layers for stage in stage_parameters) + experts
             largest_bytes = max(
-                (self.per_largest + self.per_second_largest) * matrix, self.per_adamw_parameter * by_adamw
+                (self.per_largest + self.per_second_largest) * largest_matrix,
+                self.per_adamw_parameter * adamw_parameters,
             )
         extra_gradients = sum(stage.extra_gradients for stage in stage_parameters)
         extra_bytes = (self.gradient_copy + self.gradient_width) * extra_gradients
-        return round(parameter_bytes + largest_bytes / shards + extra_bytes / shards)
+        return round(parameter_bytes + largest_bytes / shard_count + extra_bytes / shard_count)
 
 
 SIDE = 1024
@@ -149,28 +150,29 @@ def measure_optimizer_step(training_config: Training, has_flat_parameters: bool 
         training_config.optimizer_in_backward or training_config.adapters is not None
     ):  # little: one tensor, or adapters alone
         return OptimizerStepBytes()
-    dtype, elements = DTYPES[training_config.dtype], SIDE * SIDE
+    dtype, matrix_elements = DTYPES[training_config.dtype], SIDE * SIDE
     gradient_type = training_config.gradient_dtype or dtype
     has_copies = training_config.master and FLOAT32 not in (dtype, gradient_type)
-    copy, width = FLOAT32.bytes if has_copies else 0, gradient_type.bytes
+    copy_bytes, width = FLOAT32.bytes if has_copies else 0, gradient_type.bytes
     if has_flat_parameters:
         return OptimizerStepBytes(
-            _step_peak(training_config, gradient_type, has_copies, 1, has_flat_parameters=True) / elements,
-            gradient_copy=copy,
+            _step_peak(training_config, gradient_type, has_copies, 1, has_flat_parameters=True) / matrix_elements,
+            gradient_copy=copy_bytes,
             gradient_width=width,
         )
     peak_of_1, peak_of_2, peak_of_3 = (
-        _step_peak(training_config, gradient_type, has_copies, layer_count) / elements for layer_count in (1, 2, 3)
+        _step_peak(training_config, gradient_type, has_copies, layer_count) / matrix_elements
+        for layer_count in (1, 2, 3)
     )
     bytes_per_parameter = max(0.0, peak_of_3 - peak_of_2)
     bytes_of_largest = max(0.0, peak_of_1 - bytes_per_parameter)
     bytes_of_second_largest = max(0.0, peak_of_2 - 2 * bytes_per_parameter - bytes_of_largest)
     bytes_per_adamw_parameter = None
     if optimizer(training_config.optimizer).by_matrix:
-        adamw_bytes = _step_peak(training_config, gradient_type, has_copies, 1, is_matrix=False) / elements
+        adamw_bytes = _step_peak(training_config, gradient_type, has_copies, 1, is_matrix=False) / matrix_elements
         bytes_per_adamw_parameter = max(0.0, adamw_bytes - bytes_per_parameter)
     return OptimizerStepBytes(
-        bytes_per_parameter, bytes_of_largest, bytes_of_second_largest, bytes_per_adamw_parameter, copy, width
+        bytes_per_parameter, bytes_of_largest, bytes_of_second_largest, bytes_per_adamw_parameter, copy_bytes, width
     )
 
 
@@ -188,7 +190,7 @@ def _step_peak(
     for matrices in a layer. has_flat_parameters: whether they are vectors.
     """
     memory_meter = Meter()
-    graph, shape = Graph(memory_meter), (SIDE * SIDE,) if has_flat_parameters else (SIDE, SIDE)
+    autograd_graph, shape = Graph(memory_meter), (SIDE * SIDE,) if has_flat_parameters else (SIDE, SIDE)
     weight_type = FLOAT32 if training_config.master else DTYPES[training_config.dtype]
     trained_parameters = [
         OptimizedParameter(empty(memory_meter, shape, weight_type), is_matrix and not has_flat_parameters)
@@ -201,7 +203,7 @@ def _step_peak(
         memory_meter.restart()
         for parameter, gradient in zip(trained_parameters, gradients, strict=True):
             parameter.gradient = empty(memory_meter, shape, FLOAT32) if has_copies else gradient
-        training_config.step_optimizer(graph, trained_parameters)
+        training_config.step_optimizer(autograd_graph, trained_parameters)
         for parameter in trained_parameters:
             parameter.gradient = None
     return memory_meter.peak - bytes_before

@@ -16,7 +16,7 @@ from ..accelerator import Hardware
 from ..device_memory.estimate import Memory
 from ..errors import InputError
 from ..frameworks.engines.engine import Engine, EngineVersion
-from ..frameworks.engines.rank import ReserveWithoutRest, StageWithoutCache
+from ..frameworks.engines.rank import ReserveOfAllMemory, StageWithoutCache
 from ..frozen import frozen
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.rank_program import no_pipeline_reason
@@ -313,7 +313,7 @@ class ServeStudy:
             replica.decoding_pass(1)  # sizes that the layout does not divide raise here
         except DoesNotFit:
             raise
-        except ReserveWithoutRest as error:
+        except ReserveOfAllMemory as error:
             if self.sizes.states_layout:
                 raise
             raise DoesNotFit(f"the default {error.option_name} leaves no memory") from None

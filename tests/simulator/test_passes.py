@@ -205,12 +205,12 @@ def test_played_ranks_are_those_that_are_run(case: Any, monkeypatch: pytest.Monk
 
     are_played: list[bool] = []
 
-    def play_two_steps(rank_run: Any, *arguments: Any) -> Any:
+    def replay_two_steps(rank_run: Any, *arguments: Any) -> Any:
         are_played.append(rank_run.passes is not None)
         return play(rank_run, *arguments)
 
-    play = answer.play_two_steps
-    monkeypatch.setattr(answer, "play_two_steps", play_two_steps)
+    play = answer.replay_two_steps
+    monkeypatch.setattr(answer, "replay_two_steps", replay_two_steps)
     played, rehearsed = ranks()
     assert all(are_played)
     monkeypatch.setattr(rehearsal, "MICROBATCHES_RUN_IN_FULL", 1000)

@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def picture_file(path: Path, option: str = "--output") -> Path:
+def picture_file(picture_path: Path, option: str = "--output") -> Path:
     """Returns the path unchanged. Raises `InputError` for a path that cannot be written. option: the option's name."""
-    format_of(path, option)
-    check_writable(path, option)
-    return path
+    format_of(picture_path, option)
+    check_writable(picture_path, option)
+    return picture_path
 
 
-def _file_option(name: str) -> Any:
-    def check_path(path: Path) -> Path:
-        return picture_file(path, name)
+def _file_option(option_name: str) -> Any:
+    def check_path(output_path: Path) -> Path:
+        return picture_file(output_path, option_name)
 
     return typer.Option(
-        name, "-o", metavar="FILE", callback=check_path, help="A .svg, .png or .pdf file.", show_default=False
+        option_name, "-o", metavar="FILE", callback=check_path, help="A .svg, .png or .pdf file.", show_default=False
     )
 
 
@@ -55,7 +55,7 @@ PaperColumns: TypeAlias = Annotated[
 ]
 
 
-def write_picture(figure: Figure, output: Path, option: str = "--output") -> None:
-    """Writes a picture, completely or not at all, in the format of the file suffix. option: the option's name."""
-    with open_whole_file(output, option) as output_file:
-        output_file.buffer.write(figure_bytes(figure, format_of(output)))
+def write_picture(figure: Figure, picture_path: Path, option_name: str = "--output") -> None:
+    """Writes a picture, completely or not at all, in the format of the file suffix. option_name: the option's name."""
+    with open_whole_file(picture_path, option_name) as output_file:
+        output_file.buffer.write(figure_bytes(figure, format_of(picture_path)))

@@ -25,7 +25,7 @@ def command(
     hardware: Annotated[
         list[str] | None,
         value_option(
-            "--hardware", "NAME", "Mark the capacity of this accelerator; repeatable.", complete=complete_name
+            "--hardware", "NAME", "Mark the capacity of this accelerator; repeatable.", completion=complete_name
         ),
     ] = None,
     cublas_workspace: CublasWorkspace = None,
@@ -34,12 +34,12 @@ def command(
     target_options: TargetOptions,
 ) -> None:
     """Plot the memory of one device, phase by phase."""
-    include = included(with_mtp, with_towers)
-    question = RunQuestion(
-        preset=target_options.load(target, include),
+    included_parts = included(with_mtp, with_towers)
+    run_question = RunQuestion(
+        preset=target_options.load(target, included_parts),
         settings=settings,
-        include=include,
+        include=included_parts,
         accelerators=tuple(find_all(hardware or ())),
         workspace=cublas_workspace,
     )
-    write_picture(memory_picture(question), output)
+    write_picture(memory_picture(run_question), output)

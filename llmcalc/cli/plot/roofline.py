@@ -12,9 +12,10 @@ def command(output: Picture, timed_run: TimedRun, columns: PaperColumns = None) 
     """The products of a prompt and of a token under the roof of an accelerator.
     The options of a run are those of llmcalc time; --phase draws one of the two.
     """
-    question = timed_run.question()
-    phases = roofline_phases(not question.preset.model.model_without_tokens, question.settings.phase)
+    run_question = timed_run.question()
+    drawn_phases = roofline_phases(not run_question.preset.model.model_without_tokens, run_question.settings.phase)
     picture = roofline_picture(
-        lambda phase: timed_run.ask(replace(question, settings=question.settings.with_(phase=phase))), phases
+        lambda phase: timed_run.ask(replace(run_question, settings=run_question.settings.with_(phase=phase))),
+        drawn_phases,
     )
     write_picture(picture, output)

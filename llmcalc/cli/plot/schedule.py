@@ -12,17 +12,17 @@ from ..target_options import OutputOptions
 from .files import PaperColumns, picture_file, write_picture
 
 
-def _checked_picture_path(path: Path | None) -> Path | None:
+def _checked_picture_path(picture_path: Path | None) -> Path | None:
     """Returns the path unchanged if it can be written; `-` means standard output."""
-    if path is None or path == Path("-"):
+    if picture_path is None or picture_path == Path("-"):
         return None
-    return picture_file(path)
+    return picture_file(picture_path)
 
 
 def command(
-    pp: Annotated[int, length_option("--pp", text="Ranks of the pipeline.")],
-    num_microbatches: Annotated[int, length_option("--num-microbatches", text="Micro-batches of one step.")],
-    vpp: Annotated[int, length_option("--vpp", text="Chunks of layers on each rank.")] = 1,
+    pp: Annotated[int, length_option("--pp", help="Ranks of the pipeline.")],
+    num_microbatches: Annotated[int, length_option("--num-microbatches", help="Micro-batches of one step.")],
+    vpp: Annotated[int, length_option("--vpp", help="Chunks of layers on each rank.")] = 1,
     schedule: Annotated[
         Schedule, typer.Option("--schedule", help="Order of micro-batches; 1f1b with --vpp is interleaved.")
     ] = "1f1b",

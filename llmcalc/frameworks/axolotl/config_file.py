@@ -177,8 +177,8 @@ def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
             reader.notes.append("the reward head is counted as the model's own output head, an upper bound")
         if config.get("reward_model"):
             run_settings |= pair_settings(reader, "reward", run_settings)
-        world_size, groups = _groups_of_ranks(reader, config)
-        arguments = {**_trainer_arguments(config, half_dtype), "parallelism_config": groups}
+        world_size, group_settings = _groups_of_ranks(reader, config)
+        arguments = {**_trainer_arguments(config, half_dtype), "parallelism_config": group_settings}
         target = str(config["base_model"] or "")
         return trainer_launch(reader, arguments, run_settings, world_size, target, shipped=DEEPSPEED_CONFIGS)
 
@@ -199,10 +199,10 @@ def _groups_of_ranks(reader: LaunchReader, config: Table) -> tuple[int | None, d
         reader.notes.append("context_parallel_size: keys of all heads are gathered at once, an upper bound")
     groups = {"tp_size": tp, "cp_size": cp, "cp_comm_strategy": "allgather" if is_packed or cp == 1 else "alltoall"}
     if shards == 1:
-        fewest = tp * cp * replicas
-        if world_size is None and fewest > 1:
-            reader.notes.append(f"{fewest} devices are assumed, as few as the groups can have")
-        return world_size or (fewest if fewest > 1 else None), {**groups, "dp_replicate_size": replicas}
+        fewest_devices = tp * cp * replicas
+        if world_size is None and fewest_devices > 1:
+            reader.notes.append(f"{fewest_devices} devices are assumed, as few as the groups can have")
+        return world_size or (fewest_devices if fewest_devices > 1 else None), {**groups, "dp_replicate_size": replicas}
     world_size = world_size or tp * cp * replicas * shards
     if replicas == 1:
         replicas = max(1, world_size // (tp * cp * shards))
@@ -212,7 +212,7 @@ def _groups_of_ranks(reader: LaunchReader, config: Table) -> tuple[int | None, d
 
 
 def _check_published_format(reader: LaunchReader, config: Table) -> None:
-    """Records a published 8-bit or 4-bit format that weights keep as an unknown argument (loaders/model.py)."""
+    """Records a published 8-bit or 4-bit number format of the weights as unknown (loaders/model.py)."""
     if config.get("model_quantization_config") and not reader.table(config, "model_quantization_config_kwargs").get(
         "dequantize"
     ):
@@ -229,8 +229,8 @@ def _check_trained_patterns(reader: LaunchReader, config: Table) -> None:
         raise reader.wrong("unfrozen_parameters", f"{shown(patterns)}; expected a list of patterns")
     if not patterns:
         return
-    names = {re.sub(r"[\^$*\\]|\.$", "", str(pattern)).strip(".") for pattern in patterns}
-    if "model.language_model" not in names or not names <= LANGUAGE_MODEL or config.get("adapter"):
+    module_names = {re.sub(r"[\^$*\\]|\.$", "", str(pattern)).strip(".") for pattern in patterns}
+    if "model.language_model" not in module_names or not module_names <= LANGUAGE_MODEL or config.get("adapter"):
         reader.unknown["unfrozen_parameters"] = "training of some parameters alone is not modelled"
 
 
@@ -249,17 +249,17 @@ def _accumulation_steps(reader: LaunchReader, config: Table) -> int:
 def _half_format(reader: LaunchReader, config: Table) -> str | None:
     """Returns the 16-bit number format of loading and training; None for fp32.
 
-    `bf16: auto`, the default, is bf16 where the accelerator has it (`resolve_dtype`).
+    `bf16_value: auto`, the default, is bf16 where the accelerator has it (`resolve_dtype`).
     """
     is_given = any(config.get(argument_name) for argument_name in ("fp16", "float16", "float32", "bfloat16"))
-    bf16 = "auto" if config.get("bf16") is None and not is_given else config.get("bf16")
-    if bf16 == "auto":
+    bf16_value = "auto" if config.get("bf16") is None and not is_given else config.get("bf16")
+    if bf16_value == "auto":
         if not config.get("fp16"):
             reader.filled_in["bf16"] = True
             return "bf16"
-        bf16 = False
+        bf16_value = False
     flags = {
-        argument_name: reader.flag({**config, "bf16": bf16}, argument_name)
+        argument_name: reader.flag({**config, "bf16": bf16_value}, argument_name)
         for argument_name in ("bf16", "bfloat16", "fp16", "float16")
     }
     if flags["bf16"] or flags["bfloat16"]:
@@ -297,7 +297,7 @@ def _kernel_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 
 def _loss_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    """Returns the settings of norms and of the loss, which Liger-Kernel and Cut Cross-Entropy replace."""
+    """Returns the settings of norms and loss, with the fused kernels of Liger-Kernel and Cut Cross-Entropy."""
     loss_settings: dict[str, Any] = {}
     plugins = config.get("plugins") or []
     if not isinstance(plugins, list):
@@ -318,10 +318,10 @@ def _loss_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     elif config.get("liger_cross_entropy"):
         loss_settings |= {"cross_entropy": "fused", "logits_dtype": "fp32"}  # transformers copies logits to fp32 first
     elif config.get("chunked_cross_entropy"):
-        chunks = reader.size(config, "chunked_cross_entropy_num_chunks", 8)  # monkeypatch/loss/chunked.py
+        chunk_count = reader.size(config, "chunked_cross_entropy_num_chunks", 8)  # monkeypatch/loss/chunked.py
         loss_settings |= {
             "cross_entropy": "split",
-            "loss_chunk": -(-reader.size(config, "sequence_len", 512) // chunks),
+            "loss_chunk": -(-reader.size(config, "sequence_len", 512) // chunk_count),
         }
     elif config.get("cut_cross_entropy") or any(str(plugin).endswith(CUT_CROSS_ENTROPY) for plugin in plugins):
         loss_settings["cross_entropy"] = "chunked"
@@ -380,8 +380,8 @@ def _four_bit_format(reader: LaunchReader, config: Table) -> str:
     options = config.get("bnb_config_kwargs") or {}
     if not isinstance(options, Mapping):
         raise reader.wrong("bnb_config_kwargs", f"{shown(options)}; expected a table")
-    for option, setting in options.items():
-        if option not in ("bnb_4bit_use_double_quant", "bnb_4bit_quant_type") or setting not in (True, False, "nf4"):
+    for option, required in options.items():
+        if option not in ("bnb_4bit_use_double_quant", "bnb_4bit_quant_type") or required not in (True, False, "nf4"):
             reader.unknown[f"bnb_config_kwargs.{option}"[:100]] = "it is not modelled; bnb_4bit_use_double_quant is"
     return "nf4" if options.get("bnb_4bit_use_double_quant") is False else "nf4-dq"
 
@@ -392,15 +392,15 @@ OVERRIDES_WITHOUT_MEMORY = ("output_router_logits", "use_cache", "rope_scaling",
 
 def _check_overrides(reader: LaunchReader, config: Table) -> None:
     """Records unmodelled overrides of the model's config as unknown arguments."""
-    for key in ("model_config", "overrides_of_model_config"):
-        fields = config.get(key) or {}
-        if not isinstance(fields, Mapping):
-            raise reader.wrong(key, f"{shown(fields)}; expected a table")
-        for field_name in fields:
+    for override_key in ("model_config", "overrides_of_model_config"):
+        override_table = config.get(override_key) or {}
+        if not isinstance(override_table, Mapping):
+            raise reader.wrong(override_key, f"{shown(override_table)}; expected a table")
+        for field_name in override_table:
             if field_name not in OVERRIDES_WITHOUT_MEMORY:
-                reader.unknown[f"{key}.{field_name}"[:100]] = "this field of the config is not replaced"
-        if fields.get("output_router_logits"):
-            reader.notes.append(f"{key}.output_router_logits: the loss of the routers is not counted")
+                reader.unknown[f"{override_key}.{field_name}"[:100]] = "this field of the config is not replaced"
+        if override_table.get("output_router_logits"):
+            reader.notes.append(f"{override_key}.output_router_logits: the loss of the routers is not counted")
 
 
 PREFERENCES = {"dpo": "sigmoid", "ipo": "ipo", "simpo": "simpo", "orpo": "orpo"}
@@ -427,9 +427,9 @@ def _trainer_arguments(config: Table, half_dtype: str | None) -> dict[str, Any]:
         for argument_name in ("deepspeed", "fsdp", "fsdp_config")
         if config.get(argument_name)
     }
-    version = config.get("fsdp_version")
-    if isinstance(arguments.get("fsdp_config"), Mapping) and version is not None:
-        arguments["fsdp_config"] = {**arguments["fsdp_config"], "version": version}
-    if version != 2:
+    fsdp_version = config.get("fsdp_version")
+    if isinstance(arguments.get("fsdp_config"), Mapping) and fsdp_version is not None:
+        arguments["fsdp_config"] = {**arguments["fsdp_config"], "version": fsdp_version}
+    if fsdp_version != 2:
         arguments |= {"bf16": half_dtype == "bf16", "fp16": half_dtype == "fp16"}
     return arguments

@@ -24,15 +24,15 @@ class Bf16OptimizerRun(ReplicatedRun):
     partition_size: int = 0
 
     def prepare_training(self) -> None:
-        """Creates the flat weights, the rank's float32 partition and the sums (`_setup_for_real_optimizer`)."""
+        """Creates flat weights, the rank's fp32 partition and the gradient sums (`_setup_for_real_optimizer`)."""
         self.parameters: list[Tensor] = self.parameters_in_module_order()
-        element_count, width = flat_size(sum(map(elements, self.parameters)), self.ranks), self.dtype.bytes
+        element_count, element_bytes = flat_size(sum(map(elements, self.parameters)), self.ranks), self.dtype.bytes
         self.partition_size = element_count // self.ranks
         with counted_as(self.meter, "weights"):
-            flat_weights = Storage(self.meter, element_count * width)
+            flat_weights = Storage(self.meter, element_count * element_bytes)
         for weight in self.parameters:
             weight.storage = flat_weights
-        cloned_partition = Storage(self.meter, self.partition_size * width)
+        cloned_partition = Storage(self.meter, self.partition_size * element_bytes)
         with counted_as(self.meter, "optimizer"):
             self.trained = [OptimizedParameter(empty(self.meter, (self.partition_size,), FLOAT32))]
         del cloned_partition
@@ -49,8 +49,8 @@ class Bf16OptimizerRun(ReplicatedRun):
                 del cast_gradient
         if self.is_last_microbatch and self.communication_dtype is not self.accumulation_dtype:
             with counted_as(self.meter, "communication"):  # the sums are one tensor already, which is cast
-                message = Storage(self.meter, self.partition_size * self.ranks * self.communication_dtype.bytes)
-            del message
+                message_buffer = Storage(self.meter, self.partition_size * self.ranks * self.communication_dtype.bytes)
+            del message_buffer
 
     def update(self) -> None:
         """Runs the optimizer on the rank's partition with the partition's gradient sums (`step`)."""

@@ -69,10 +69,10 @@ TRAINER_KEY = "gradient_accumulation_steps"
 
 def is_deepspeed(config: Table) -> bool:
     """Whether a table is a DeepSpeed config."""
-    if is_trainer({key: value for key, value in config.items() if key != TRAINER_KEY}):
+    if is_trainer({config_key: entry for config_key, entry in config.items() if config_key != TRAINER_KEY}):
         return False
-    zero = config.get("zero_optimization")
-    return isinstance(zero, Mapping) or "train_micro_batch_size_per_gpu" in config or "train_batch_size" in config
+    zero_table = config.get("zero_optimization")
+    return isinstance(zero_table, Mapping) or "train_micro_batch_size_per_gpu" in config or "train_batch_size" in config
 
 
 def read_deepspeed(config: Table, source_file: LaunchSource, trainer: Table | None = None) -> Launch:
@@ -89,18 +89,18 @@ def read_deepspeed(config: Table, source_file: LaunchSource, trainer: Table | No
 
 def read_into(reader: LaunchReader, config: Table, world_size: int | None, trainer: Table) -> LaunchSettings:
     """Returns the training run of a DeepSpeed config that is part of another launch file."""
-    for key in config:
-        if key in IGNORED or str(key).startswith("_"):
-            reader.ignored.append(key)
+    for config_key in config:
+        if config_key in IGNORED or str(config_key).startswith("_"):
+            reader.ignored.append(config_key)
     unknown_keys(reader, config, (*READ, *reader.ignored), "", "no key that is known")
-    world = reader.device_count(world_size)
-    zero = _zero_settings(reader, config)
-    command_settings: dict[str, Any] = {"phase": "training", **_batch_sizes(reader, config, world, trainer)}
+    device_count = reader.device_count(world_size)
+    zero_table = _zero_settings(reader, config)
+    command_settings: dict[str, Any] = {"phase": "training", **_batch_sizes(reader, config, device_count, trainer)}
     command_settings |= _number_formats(reader, config, trainer)
     command_settings |= _optimizer_settings(reader, config)
-    for key, setting in reader.table(config, "activation_checkpointing").items():
-        if key in ("partition_activations", "cpu_checkpointing") and setting not in (False, None):
-            reader.unknown[f"activation_checkpointing.{key}"] = "it is modelled without"
+    for config_key, config_value in reader.table(config, "activation_checkpointing").items():
+        if config_key in ("partition_activations", "cpu_checkpointing") and config_value not in (False, None):
+            reader.unknown[f"activation_checkpointing.{config_key}"] = "it is modelled without"
     compiler = reader.table(config, "compile")
     if compiler and compiler.get("disable") in (False, None) and compiler.get("deepcompile") in (False, None):
         command_settings["compile"] = True
@@ -111,13 +111,13 @@ def read_into(reader: LaunchReader, config: Table, world_size: int | None, train
     tp = reader.table(config, "tensor_parallel").get("autotp_size", 1)
     if tp not in (0, 1, None):
         reader.unknown["tensor_parallel.autotp_size"] = "layers divided by AutoTP: --allow-unknown counts whole ones"
-    return LaunchSettings(Layout(dp=world, zero=zero.stage or 0), command_settings, zero)
+    return LaunchSettings(Layout(dp=device_count, zero=zero_table.stage or 0), command_settings, zero_table)
 
 
 def run_of_program(
     reader: LaunchReader, config: Table, world_size: int | None, settings: Mapping[str, Any]
 ) -> LaunchSettings:
-    """Returns the run of a program that creates the DeepSpeed config in its code.
+    """Returns the training run of a program that builds its DeepSpeed config in code.
 
     settings: the settings outside of the config.
     """
@@ -138,37 +138,39 @@ def _zero_settings(reader: LaunchReader, config: Table) -> DeepSpeedSettings:
     """Returns DeepSpeed's settings that affect memory, with DeepSpeed's defaults."""
     field_values: dict[str, Any] = {"stage": 0}
     field_types = get_type_hints(DeepSpeedSettings)
-    for key, value in reader.table(config, "zero_optimization").items():
-        name, path = RENAMED.get(key, key), f"zero_optimization.{key}"[:80]
+    for zero_key, setting in reader.table(config, "zero_optimization").items():
+        name, dotted_key = RENAMED.get(zero_key, zero_key), f"zero_optimization.{zero_key}"[:80]
         if name in ("offload_optimizer", "offload_param"):
-            device = value.get("device", "cpu") if isinstance(value, Mapping) else value
+            device = setting.get("device", "cpu") if isinstance(setting, Mapping) else setting
             field_values[name] = (
-                "none" if device in (None, False) else _convert_value(reader, path, field_types[name], device)
+                "none" if device in (None, False) else _convert_value(reader, dotted_key, field_types[name], device)
             )
-            field_values[f"{name}_pin_memory"] = isinstance(value, Mapping) and value.get("pin_memory") is True
+            field_values[f"{name}_pin_memory"] = isinstance(setting, Mapping) and setting.get("pin_memory") is True
         elif name in field_types:
-            if value is not None and not (value == AUTO and AUTO_TEXT not in str(field_types[name])):
-                field_values[name] = _convert_value(reader, path, field_types[name], value)
+            if setting is not None and not (setting == AUTO and AUTO_TEXT not in str(field_types[name])):
+                field_values[name] = _convert_value(reader, dotted_key, field_types[name], setting)
         elif name in ZERO_IGNORED:
-            reader.ignored.append(path)
+            reader.ignored.append(dotted_key)
         elif name not in ZERO_OFF:
-            reader.unknown[path] = "no key that is known"
-        elif value not in ZERO_OFF[name]:
-            reader.unknown[path] = f"{shown(value)} is not modelled"
+            reader.unknown[dotted_key] = "no key that is known"
+        elif setting not in ZERO_OFF[name]:
+            reader.unknown[dotted_key] = f"{shown(setting)} is not modelled"
     if field_values["stage"] != 3:  # the Trainer computes these for stage 3 alone; the other stages do not read them
         field_values = {
-            name: value for name, value in field_values.items() if not (name.startswith("stage3_") and value == AUTO)
+            name: setting
+            for name, setting in field_values.items()
+            if not (name.startswith("stage3_") and setting == AUTO)
         }
-    sections = {
+    inner_tables = {
         "grad_accum_dtype": ("data_types", "grad_accum_dtype"),
         "check_grad_overflow": ("bf16", "check_grad_overflow"),
         "bf16_master_weights_and_grads": ("bf16", "bf16_master_weights_and_grads"),
         "fp16_master_weights_and_grads": ("fp16", "fp16_master_weights_and_grads"),
     }
-    for name, (section, key) in sections.items():
-        value = reader.table(config, section).get(key)
-        if value not in (None, AUTO):
-            field_values[name] = _convert_value(reader, f"{section}.{key}", field_types[name], value)
+    for name, (section, zero_key) in inner_tables.items():
+        setting = reader.table(config, section).get(zero_key)
+        if setting not in (None, AUTO):
+            field_values[name] = _convert_value(reader, f"{section}.{zero_key}", field_types[name], setting)
     for name in ("communication_data_type", "gradient_clipping"):
         if config.get(name) not in (None, AUTO):
             field_values[name] = _convert_value(reader, name, field_types[name], config[name])
@@ -176,10 +178,10 @@ def _zero_settings(reader: LaunchReader, config: Table) -> DeepSpeedSettings:
     field_values["optimizer"] = str(optimizer_table.get("type") or "")[:40]
     field_values["torch_adam"] = reader.table(optimizer_table, "params").get("torch_adam") is True
     settings = DeepSpeedSettings(**field_values)
-    for setting in fields(settings):
-        if setting.name in NOT_MODELLED and getattr(settings, setting.name) != setting.default:
-            reader.unknown[f"zero_optimization.{setting.name}"] = (
-                f"{shown(getattr(settings, setting.name))} is not modelled"
+    for zero_field in fields(settings):
+        if zero_field.name in NOT_MODELLED and getattr(settings, zero_field.name) != zero_field.default:
+            reader.unknown[f"zero_optimization.{zero_field.name}"] = (
+                f"{shown(getattr(settings, zero_field.name))} is not modelled"
             )
     for name in ("offload_optimizer", "offload_param"):
         if getattr(settings, name) == "nvme":
@@ -190,7 +192,7 @@ def _zero_settings(reader: LaunchReader, config: Table) -> DeepSpeedSettings:
 AUTO_TEXT = "'auto'"
 
 
-def _convert_value(reader: LaunchReader, path: str, field_type: Any, value: Any) -> Any:
+def _convert_value(reader: LaunchReader, dotted_key: str, field_type: Any, value: Any) -> Any:
     """Converts a value to its field's type. Raises `InputError` with the key's name."""
     args = (
         [field_type]
@@ -204,14 +206,14 @@ def _convert_value(reader: LaunchReader, path: str, field_type: Any, value: Any)
         return next(allowed_value for allowed_value in literals if str(allowed_value) == value_text)
     for type_ in plain_types:
         if type_ is bool:
-            return flag_value(reader, path, value)
+            return flag_value(reader, dotted_key, value)
         if type_ is int:
-            return size_of(reader, path, value, least=0)
+            return size_of(reader, dotted_key, value, minimum=0)
         if type_ is float and isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST:
             return float(value)
         if type_ is str and isinstance(value, str):
             return value[:40]
-    raise reader.wrong(path, f"{shown(value)}; expected {' or '.join(map(_type_description, args))}")
+    raise reader.wrong(dotted_key, f"{shown(value)}; expected {' or '.join(map(_type_description, args))}")
 
 
 def _type_description(field_type: Any) -> str:
@@ -226,10 +228,10 @@ def _type_description(field_type: Any) -> str:
 def _batch_sizes(reader: LaunchReader, config: Table, world_size: int, trainer: Table) -> dict[str, int]:
     """Returns the sequences per micro-batch and the number of micro-batches, from two of the three batch keys."""
 
-    def read_size(key: str) -> int | None:
+    def read_size(config_key: str) -> int | None:
         """Returns the value of a key as a whole number; None if it is missing or `auto`."""
-        setting = config.get(key)
-        return None if setting in (None, AUTO) else size_of(reader, key, setting)
+        written_size = config.get(config_key)
+        return None if written_size in (None, AUTO) else size_of(reader, config_key, written_size)
 
     micro_batch_size, accumulation_steps = (
         read_size("train_micro_batch_size_per_gpu"),
@@ -247,12 +249,12 @@ def _batch_sizes(reader: LaunchReader, config: Table, world_size: int, trainer: 
         raise reader.wrong("train_micro_batch_size_per_gpu", "missing; expected it or train_batch_size")
     if batch_size is not None:
         if micro_batch_size is None:
-            divisor = world_size * (accumulation_steps or 1)
-            if batch_size % divisor:
+            micro_batch_divisor = world_size * (accumulation_steps or 1)
+            if batch_size % micro_batch_divisor:
                 raise reader.wrong(
-                    "train_batch_size", f"{batch_size}; expected a multiple of {divisor}, --devices · steps"
+                    "train_batch_size", f"{batch_size}; expected a multiple of {micro_batch_divisor}, --devices · steps"
                 )
-            micro_batch_size = batch_size // divisor
+            micro_batch_size = batch_size // micro_batch_divisor
         elif accumulation_steps is None:
             if batch_size % (micro_batch_size * world_size):
                 raise reader.wrong("train_batch_size", f"{batch_size}; expected a multiple of micro-batch · --devices")
@@ -274,15 +276,17 @@ TRAINER_BATCH = 8
 def _number_formats(reader: LaunchReader, config: Table, trainer: Table) -> dict[str, Any]:
     """Returns the number formats of the run. bf16 and fp16 have 16-bit weights and fp32 master weights."""
     formats = {}
-    if not trainer and any(reader.table(config, name).get("enabled") == AUTO for name in ("bf16", "fp16")):
+    if not trainer and any(reader.table(config, dtype).get("enabled") == AUTO for dtype in ("bf16", "fp16")):
         reader.filled_in["bf16"] = False
         reader.notes.append(
             'bf16 and fp16 are "auto", which the Trainer\'s bf16 and fp16 decide; --precision says it here'
         )
-    for name in ("bf16", "fp16"):
-        table = reader.table(config, name) or (reader.table(config, "bfloat16") if name == "bf16" else {})
-        value = table.get("enabled", False)
-        formats[name] = bool(trainer.get(name)) if value == AUTO else flag_value(reader, f"{name}.enabled", value)
+    for dtype in ("bf16", "fp16"):
+        format_table = reader.table(config, dtype) or (reader.table(config, "bfloat16") if dtype == "bf16" else {})
+        enabled = format_table.get("enabled", False)
+        formats[dtype] = (
+            bool(trainer.get(dtype)) if enabled == AUTO else flag_value(reader, f"{dtype}.enabled", enabled)
+        )
     if formats["bf16"] and formats["fp16"]:
         raise reader.wrong("bf16, fp16", "both are enabled; expected one")
     if reader.table(config, "amp").get("enabled"):
@@ -308,17 +312,19 @@ STAGE_0_ALONE = (ONE_BIT, ZERO_ONE, ONE_BIT_LAMB, LAMB)
 def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the optimizer's settings."""
     optimizer_table = reader.table(config, "optimizer")
-    name = optimizer_table.get("type")
-    if name is None:
+    optimizer_type = optimizer_table.get("type")
+    if optimizer_type is None:
         return {}
-    if str(name).lower() in STAGE_0_ALONE:
+    if str(optimizer_type).lower() in STAGE_0_ALONE:
         stage = reader.table(config, "zero_optimization").get("stage", 0)
         is_half = any(reader.table(config, format_name).get("enabled") for format_name in ("fp16", "bf16", "bfloat16"))
         if stage or not is_half:
-            reader.unknown["optimizer.type"] = f"{shown(name)} is modelled in stage 0 with 16-bit weights alone"
+            reader.unknown["optimizer.type"] = (
+                f"{shown(optimizer_type)} is modelled in stage 0 with 16-bit weights alone"
+            )
         return {"optimizer": "adamw", "optimizer_impl": "loop"}
-    optimizer = OPTIMIZERS.get(str(name).lower()[:40])
+    optimizer = OPTIMIZERS.get(str(optimizer_type).lower()[:40])
     if optimizer is None:
-        reader.unknown["optimizer.type"] = f"{shown(name)} is not modelled"
+        reader.unknown["optimizer.type"] = f"{shown(optimizer_type)} is not modelled"
         return {}
     return {"optimizer": optimizer}

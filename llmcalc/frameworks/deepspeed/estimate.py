@@ -32,9 +32,9 @@ def estimate(memory_estimate: Memory) -> PeakEstimate:
 
 
 def transient_bytes(
-    step: OptimizerStepBytes, width: int, layout: Layout, stage_parameters: Sequence[StageParameters]
+    optimizer_step: OptimizerStepBytes, element_bytes: int, layout: Layout, stage_parameters: Sequence[StageParameters]
 ) -> TransientBytes:
-    """Returns the temporary bytes of a rank. width: bytes per element of weights and gradients.
+    """Returns the temporary bytes of a rank. element_bytes: bytes per element of weights and gradients.
 
     In stage 0 copies of the gradients are reduced; in the others they are reduced in a buffer. In stages 1 and 2 it
     exists from the first gradient to the reduction, which in stage 2 follows each micro-batch. The reduced gradients
@@ -43,38 +43,44 @@ def transient_bytes(
     group of its shard after the other.
     """
     settings = DeepSpeedSettings(stage=layout.zero)
-    step_bytes = step.rank_bytes(layout, stage_parameters, sharded=layout.zero >= 1)
+    step_bytes = optimizer_step.rank_bytes(layout, stage_parameters, sharded=layout.zero >= 1)
     parameters = sum(stage.total for stage in stage_parameters)
     if layout.zero == 0:
-        copies = width * min(REDUCED_AT_ONCE, parameters)
-        return TransientBytes(gradient_reduction=copies, optimizer_step=step_bytes)
-    bucket, shard = settings.size_in_elements("reduce_bucket_size"), parameters // layout.shards
-    buffer = width * bucket
+        copied_bytes = element_bytes * min(REDUCED_AT_ONCE, parameters)
+        return TransientBytes(gradient_reduction=copied_bytes, optimizer_step=step_bytes)
+    bucket, shard_size = settings.size_in_elements("reduce_bucket_size"), parameters // layout.shards
+    buffer_bytes = element_bytes * bucket
     if layout.zero == 3:
-        group_share = min(1, settings.sub_group_size / max(1, shard))
-        live_bytes = width * min(settings.stage3_max_live_parameters, parameters)
-        flattened = (step.gradient_copy + step.gradient_width) * shard  # gradients, and their copy, before the step
+        group_share = min(1, settings.sub_group_size / max(1, shard_size))
+        live_bytes = element_bytes * min(settings.stage3_max_live_parameters, parameters)
+        flattened = (
+            optimizer_step.gradient_copy + optimizer_step.gradient_width
+        ) * shard_size  # gradients, and their copy, before the step
         layers = max(0, parameters - sum(stage.outside_layers for stage in stage_parameters))
         return TransientBytes(
-            always=buffer,
+            always=buffer_bytes,
             in_passes=live_bytes,
-            outside_modules=-min(live_bytes, width * layers),  # the layers' parameters are released when they have run
+            outside_modules=-min(
+                live_bytes, element_bytes * layers
+            ),  # the layers' parameters are released when they have run
             optimizer_step=round(group_share * max(step_bytes, flattened)),
         )
-    whole_tensors = max(shard, *(stage.largest_tensor for stage in stage_parameters))  # a rank updates parts of them
+    whole_tensors = max(
+        shard_size, *(stage.largest_tensor for stage in stage_parameters)
+    )  # a rank updates parts of them
     if layout.zero == 2:
-        outside_shard = width * (whole_tensors - shard)
+        outside_shard = element_bytes * (whole_tensors - shard_size)
         return TransientBytes(
-            from_first_gradient=buffer + outside_shard,
+            from_first_gradient=buffer_bytes + outside_shard,
             later_micro_batches=outside_shard,
-            backward_end=buffer + outside_shard,
-            gradient_reduction=buffer + width * min(bucket, parameters) + outside_shard,
-            optimizer_step=step_bytes - step.gradient_width * shard,
+            backward_end=buffer_bytes + outside_shard,
+            gradient_reduction=buffer_bytes + element_bytes * min(bucket, parameters) + outside_shard,
+            optimizer_step=step_bytes - optimizer_step.gradient_width * shard_size,
         )
     return TransientBytes(
-        from_first_gradient=buffer,
-        later_micro_batches=buffer,
-        backward_end=buffer,
-        gradient_reduction=buffer + width * whole_tensors,
-        optimizer_step=step_bytes - step.gradient_width * parameters,
+        from_first_gradient=buffer_bytes,
+        later_micro_batches=buffer_bytes,
+        backward_end=buffer_bytes,
+        gradient_reduction=buffer_bytes + element_bytes * whole_tensors,
+        optimizer_step=step_bytes - optimizer_step.gradient_width * parameters,
     )

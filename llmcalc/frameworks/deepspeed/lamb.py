@@ -44,7 +44,7 @@ class OneBitLambRun(ReplicatedRun):
     states: list[Storage]
 
     def prepare_training(self) -> None:
-        """Creates the float32 master weights, Adam's states, another second moment, and the compression errors."""
+        """Creates float32 master weights, Adam's states, a fresh second moment, and the compression errors."""
         super().prepare_training()
         element_count = sum(map(elements, self.parameters))
         with counted_as(self.meter, "optimizer"):

@@ -25,8 +25,8 @@ MILLION = 10**6
 def read_log(log_text: LogText) -> LogReading | None:
     """Returns DeepSpeed's memory estimates and measurements in a log; None if it has none."""
     log_values = LogValues(log_text, PATTERNS)
-    names = ("allocated", "peak_allocated", "reserved", "peak_reserved")
-    memory_terms = [*_model_state_estimates(log_text, log_values), *log_values.largest_terms(*names)]
+    figure_names = ("allocated", "peak_allocated", "reserved", "peak_reserved")
+    memory_terms = [*_model_state_estimates(log_text, log_values), *log_values.largest_terms(*figure_names)]
     if not memory_terms:
         return None
     return LogReading(
@@ -39,7 +39,7 @@ def read_log(log_text: LogText) -> LogReading | None:
 
 
 def _model_state_estimates(log_text: LogText, log_values: LogValues) -> list[LogTerm]:
-    """Returns DeepSpeed's estimate without offloading: 18 bytes per parameter over ranks, and the largest layer."""
+    """Returns the parameter count and DeepSpeed's estimate of model states on a device, without offloading."""
     if "params" not in log_values:
         return []
     memory_terms = [
@@ -50,15 +50,15 @@ def _model_state_estimates(log_text: LogText, log_values: LogValues) -> list[Log
         if "nodes" in log_values
         else 1
     )
-    for line in log_text.lines_with("offload_optimizer=none"):
-        match = _OPTION.search(line)
+    for log_line in log_text.lines_with("offload_optimizer=none"):
+        match = _OPTION.search(log_line)
         if match is None or "offload_param=cpu" in match["options"]:
             continue
         if "offload_param" in match["options"]:
             layer = 4 * MILLION * max(log_values.whole_numbers("largest_layer"), default=0)
-            rule = LogTerm("states", 0, per_parameter=Fraction(18, devices), constant=layer)
+            states_term = LogTerm("states", 0, per_parameter=Fraction(18, devices), constant=layer)
         else:
-            rule = LogTerm("states", 0, per_parameter=4 + Fraction(16, devices))
-        memory_terms.append(rule._replace(value=bytes_of(match["device"])))
+            states_term = LogTerm("states", 0, per_parameter=4 + Fraction(16, devices))
+        memory_terms.append(states_term._replace(value=bytes_of(match["device"])))
         break
     return memory_terms

@@ -84,7 +84,7 @@ class GatheringProfile(Eager):
         if self.coordinator is not None and not self.only_finds_parameters:
             parameter = self.coordinator.by_tensor.get(id(weight))
             if parameter is not None and not any(
-                parameter.module in modules for modules in (self.opened, *self.of_frames)
+                parameter.module in open_modules for open_modules in (self.opened, *self.of_frames)
             ):
                 self.opened.append(parameter.module)
                 self.coordinator.fetch_module(parameter.module)
@@ -125,9 +125,9 @@ class GatheringProfile(Eager):
     def _save_input(self, x: Tensor, output: Value) -> None:
         """Saves a linear layer's input even for a frozen weight (`LinearFunctionForZeroStage3`)."""
         bound_tensor = self._value_with_tensor(output)
-        node = None if bound_tensor is None else self.values[id(bound_tensor)].node
-        if node is not None:
-            node.hooks.append(UnpackHook(self.graph.save(x)))
+        autograd_node = None if bound_tensor is None else self.values[id(bound_tensor)].node
+        if autograd_node is not None:
+            autograd_node.hooks.append(UnpackHook(self.graph.save(x)))
 
     def _module(self, module_call: Frame) -> None:
         """Runs a module of the program between the all-gather and the release of the module's parameters."""
@@ -138,15 +138,15 @@ class GatheringProfile(Eager):
         try:
             super()._module(module_call)
         finally:
-            modules = self.of_frames.pop()
-        for module in modules:
+            open_modules = self.of_frames.pop()
+        for module in open_modules:
             self._add_release_hooks(module, module_call.scope.output)
 
     def _add_release_hooks(self, module_path: Path, output: Value | None) -> None:
         """Releases a module's parameters after its forward pass, and gathers them before its backward pass."""
         assert self.coordinator is not None
         bound_tensor = self._value_with_tensor(output)
-        node = None if bound_tensor is None else self.values[id(bound_tensor)].node
-        if node is not None:
-            node.hooks.append(self.coordinator.before_backward(module_path))
+        autograd_node = None if bound_tensor is None else self.values[id(bound_tensor)].node
+        if autograd_node is not None:
+            autograd_node.hooks.append(self.coordinator.before_backward(module_path))
         self.coordinator.release_module(module_path)

@@ -17,34 +17,36 @@ BUCKET = 5 * 10**8
 
 def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message]:
     """Yields the collective messages for the weights of a replica group."""
-    stage, ranks, width = replicated_weights.layout.zero, replicated_weights.ranks, replicated_weights.width
+    stage, ranks, element_bytes = replicated_weights.layout.zero, replicated_weights.ranks, replicated_weights.width
     if not stage:
-        for size in _bucket_sizes(replicated_weights.elements):
-            yield ranks.message("all_reduce", size * width, 1)
+        for bucket_elements in _bucket_sizes(replicated_weights.elements):
+            yield ranks.message("all_reduce", bucket_elements * element_bytes, 1)
         return
-    reductions = replicated_weights.chunk.batches if stage >= 2 else 1
-    for size in _bucket_sizes(replicated_weights.elements):
-        yield ranks.message("reduce_scatter", size * width, reductions)
-        yield ranks.replica_all_reduce(size * width // ranks.shards, reductions)
+    reduction_count = replicated_weights.chunk.batches if stage >= 2 else 1
+    for bucket_elements in _bucket_sizes(replicated_weights.elements):
+        yield ranks.message("reduce_scatter", bucket_elements * element_bytes, reduction_count)
+        yield ranks.replica_all_reduce(bucket_elements * element_bytes // ranks.shards, reduction_count)
     if stage < 3:
-        yield ranks.message("all_gather", replicated_weights.elements * width, 1)
+        yield ranks.message("all_gather", replicated_weights.elements * element_bytes, 1)
         return
     for weights in _group_by_module(replicated_weights.weights):
-        size = sum(weight.tensor.size for weight in weights)
-        yield ranks.message("all_gather", size * width, 2 * replicated_weights.chunk.batches * weights[0].count)
+        bucket_elements = sum(weight.tensor.size for weight in weights)
+        yield ranks.message(
+            "all_gather", bucket_elements * element_bytes, 2 * replicated_weights.chunk.batches * weights[0].count
+        )
 
 
 def _group_by_module(weights: list[WeightShard]) -> list[list[WeightShard]]:
     """Groups the weights by module."""
-    modules: dict[object, list[WeightShard]] = {}
+    weights_by_module: dict[object, list[WeightShard]] = {}
     for weight in weights:
-        modules.setdefault(weight.path, []).append(weight)
-    return list(modules.values())
+        weights_by_module.setdefault(weight.path, []).append(weight)
+    return list(weights_by_module.values())
 
 
-def _bucket_sizes(elements: int) -> list[int]:
+def _bucket_sizes(element_count: int) -> list[int]:
     """Returns the number of elements per gradient bucket."""
-    full_buckets, remaining_elements = divmod(elements, BUCKET)
+    full_buckets, remaining_elements = divmod(element_count, BUCKET)
     return [BUCKET] * full_buckets + [remaining_elements] * (remaining_elements > 0)
 
 

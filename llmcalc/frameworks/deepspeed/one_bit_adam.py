@@ -30,4 +30,4 @@ class OneBitAdamRun(FlatCopyRun):
         if self.settings.optimizer.lower() == ZERO_ONE:
             error_sizes.append(flat_elements)
         with counted_as(self.meter, "optimizer"):
-            self.states = [Storage(self.meter, elements * FLOAT32.bytes) for elements in error_sizes]
+            self.states = [Storage(self.meter, element_count * FLOAT32.bytes) for element_count in error_sizes]

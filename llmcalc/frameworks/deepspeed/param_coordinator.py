@@ -76,9 +76,9 @@ class Parameter:
         "shard_elements",
     )
 
-    def __init__(self, memory_meter: Meter, path: Path, template: Tensor, ranks: int) -> None:
-        self.path: Path = path
-        self.module: Path = module_of(path)
+    def __init__(self, memory_meter: Meter, parameter_path: Path, template: Tensor, ranks: int) -> None:
+        self.path: Path = parameter_path
+        self.module: Path = module_of(parameter_path)
         element_count = elements(template)
         self.count: int = element_count
         self.shard_elements: int = -(-element_count // ranks)
@@ -131,9 +131,9 @@ class ParameterCoordinator:
         self.to_release: dict[tuple[Path, int], list[Parameter]] = {}
         self.backward_modules: list[Path] = []
 
-    def add_parameter(self, path: Path, template: Tensor) -> Parameter:
+    def add_parameter(self, parameter_path: Path, template: Tensor) -> Parameter:
         """Adds a partitioned parameter. template: a tensor with the parameter's shape and format."""
-        parameter = Parameter(self.meter, path, template, self.ranks)
+        parameter = Parameter(self.meter, parameter_path, template, self.ranks)
         self.parameters.append(parameter)
         self.modules.setdefault(parameter.module, []).append(parameter)
         self.by_tensor[id(parameter.full_param)] = parameter
@@ -152,7 +152,7 @@ class ParameterCoordinator:
     # --- the trace --------------------------------------------------------------------------------------------------
 
     def reset_step(self) -> None:
-        """Restarts the recorded trace for a forward pass."""
+        """Returns to the start of the recorded module order, and releases parameters that are still gathered."""
         for parameter in self.parameters:
             if parameter.gathering is not None:
                 self._wait_for_all_gather(parameter)
@@ -161,8 +161,8 @@ class ParameterCoordinator:
         self.is_recording = not self.is_recorded
         self.queue = deque()
         if self.is_recorded:
-            for step, module in enumerate(self.order):
-                self.queue += ((parameter, step) for parameter in self.modules[module])
+            for position, module in enumerate(self.order):
+                self.queue += ((parameter, position) for parameter in self.modules[module])
         for parameter in self.parameters:
             parameter.fetched = NEVER
         self.step = self.live_elements = 0
@@ -184,22 +184,22 @@ class ParameterCoordinator:
 
     def _prefetch(self, module_parameters: Sequence[Parameter]) -> None:
         """Starts gathering the next parameters of the trace, up to the prefetch limit."""
-        unfetched = sum(parameter.fetched < self.step for parameter in module_parameters)
-        for _ in range(min(unfetched, len(self.queue))):
-            parameter, operation = self.queue.popleft()
-            parameter.fetched = operation
+        unfetched_count = sum(parameter.fetched < self.step for parameter in module_parameters)
+        for _ in range(min(unfetched_count, len(self.queue))):
+            parameter, next_use = self.queue.popleft()
+            parameter.fetched = next_use
         most_elements = min(
             self.settings.stage3_max_live_parameters - self.live_elements,
             self.settings.size_in_elements("stage3_prefetch_bucket_size"),
         )
         prefetched_parameters: list[Parameter] = []
-        elements = 0
-        while self.queue and elements < most_elements:
-            parameter, operation = self.queue.popleft()
-            parameter.fetched = max(parameter.fetched, operation)
+        element_count = 0
+        while self.queue and element_count < most_elements:
+            parameter, next_use = self.queue.popleft()
+            parameter.fetched = max(parameter.fetched, next_use)
             if not parameter.available and parameter.gathering is None and parameter not in prefetched_parameters:
                 prefetched_parameters.append(parameter)
-                elements += parameter.count
+                element_count += parameter.count
         self._start_all_gather(prefetched_parameters)
 
     # --- memory -----------------------------------------------------------------------------------------------------
@@ -207,8 +207,8 @@ class ParameterCoordinator:
     @contextmanager
     def gathering_stream(self) -> Iterator[None]:
         """Returns a context that allocates on the all-gather stream, or without overlap on the current stream."""
-        stream = GATHERING if self.settings.overlaps else self.meter.stream
-        with on_stream(self.meter, stream), counted_as(self.meter, "weights"):
+        cuda_stream = GATHERING if self.settings.overlaps else self.meter.stream
+        with on_stream(self.meter, cuda_stream), counted_as(self.meter, "weights"):
             yield
 
     def _start_all_gather(self, parameters: Sequence[Parameter]) -> None:
@@ -216,7 +216,7 @@ class ParameterCoordinator:
         if not parameters:
             return
         self.live_elements += sum(parameter.count for parameter in parameters)
-        width = parameters[0].full_param.dtype.bytes
+        element_bytes = parameters[0].full_param.dtype.bytes
         with self.gathering_stream():
             copied_shards = self._copy_shards_from_host(parameters)
         if self.ranks == 1:
@@ -224,21 +224,21 @@ class ParameterCoordinator:
                 parameter.gathering = AllGatherHandle([parameter], None)
                 if self.settings.offload_param != "none":
                     with self.gathering_stream():
-                        parameter.storage.inner = Storage(self.meter, parameter.count * width)
+                        parameter.storage.inner = Storage(self.meter, parameter.count * element_bytes)
         elif len(parameters) == 1 or self.settings.stage3_allgather_sequential:
             for parameter in parameters:
                 with self.gathering_stream():
-                    parameter.storage.inner = Storage(self.meter, parameter.shard_elements * self.ranks * width)
+                    parameter.storage.inner = Storage(self.meter, parameter.shard_elements * self.ranks * element_bytes)
                 parameter.gathering = AllGatherHandle([parameter], None)
         else:
             with self.gathering_stream(), counted_as(self.meter, "communication"):
                 flat_buffer = Storage(
-                    self.meter, sum(parameter.shard_elements for parameter in parameters) * self.ranks * width
+                    self.meter, sum(parameter.shard_elements for parameter in parameters) * self.ranks * element_bytes
                 )
             uses_all_reduce = self.settings.stage3_use_all_reduce_for_fetch_params
-            handle = AllGatherHandle(parameters, None if uses_all_reduce else flat_buffer)
+            gather_handle = AllGatherHandle(parameters, None if uses_all_reduce else flat_buffer)
             for parameter in parameters:
-                parameter.gathering = handle
+                parameter.gathering = gather_handle
                 if uses_all_reduce:
                     parameter.storage.inner = flat_buffer
             del flat_buffer
@@ -246,12 +246,12 @@ class ParameterCoordinator:
 
     def _wait_for_all_gather(self, parameter: Parameter) -> None:
         """Copies the parameters of an all-gather out of the buffer, which is freed with the last reference."""
-        handle = parameter.gathering
-        assert handle is not None
+        gather_handle = parameter.gathering
+        assert gather_handle is not None
         parameter.gathering = None
-        if not handle.complete:
-            handle.complete = True
-            for member in handle.parameters:
+        if not gather_handle.complete:
+            gather_handle.complete = True
+            for member in gather_handle.parameters:
                 member.available = True
                 if member.storage.inner is None and self.ranks > 1:
                     with self.gathering_stream():
@@ -272,20 +272,20 @@ class ParameterCoordinator:
         """Returns the parameters to release after a module (`__params_to_release`), cached per step."""
         cache_key = (module_path, self.step)
         if cache_key not in self.to_release:
-            released = [
+            released_parameters = [
                 parameter
                 for parameter in self.modules[module_path]
                 if not parameter.persists and parameter.fetched <= self.step
             ]
-            distance = 0
+            reuse_distance = 0
             for i in range(self.step, len(self.order)):
-                if distance >= self.settings.stage3_max_reuse_distance or not released:
+                if reuse_distance >= self.settings.stage3_max_reuse_distance or not released_parameters:
                     break
                 for parameter in self.modules[self.order[i]]:
-                    if parameter in released:
-                        released.remove(parameter)
-                    distance += parameter.count
-            self.to_release[cache_key] = released
+                    if parameter in released_parameters:
+                        released_parameters.remove(parameter)
+                    reuse_distance += parameter.count
+            self.to_release[cache_key] = released_parameters
         return self.to_release[cache_key]
 
     def release_all(self) -> None:
@@ -300,14 +300,14 @@ class ParameterCoordinator:
         """Gathers each persistent parameter into a separate buffer at the end of a step."""
         persistent_parameters = [parameter for parameter in self.parameters if parameter.persists]
         with counted_as(self.meter, "weights"):
-            from_host = self._copy_shards_from_host(persistent_parameters)
+            shard_copies = self._copy_shards_from_host(persistent_parameters)
             for parameter in persistent_parameters:
                 parameter.available = True
                 if self.ranks > 1 or self.settings.offload_param != "none":
                     parameter.storage.inner = Storage(
                         self.meter, parameter.shard_elements * self.ranks * parameter.full_param.dtype.bytes
                     )
-        del from_host
+        del shard_copies
 
     def _copy_shards_from_host(self, parameters: Sequence[Parameter]) -> list[Storage]:
         """Copies the rank's shards from the host and returns their device storages; none without offloading."""

@@ -39,38 +39,38 @@ def round_robin_order(parameters: Sequence[Item], ranks: int) -> list[Item]:
     return [parameter for rank in range(ranks) for parameter in parameters[rank::ranks]]
 
 
-def offsets(element_counts: Sequence[int], width: int, aligned: bool) -> tuple[list[int], int]:
+def offsets(element_counts: Sequence[int], element_bytes: int, is_aligned: bool) -> tuple[list[int], int]:
     """Returns the offset of each parameter in the flat tensor, and the end of the last parameter.
 
     element_counts: per parameter, its elements.
-    width: bytes per element.
-    aligned: whether each parameter begins at a multiple of 16 bytes.
+    element_bytes: bytes per element.
+    is_aligned: whether each parameter begins at a multiple of 16 bytes.
     """
-    alignment = 16 // gcd(16, width) if aligned else 1
-    start_offsets, position = [], 0
+    aligned_elements = 16 // gcd(16, element_bytes) if is_aligned else 1
+    start_offsets, next_offset = [], 0
     for element_count in element_counts:
-        position = -(-position // alignment) * alignment
-        start_offsets.append(position)
-        position += element_count
-    return start_offsets, position
+        next_offset = -(-next_offset // aligned_elements) * aligned_elements
+        start_offsets.append(next_offset)
+        next_offset += element_count
+    return start_offsets, next_offset
 
 
-def flat_size(elements: int, ranks: int) -> int:
+def flat_size(element_count: int, ranks: int) -> int:
     """Returns the number of elements of the padded flat tensor."""
-    return -(-elements // (ALIGNMENT * ranks)) * ALIGNMENT * ranks
+    return -(-element_count // (ALIGNMENT * ranks)) * ALIGNMENT * ranks
 
 
 def pieces(offset: int, element_count: int, partition_size: int) -> list[PartitionPiece]:
     """Returns the pieces of a parameter in the ranks' partitions. offset: the parameter's offset in the flat tensor."""
-    weight_pieces, position = [], offset
-    while position < offset + element_count:
-        piece_end = min(offset + element_count, (position // partition_size + 1) * partition_size)
-        weight_pieces.append(PartitionPiece(position // partition_size, piece_end - position))
-        position = piece_end
+    weight_pieces, piece_start = [], offset
+    while piece_start < offset + element_count:
+        piece_end = min(offset + element_count, (piece_start // partition_size + 1) * partition_size)
+        weight_pieces.append(PartitionPiece(piece_start // partition_size, piece_end - piece_start))
+        piece_start = piece_end
     return weight_pieces
 
 
-def in_module_order(paths: Sequence[Path]) -> list[Path]:
+def in_module_order(parameter_paths: Sequence[Path]) -> list[Path]:
     """Returns the paths of parameters in the order of `nn.Module.named_parameters`.
 
     The program has parameters in the order of their use. A layer has its sublayers before its norms (as in transformers
@@ -78,7 +78,7 @@ def in_module_order(paths: Sequence[Path]) -> list[Path]:
     """
     layer_positions: dict[Path, int] = {}
     module_positions: dict[Path, int] = {}
-    for path in paths:
+    for path in parameter_paths:
         layer_positions.setdefault(_layer_of(path), len(layer_positions))
         module_positions.setdefault(module_of(path), len(module_positions))
 
@@ -87,17 +87,17 @@ def in_module_order(paths: Sequence[Path]) -> list[Path]:
         is_norm = type(layer_path[-1]) is int and len(module_path) <= len(layer_path) + 1
         return layer_positions[layer_path], is_norm, module_positions[module_path], str(path[-1]).endswith("bias")
 
-    return sorted(paths, key=position_in_module)
+    return sorted(parameter_paths, key=position_in_module)
 
 
-def module_of(path: Path) -> Path:
+def module_of(parameter_path: Path) -> Path:
     """Returns the path of a parameter's module."""
-    *parent_path, parameter_name = path
+    *parent_path, parameter_name = parameter_path
     module_name = str(parameter_name).rpartition(".")[0]
     return (*parent_path, module_name) if module_name else tuple(parent_path)
 
 
-def _layer_of(path: Path) -> Path:
+def _layer_of(parameter_path: Path) -> Path:
     """Returns the path of a parameter's layer, or of its module outside of the layers."""
-    index_positions = [i for i, path_part in enumerate(path) if type(path_part) is int]
-    return path[: index_positions[0] + 1] if index_positions else module_of(path)
+    index_positions = [i for i, path_part in enumerate(parameter_path) if type(path_part) is int]
+    return parameter_path[: index_positions[0] + 1] if index_positions else module_of(parameter_path)

@@ -31,7 +31,7 @@ def read_accelerate(
     """Returns the DeepSpeed run of an accelerate config."""
     reader.refuse_groups(config)
     launch_settings = _plugin_run(reader, config, world_size)
-    settings = {option: value for option, value in command_settings.items() if option != "precision"}
+    settings = {option: option_value for option, option_value in command_settings.items() if option != "precision"}
     return without_chunked_loss(reader, launch_settings._replace(settings={**settings, **launch_settings.settings}))
 
 
@@ -46,12 +46,12 @@ def _plugin_run(reader: LaunchReader, accelerate_config: Table, world_size: int)
     if plugin_table.get("deepspeed_config_file") is not None:
         config = reader.fetch_tables(f"{section}.deepspeed_config_file", plugin_table["deepspeed_config_file"], FILE)
         return _without_batch_size(read_into(reader, config, world_size, precision), config)
-    stage = size_of(reader, f"{section}.zero_stage", plugin_table.get("zero_stage", 2), least=0)
-    zero: dict[str, Any] = {"stage": stage}
+    stage = size_of(reader, f"{section}.zero_stage", plugin_table.get("zero_stage", 2), minimum=0)
+    zero_table: dict[str, Any] = {"stage": stage}
     for device_key in ("offload_optimizer_device", "offload_param_device"):
         if plugin_table.get(device_key) not in (None, "none", False):
-            zero[device_key.removesuffix("_device")] = {"device": plugin_table[device_key]}
-    deepspeed_config: dict[str, Any] = {"zero_optimization": zero, "train_micro_batch_size_per_gpu": "auto"}
+            zero_table[device_key.removesuffix("_device")] = {"device": plugin_table[device_key]}
+    deepspeed_config: dict[str, Any] = {"zero_optimization": zero_table, "train_micro_batch_size_per_gpu": "auto"}
     deepspeed_config |= {device_key: {"enabled": precision[device_key]} for device_key in ("bf16", "fp16")}
     if plugin_table.get("gradient_accumulation_steps") is not None:
         deepspeed_config["gradient_accumulation_steps"] = plugin_table["gradient_accumulation_steps"]
@@ -63,7 +63,7 @@ def _without_batch_size(launch_settings: LaunchSettings, config: Table) -> Launc
     if config.get("train_micro_batch_size_per_gpu", "auto") != "auto":
         return launch_settings
     return launch_settings._replace(
-        settings={option: setting for option, setting in launch_settings.settings.items() if option != "batch"}
+        settings={option: value for option, value in launch_settings.settings.items() if option != "batch"}
     )
 
 
@@ -77,8 +77,8 @@ def read_trainer(
     precision = {format_name: bool(config.get(format_name)) for format_name in ("bf16", "fp16")}
     launch_settings = read_into(reader, deepspeed_table, world_size, {**command_settings, **precision})
     settings = {
-        option: setting
-        for option, setting in command_settings.items()
+        option: option_value
+        for option, option_value in command_settings.items()
         if option not in ("precision", "dtype", "optimizer_impl")
     }
     return without_chunked_loss(reader, launch_settings._replace(settings={**settings, **launch_settings.settings}))

@@ -33,12 +33,12 @@ OWN_ADAM = ("adam", "adamw", "fusedadam")
 """Types of `optimizer` for which DeepSpeed uses its fused Adam, unless `torch_adam` is set."""
 
 
-def zero_run(setup: ZeroSetup, memory_meter: Meter | None = None) -> ZeroRun:
+def zero_run(zero_setup: ZeroSetup, memory_meter: Meter | None = None) -> ZeroRun:
     """Returns the training run of a rank. Raises `InputError` for settings that are not modelled."""
-    settings = setup.settings.resolved(setup.spec.hidden_size)
+    settings = zero_setup.settings.resolved(zero_setup.spec.hidden_size)
     settings.check()
-    _check_training(setup.training, settings)
-    training_config = cast_adapters(setup.training)
+    _check_training(zero_setup.training, settings)
+    training_config = cast_adapters(zero_setup.training)
     implementation = training_config.implementation
     if settings.torch_adam and settings.optimizer.lower() in OWN_ADAM:
         implementation = "foreach"  # torch's own choice
@@ -46,7 +46,7 @@ def zero_run(setup: ZeroSetup, memory_meter: Meter | None = None) -> ZeroRun:
     run_type = _run_type(training_config, settings)
     keeps_master = run_type in (LambRun, OneBitLambRun, ReplicatedRun) and training_config.dtype != "float32"
     training_config = replace(training_config, master=keeps_master)
-    return run_type(replace(setup, training=training_config, settings=settings), memory_meter)
+    return run_type(replace(zero_setup, training=training_config, settings=settings), memory_meter)
 
 
 def _run_type(training_config: Training, settings: DeepSpeedSettings) -> type[ZeroRun]:
@@ -111,14 +111,14 @@ def _check_training(training_config: Training, settings: DeepSpeedSettings) -> N
 
 
 @without_garbage_collection()
-def replay_zero(setup: ZeroSetup, expandable: bool) -> tuple[ReplayResult, tuple[Term, ...]]:
+def replay_zero(zero_setup: ZeroSetup, expandable_segments: bool) -> tuple[ReplayResult, tuple[Term, ...]]:
     """Replays one rank's set-up and two training steps on the allocator. Later steps repeat the second step.
 
-    expandable: whether the allocator has expandable segments. Returns also what the rank keeps on the host.
+    expandable_segments: whether the allocator has expandable segments. Returns also what the rank keeps on the host.
     """
-    training_run = zero_run(setup, memory_meter := EventMeter())
+    training_run = zero_run(zero_setup, memory_meter := EventMeter())
     training_run.set_up()
-    replay_result = replay_steps_on_allocator(training_run, memory_meter, PrefixCache(expandable))
+    replay_result = replay_steps_on_allocator(training_run, memory_meter, PrefixCache(expandable_segments))
     return replay_result, training_run.host_terms()
 
 
@@ -144,23 +144,23 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> D
         option = "--master-weights none" if memory_estimate.settings.master_weights == "none" else "--precision bf16"
         raise InputError(f"{option}: DeepSpeed's optimizer updates fp32 copies; expected fp32 master weights")
     spec, dp_rank = memory_estimate.spec, layout.coordinates(rank).dp
-    setup = ZeroSetup(spec, training_config, settings, layout.dp, dp_rank, cuda_runtime.workspace)
-    replay_result, host_memory = replay_zero(setup, cuda_runtime.expandable)
-    status = tensor_status(settings, training_config)
-    return replace(summarize(replay_result, cuda_runtime.context, layer_stacks(spec), status), host=host_memory)
+    zero_setup = ZeroSetup(spec, training_config, settings, layout.dp, dp_rank, cuda_runtime.workspace)
+    replay_result, host_memory = replay_zero(zero_setup, cuda_runtime.expandable)
+    tensors_status = tensor_status(settings, training_config)
+    return replace(summarize(replay_result, cuda_runtime.context, layer_stacks(spec), tensors_status), host=host_memory)
 
 
-def settings_of(layout: Layout, own_settings: Any, version: str) -> DeepSpeedSettings:
+def settings_of(layout: Layout, own_settings: Any, deepspeed_version: str) -> DeepSpeedSettings:
     """Returns DeepSpeed's settings in a layout. Raises `InputError` for a layout or version not modelled."""
     settings = own_settings if isinstance(own_settings, DeepSpeedSettings) else DeepSpeedSettings()
     for group_name in ("tp", "pp", "cp", "ep", "hsdp_replicas"):
         if getattr(layout, group_name) > 1:
             option = f"--{group_name.replace('_', '-')} {getattr(layout, group_name)}"
-            groups = " and no --zero-group" if group_name == "hsdp_replicas" else ""
-            raise InputError(f"{option}: with DeepSpeed it is not modelled; expected 1{groups}")
+            group_flag = " and no --zero-group" if group_name == "hsdp_replicas" else ""
+            raise InputError(f"{option}: with DeepSpeed it is not modelled; expected 1{group_flag}")
     if layout.prefetch:
         raise InputError("--prefetch: DeepSpeed gathers by stage3_prefetch_bucket_size; expected it in a --launch file")
-    requested_version = version or settings.version
+    requested_version = deepspeed_version or settings.version
     if requested_version not in ("", VERSION):
         raise InputError(f"--framework-version {requested_version}: not modelled with deepspeed; expected {VERSION}")
     if settings.stage is None or layout.zero:  # an option beside a file replaces the file's stage
@@ -179,8 +179,8 @@ def tensor_status(settings: DeepSpeedSettings, training_config: Training) -> Ter
     if settings.optimizer.lower() == LAMB and not settings.stage:
         return Term("tensors", 0, "estimate", "deepspeed/runtime/fp16/unfused_optimizer.py", VERSIONS)
     if settings.optimizer.lower() in (ONE_BIT, ZERO_ONE, ONE_BIT_LAMB):
-        source = "deepspeed/runtime/fp16/onebit; buffers of the compression are left out"
-        return Term("tensors", 0, "estimate", source, VERSIONS)
+        citation = "deepspeed/runtime/fp16/onebit; buffers of the compression are left out"
+        return Term("tensors", 0, "estimate", citation, VERSIONS)
     if updates_flat_copy(training_config, settings):  # it runs on a GPU alone
         return Term("tensors", 0, "source", "deepspeed/runtime/fp16/fused_optimizer.py", VERSIONS)
     if settings.overlaps:

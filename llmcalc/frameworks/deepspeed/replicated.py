@@ -61,8 +61,8 @@ class ReplicatedRun(ZeroRun):
             bucket_elements = sum(gradient_sizes)
             tensor = Storage(self.meter, bucket_elements * self.dtype.bytes) if len(gradient_sizes) > 1 else None
             cast_bucket = self.communication_dtype is not self.dtype and bucket_elements
-            message = Storage(self.meter, bucket_elements * self.communication_dtype.bytes) if cast_bucket else None
-        del tensor, message
+            cast_buffer = Storage(self.meter, bucket_elements * self.communication_dtype.bytes) if cast_bucket else None
+        del tensor, cast_buffer
 
     def check_overflow(self) -> None:
         """Sums each 16-bit gradient in float32 (`CheckOverflow._has_inf_or_nan`)."""
@@ -92,14 +92,14 @@ class FlatCopyRun(ReplicatedRun):
     def prepare_training(self) -> None:
         """Creates the flat weights, a float32 copy and the optimizer states."""
         self.parameters: list[Tensor] = self.parameters_in_module_order()
-        element_count, width = sum(map(elements, self.parameters)), self.dtype.bytes
+        element_count, element_bytes = sum(map(elements, self.parameters)), self.dtype.bytes
         with counted_as(self.meter, "weights"):
-            cloned_tensors = [Storage(self.meter, elements(weight) * width) for weight in self.parameters]
-            flat_weights = Storage(self.meter, element_count * width)
+            cloned_tensors = [Storage(self.meter, elements(weight) * element_bytes) for weight in self.parameters]
+            flat_weights = Storage(self.meter, element_count * element_bytes)
         del cloned_tensors
         for weight in self.parameters:
             weight.storage = flat_weights
-        cloned_weights = Storage(self.meter, element_count * width)
+        cloned_weights = Storage(self.meter, element_count * element_bytes)
         with counted_as(self.meter, "optimizer"):
             float32_copy = empty(self.meter, (element_count,), FLOAT32)
         del cloned_weights
@@ -113,9 +113,9 @@ class FlatCopyRun(ReplicatedRun):
         self.meter.place = Place("step")
         self.check_overflow()
         with counted_as(self.meter, "gradients"):
-            in_float = [empty(self.meter, weight.shape, FLOAT32) for weight in self.parameters]
+            fp32_gradients = [empty(self.meter, weight.shape, FLOAT32) for weight in self.parameters]
             self.trained[0].gradient = empty(self.meter, self.trained[0].tensor.shape, FLOAT32)
-        del in_float
+        del fp32_gradients
         for weight in self.parameters:
             weight.grad = None
         self.run_optimizer(self.trained)

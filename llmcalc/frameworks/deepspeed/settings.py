@@ -105,7 +105,9 @@ class DeepSpeedSettings:
             "stage3_prefetch_bucket_size": int(0.9 * hidden_size * hidden_size),
             "stage3_param_persistence_threshold": 10 * hidden_size,
         }
-        return replace(self, **{name: size for name, size in auto_values.items() if getattr(self, name) == "auto"})
+        return replace(
+            self, **{field: size_value for field, size_value in auto_values.items() if getattr(self, field) == "auto"}
+        )
 
     @property
     def overlaps(self) -> bool:
@@ -114,9 +116,9 @@ class DeepSpeedSettings:
 
     def size_in_elements(self, size_name: str) -> int:
         """Returns the value of a size setting that is not `auto`, in elements."""
-        size = getattr(self, size_name)
-        assert isinstance(size, int), size_name
-        return size
+        field_value = getattr(self, size_name)
+        assert isinstance(field_value, int), size_name
+        return field_value
 
     def check(self) -> None:
         """Raises `InputError` for settings that are not modelled."""

@@ -25,9 +25,9 @@ DOUBLE = 8
 """Bytes of a number in float64, the format of gradient norms (`get_norm_dtype`)."""
 
 
-def number_format(deepspeed_name: str | None, default: Dtype) -> Dtype:
+def number_format(deepspeed_name: str | None, default_dtype: Dtype) -> Dtype:
     """Returns the number format of a DeepSpeed format name (`DtypeEnum`)."""
-    names = {
+    format_names = {
         "fp32": "float32",
         "fp16": "float16",
         "bf16": "bfloat16",
@@ -36,9 +36,9 @@ def number_format(deepspeed_name: str | None, default: Dtype) -> Dtype:
         "half": "float16",
     }
     if deepspeed_name is None:
-        return default
+        return default_dtype
     short_name = deepspeed_name.removeprefix("torch.")
-    return DTYPES[names.get(short_name, short_name)]
+    return DTYPES[format_names.get(short_name, short_name)]
 
 
 @frozen
@@ -69,13 +69,13 @@ class ZeroRun(TrainingRun):
     host_norms: norms of offloaded gradients, which stay on the device until the step.
     """
 
-    def __init__(self, setup: ZeroSetup, memory_meter: Meter | None = None) -> None:
-        super().__init__(setup.spec, setup.training, None, setup.workspace, memory_meter)
-        settings = setup.settings
+    def __init__(self, zero_setup: ZeroSetup, memory_meter: Meter | None = None) -> None:
+        super().__init__(zero_setup.spec, zero_setup.training, None, zero_setup.workspace, memory_meter)
+        settings = zero_setup.settings
         self.settings: DeepSpeedSettings = settings
-        self.ranks: int = setup.ranks
-        self.rank: int = setup.rank
-        self.dtype: Dtype = DTYPES[setup.training.dtype]
+        self.ranks: int = zero_setup.ranks
+        self.rank: int = zero_setup.rank
+        self.dtype: Dtype = DTYPES[zero_setup.training.dtype]
         self.accumulation_dtype: Dtype = number_format(settings.grad_accum_dtype, self.dtype)
         self.communication_dtype: Dtype = number_format(settings.communication_data_type, self.dtype)
         self.bucket_elements: int = settings.size_in_elements("reduce_bucket_size")
@@ -96,7 +96,7 @@ class ZeroRun(TrainingRun):
         parameters_by_path = dict(self.lowering.parameters)
         weights_by_id = {
             id(weight): weight
-            for weight in (parameters_by_path[path] for path in in_module_order(list(parameters_by_path)))
+            for weight in (parameters_by_path[weight_path] for weight_path in in_module_order(list(parameters_by_path)))
         }
         return [*weights_by_id.values(), *(weight for weight in self.lowering.unused_modules if weight.leaf)]
 
@@ -110,16 +110,16 @@ class ZeroRun(TrainingRun):
         """Returns the named parts of the rank's host memory, in bytes."""
         raise NotImplementedError
 
-    def host_state_bytes(self, elements: int) -> int:
+    def host_state_bytes(self, element_count: int) -> int:
         """Returns the host bytes of fp32 optimizer states without step counts (`DeepSpeedCPUAdam`)."""
-        tensor = TrainedTensor(ParamTensor((elements,), "vector"), "optimizer", 1)
+        tensor = TrainedTensor(ParamTensor((element_count,), "vector"), "optimizer", 1)
         optimizer_record = optimizer(self.training.optimizer)
-        states = optimizer_record.state([tensor], FLOAT32.name, self.training.momentum).states
-        return sum(int(state_bytes) for state_name, state_bytes in states.items() if state_name != "step")
+        optimizer_states = optimizer_record.state([tensor], FLOAT32.name, self.training.momentum).states
+        return sum(int(state_bytes) for state_name, state_bytes in optimizer_states.items() if state_name != "step")
 
     @contextmanager
     def reduction_stream(self) -> Iterator[None]:
         """Returns a context that allocates on the reduction stream, or without overlap on the current stream."""
-        stream = REDUCTION if self.settings.overlaps else self.meter.stream
-        with on_stream(self.meter, stream), counted_as(self.meter, "communication"):
+        cuda_stream = REDUCTION if self.settings.overlaps else self.meter.stream
+        with on_stream(self.meter, cuda_stream), counted_as(self.meter, "communication"):
             yield

@@ -65,8 +65,8 @@ class PartitionedRun(ZeroRun):
     host_buffer: a buffer for gradients on their way to the host.
     """
 
-    def __init__(self, setup: ZeroSetup, memory_meter: Meter | None = None) -> None:
-        super().__init__(setup, memory_meter)
+    def __init__(self, zero_setup: ZeroSetup, memory_meter: Meter | None = None) -> None:
+        super().__init__(zero_setup, memory_meter)
         self.bucket: Bucket = Bucket()
         self.oversized_gradient: Tensor | None = None
         self.has_buffers: bool = False
@@ -87,8 +87,8 @@ class PartitionedRun(ZeroRun):
         ordered_parameters = (
             round_robin_order(self.parameters, ranks) if settings.round_robin_gradients else self.parameters
         )
-        width, element_counts = self.dtype.bytes, [elements(weight) for weight in ordered_parameters]
-        starts, flat_elements = offsets(element_counts, width, settings.parameter_alignment)
+        element_bytes, element_counts = self.dtype.bytes, [elements(weight) for weight in ordered_parameters]
+        starts, flat_elements = offsets(element_counts, element_bytes, settings.parameter_alignment)
         element_count = flat_size(flat_elements, ranks)
         self.partition_size: int = element_count // ranks
         self.pieces: dict[int, list[PartitionPiece]] = {
@@ -103,15 +103,15 @@ class PartitionedRun(ZeroRun):
         }
         self.rank_parameters: list[Tensor] = [weight for weight in ordered_parameters if id(weight) in self.rank_pieces]
         with counted_as(self.meter, "weights"):
-            flat_parameters = Storage(self.meter, element_count * width)
+            flat_parameters = Storage(self.meter, element_count * element_bytes)
             for weight in ordered_parameters:
                 weight.storage = flat_parameters
         self.largest_parameter: int = max(element_counts)
-        cloned_partition = Storage(self.meter, self.partition_size * width)
+        cloned_partition = Storage(self.meter, self.partition_size * element_bytes)
         if self.offloads:
             del cloned_partition
             with counted_as(self.meter, "communication"):  # temp_grad_buffer_for_gpu_offload
-                self.host_buffer = Storage(self.meter, self.largest_parameter * width)
+                self.host_buffer = Storage(self.meter, self.largest_parameter * element_bytes)
             self.trained = []
             return
         with counted_as(self.meter, "optimizer"):
@@ -135,15 +135,15 @@ class PartitionedRun(ZeroRun):
         """
         if not self.offloads:
             return ()
-        size, width = self.partition_size, self.dtype.bytes
+        elements_, width = self.partition_size, self.dtype.bytes
         round_host_bytes = pinned_bytes if self.settings.offload_optimizer_pin_memory else int
-        buffers = [size * width, self.largest_parameter * width]  # param_buffer_of_bit16, temp_grad_buffer
+        buffer_sizes = [elements_ * width, self.largest_parameter * width]  # param_buffer_of_bit16, temp_grad_buffer
         if self.training.microbatches > 1:
-            buffers += [elements(weight) * width for weight in self.rank_parameters]
+            buffer_sizes += [elements(weight) * width for weight in self.rank_parameters]
         return (
-            Term("fp32 weights and gradients", 2 * round_host_bytes(size * FLOAT32.bytes), "source", SOURCE),
-            Term("optimizer states", self.host_state_bytes(size), "source", SOURCE),
-            Term("buffers", sum(map(round_host_bytes, buffers)), "source", SOURCE),
+            Term("fp32 weights and gradients", 2 * round_host_bytes(elements_ * FLOAT32.bytes), "source", SOURCE),
+            Term("optimizer states", self.host_state_bytes(elements_), "source", SOURCE),
+            Term("buffers", sum(map(round_host_bytes, buffer_sizes)), "source", SOURCE),
         )
 
     @property
@@ -198,22 +198,22 @@ class PartitionedRun(ZeroRun):
             with counted_as(self.meter, "gradients"):
                 self.accumulated[id(weight)] = empty(self.meter, weight.shape, self.accumulation_dtype)
         else:
-            grad = empty(self.meter, weight.shape, self.accumulation_dtype)
-            del grad
+            accumulated_gradient = empty(self.meter, weight.shape, self.accumulation_dtype)
+            del accumulated_gradient
         weight.grad = None
 
     def gradient(self, weight: Tensor) -> Tensor | None:
         """Returns the gradient that is reduced over ranks (`get_param_gradient_attribute`)."""
         return self.accumulated.get(id(weight)) if self.accumulates_separately else weight.grad
 
-    def _store_gradient(self, weight: Tensor, grad: Tensor | None) -> None:
+    def _store_gradient(self, weight: Tensor, gradient: Tensor | None) -> None:
         """Stores or removes the accumulated gradient of a parameter."""
         if not self.accumulates_separately:
-            weight.grad = grad
-        elif grad is None:
+            weight.grad = gradient
+        elif gradient is None:
             self.accumulated.pop(id(weight), None)
         else:
-            self.accumulated[id(weight)] = grad
+            self.accumulated[id(weight)] = gradient
 
     def reduce_independent(self, weight: Tensor) -> None:
         """Adds a gradient to the bucket, reducing a full one (`reduce_independent_p_g_buckets_and_remove_grads`)."""
@@ -306,7 +306,7 @@ class PartitionedRun(ZeroRun):
         """
         element_count = sum(weight_piece.elements for weight_piece in reduced_pieces)
         tensor = Storage(self.meter, element_count * self.bucket_dtype.bytes) if len(reduced_pieces) > 1 else None
-        message = (
+        message_buffer = (
             Storage(self.meter, element_count * self.communication_dtype.bytes)
             if self.communication_dtype is not self.bucket_dtype
             else None
@@ -314,9 +314,9 @@ class PartitionedRun(ZeroRun):
         if self.accumulates_partition and self.communication_dtype is not FLOAT32:
             for weight_piece in reduced_pieces if accumulated_pieces is None else accumulated_pieces:
                 if weight_piece.rank == self.rank:
-                    source = Storage(self.meter, weight_piece.elements * FLOAT32.bytes)
-                    del source
-        del tensor, message
+                    fp32_buffer = Storage(self.meter, weight_piece.elements * FLOAT32.bytes)
+                    del fp32_buffer
+        del tensor, message_buffer
 
     def _build_compact_grad_partition_buffer(self) -> None:
         """Allocates the float32 buffer of the rank's gradients."""
@@ -381,12 +381,12 @@ class PartitionedRun(ZeroRun):
                 self._build_compact_grad_partition_buffer()
         else:
             with counted_as(self.meter, "gradients"):
-                grads = [
+                gradients = [
                     self.gradient(weight) or empty(self.meter, weight.shape, self.accumulation_dtype)
                     for weight in self.rank_parameters
                 ]
-            self.accumulated_partition = grads if self.accumulated_partition is None else self.accumulated_partition
-            del grads
+            self.accumulated_partition = gradients if self.accumulated_partition is None else self.accumulated_partition
+            del gradients
             if self.is_last_microbatch:
                 self._get_flat_partition()
         self.bucket.buffers, self.partition_buffer, self.has_buffers = [], None, False
@@ -412,16 +412,16 @@ class PartitionedRun(ZeroRun):
         if self.offloads:
             self.host_norms, self.compact_partition, self.accumulated = {}, None, {}
             return
-        (partition,) = self.trained
+        (trained_partition,) = self.trained
         if self.settings.compute_grad_norm:
             for rank_piece in self.rank_pieces.values():  # scaled_global_norm
                 double_copy = Storage(self.meter, rank_piece.elements * DOUBLE)
                 del double_copy
         with counted_as(self.meter, "gradients"):
-            partition.gradient = self._single_grad_partition()
+            trained_partition.gradient = self._single_grad_partition()
         self.averaged_gradients = self.compact_partition = None
         self.accumulated = {}
-        self.run_optimizer([partition])
+        self.run_optimizer([trained_partition])
 
     def _single_grad_partition(self) -> Tensor:
         """Returns the gradients of the rank's partition, concatenated as one float32 tensor."""

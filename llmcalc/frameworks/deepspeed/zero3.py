@@ -35,14 +35,14 @@ class Stage3Run(ZeroRun):
     profile = GatheringProfile
     lowering: GatheringProfile
 
-    def __init__(self, setup: ZeroSetup, memory_meter: Meter | None = None) -> None:
-        super().__init__(setup, memory_meter)
-        cross_entropy = setup.training.choices.cross_entropy
+    def __init__(self, zero_setup: ZeroSetup, memory_meter: Meter | None = None) -> None:
+        super().__init__(zero_setup, memory_meter)
+        cross_entropy = zero_setup.training.choices.cross_entropy
         if cross_entropy in ("chunked", "split", "selective-chunked"):
             raise InputError(
                 f"--cross-entropy {cross_entropy}: with stage 3 of ZeRO it is not modelled; expected eager or fused"
             )
-        self.coordinator: ParameterCoordinator = ParameterCoordinator(self.meter, setup.settings, setup.ranks)
+        self.coordinator: ParameterCoordinator = ParameterCoordinator(self.meter, zero_setup.settings, zero_setup.ranks)
         self.lowering.gather_with(self.coordinator)
         self.bucket: list[Parameter] = []
         self.elements: int = 0
@@ -52,9 +52,11 @@ class Stage3Run(ZeroRun):
 
     def prepare_training(self) -> None:
         """Creates the rank's shards, float32 copies, gradients, and the bucket's buffer."""
-        coordinator, memory_meter, width = self.coordinator, self.meter, self.dtype.bytes
+        coordinator, memory_meter, element_bytes = self.coordinator, self.meter, self.dtype.bytes
         parameters_by_path = {parameter.path: parameter for parameter in coordinator.parameters}
-        coordinator.parameters = [parameters_by_path[path] for path in in_module_order(list(parameters_by_path))]
+        coordinator.parameters = [
+            parameters_by_path[weight_path] for weight_path in in_module_order(list(parameters_by_path))
+        ]
         coordinator.mark_persistent()
         trained_parameters = [parameter for parameter in coordinator.parameters if parameter.full_param.leaf]
         frozen_parameters = [parameter for parameter in coordinator.parameters if not parameter.full_param.leaf]
@@ -68,7 +70,7 @@ class Stage3Run(ZeroRun):
                     Storage(memory_meter, parameter.shard_elements * parameter.full_param.dtype.bytes)
                     for parameter in frozen_parameters
                 ]
-                self.rank_shards.append(Storage(memory_meter, element_count * width))  # lp_param_buffer
+                self.rank_shards.append(Storage(memory_meter, element_count * element_bytes))  # lp_param_buffer
         self.trained = []
         if not self.offloads:
             self._create_fp32_partitions()
@@ -168,10 +170,10 @@ class Stage3Run(ZeroRun):
             weight.grad = Tensor(weight.shape, self.dtype, self.buffer)
         self.bucket.append(parameter)
         self.elements += parameter.count
-        siblings = self.coordinator.modules[parameter.module]
+        module_parameters = self.coordinator.modules[parameter.module]
         if all(
             sibling.full_param.grad is not None or sibling in self.bucket or not sibling.full_param.leaf
-            for sibling in siblings
+            for sibling in module_parameters
         ):
             self.coordinator.after_backward(parameter.module)
 
@@ -206,21 +208,21 @@ class Stage3Run(ZeroRun):
         del grad_buffer
 
     def _avg_scatter_contiguous_grads(self) -> list[Storage]:
-        """All-reduces the bucket's buffer, which `mul` copies, and returns the storages of this rank's shards."""
-        message = reduced_buffer = None
+        """All-reduces a scaled copy of the bucket's buffer, and returns the storages of this rank's shards."""
+        sum_buffer = reduced_buffer = None
         if self.communication_dtype is not self.dtype:
-            message = Storage(self.meter, self.elements * self.communication_dtype.bytes)
+            sum_buffer = Storage(self.meter, self.elements * self.communication_dtype.bytes)
         if self.ranks > 1:
             reduced_buffer = Storage(self.meter, self.elements * self.communication_dtype.bytes)
-        message = None
+        sum_buffer = None
         if self.communication_dtype is not self.accumulation_dtype:
-            message, reduced_buffer = Storage(self.meter, self.elements * self.accumulation_dtype.bytes), None
+            sum_buffer, reduced_buffer = Storage(self.meter, self.elements * self.accumulation_dtype.bytes), None
         padded_gradients = [
             Storage(self.meter, parameter.shard_elements * self.accumulation_dtype.bytes)
             for parameter in self.bucket
             if parameter.count % self.ranks
         ]
-        return [*padded_gradients, *(parameter for parameter in (message, reduced_buffer) if parameter is not None)]
+        return [*padded_gradients, *(parameter for parameter in (sum_buffer, reduced_buffer) if parameter is not None)]
 
     def _avg_scatter_grads(self) -> list[Storage]:
         """Reduces the concatenated gradients, and returns the storages of this rank's shards.

@@ -42,16 +42,16 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         loss = _loss_of_command(source_file.where, arguments)
         if loss == "rlhf":
             return _read_step3(reader, arguments, source_file)
-        data = plain_arguments(arguments, reader, READ)
+        plain_data = plain_arguments(arguments, reader, READ)
         target = model_name(reader, "--model_name_or_path", arguments.get("--model_name_or_path"))
-        reader.check_names(data, READ, IGNORED)
+        reader.check_names(plain_data, READ, IGNORED)
         if not loss and "step1" not in source_file.where:
             reader.notes.append("main.py is taken for that of step 1, supervised fine-tuning")
-        config, settings = _deepspeed_config(reader, data), _other_settings(reader, data)
+        config, settings = _deepspeed_config(reader, plain_data), _other_settings(reader, plain_data)
         if loss == "reward" and "modules_to_save" in settings:
             settings["modules_to_save"] = ("embed_tokens",)  # its model has no output head
         if loss:
-            settings |= _pair_settings(reader, data, loss, config)
+            settings |= _pair_settings(reader, plain_data, loss, config)
         launch_settings = run_of_program(reader, config, source_file.world_size, settings)
         return reader.launch("deepspeed", launch_settings, target=target)
 
@@ -79,7 +79,7 @@ def _loss_of_command(name_in_errors: str, arguments: Mapping[str, Any]) -> str:
     if "--num_padding_at_beginning" in arguments:
         return "reward"
     lowered_name = name_in_errors.lower()
-    return next((loss for pattern, loss in STEPS.items() if re.search(pattern, lowered_name)), "")
+    return next((loss for step_pattern, loss in STEPS.items() if re.search(step_pattern, lowered_name)), "")
 
 
 def _pair_settings(reader: LaunchReader, arguments: Table, loss: str, config: dict[str, Any]) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def _deepspeed_config(reader: LaunchReader, config: Table) -> dict[str, Any]:
     if dtype not in ("fp16", "bf16"):
         raise reader.wrong("--dtype", f"{shown(dtype)}; expected fp16 or bf16")
     device = "cpu" if reader.flag(config, "offload") else "none"
-    stage = size_of(reader, "--zero_stage", reader.value(config, "zero_stage", 0), least=0)
+    stage = size_of(reader, "--zero_stage", reader.value(config, "zero_stage", 0), minimum=0)
     if stage == 3 and reader.flag(config, "gradient_checkpointing"):
         reader.notes.append("memory_efficient_linear is off: the gathered weights of one layer more are not counted")
     elif stage == 3:

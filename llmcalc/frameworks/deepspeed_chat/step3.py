@@ -1,4 +1,4 @@
-"""Reads commands of DeepSpeed-Chat's step 3: four models of one process, of which the actor and the critic are trained.
+"""Reads commands of DeepSpeed-Chat's step 3, a process with four models that trains the actor and the critic.
 
 Source: DeepSpeedExamples at 45b4b715: applications/DeepSpeed-Chat/training/step3_rlhf_finetuning/main.py for arguments,
 dschat/rlhf/rlhf_engine.py for the models and their DeepSpeed configs, dschat/rlhf/ppo_trainer.py for the passes.
@@ -51,9 +51,9 @@ def step1_arguments(reader: LaunchReader, step3_data: Table) -> dict[str, Any]:
     reader.refuse_set(step3_data, OFF, "--")
     accumulation_steps = reader.size(step3_data, "gradient_accumulation_steps", 1)
     step1_table = {
-        name: setting for name, setting in step3_data.items() if name in ("offload", "dtype", "only_optimize_lora")
+        name: value for name, value in step3_data.items() if name in ("offload", "dtype", "only_optimize_lora")
     }
-    step1_table |= {OF_THE_ACTOR[name]: setting for name, setting in step3_data.items() if name in OF_THE_ACTOR}
+    step1_table |= {OF_THE_ACTOR[name]: value for name, value in step3_data.items() if name in OF_THE_ACTOR}
     return {
         **step1_table,
         "per_device_train_batch_size": reader.size(step3_data, "per_device_training_batch_size", 16),
@@ -70,30 +70,32 @@ def loss_settings(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
     return {"logits_dtype": "bfloat16" if arguments.get("dtype") == "bf16" else "float16"}
 
 
-def rollout_of(reader: LaunchReader, data: Table, ranks: int) -> Rollout:
+def rollout_of(reader: LaunchReader, arguments: Table, ranks: int) -> Rollout:
     """Returns the critic, reference and reward models beside the actor. ranks: the number of devices."""
     reader.notes.append(
         "the critic is counted with its weights, gradients and states, not with its passes; what the hybrid engine "
         "takes to generate answers is not counted"
     )
-    tokens = _sequence_length(reader, data)
-    actor_stage = size_of(reader, "--actor_zero_stage", reader.value(data, "actor_zero_stage", 0), least=0)
-    critic_stage = size_of(reader, "--critic_zero_stage", reader.value(data, "critic_zero_stage", 0), least=0)
-    parameters = _critic_parameters(reader, data)
+    tokens = _sequence_length(reader, arguments)
+    actor_stage = size_of(reader, "--actor_zero_stage", reader.value(arguments, "actor_zero_stage", 0), minimum=0)
+    critic_stage = size_of(reader, "--critic_zero_stage", reader.value(arguments, "critic_zero_stage", 0), minimum=0)
+    parameters = _critic_parameters(reader, arguments)
     return Rollout(
         source=SOURCE,
-        reference=Model(_place(reader, data, "offload_reference_model"), ranks=ranks if actor_stage == 3 else 1),
+        reference=Model(_place(reader, arguments, "offload_reference_model"), ranks=ranks if actor_stage == 3 else 1),
         reward=Model(
-            _place(reader, data, "offload_reward_model"),
+            _place(reader, arguments, "offload_reward_model"),
             ranks=ranks if critic_stage == 3 else 1,
             parameters=parameters,
         ),
         critic="device",
-        critic_bytes=_critic_bytes(parameters, critic_stage, ranks, reader.flag(data, "offload")),
-        sequences=reader.size(data, "per_device_generation_batch_size", 16),
+        critic_bytes=_critic_bytes(parameters, critic_stage, ranks, reader.flag(arguments, "offload")),
+        sequences=reader.size(arguments, "per_device_generation_batch_size", 16),
         tokens=tokens,
         logit_tokens=tokens,
-        logit_bytes=12 if reader.flag(data, "compute_fp32_loss") else 6,  # both models' logits, and log-probabilities
+        logit_bytes=12
+        if reader.flag(arguments, "compute_fp32_loss")
+        else 6,  # both models' logits, and log-probabilities
     )
 
 
@@ -121,11 +123,11 @@ def _critic_bytes(parameters: int, stage: int, ranks: int, offload: bool) -> int
 
     Each stage of ZeRO divides one of them more: the states from stage 1, gradients from 2, weights from 3.
     """
-    weights, states = DTYPE_BITS["float16"] // 8, 3 * DTYPE_BITS["float32"] // 8
-    tensors_per_parameter = [(weights, 3, offload and stage == 3), (weights, 2, offload), (states, 1, offload)]
-    total: int = sum(
-        -(-parameters // (ranks if stage >= first_sharded_stage else 1)) * width
-        for width, first_sharded_stage, is_on_host in tensors_per_parameter
+    weights, state_bytes = DTYPE_BITS["float16"] // 8, 3 * DTYPE_BITS["float32"] // 8
+    tensors_per_parameter = [(weights, 3, offload and stage == 3), (weights, 2, offload), (state_bytes, 1, offload)]
+    critic_bytes: int = sum(
+        -(-parameters // (ranks if stage >= first_sharded_stage else 1)) * element_bytes
+        for element_bytes, first_sharded_stage, is_on_host in tensors_per_parameter
         if not is_on_host
     )
-    return total
+    return critic_bytes

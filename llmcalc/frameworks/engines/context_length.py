@@ -11,11 +11,13 @@ MODEL_MAX_LENGTH = "Cohere"
 
 
 def stated_length(preset: Preset) -> int | None:
-    """Returns the context length in tokens, by `model_max_length` if the config has it; None if it states none."""
+    """Returns the context length in tokens that the config states, preferably as `model_max_length`; else None."""
     model_max_length = (preset.config or {}).get("model_max_length")
     return model_max_length if isinstance(model_max_length, int) else longest_sequence(preset.model)
 
 
 def has_unknown_length(preset: Preset) -> bool:
-    """Whether the model's config has a longer context length than its positions, which is not known."""
-    return preset.config is None and any(name.startswith(MODEL_MAX_LENGTH) for name in architectures(preset))
+    """Whether the context length is unknown: the model's class has `model_max_length`, and no config states it."""
+    return preset.config is None and any(
+        class_name.startswith(MODEL_MAX_LENGTH) for class_name in architectures(preset)
+    )

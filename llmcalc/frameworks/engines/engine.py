@@ -112,12 +112,12 @@ class EngineMemory:
         return (self.max_concurrency if max_concurrency is None else max_concurrency) * self.data_parallel_ranks
 
     def holds(self, users: int) -> bool:
-        """Whether it starts, and its caches hold the requests of all users, which the ranks divide evenly."""
+        """Whether the engine starts, and its caches hold the requests of all users, divided evenly over ranks."""
         return self.starts and self.max_concurrency >= -(-users // self.data_parallel_ranks)
 
     def bytes_of(self, term_name: str, device: str | None = None) -> int:
         """Returns the bytes of a named part of the memory, on one device or on all; 0 if the engine lacks the part."""
-        return sum(term.bytes for term in self.terms if term.name == term_name and device in (None, term.device))
+        return sum(part.bytes for part in self.terms if part.name == term_name and device in (None, part.device))
 
 
 class EngineVersion(NamedTuple):
@@ -200,8 +200,8 @@ class Engine:
         return self.runs_on(hardware) or self._has_vendor(self.plugin_vendors, hardware)
 
     @staticmethod
-    def _has_vendor(vendors: tuple[str, ...], hardware: Hardware) -> bool:
-        return not hardware.vendor or hardware.vendor.split(" ")[0].upper() in map(str.upper, vendors)
+    def _has_vendor(vendor_names: tuple[str, ...], hardware: Hardware) -> bool:
+        return not hardware.vendor or hardware.vendor.split(" ")[0].upper() in map(str.upper, vendor_names)
 
     @property
     def supported_accelerators(self) -> str:
@@ -211,31 +211,31 @@ class Engine:
         )
         return f"a GPU of {' or '.join(self.vendors)}".replace("NVIDIA", f"NVIDIA{least_capability_text}")
 
-    def stack(self, version: tuple[int, ...]) -> str:
+    def stack(self, version_numbers: tuple[int, ...]) -> str:
         """Returns the name of a version's software stack, which determines times (`presets/timing/stacks.toml`)."""
-        return [stack for first_version, stack in self.stacks if first_version <= version][-1]
+        return [stack for first_version, stack in self.stacks if first_version <= version_numbers][-1]
 
     def version(self, version_text: str) -> EngineVersion:
         """Returns the typed version (the newest for an empty text), and the range of versions with the same rules."""
-        version: EngineVersion = self.rules().version_of(version_text)
-        return version
+        engine_version: EngineVersion = self.rules().version_of(version_text)
+        return engine_version
 
     def known_flags(self) -> tuple[Flag, ...]:
         """Returns the command-line flags of the engine."""
         flags: tuple[Flag, ...] = self.flags()
         return flags
 
-    def spelling(self, field_name: str, shortest: bool = False) -> str:
+    def spelling(self, field_name: str, is_shortest: bool = False) -> str:
         """Returns a flag as users type it, such as `--max-model-len`, from its field name, `max_model_len`.
 
-        shortest: whether by its shortest spelling, `-tp` of `tensor_parallel_size`; by the usual one by default.
+        is_shortest: whether by its shortest spelling, `-tp` of `tensor_parallel_size`; by the usual one by default.
         """
         names_by_field = {flag.field: flag.names for flag in self.known_flags()}
         spellings = names_by_field.get(field_name, (option(field_name),))
-        return min(spellings, key=len) if shortest else spellings[0]
+        return min(spellings, key=len) if is_shortest else spellings[0]
 
     def field_of(self, option_name: str) -> str:
-        """Returns the field of the engine's flag that says what an option of llmcalc says."""
+        """Returns the field name of the engine flag that corresponds to an option of llmcalc."""
         from ..argument_names import keyword_of
 
         return keyword_of(self.flags_by_option[option_name])
@@ -254,14 +254,14 @@ class Engine:
         return flags | ({} if seq is None else {length_field: seq})
 
     def memory_on(
-        self, preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]
+        self, preset: Preset, hardware: Hardware, engine_version: EngineVersion, flags: Mapping[str, Any]
     ) -> EngineMemory:
         """Computes the memory of the engine's devices.
 
         Raises `InputError` for flags and models that are not modelled.
         """
-        memory: EngineMemory = self.memory(self.server(preset, hardware, version, flags))
-        return memory
+        engine_memory: EngineMemory = self.memory(self.server(preset, hardware, engine_version, flags))
+        return engine_memory
 
     def changes_on(
         self, preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]
@@ -298,7 +298,7 @@ class Engine:
     def _with_shorter_requests(
         self, preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any], change: Change
     ) -> Change:
-        """Returns a change with the longest request that fits beside it; the change alone where none starts so."""
+        """Returns a flag change with the longest request limit that fits; the change alone if no limit fits."""
         server = self.server(preset, hardware, version, flags)
         if not change.kv_tokens:
             return change

@@ -129,41 +129,42 @@ def _read_tokens(flag_name: str, flag_value: Any) -> int:
     return int(tokens)
 
 
-def _read_amount(flag_name: str, flag_value: Any, kind: FlagKind) -> float:
+def _read_amount(flag_name: str, flag_value: Any, flag_kind: FlagKind) -> float:
     try:
         amount = float(str(flag_value)[:40])
     except ValueError:
         amount = -1.0
-    is_fraction = kind == "share"
+    is_fraction = flag_kind == "share"
     if not 0 <= amount <= (1 if is_fraction else 10**6) or (is_fraction and amount == 0):
-        raise InputError(f"{flag_name}: {shown(flag_value)}; expected {AMOUNT_RANGES[kind]}")
+        raise InputError(f"{flag_name}: {shown(flag_value)}; expected {AMOUNT_RANGES[flag_kind]}")
     return amount
 
 
-def refused_flags(feature: str, spellings_with_value: str = "", switches: str = "") -> list[Flag]:
+def refused_flags(feature_name: str, spellings_with_value: str = "", switch_names: str = "") -> list[Flag]:
     """Returns flags that llmcalc refuses, because they are not modelled.
 
-    feature: the subject of the error message. names, switches: the flags with a value and those without one, with
-        spaces between; spellings of one flag have `|` between them.
+    feature_name: the subject of the error message. spellings_with_value, switch_names: the flags with and without a
+        value, with spaces between; spellings of one flag have `|` between them.
     """
-    refusal = f"{feature}: not modelled; remove the flag"
+    refusal_text = f"{feature_name}: not modelled; remove the flag"
     flags_with_value = [
-        Flag(tuple(flag_spellings.split("|")), refused=refusal) for flag_spellings in spellings_with_value.split()
+        Flag(tuple(flag_spellings.split("|")), refused=refusal_text) for flag_spellings in spellings_with_value.split()
     ]
     return flags_with_value + [
-        Flag(tuple(flag_spellings.split("|")), "switch", refused=refusal) for flag_spellings in switches.split()
+        Flag(tuple(flag_spellings.split("|")), "switch", refused=refusal_text)
+        for flag_spellings in switch_names.split()
     ]
 
 
-def idle_flags(flag_names: str, kind: FlagKind = "text") -> list[Flag]:
-    """Returns flags without an effect on device memory. flag_names: as in `refused_flags`. kind: type of value."""
-    return [Flag(tuple(spellings.split("|")), kind, is_idle=True) for spellings in flag_names.split()]
+def idle_flags(flag_names: str, flag_kind: FlagKind = "text") -> list[Flag]:
+    """Returns flags without an effect on device memory. flag_names: as in `refused_flags`. flag_kind: type of value."""
+    return [Flag(tuple(names_text.split("|")), flag_kind, is_idle=True) for names_text in flag_names.split()]
 
 
 def idle_flags_of(engine_file: str) -> list[Flag]:
     """Returns the flags in `idle_flags.toml`, which has a text for each type of value, in an engine file's folder."""
-    texts = tomllib.loads(Path(engine_file).with_name("idle_flags.toml").read_text())
-    return [flag for kind, flag_names in texts.items() for flag in idle_flags(flag_names, cast(FlagKind, kind))]
+    flags_by_kind = tomllib.loads(Path(engine_file).with_name("idle_flags.toml").read_text())
+    return [flag for kind, flag_names in flags_by_kind.items() for flag in idle_flags(flag_names, cast(FlagKind, kind))]
 
 
 MOST_ITEMS = 10_000
@@ -186,7 +187,7 @@ def _read_list(flag_name: str, flag_value: Any) -> list[Any]:
 def _read_table(flag_name: str, flag_value: Any) -> Mapping[str, Any]:
     """Returns name → value of a table: a mapping, JSON, `name=1,other=2`, or a whole number for `level`."""
     if isinstance(flag_value, Mapping):
-        return {str(key): _read_scalar(value_text_of_key) for key, value_text_of_key in flag_value.items()}
+        return {str(table_key): _read_scalar(value_text_of_key) for table_key, value_text_of_key in flag_value.items()}
     value_text = str(flag_value).strip()
     if value_text.startswith("{"):
         parsed_table: Mapping[str, Any] = parse_json(value_text, flag_name)
@@ -194,19 +195,19 @@ def _read_table(flag_name: str, flag_value: Any) -> Mapping[str, Any]:
     if re.fullmatch(r"[0-9]{1,3}", value_text):
         return {"level": int(value_text)}
     keys_and_values = [key_and_value.partition("=") for key_and_value in value_text.split(",")]
-    if not all(equals_sign and re.fullmatch(r"\w{1,80}", key) for key, equals_sign, _ in keys_and_values):
+    if not all(equals_sign and re.fullmatch(r"\w{1,80}", table_key) for table_key, equals_sign, _ in keys_and_values):
         raise InputError(f"{flag_name}: {shown(value_text)}; expected a JSON object")
-    return {key: _read_scalar(value_text_of_key) for key, _, value_text_of_key in keys_and_values}
+    return {table_key: _read_scalar(value_text_of_key) for table_key, _, value_text_of_key in keys_and_values}
 
 
-def _read_scalar(scalar: Any) -> Any:
+def _read_scalar(written_value: Any) -> Any:
     """Returns the number, boolean or JSON value that a text represents; any other value unchanged."""
-    if not isinstance(scalar, str) or not re.match(r"[-0-9\[{]|true$|false$|null$", scalar):
-        return scalar
+    if not isinstance(written_value, str) or not re.match(r"[-0-9\[{]|true$|false$|null$", written_value):
+        return written_value
     try:
-        return parse_json(scalar, "value")
+        return parse_json(written_value, "value")
     except InputError:
-        return scalar
+        return written_value
 
 
 def flags_by_spelling(flags: Iterable[Flag]) -> dict[str, Flag]:
@@ -233,25 +234,25 @@ def read_values(
     Raises `InputError` for an unknown flag, with the nearest name.
     """
     flags_by_name = flags_by_spelling(flags)
-    fields = {keyword_of(flag_name): flag for flag_name, flag in flags_by_name.items()}
+    flags_by_keyword = {keyword_of(flag_name): flag for flag_name, flag in flags_by_name.items()}
     options_by_keyword = {keyword_of(option): option for option in renamed_flags}
     field_values: dict[str, Any] = {}
     for flag_name, flag_value in typed_values.items():
         option = options_by_keyword.get(flag_name)
-        if flag_name not in fields and option is not None:
+        if flag_name not in flags_by_keyword and option is not None:
             if flag_value is not None:
                 for flag in (flags_by_name[engine_name] for engine_name in renamed_flags[option].split()):
                     field_values[flag.field] = flag.read(_engine_value(option, flag, str(flag_value)))
             continue
-        if flag_name not in fields:
-            spellings = (spelling for flag in flags for spelling in flag.names)
-            suggestion = suggest(flag_name, {keyword_of(spelling): spelling for spelling in spellings})
+        if flag_name not in flags_by_keyword:
+            spellings = (flag_spelling for flag in flags for flag_spelling in flag.names)
+            suggestion = suggest(flag_name, {keyword_of(flag_spelling): flag_spelling for flag_spelling in spellings})
             typed_flag = flag_name if flag_name.isupper() else f"--{flag_name.replace('_', '-')}"
             raise InputError(f"{typed_flag}: {engine_title} has no such flag.{suggestion}")
         if flag_value is not None and flag_value is not False:
-            field_values[fields[flag_name].field] = fields[flag_name].read(flag_value)
+            field_values[flags_by_keyword[flag_name].field] = flags_by_keyword[flag_name].read(flag_value)
         elif flag_value is False:
-            field_values[fields[flag_name].field] = False
+            field_values[flags_by_keyword[flag_name].field] = False
     return {
         flag_name: flag_value for flag_name, flag_value in field_values.items() if not _is_idle_field(flags, flag_name)
     }
@@ -277,14 +278,14 @@ def find_flag(flags_by_name: Mapping[str, Flag], flag_name: str) -> MatchedFlag 
     if flag is not None:
         return MatchedFlag(flag)
     flag_before_dot, dot, nested_keys = flag_name.partition(".")
-    table = flags_by_name.get(flag_before_dot) or flags_by_name.get(hyphenated(flag_before_dot))
-    if dot and table is not None and (table.kind == "table" or table.is_idle or table.refused):
-        return MatchedFlag(table, tuple(nested_keys.split(".")[:MOST_KEYS]))
+    table_flag = flags_by_name.get(flag_before_dot) or flags_by_name.get(hyphenated(flag_before_dot))
+    if dot and table_flag is not None and (table_flag.kind == "table" or table_flag.is_idle or table_flag.refused):
+        return MatchedFlag(table_flag, tuple(nested_keys.split(".")[:MOST_KEYS]))
     if flag_name.startswith("--") and len(flag_name) > MOST_KEYS:
         matching_flags = {
-            candidate.field: candidate
-            for spelling, candidate in flags_by_name.items()
-            if spelling.startswith(hyphenated(flag_name))
+            known_flag.field: known_flag
+            for known_spelling, known_flag in flags_by_name.items()
+            if known_spelling.startswith(hyphenated(flag_name))
         }
         if len(matching_flags) == 1:
             return MatchedFlag(next(iter(matching_flags.values())))
@@ -423,11 +424,11 @@ def _take_values(argument_queue: deque[str]) -> list[str]:
     return taken_values
 
 
-def _set_key(table: dict[str, Any], nested_keys: Sequence[str], new_value: Any) -> None:
+def _set_key(outer_table: dict[str, Any], nested_keys: Sequence[str], new_value: Any) -> None:
     """Sets the value of a nested key in a table, and creates missing inner tables."""
     *outer_keys, last_key = nested_keys
     for outer_key in outer_keys:
-        if not isinstance(table.get(outer_key), dict):
-            table[outer_key] = {}
-        table = table[outer_key]
-    table[last_key] = new_value
+        if not isinstance(outer_table.get(outer_key), dict):
+            outer_table[outer_key] = {}
+        outer_table = outer_table[outer_key]
+    outer_table[last_key] = new_value

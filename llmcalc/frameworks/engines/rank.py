@@ -47,23 +47,23 @@ SAME_FORMATS: Mapping[str, Fraction] = {}
 """States in the number formats of the classes of transformers."""
 
 
-def float8_bytes(elements: int) -> int:
+def float8_bytes(element_count: int) -> int:
     """Returns the bytes of a float8 indexer key or latent, with a float32 scale for each group of elements."""
-    return elements + elements // INDEXER_GROUP * 4
+    return element_count + element_count // INDEXER_GROUP * 4
 
 
 class StageWithoutCache(InputError):
     """Raised for a pipeline stage whose layers cache no keys and values."""
 
 
-class ReserveWithoutRest(InputError):
+class ReserveOfAllMemory(InputError):
     """Raised for a layout in which the default reserve of an engine is all of the device's memory.
 
     option_name: the engine's option in place of the default.
     """
 
-    def __init__(self, option_name: str, message: str) -> None:
-        super().__init__(message)
+    def __init__(self, option_name: str, problem: str) -> None:
+        super().__init__(problem)
         self.option_name: str = option_name
 
 
@@ -192,16 +192,16 @@ class EngineRank:
         return self._weights(self.model, "none") - quantization_savings // (self.layout.tp * self.layout.pp)
 
     def _weights(self, model: ModelSpec, scheme: str | None) -> int:
-        """Returns the bytes of a model's weights. scheme: the quantization scheme, None for the checkpoint's own."""
+        """Returns the bytes of a model's weights. scheme: the quantization scheme; None for the checkpoint's scheme."""
         return int(self._memory_use(model, scheme).weights)
 
     def _memory_use(self, model: ModelSpec, scheme: str | None) -> MemoryUse:
         scheme_fields: dict[str, Any] = {} if scheme is None else {"quantize": scheme}
         if self.dtype is not None:
             scheme_fields["dtype"] = self.dtype
-        include = included(self.with_mtp, self.with_towers and bool(self.preset.model.towers))
+        included_parts = included(self.with_mtp, self.with_towers and bool(self.preset.model.towers))
         memory_settings = Settings(phase="inference", **scheme_fields)
-        return static_memory(model, memory_settings, self.preset.dtype, include, self.preset.checkpoint)
+        return static_memory(model, memory_settings, self.preset.dtype, included_parts, self.preset.checkpoint)
 
     @cached_property
     def weights_by_component(self) -> dict[str, int]:
@@ -209,12 +209,12 @@ class EngineRank:
         memory_use = self._memory_use(self.model, self.scheme)
         if memory_use.quantized is not None:
             return {
-                component: int(stored_bytes.total)
-                for component, stored_bytes in memory_use.quantized.by_component.items()
+                component_name: int(stored_bytes.total)
+                for component_name, stored_bytes in memory_use.quantized.by_component.items()
             }
         return {
-            component: int(bytes_of(component_bytes, memory_use.dtype))
-            for component, component_bytes in memory_use.count.by_component.items()
+            component_name: int(bytes_of(component_bytes, memory_use.dtype))
+            for component_name, component_bytes in memory_use.count.by_component.items()
         }
 
     @cached_property
@@ -224,7 +224,7 @@ class EngineRank:
     @property
     def token_caches(self) -> list[TokenCache]:
         """The growing KV caches of the rank's layers; drafting modules use full attention."""
-        caches = [
+        layer_caches = [
             TokenCache(
                 cache_group.kind,
                 cache_group.layers,
@@ -234,11 +234,11 @@ class EngineRank:
             for cache_group in self._cache_groups
             if cache_group.width is not None and cache_group.tokens
         ]
-        full_attention_indices = [i for i, cache in enumerate(caches) if cache.window is None]
+        full_attention_indices = [i for i, cache in enumerate(layer_caches) if cache.window is None]
         if self.drafting_layers and full_attention_indices:
-            cache = caches[full_attention_indices[-1]]
-            caches[full_attention_indices[-1]] = cache._replace(layers=cache.layers + self.drafting_layers)
-        return caches
+            cache = layer_caches[full_attention_indices[-1]]
+            layer_caches[full_attention_indices[-1]] = cache._replace(layers=cache.layers + self.drafting_layers)
+        return layer_caches
 
     def no_cache_error(self, engine: str) -> InputError:
         """Returns the error for a rank whose layers cache no keys and values."""
@@ -275,10 +275,10 @@ class EngineRank:
     @property
     def drafting_layers(self) -> int:
         """The number of loaded layers that draft tokens (multi-token prediction)."""
-        mtp = self.preset.model.mtp
-        if mtp is None or not self.with_mtp:
+        mtp_part = self.preset.model.mtp
+        if mtp_part is None or not self.with_mtp:
             return 0
-        return 1 if mtp.repeated else int(mtp.num_nextn_predict_layers)
+        return 1 if mtp_part.repeated else int(mtp_part.num_nextn_predict_layers)
 
     @property
     def state_caches(self) -> list[StateCache]:
@@ -321,14 +321,14 @@ class EngineRank:
         """The width of the widest dense feed-forward network, its gate, and the rank's experts."""
         dense_width, is_gated, experts = 0, False, None
         for tree_node in self.model.tree().walk():
-            op = tree_node.node.op
+            node_op = tree_node.node.op
             if tree_node.optional or tree_node.node.name not in ("up_proj", "gate_proj", "fc1"):
                 continue
-            if isinstance(op, ExpertLinear):
-                experts = Experts(int(op.top_k), int(op.n_out), int(op.num_experts))
-            elif isinstance(op, Linear) and tree_node.kind == "feed_forward":
+            if isinstance(node_op, ExpertLinear):
+                experts = Experts(int(node_op.top_k), int(node_op.n_out), int(node_op.num_experts))
+            elif isinstance(node_op, Linear) and tree_node.kind == "feed_forward":
                 dense_width, is_gated = max(
-                    (dense_width, is_gated), (int(op.n_out), tree_node.node.name == "gate_proj" or is_gated)
+                    (dense_width, is_gated), (int(node_op.n_out), tree_node.node.name == "gate_proj" or is_gated)
                 )
         return dense_width, is_gated, experts
 
@@ -362,8 +362,8 @@ def compressed_layers(rank: EngineRank) -> list[tuple[CompressedAttention, int]]
 
 def compressed_key_bytes(mixer: CompressedAttention) -> int:
     """Returns the bytes of a key: float8 elements with scales and padding, plus 16-bit rotary elements."""
-    unrotated = mixer.head_dim - mixer.qk_rope_head_dim
-    return unrotated + 2 * mixer.qk_rope_head_dim + unrotated // 64 + 1
+    unrotated_dim = mixer.head_dim - mixer.qk_rope_head_dim
+    return unrotated_dim + 2 * mixer.qk_rope_head_dim + unrotated_dim // 64 + 1
 
 
 def mixers(spec: ModelSpec) -> Iterator[tuple[Any, int]]:
@@ -374,10 +374,10 @@ def mixers(spec: ModelSpec) -> Iterator[tuple[Any, int]]:
                 yield mixer, layer_count
 
 
-def _convolution_tokens(part: Any) -> int:
+def _convolution_tokens(layer_part: Any) -> int:
     """Returns the tokens in a convolution's state in transformers; 0 without a convolution."""
     for kernel_field in ("linear_conv_kernel_dim", "conv_kernel", "conv_L_cache"):
-        if (kernel_size := getattr(part, kernel_field, None)) is not None:
+        if (kernel_size := getattr(layer_part, kernel_field, None)) is not None:
             return int(kernel_size)
     return 0
 
@@ -432,18 +432,18 @@ def key_heads(spec: ModelSpec) -> list[int]:
     return [int(head_count) for head_count in head_counts if head_count]
 
 
-def _walk_components(component: Record, depth: int = 0) -> Iterator[Record]:
+def _walk_components(component: Record, nesting_depth: int = 0) -> Iterator[Record]:
     """Yields a component and all components inside it, except image encoders."""
     yield component
-    if depth > 8:
+    if nesting_depth > 8:
         return
     for field_name in type(component).model_fields:
-        value = getattr(component, field_name)
+        child = getattr(component, field_name)
         for inner_component in (
-            value if isinstance(value, tuple | list) else value.values() if isinstance(value, dict) else [value]
+            child if isinstance(child, tuple | list) else child.values() if isinstance(child, dict) else [child]
         ):
             if isinstance(inner_component, Record):
-                yield from _walk_components(inner_component, depth + 1)
+                yield from _walk_components(inner_component, nesting_depth + 1)
 
 
 class RopeTable(NamedTuple):
@@ -454,33 +454,33 @@ class RopeTable(NamedTuple):
     rows: int
 
 
-def rope_tables(preset: Preset, positions: int | None, video_factor: int) -> Iterator[RopeTable]:
-    """Yields the table of every rotary embedding. positions: longest sequence of the model; None for 0 rows.
+def rope_tables(preset: Preset, position_count: int | None, video_factor: int) -> Iterator[RopeTable]:
+    """Yields the table of every rotary embedding. position_count: longest sequence of the model; None for 0 rows.
 
     video_factor: factor of the positions of models with positions of images and videos.
     """
     spec, parameters = preset.model, preset.rope_parameters or {}
     for mixer, _ in mixers(spec):
         attention_kind = "full_attention" if getattr(mixer, "sliding_window", None) is None else "sliding_attention"
-        scaling = parameters.get(attention_kind, {} if "full_attention" in parameters else parameters)
-        table_rows = 0 if positions is None else _table_rows(scaling, positions, video_factor)
-        position = getattr(mixer, "position", None)
+        rope_scaling = parameters.get(attention_kind, {} if "full_attention" in parameters else parameters)
+        table_rows = 0 if position_count is None else _table_rows(rope_scaling, position_count, video_factor)
+        position_encoding = getattr(mixer, "position", None)
         if isinstance(mixer, MLA):
             yield RopeTable(0.0, int(mixer.qk_rope_head_dim), table_rows)
-        elif isinstance(position, Rope):
+        elif isinstance(position_encoding, Rope):
             head_dim = int(getattr(mixer, "head_dim", None) or spec.hidden_size // mixer.num_attention_heads)
             covers_whole_head = (
-                table_rows and scaling.get("rope_type") == "proportional"
+                table_rows and rope_scaling.get("rope_type") == "proportional"
             )  # also of the dimensions that stay
             rotated_dims = (
                 head_dim
                 if covers_whole_head
-                else position.rotary_dim or int(head_dim * float(position.partial_rotary_factor or 1))
+                else position_encoding.rotary_dim or int(head_dim * float(position_encoding.partial_rotary_factor or 1))
             )
-            yield RopeTable(float(position.rope_theta), int(rotated_dims), table_rows)
+            yield RopeTable(float(position_encoding.rope_theta), int(rotated_dims), table_rows)
 
 
-def _table_rows(scaling: Mapping[str, Any], positions: int, video_factor: int) -> int:
+def _table_rows(scaling: Mapping[str, Any], position_count: int, video_factor: int) -> int:
     """Returns the rows of a table of cosines and sines (`get_rope` of vLLM and of SGLang).
 
     scaling: the config's `rope_parameters`. Scaled positions are linear or dynamic multiples of the model's, or YaRN's
@@ -488,9 +488,9 @@ def _table_rows(scaling: Mapping[str, Any], positions: int, video_factor: int) -
     """
     rope_type = scaling.get("rope_type", scaling.get("type", "default"))
     scaling_factor, original_positions = scaling.get("factor"), scaling.get("original_max_position_embeddings")
-    scaled_rows: float = positions
+    scaled_rows: float = position_count
     if rope_type in ("linear", "dynamic") and isinstance(scaling_factor, int | float):
-        scaled_rows = positions * scaling_factor
+        scaled_rows = position_count * scaling_factor
     elif (
         rope_type in ("yarn", "deepseek_yarn")
         and isinstance(scaling_factor, int | float)
@@ -498,5 +498,5 @@ def _table_rows(scaling: Mapping[str, Any], positions: int, video_factor: int) -
     ):
         scaled_rows = original_positions * scaling_factor
     elif rope_type == "longrope" and isinstance(original_positions, int):
-        scaled_rows = positions + original_positions
+        scaled_rows = position_count + original_positions
     return int(scaled_rows) * (video_factor if "mrope_section" in scaling else 1)

@@ -31,18 +31,18 @@ def engine(name: str) -> Engine:
         raise InputError(
             f"--engine: '{name}' is not known; expected one of {', '.join(engine_names)}.{suggest(name, engine_names)}"
         )
-    record: Engine = import_module(f"..{FOLDERS[name]}.record", __package__).ENGINE
-    return record
+    engine_record: Engine = import_module(f"..{FOLDERS[name]}.record", __package__).ENGINE
+    return engine_record
 
 
 def engine_and_version(engine_text: str) -> tuple[Engine, EngineVersion]:
     """Returns the engine and its version from `NAME` or `NAME==VERSION`. Raises `InputError` for unknown names."""
-    engine_name, equals_signs, version = engine_text.partition("==")
+    engine_name, equals_signs, version_text = engine_text.partition("==")
     if not equals_signs and "=" in engine_name and engine_name.partition("=")[0].strip().lower() in FOLDERS:
         raise InputError(f"--engine {engine_text}: one sign of two; expected such as {engine_name.replace('=', '==')}")
     serving_engine = engine(engine_name.strip().lower())
-    if equals_signs and not version.strip():
+    if equals_signs and not version_text.strip():
         raise InputError(
             f"--engine {engine_text}: the version is missing; expected such as {engine_name}==0.19, or {engine_name}"
         )
-    return serving_engine, serving_engine.version(version.strip())
+    return serving_engine, serving_engine.version(version_text.strip())

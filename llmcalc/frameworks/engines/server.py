@@ -162,14 +162,14 @@ class EngineServer:
     def longest_request(self) -> int:
         """The tokens of the longest request. Raises `InputError` if neither the flag nor the model states it."""
         flag_value = self.flags.get(self.length_field, AUTO_WORDS[0])
-        length = self.model_length or self.default_length if flag_value in AUTO_WORDS else flag_value
-        if not length:
+        request_length = self.model_length or self.default_length if flag_value in AUTO_WORDS else flag_value
+        if not request_length:
             raise InputError(f"{option(self.length_field)}: missing; the model does not state its context length")
-        return int(length)
+        return int(request_length)
 
     @property
     def model_length(self) -> int | None:
-        """The model's context length in tokens, which is the longest request by default; None if it states none."""
+        """The model's context length in tokens, the default limit of a request; None if the model states none."""
         return stated_length(self.preset)
 
     @property
@@ -180,13 +180,13 @@ class EngineServer:
     @property
     def long_request_note(self) -> str:
         """A note if the engine refuses requests as long as the flag says; otherwise an empty text."""
-        limit, variable = self.longest_length, self.long_request_variable
-        is_allowed = not variable or self.flags.get(variable) in (1, "1", "true")
-        if is_allowed or limit is None or self.longest_request <= limit:
+        longest, environment_variable = self.longest_length, self.long_request_variable
+        is_allowed = not environment_variable or self.flags.get(environment_variable) in (1, "1", "true")
+        if is_allowed or longest is None or self.longest_request <= longest:
             return ""
         return (
-            f"{option(self.length_field)} {self.longest_request:,} is more than the model's {limit:,} tokens, which "
-            f"the engine refuses without {variable}=1; counted with it"
+            f"{option(self.length_field)} {self.longest_request:,} is more than the model's {longest:,} tokens, which "
+            f"the engine refuses without {environment_variable}=1; counted with it"
         )
 
     @property
@@ -208,7 +208,7 @@ class EngineServer:
     def settings(self) -> dict[str, Any]:
         """Flag name → effective value, with the parallel sizes and without the measured sizes."""
         effective_values = {**dict.fromkeys(self.layout_fields, 1), **self.defaults, **self.flags}
-        return {flag_name: value for flag_name, value in effective_values.items() if flag_name != RECEIPT_FIELD}
+        return {flag_name: setting for flag_name, setting in effective_values.items() if flag_name != RECEIPT_FIELD}
 
     @cached_property
     def receipt_terms(self) -> dict[str, int]:
@@ -223,7 +223,7 @@ class EngineServer:
             and not receipt.differing_names((*self.layout_fields, *self.decided_by[term_name]), self.settings)
         }
 
-    def measured_or_computed(self, term_name: str, computed_bytes: int) -> int:
+    def logged_or_computed_bytes(self, term_name: str, computed_bytes: int) -> int:
         """Returns the logged bytes of a part of the memory; `computed_bytes` if the log does not state them."""
         return self.receipt_terms.get(term_name, computed_bytes)
 
@@ -233,14 +233,14 @@ class EngineServer:
             return memory_terms
         log_name = self.flags[RECEIPT_FIELD].file
         return tuple(
-            term._replace(status="measured", source=log_name, origin=_measured_origin(term, log_name))
-            if term.name in self.receipt_terms
-            else term
-            for term in memory_terms
+            memory_term._replace(status="measured", source=log_name, origin=_measured_origin(memory_term, log_name))
+            if memory_term.name in self.receipt_terms
+            else memory_term
+            for memory_term in memory_terms
         )
 
 
-def _measured_origin(term: Term, file: str) -> str:
+def _measured_origin(memory_term: Term, log_file: str) -> str:
     """Returns the origin of a logged size in words: the log file, and whether it is outside of the memory budget."""
-    prefix = "outside the budget, " if term.origin.startswith("outside") else ""
-    return f"{prefix}measured in {file}"
+    outside_prefix = "outside the budget, " if memory_term.origin.startswith("outside") else ""
+    return f"{outside_prefix}measured in {log_file}"

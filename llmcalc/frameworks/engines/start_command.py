@@ -19,11 +19,11 @@ PLAIN_BITS = 16
 def hub_id(preset: Preset) -> str | None:
     """Returns the hub id under which engines find a model's weights; None for a changed model or a local file."""
     possible_names = (preset.target, preset.name, *preset.aliases)
-    return None if preset.changes else next((name for name in possible_names if is_hub_id(name)), None)
+    return None if preset.changes else next((hub_name for hub_name in possible_names if is_hub_id(hub_name)), None)
 
 
 def start_command(engine: Engine, preset: Preset, flags: Mapping[str, Any], quantize: str | None = None) -> str | None:
-    """Returns the command that starts a replica with these flags; None if no command does.
+    """Returns the command that starts a replica with these flags; None if there is no such command.
 
     That is so without published weights, and for a scheme of `--quantize` that the engine does not apply when it loads
     weights, or not to quantized ones. flags: field name → value, as of `Engine.memory_on`.
@@ -33,8 +33,8 @@ def start_command(engine: Engine, preset: Preset, flags: Mapping[str, Any], quan
         return None  # an engine applies a scheme to plain weights alone
     if draft_or_model is None or scheme_flags is None or not engine.start:
         return None
-    repository, _, revision = draft_or_model.partition("@")
-    command_words = [*engine.start, repository, *(["--revision", revision] if revision else [])]
+    hub_repository, _, hub_revision = draft_or_model.partition("@")
+    command_words = [*engine.start, hub_repository, *(["--revision", hub_revision] if hub_revision else [])]
     try:
         for flag_name, flag_value in {**flags, **scheme_flags}.items():
             command_words += [engine.spelling(flag_name), *([] if flag_value is True else [_typed_value(flag_value)])]
@@ -46,11 +46,11 @@ def start_command(engine: Engine, preset: Preset, flags: Mapping[str, Any], quan
 def _typed_value(flag_value: Any) -> str:
     """Writes a flag's value as users type it. Raises `LookupError` for a model without a hub id."""
     if isinstance(flag_value, Preset):
-        return _draft_id(flag_value)
-    return json.dumps(flag_value, default=_draft_id) if isinstance(flag_value, (dict, list)) else str(flag_value)
+        return _draft_hub_id(flag_value)
+    return json.dumps(flag_value, default=_draft_hub_id) if isinstance(flag_value, (dict, list)) else str(flag_value)
 
 
-def _draft_id(draft: Preset) -> str:
+def _draft_hub_id(draft: Preset) -> str:
     model = hub_id(draft)
     if model is None:
         raise LookupError

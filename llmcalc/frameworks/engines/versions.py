@@ -18,14 +18,14 @@ from .engine import EngineVersion
 Numbers = tuple[int, ...]
 
 
-def numbers_of(version: str) -> Numbers:
+def numbers_of(version_text: str) -> Numbers:
     """Returns a version as numbers: `0.9.2` → (0, 9, 2). Raises `InputError` for other text."""
     match = re.fullmatch(
-        r"[vb]?([0-9]{1,6}(?:\.[0-9]{1,6}){0,4})(?:[.+-]?(?:post|rc|dev|a|b)[0-9]{0,6})?", version.strip()
+        r"[vb]?([0-9]{1,6}(?:\.[0-9]{1,6}){0,4})(?:[.+-]?(?:post|rc|dev|a|b)[0-9]{0,6})?", version_text.strip()
     )
     if match is None:
-        raise InputError(f"--engine: {shown(version)} is not a version; expected numbers such as 0.19 or 0.9.2")
-    return tuple(int(part) for part in match[1].split("."))
+        raise InputError(f"--engine: {shown(version_text)} is not a version; expected numbers such as 0.19 or 0.9.2")
+    return tuple(int(number_text) for number_text in match[1].split("."))
 
 
 class VersionRange(Record):
@@ -101,13 +101,13 @@ RangeType = TypeVar("RangeType", bound=VersionRange)
 RuleType = TypeVar("RuleType", bound=RuleRange)
 
 
-def ranges_at(ranges: Iterable[RangeType], version: Numbers) -> list[RangeType]:
+def ranges_at(version_ranges: Iterable[RangeType], version_numbers: Numbers) -> list[RangeType]:
     """Returns the ranges that contain a version, in order."""
     return [
         version_range
-        for version_range in ranges
-        if version_range.first_version <= version
-        and (version_range.end_version is None or version < version_range.end_version)
+        for version_range in version_ranges
+        if version_range.first_version <= version_numbers
+        and (version_range.end_version is None or version_numbers < version_range.end_version)
     ]
 
 
@@ -135,30 +135,30 @@ class EngineRecord(Record, Generic[RuleType]):
 
     @model_validator(mode="after")
     def _sort_versions(self) -> Self:
-        first_versions = [rules.first_version for rules in self.versions]
+        first_versions = [version_rules.first_version for version_rules in self.versions]
         if first_versions != sorted(set(first_versions)):
             raise ValueError("versions: expected each start once, ascending")
         return self
 
-    def rules(self, version: Numbers) -> RuleType:
+    def rules(self, version_numbers: Numbers) -> RuleType:
         """Returns the memory rules of a version."""
-        return ranges_at(self.versions, version)[-1]
+        return ranges_at(self.versions, version_numbers)[-1]
 
-    def missing_class_note(self, class_names: tuple[str, ...], version: EngineVersion) -> str:
+    def missing_class_note(self, class_names: tuple[str, ...], engine_version: EngineVersion) -> str:
         """Returns a note if a version has no class for a model; empty if it has one, or if that is not known.
 
         class_names: the classes in `architectures` of the model's config.
         """
         for added_classes in self.added_classes:
-            missing_names = [name for name in class_names if name in added_classes.classes]
-            if missing_names and numbers_of(version.version) <= numbers_of(added_classes.absent):
+            missing_names = [class_name for class_name in class_names if class_name in added_classes.classes]
+            if missing_names and numbers_of(engine_version.version) <= numbers_of(added_classes.absent):
                 later_version = (
                     f"; expected --engine {self.name}=={added_classes.present} or later"
                     if added_classes.present
                     else ""
                 )
                 return (
-                    f"{self.title} {version.version} has no class for {missing_names[0]}: it starts only if "
+                    f"{self.title} {engine_version.version} has no class for {missing_names[0]}: it starts only if "
                     f"transformers' own class runs in it{later_version}"
                 )
         return ""
@@ -187,7 +187,7 @@ class EngineRecord(Record, Generic[RuleType]):
 RecordType = TypeVar("RecordType", bound=Record)
 
 
-def read_engine_record(record_class: type[RecordType], name: str) -> RecordType:
+def read_engine_record(record_class: type[RecordType], file_name: str) -> RecordType:
     """Returns the contents of `presets/engines/NAME.toml`."""
-    toml_path = presets_dir() / "engines" / f"{name}.toml"
+    toml_path = presets_dir() / "engines" / f"{file_name}.toml"
     return validate(record_class, parse_toml(read_text(toml_path), toml_path.name), toml_path.name)

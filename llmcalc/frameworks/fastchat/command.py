@@ -13,7 +13,7 @@ from ...sources.huggingface.family import field_names
 from ..launch.auto_values import AUTO_BUCKETS, AUTO_FORMATS
 from ..launch.command_line import arguments_of, model_name, plain_arguments
 from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, reading_of
-from ..launch.trainer import keys_read, launch_as_trainer
+from ..launch.trainer import known_argument_names, launch_as_trainer
 
 
 class Script(NamedTuple):
@@ -88,7 +88,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
     script_name = _script_name(command_line)
     with reading_of(source_file) as reader:
         arguments = arguments_of(command_line.words, source_file.where)
-        config = plain_arguments(arguments, reader, READ | (keys_read() - {"model_name_or_path"}))
+        config = plain_arguments(arguments, reader, READ | (known_argument_names() - {"model_name_or_path"}))
         target = model_name(reader, "--model_name_or_path", arguments.get("--model_name_or_path"))
         return launch_as_trainer(reader, _trainer_arguments(reader, config, script_name, target), target)
 
@@ -96,7 +96,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
 def _trainer_arguments(reader: LaunchReader, config: dict[str, Any], script_name: str, target: str) -> dict[str, Any]:
     script = SCRIPTS[script_name]
     reader.ignored += [key for key in config if key in IGNORED]
-    table = {key: value for key, value in config.items() if key not in IGNORED and key not in READ}
+    table = {key: config_value for key, config_value in config.items() if key not in IGNORED and key not in READ}
     table.pop("model_name_or_path", None)
     table["max_length"] = reader.size(config, "model_max_length", LENGTHS.get(script_name, 512))
     if isinstance(table.get("deepspeed"), str) and table["deepspeed"].removeprefix("./") in QWEN_CONFIGS:
@@ -107,7 +107,7 @@ def _trainer_arguments(reader: LaunchReader, config: dict[str, Any], script_name
     if script.weights:
         table["torch_dtype"] = script.weights
         reader.filled_in["torch_dtype"] = script.weights
-    quantized = reader.flag(config, "q_lora")
+    is_quantized = reader.flag(config, "q_lora")
     if script.always_adapters or reader.flag(config, "use_lora"):
         table |= {
             "use_peft": True,
@@ -115,10 +115,10 @@ def _trainer_arguments(reader: LaunchReader, config: dict[str, Any], script_name
             "lora_target_modules": reader.value(config, "lora_target_modules", list(script.targets)),
             "lora_dropout": reader.value(config, "lora_dropout", "0.05"),
         }
-        if script_name == "finetune" and not quantized and "chat" not in target.lower():
+        if script_name == "finetune" and not is_quantized and "chat" not in target.lower():
             table["lora_modules_to_save"] = ["embed_tokens", "lm_head"]
             reader.notes.append("a base model: the embedding and the head are trained beside the adapters")
-        if quantized:
+        if is_quantized:
             table["load_in_4bit"] = True
             table["torch_dtype"] = "float16" if config.get("fp16") is True else "bfloat16"
             if script_name == "finetune":

@@ -23,28 +23,28 @@ def estimate(memory_estimate: Memory) -> PeakEstimate:
     )
     parameter_bytes = bytes_per_parameter(memory_estimate)
     if memory_use.has_master:
-        master_weight_bytes, states = (
+        master_weight_bytes, optimizer_states = (
             memory_use.master_weights / parameter_count,
             0 if memory_use.optimizer is None else memory_use.optimizer.bytes,
         )
         parameter_bytes = BytesPerParameter(
             master_weight_bytes,
             master_weight_bytes,
-            (memory_use.weights + memory_use.gradients + states) / parameter_count - master_weight_bytes,
+            (memory_use.weights + memory_use.gradients + optimizer_states) / parameter_count - master_weight_bytes,
         )
-    compute_training, calls = torchtitan_training(memory_estimate.spec, training_config)
-    shards = FLOAT32.name if training_config.master else training_config.dtype
-    step_bytes = measure_optimizer_step(replace(training_config, dtype=shards, master=False))
-    widths = DTYPES[training_config.dtype].bytes, DTYPES[shards].bytes
+    compute_training, fsdp = torchtitan_training(memory_estimate.spec, training_config)
+    shard_dtype = FLOAT32.name if training_config.master else training_config.dtype
+    step_bytes = measure_optimizer_step(replace(training_config, dtype=shard_dtype, master=False))
+    widths = DTYPES[training_config.dtype].bytes, DTYPES[shard_dtype].bytes
     transient = partial(
-        transient_bytes, step_bytes, *widths, memory_use.trained / parameter_count, calls.splits, calls.keeps_last
+        transient_bytes, step_bytes, *widths, memory_use.trained / parameter_count, fsdp.splits, fsdp.keeps_last
     )
     return estimate_with_torch_kernels(memory_estimate, parameter_bytes, compute_training, transient, pads_rows=True)
 
 
 def transient_bytes(
-    step: OptimizerStepBytes,
-    width: int,
+    optimizer_step: OptimizerStepBytes,
+    element_bytes: int,
     shard_width: int,
     trained_share: float,
     splits: bool,
@@ -54,7 +54,7 @@ def transient_bytes(
 ) -> TransientBytes:
     """Returns the temporary bytes of a rank: gathered parameters, gradient reductions and the optimizer step.
 
-    width: bytes of an element of gathered parameters and of gradients.
+    element_bytes: bytes of an element of gathered parameters and of gradients.
     shard_width: bytes of an element of a shard.
     trained_share: the share of the parameters that is trained.
     splits, keeps_last_layer: `splits` and `keeps_last` of `Fsdp`.
@@ -67,42 +67,42 @@ def transient_bytes(
     """
     from .pipeline import ACTIVE
 
-    step_bytes = step.rank_bytes(layout, stage_parameters, sharded=True)
+    step_bytes = optimizer_step.rank_bytes(layout, stage_parameters, sharded=True)
     outside_layers = sum(stage.outside_layers for stage in stage_parameters)
     layer = max(stage.largest_layer for stage in stage_parameters)
     fp32_bytes = FLOAT32.bytes
     if layout.pp == 1:
         largest_group = outside_layers // 2 if splits else outside_layers
-        gathered_bytes = width * (2 * layer + (0 if splits else outside_layers))
-        reduction = trained_share * (width + fp32_bytes) * largest_group
+        gathered_bytes = element_bytes * (2 * layer + (0 if splits else outside_layers))
+        reduction = trained_share * (element_bytes + fp32_bytes) * largest_group
         reduced_head = trained_share * fp32_bytes * largest_group if splits else 0
         bytes_before_head = (
-            width * (layer * (1 + keeps_last_layer) + 2 * largest_group) - gathered_bytes if splits else 0
+            element_bytes * (layer * (1 + keeps_last_layer) + 2 * largest_group) - gathered_bytes if splits else 0
         )
         bytes_after_head = (
-            round(reduction + reduced_head / layout.shards) + width * layer - gathered_bytes if splits else 0
+            round(reduction + reduced_head / layout.shards) + element_bytes * layer - gathered_bytes if splits else 0
         )
         return TransientBytes(
             in_passes=gathered_bytes,
-            at_loss=width * (layer * keeps_last_layer + largest_group) - gathered_bytes,
-            outside_layers=width * (layer + largest_group) - gathered_bytes,
-            before_head=max(width * layer, bytes_before_head),
+            at_loss=element_bytes * (layer * keeps_last_layer + largest_group) - gathered_bytes,
+            outside_layers=element_bytes * (layer + largest_group) - gathered_bytes,
+            before_head=max(element_bytes * layer, bytes_before_head),
             after_head=bytes_after_head,
-            forward_start=2 * width * (largest_group if splits else outside_layers + layer),
-            in_layer_backward=round(trained_share * width * layer),
+            forward_start=2 * element_bytes * (largest_group if splits else outside_layers + layer),
+            in_layer_backward=round(trained_share * element_bytes * layer),
             from_previous_layer=round(trained_share * fp32_bytes * layer),
             from_head=round(reduced_head),
-            gradient_reduction=round(max(width * largest_group * (1 + trained_share), reduction)),
+            gradient_reduction=round(max(element_bytes * largest_group * (1 + trained_share), reduction)),
             optimizer_step=step_bytes,
         )
     parameters = sum(stage.total for stage in stage_parameters)
-    gathered_bytes = width * (outside_layers + 2 * layer)
-    unsharded = round(width * parameters * min(1, ACTIVE / layout.vpp))
+    gathered_bytes = element_bytes * (outside_layers + 2 * layer)
+    unsharded_bytes = round(element_bytes * parameters * min(1, ACTIVE / layout.vpp))
     gradients = round(trained_share * parameters * (fp32_bytes - shard_width / layout.shards))
     reduced_gradients = round(trained_share * outside_layers * (fp32_bytes + shard_width / layout.shards))
     return TransientBytes(
-        in_passes=gradients + (gathered_bytes if layout.reshard else unsharded),
-        backward_end=gradients + unsharded,
-        gradient_reduction=gradients + unsharded - width * outside_layers + reduced_gradients,
+        in_passes=gradients + (gathered_bytes if layout.reshard else unsharded_bytes),
+        backward_end=gradients + unsharded_bytes,
+        gradient_reduction=gradients + unsharded_bytes - element_bytes * outside_layers + reduced_gradients,
         optimizer_step=step_bytes,
     )

@@ -9,19 +9,19 @@ from ...parallel.layout import Layout
 
 
 def _evidence_by_test(
-    measurement: str, test: str, parts: Iterable[tuple[str, str]], optimizers: Iterable[str], source: str
+    measurement: str, test_name: str, part_names: Iterable[tuple[str, str]], optimizer_names: Iterable[str], source: str
 ) -> FrameworkEvidence:
     """Returns evidence for runs that a test compares with a measurement.
 
     source: torch's code, the evidence for other runs.
     """
-    witness = Witness("exact", measurement, test)
+    witness = Witness("exact", measurement, test_name)
     return FrameworkEvidence(
         name="fsdp2",
         witness=witness,
-        parts=dict.fromkeys(parts, witness),
-        optimizers=dict.fromkeys(optimizers, witness),
-        rest=by_source(source, test),
+        parts=dict.fromkeys(part_names, witness),
+        optimizers=dict.fromkeys(optimizer_names, witness),
+        rest=by_source(source, test_name),
     )
 
 

@@ -23,8 +23,8 @@ def read_log(log_text: LogText) -> LogReading | None:
     if not memory_terms:
         return None
     if "params" in log_values:
-        params = log_values.whole_numbers("params")[-1]
-        memory_terms.insert(0, LogTerm("params", params, "parameters", per_parameter=Fraction(1)))
+        parameter_count = log_values.whole_numbers("params")[-1]
+        memory_terms.insert(0, LogTerm("params", parameter_count, "parameters", per_parameter=Fraction(1)))
     return LogReading(
         "torchtitan",
         "torchtitan",

@@ -27,7 +27,7 @@ from .param_groups import CommunicationState, Group, Parameter
 
 
 class Layer(NamedTuple):
-    """The parameters of a layer that are one group.
+    """The key of an FSDP parameter group: a layer of a stack, or the experts of a layer.
 
     path: the path of the stack's layers. layer_index: the index of the layer.
     has_experts: whether they are the layer's experts, which other ranks shard; false by default.
@@ -77,15 +77,15 @@ class FsdpProfile(RingAttention):
     layer_paths: Collection[str] = ()
     splits: bool = False
 
-    def shard(self, communication: CommunicationState, layer_paths: Collection[str], splits: bool) -> None:
+    def shard(self, communication_state: CommunicationState, layer_paths: Collection[str], splits_head: bool) -> None:
         """Shards all parameters created from this call on.
 
-        splits: whether embedding and head are separate groups.
+        splits_head: whether embedding and head are separate groups.
         """
-        self.traffic: CommunicationState = communication
+        self.traffic: CommunicationState = communication_state
         self.layer_paths: Collection[str] = layer_paths
-        self.splits = splits
-        self.groups: dict[Layer, Group] = {MODEL: Group(communication, "", reshards=False)}
+        self.splits = splits_head
+        self.groups: dict[Layer, Group] = {MODEL: Group(communication_state, "", reshards=False)}
         self.sharded: dict[Path, Parameter] = {}
 
     # --- parameters -------------------------------------------------------------------------------------------------
@@ -121,9 +121,9 @@ class FsdpProfile(RingAttention):
         if sharding.experts is not None and len(template.shape) == 3 and layer.layer_index >= 0:
             layer, sharding = layer._replace(has_experts=True), sharding.experts
         is_eight_bits = template.dtype is UINT8 or self.gathers_float8(parameter_key, template)
-        width = FLOAT8.bytes if is_eight_bits else sharding.gathered_dtype.bytes
+        element_bytes = FLOAT8.bytes if is_eight_bits else sharding.gathered_dtype.bytes
         parameter = self.sharded[parameter_key] = Parameter(
-            self.graph.meter, parameter_key, template, sharding, width, self.has_partial_gradient(parameter_key)
+            self.graph.meter, parameter_key, template, sharding, element_bytes, self.has_partial_gradient(parameter_key)
         )
         if layer not in self.groups:
             group_name = layer.path if layer.layer_index < 0 else f"{layer.path}.{layer.layer_index}"
@@ -131,36 +131,38 @@ class FsdpProfile(RingAttention):
         self.groups[layer].parameters.append(parameter)
         return parameter.unsharded_param
 
-    def _new_quantised_weight(self, group_name: str, rows: Number, columns: Number) -> Tensor:
+    def _new_quantised_weight(self, group_name: str, row_count: Number, columns: Number) -> Tensor:
         """Returns the sharded 4-bit codes of a quantized weight, whose scales every rank has in full.
 
         Source: bitsandbytes/nn/modules.py, `Params4bit`, whose `quant_state` holds the scales.
         """
         assert self.adapters is not None
-        codes = ceil_div(rows * columns, 2)
-        path = (*self.module_path(), f"{group_name}.weight")
-        scales = (*path[:-1], f"{group_name}.quant_state")
-        self.buffers.add(scales)
-        self.parameter(scales, (self.adapters.stored_bytes(rows, columns) - codes,), UINT8, trained=False)
-        return self.parameter(path, (codes,), UINT8, trained=False)
+        code_bytes = ceil_div(row_count * columns, 2)
+        weight_path = (*self.module_path(), f"{group_name}.weight")
+        scales_path = (*weight_path[:-1], f"{group_name}.quant_state")
+        self.buffers.add(scales_path)
+        self.parameter(
+            scales_path, (self.adapters.stored_bytes(row_count, columns) - code_bytes,), UINT8, trained=False
+        )
+        return self.parameter(weight_path, (code_bytes,), UINT8, trained=False)
 
-    def gathers_float8(self, key: Path, template: Tensor) -> bool:
+    def gathers_float8(self, parameter_key: Path, template: Tensor) -> bool:
         """Whether a parameter is all-gathered in float8: the weight of a float8 linear layer."""
         assert self.traffic is not None
-        float8 = self.traffic.sharding.float8
-        if float8 is None or not float8.gathers or len(template.shape) != 2:
+        float8_settings = self.traffic.sharding.float8
+        if float8_settings is None or not float8_settings.gathers or len(template.shape) != 2:
             return False
-        layer_name = self.parameter_name(key).removesuffix(".weight")
+        layer_name = self.parameter_name(parameter_key).removesuffix(".weight")
         if layer_name == EMBEDDING.path:
             return False
-        rows, columns = self.unsharded_shape(key, template.shape)
-        return float8.converts(torchtitan_name(layer_name), rows, columns)
+        row_count, column_count = self.unsharded_shape(parameter_key, template.shape)
+        return float8_settings.converts(torchtitan_name(layer_name), row_count, column_count)
 
-    def unsharded_shape(self, key: Path, shape: Shape) -> Shape:
+    def unsharded_shape(self, parameter_key: Path, shape: Shape) -> Shape:
         """Returns the shape of a parameter before tensor parallelism shards it."""
         return shape
 
-    def has_partial_gradient(self, key: Path) -> bool:
+    def has_partial_gradient(self, parameter_key: Path) -> bool:
         """Whether the rank's gradient of a replicated parameter is a partial sum over its tensor-parallel group."""
         return False
 
@@ -173,7 +175,9 @@ class FsdpProfile(RingAttention):
     @property
     def parameters(self) -> list[tuple[Any, Tensor]]:
         """The path and the shard of every trained parameter."""
-        return [(path, parameter.shard) for path, parameter in self.sharded.items() if parameter.shard.leaf]
+        return [
+            (weight_path, parameter.shard) for weight_path, parameter in self.sharded.items() if parameter.shard.leaf
+        ]
 
     def parameter(self, parameter_key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
         """Returns a parameter, created in the layer's FSDP group."""
@@ -183,34 +187,34 @@ class FsdpProfile(RingAttention):
                 raise self.unsupported(SHARED_LAYERS, self.parameter_name(parameter_key))
         return super().parameter(parameter_key, shape, dtype, trained)
 
-    def parameter_layer(self, key: Path) -> Layer:
+    def parameter_layer(self, parameter_key: Path) -> Layer:
         """Returns a parameter's FSDP group: the layer, the embedding, the head, or the root model."""
-        if self.splits and len(key) > 1:
-            top_module = str(key[1]).partition(".")[0]
+        if self.splits and len(parameter_key) > 1:
+            top_module = str(parameter_key[1]).partition(".")[0]
             if top_module == EMBEDDING.path or top_module in IN_HEAD:
                 return EMBEDDING if top_module == EMBEDDING.path else HEAD
-        names: list[str] = []
-        for path_part in key[1:]:
+        module_names: list[str] = []
+        for path_part in parameter_key[1:]:
             if type(path_part) is not int:
-                names += [path_part] if path_part else []
-            elif ".".join(names) in self.layer_paths:
-                return Layer(".".join(names), path_part)
+                module_names += [path_part] if path_part else []
+            elif ".".join(module_names) in self.layer_paths:
+                return Layer(".".join(module_names), path_part)
         return MODEL
 
-    def parameter_name(self, key: Path) -> str:
+    def parameter_name(self, parameter_key: Path) -> str:
         """Returns a parameter's path as one string."""
-        return ".".join(str(path_part).strip(".") for path_part in key[1:] if path_part != "")
+        return ".".join(str(path_part).strip(".") for path_part in parameter_key[1:] if path_part != "")
 
     # --- running ----------------------------------------------------------------------------------------------------
 
     @property
     def current_layer(self) -> Layer:
         """The layer that runs at the moment, or `MODEL` outside of layers."""
-        names: list[str] = []
+        module_names: list[str] = []
         for module_call in self.frames[1:]:
-            names += [module_call.scope.name] if module_call.scope.name else []
-            if module_call.layer_index is not None and ".".join(names) in self.layer_paths:
-                return Layer(".".join(names), module_call.layer_index)
+            module_names += [module_call.scope.name] if module_call.scope.name else []
+            if module_call.layer_index is not None and ".".join(module_names) in self.layer_paths:
+                return Layer(".".join(module_names), module_call.layer_index)
         return MODEL
 
     def norm(
@@ -273,21 +277,21 @@ class FsdpProfile(RingAttention):
     def layer(self, module_call: Frame, x: Tensor) -> Tensor:
         """Runs a layer between all-gather and release of the layer's group."""
         layer_index = -1 if module_call.layer_index is None else module_call.layer_index
-        path = ".".join(filter(None, (self.path, module_call.scope.name)))
-        if self.traffic is None or path not in self.layer_paths:
+        layer_path = ".".join(filter(None, (self.path, module_call.scope.name)))
+        if self.traffic is None or layer_path not in self.layer_paths:
             return super().layer(module_call, x)
-        layer, memory_meter = Layer(path, layer_index), self.graph.meter
+        layer, memory_meter = Layer(layer_path, layer_index), self.graph.meter
         if layer not in self.groups:
             raise self.unsupported(SHARED_LAYERS, module_call.scope.name)
-        groups = groups_of_layer(self.groups, layer)
-        outer_place, memory_meter.place = memory_meter.place, Place(memory_meter.place.phase, layer_index, path)
+        layer_groups = groups_of_layer(self.groups, layer)
+        outer_place, memory_meter.place = memory_meter.place, Place(memory_meter.place.phase, layer_index, layer_path)
         cast_input: Tensor | None = x
-        for parameter_group in groups:
+        for parameter_group in layer_groups:
             cast_input = parameter_group.pre_forward(cast_input)
         assert cast_input is not None
         output = super().layer(module_call, cast_input)
         module_call.local_tensors.clear()  # the variables of its forward pass
-        for parameter_group in groups:
+        for parameter_group in layer_groups:
             parameter_group.post_forward([output])
         memory_meter.place = outer_place
         return output
@@ -303,16 +307,16 @@ class FsdpProfile(RingAttention):
         super().do_dispatch(operation)
         dispatched_rows = operation.outs[0]
         if self.sends_rows and operation.ins[0].rows != dispatched_rows.rows:
-            received = self._exchange_rows(self.by_row(self.tensor_of(dispatched_rows), len(dispatched_rows.axes)))
-            self.store_tensor(dispatched_rows, self._reorder_rows(received))
+            received_rows = self._exchange_rows(self.by_row(self.tensor_of(dispatched_rows), len(dispatched_rows.axes)))
+            self.store_tensor(dispatched_rows, self._reorder_rows(received_rows))
 
     @compared(BY_TORCH)
     def do_combine(self, operation: Step) -> None:
-        """Sends the experts' rows back, in the order in which they came."""
+        """Sends the experts' output rows back to the ranks of their tokens, in the original order."""
         if self.sends_rows:
             expert_rows = operation.ins[0]
-            rows = self.by_row(self.tensor_read_by(operation, expert_rows), len(expert_rows.axes))
-            self.values[id(expert_rows)] = self._exchange_rows(self._reorder_rows(rows))
+            combined_rows = self.by_row(self.tensor_read_by(operation, expert_rows), len(expert_rows.axes))
+            self.values[id(expert_rows)] = self._exchange_rows(self._reorder_rows(combined_rows))
         super().do_combine(operation)
 
     @property
@@ -320,21 +324,21 @@ class FsdpProfile(RingAttention):
         """Whether ranks divide the experts."""
         return self.traffic is not None and self.traffic.sharding.experts is not None
 
-    def _reorder_rows(self, rows: Tensor) -> Tensor:
-        """Returns rows in another order, by an index that autograd keeps."""
-        return self.t.index_select(rows, self.t.new_tensor((rows.shape[0],), INT64))
+    def _reorder_rows(self, expert_rows: Tensor) -> Tensor:
+        """Returns reordered rows. Autograd saves the index of the new order."""
+        return self.t.index_select(expert_rows, self.t.new_tensor((expert_rows.shape[0],), INT64))
 
     def _exchange_rows(self, rows: Tensor) -> Tensor:
-        """Returns the rows that an all-to-all receives, whose gradient another all-to-all sends back."""
+        """Exchanges rows by an all-to-all, and their gradients by another all-to-all in the backward pass."""
         return record(
             self.graph, "all_to_all_single", [rows], self.t.like(rows), lambda gradient, *_: [self.t.like(gradient)]
         )
 
 
-def groups_of_layer(groups: Mapping[Layer, Group], layer: Layer) -> list[Group]:
-    """Returns the groups of a layer in the order in which they are gathered: its experts are the last one."""
+def groups_of_layer(groups_by_layer: Mapping[Layer, Group], layer: Layer) -> list[Group]:
+    """Returns the FSDP groups of a layer in the order of gathering, with the experts' group last."""
     layer_keys = (layer, layer._replace(has_experts=True))
-    return [groups[group_key] for group_key in layer_keys if group_key in groups]
+    return [groups_by_layer[group_key] for group_key in layer_keys if group_key in groups_by_layer]
 
 
 def torchtitan_name(layer_path: str) -> str:
@@ -346,12 +350,14 @@ def torchtitan_name(layer_path: str) -> str:
 def layer_norm_names(program: Flow) -> frozenset[str]:
     """Returns the names of norms that are direct children of layers."""
     layers = (module_scope for module_scope in program.root.scopes() if module_scope.first_input is not None)
-    submodules = (item for module_scope in layers for item in module_scope.items if isinstance(item, Scope))
-    return frozenset(item.name for item in submodules if item.about.get("kind") == "norm")
+    submodules = (
+        scope_item for module_scope in layers for scope_item in module_scope.items if isinstance(scope_item, Scope)
+    )
+    return frozenset(scope_item.name for scope_item in submodules if scope_item.about.get("kind") == "norm")
 
 
 def module_order_key(
-    paths: Sequence[Path], layer_norms: Collection[str]
+    parameter_paths: Sequence[Path], layer_norms: Collection[str]
 ) -> Callable[[Parameter], tuple[bool, int, bool]]:
     """Returns a group's parameter sort key: the order of `nn.Module.named_parameters`.
 
@@ -359,12 +365,12 @@ def module_order_key(
     sublayers before its norms, as in transformers, torchtitan and the reference. The order matters because the last
     gradient of a group lives longer than the others.
 
-    paths: paths of the parameters in the order of their use.
+    parameter_paths: paths of the parameters in the order of their use.
     layer_norms: names of the norms right below a layer.
     """
     module_positions: dict[Path, int] = {}
-    for path in paths:
-        module_positions.setdefault(_module_of(path), len(module_positions))
+    for parameter_path in parameter_paths:
+        module_positions.setdefault(_module_of(parameter_path), len(module_positions))
 
     def position_in_module_order(parameter: Parameter) -> tuple[bool, int, bool]:
         layer_index = next(
@@ -378,7 +384,7 @@ def module_order_key(
     return position_in_module_order
 
 
-def _module_of(path: Path) -> Path:
+def _module_of(parameter_path: Path) -> Path:
     """Returns the path of a parameter's module."""
-    *parent_path, parameter_name = path
+    *parent_path, parameter_name = parameter_path
     return (*parent_path, str(parameter_name).rpartition(".")[0])

@@ -27,28 +27,28 @@ def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message
         yield ranks.message("all_reduce", replicated_weights.elements * FLOAT32, 1)
         return
     outside_parameters: Number = 0
-    sizes: dict[tuple[object, ...], tuple[Number, int]] = {}
+    sizes_by_group: dict[tuple[object, ...], tuple[Number, int]] = {}
     for weight in replicated_weights.weights:
-        rows, *other_sizes = weight.tensor.shape
-        elements = shard_rows(rows, ranks.shards, 0) * ranks.shards
+        row_count, *other_sizes = weight.tensor.shape
+        elements = shard_rows(row_count, ranks.shards, 0) * ranks.shards
         for axis_size in other_sizes:
             elements *= axis_size
-        stack_name, indices = weight.path[0]
+        stack_name, layer_indices = weight.path[0]
         if stack_name not in ("layers", MTP.name):
             outside_parameters += elements
             continue
-        layers = tuple(indices or ())
-        previous_elements, _ = sizes.get((stack_name, *layers), (0, 0))
-        sizes[stack_name, *layers] = previous_elements + elements * (weight.count // len(layers)), len(layers)
-    passes = replicated_weights.chunk.batches if layout.pp == 1 else 1
+        layers = tuple(layer_indices or ())
+        previous_elements, _ = sizes_by_group.get((stack_name, *layers), (0, 0))
+        sizes_by_group[stack_name, *layers] = previous_elements + elements * (weight.count // len(layers)), len(layers)
+    pass_count = replicated_weights.chunk.batches if layout.pp == 1 else 1
     gathers_per_step = 2 if layout.reshard and layout.zero == 3 and layout.pp == 1 else 1
     for elements, layer_count, repetitions in [
-        *((elements, layer_count, gathers_per_step) for elements, layer_count in sizes.values()),
+        *((elements, layer_count, gathers_per_step) for elements, layer_count in sizes_by_group.values()),
         (outside_parameters, 1, 1),
     ]:
-        yield ranks.message("all_gather", elements * replicated_weights.width, layer_count * repetitions * passes)
-        yield ranks.message("reduce_scatter", elements * FLOAT32, layer_count * passes)
-        yield ranks.replica_all_reduce(elements * FLOAT32 // ranks.shards, layer_count * passes)
+        yield ranks.message("all_gather", elements * replicated_weights.width, layer_count * repetitions * pass_count)
+        yield ranks.message("reduce_scatter", elements * FLOAT32, layer_count * pass_count)
+        yield ranks.replica_all_reduce(elements * FLOAT32 // ranks.shards, layer_count * pass_count)
 
 
 def gradient_rules() -> GradientRules:

@@ -34,7 +34,7 @@ Moment: TypeAlias = Literal["pre-forward", "post-forward", "pre-backward", "post
 
 @frozen
 class Sharding:
-    """The way in which a rank's parameters are sharded.
+    """The sharding of a rank's parameters: numbers of shards and replicas, number formats, and offloading.
 
     shards: number of shards of a parameter.
     index: the shard of this rank.
@@ -121,31 +121,31 @@ class Parameter:
     def __init__(
         self,
         memory_meter: Meter,
-        path: Path,
+        parameter_path: Path,
         template: Tensor,
-        sharding: Sharding,
-        width: int,
+        fsdp_sharding: Sharding,
+        element_bytes: int,
         has_partial_gradient: bool = False,
     ) -> None:
         self.has_partial_gradient: bool = has_partial_gradient
-        rows, *row_shape = template.shape
-        divides_matrices = len(template.shape) == 3 and sharding.is_of_experts and rows < sharding.shards
+        row_count, *row_shape = template.shape
+        divides_matrices = len(template.shape) == 3 and fsdp_sharding.is_of_experts and row_count < fsdp_sharding.shards
         if divides_matrices:  # torchtitan, distributed/fsdp.py: `Shard(1)` of fewer experts than ranks
-            rows, row_shape = row_shape[0], [rows, *row_shape[1:]]
-        part_rows = ceil_div(rows, sharding.shards)
-        shard_rows = max(0, min(part_rows, rows - sharding.index * part_rows))
-        self.path: Path = path
+            row_count, row_shape = row_shape[0], [row_count, *row_shape[1:]]
+        part_rows = ceil_div(row_count, fsdp_sharding.shards)
+        shard_rows = max(0, min(part_rows, row_count - fsdp_sharding.index * part_rows))
+        self.path: Path = parameter_path
         self.shard_elements: int = part_rows * count(tuple(row_shape))
-        self.width: int = width
-        dtype = sharding.dtype if template.leaf else sharding.frozen_dtype or sharding.dtype
-        gathered_dtype = sharding.gathered_dtype
+        self.width: int = element_bytes
+        dtype = fsdp_sharding.dtype if template.leaf else fsdp_sharding.frozen_dtype or fsdp_sharding.dtype
+        gathered_dtype = fsdp_sharding.gathered_dtype
         if template.dtype is UINT8:  # codes of 4 bits, which are gathered as they are
             dtype = gathered_dtype = UINT8
         with counted_as(memory_meter, "weights"):
-            shard_storage = Storage(memory_meter, 0 if sharding.offloads else self.shard_elements * dtype.bytes)
+            shard_storage = Storage(memory_meter, 0 if fsdp_sharding.offloads else self.shard_elements * dtype.bytes)
         shard_shape = (row_shape[0], shard_rows, *row_shape[1:]) if divides_matrices else (shard_rows, *row_shape)
         self.shard: Tensor = Tensor(shard_shape, dtype, shard_storage, leaf=template.leaf)
-        storage = GatheredStorage(memory_meter, self.shard_elements * sharding.shards * width)
+        storage = GatheredStorage(memory_meter, self.shard_elements * fsdp_sharding.shards * element_bytes)
         self.unsharded_param: Tensor = Tensor(template.shape, gathered_dtype, storage, leaf=template.leaf)
         self.accumulated_grad: Tensor | None = None
 
@@ -169,10 +169,10 @@ class CommunicationState:
     watch: called before (False) and after (True) each hook of a group; None (default) for no calls.
     """
 
-    def __init__(self, autograd_graph: Graph, sharding: Sharding, streams: int = 0) -> None:
+    def __init__(self, autograd_graph: Graph, fsdp_sharding: Sharding, stream_count: int = 0) -> None:
         self.graph: Graph = autograd_graph
-        self.sharding: Sharding = sharding
-        self.streams: int = streams
+        self.sharding: Sharding = fsdp_sharding
+        self.streams: int = stream_count
         self.last_gathered: Storage | None = None
         self.reduce_inputs: list[Storage] = []
         self.forward_order: list[Group] = []
@@ -185,19 +185,19 @@ class CommunicationState:
         return self.graph.meter
 
     @contextmanager
-    def communication_stream(self, stream: int) -> Iterator[None]:
+    def communication_stream(self, stream_number: int) -> Iterator[None]:
         """Returns a context in which new storages are communication buffers on a CUDA stream."""
-        with on_stream(self.meter, stream + self.streams), counted_as(self.meter, "communication"):
+        with on_stream(self.meter, stream_number + self.streams), counted_as(self.meter, "communication"):
             yield
 
     @contextmanager
-    def watch_hook(self, parameter_group: Group, moment: Moment) -> Iterator[None]:
+    def watch_hook(self, parameter_group: Group, hook_moment: Moment) -> Iterator[None]:
         """Returns a context that calls `watch` before and after a hook of a group."""
         if self.watch is not None:
-            self.watch(parameter_group, moment, False)
+            self.watch(parameter_group, hook_moment, False)
         yield
         if self.watch is not None:
-            self.watch(parameter_group, moment, True)
+            self.watch(parameter_group, hook_moment, True)
 
     def finish(self, groups: Sequence[Group]) -> None:
         """Ends a backward pass (`_root_post_backward_final_callback`).
@@ -232,10 +232,10 @@ class Group:
     """
 
     def __init__(
-        self, communication: CommunicationState, name: str, reshards: bool, sharding: Sharding | None = None
+        self, communication_state: CommunicationState, name: str, reshards: bool, fsdp_sharding: Sharding | None = None
     ) -> None:
-        self.traffic: CommunicationState = communication
-        self.sharding: Sharding = sharding or communication.sharding
+        self.traffic: CommunicationState = communication_state
+        self.sharding: Sharding = fsdp_sharding or communication_state.sharding
         self.prefetches_previous: bool = True
         self.name: str = name
         self.reshards: bool = reshards
@@ -275,10 +275,10 @@ class Group:
 
     # --- gathering --------------------------------------------------------------------------------------------------
 
-    def unshard(self, forward: bool, stream: int | None = COPY_IN) -> None:
-        """Starts the FSDP group's all-gather, unless already started. stream: None for the default stream."""
+    def unshard(self, is_forward: bool, stream_number: int | None = COPY_IN) -> None:
+        """Starts the FSDP group's all-gather, unless already started. stream_number: None for the default stream."""
         if self.all_gather_result is None and not self.is_unsharded:
-            self.all_gather_result = self._all_gather(forward, stream)
+            self.all_gather_result = self._all_gather(is_forward, stream_number)
 
     def _all_gather(self, forward: bool, stream: int | None) -> Storage:
         """Runs `foreach_all_gather` on a stream. Shards in another format are cast into one tensor first."""
@@ -310,19 +310,19 @@ class Group:
             return sharded_param_data
         return Storage(memory_meter, parameter.shard_elements * parameter.width)
 
-    def wait_for_unshard(self, forward: bool) -> None:
+    def wait_for_unshard(self, is_forward: bool) -> None:
         """Copies gathered shards into unsharded parameters. In forward passes the buffer stays until the next copy."""
         if self.all_gather_result is None:
             return
-        traffic = self.traffic
-        _prev_all_gather_state = traffic.last_gathered if forward else None
-        if forward:
-            traffic.last_gathered = None
+        communication = self.traffic
+        _prev_all_gather_state = communication.last_gathered if is_forward else None
+        if is_forward:
+            communication.last_gathered = None
         for parameter in self.parameters:
             self._copy_out(parameter)
         self.is_unsharded = True
-        if forward and self.sharding.shards > 1:
-            traffic.last_gathered = self.all_gather_result
+        if is_forward and self.sharding.shards > 1:
+            communication.last_gathered = self.all_gather_result
         self.all_gather_result = None
 
     def _copy_out(self, parameter: Parameter) -> None:
@@ -346,33 +346,35 @@ class Group:
 
     # --- hooks ------------------------------------------------------------------------------------------------------
 
-    def pre_forward(self, x: Tensor | None) -> Tensor | None:
+    def pre_forward(self, hidden: Tensor | None) -> Tensor | None:
         """Runs before the group's modules: starts all-gathers, and casts inputs to the compute format.
 
         The gradient of that input is computed after all gradients of the group.
         """
         with self.traffic.watch_hook(self, "pre-forward"):
             self.state = "pre-forward"
-            graph = self.traffic.graph
-            if x is not None and x.dtype.floating:
-                x = Aten(graph).to(x, self.traffic.sharding.gathered_dtype)
-            self.unshard(forward=True)
-            self.wait_for_unshard(forward=True)
+            autograd_graph = self.traffic.graph
+            if hidden is not None and hidden.dtype.floating:
+                hidden = Aten(autograd_graph).to(hidden, self.traffic.sharding.gathered_dtype)
+            self.unshard(is_forward=True)
+            self.wait_for_unshard(is_forward=True)
             for next_group in self.forward_prefetch:
-                next_group.unshard(forward=True)
-            if x is None or not x.needs_grad:
-                return x
-            return record(graph, "RegisterPostBackwardFunction", [x], x.detached(), self._pass_gradient)
+                next_group.unshard(is_forward=True)
+            if hidden is None or not hidden.needs_grad:
+                return hidden
+            return record(
+                autograd_graph, "RegisterPostBackwardFunction", [hidden], hidden.detached(), self._pass_gradient
+            )
 
     def _pass_gradient(self, gradient: Tensor, needs_input_grad: Needs) -> list[Tensor]:
         """Passes a gradient on unchanged."""
         self.post_backward()
         return [gradient]
 
-    def post_forward(self, outputs: Sequence[Tensor], is_last_group: bool = False) -> None:
+    def post_forward(self, module_outputs: Sequence[Tensor], is_last_group: bool = False) -> None:
         """Runs after the group's modules: frees the unsharded parameters.
 
-        outputs: the outputs of the modules, whose gradients start the group's backward pass.
+        module_outputs: the outputs of the modules, whose gradients start the group's backward pass.
         is_last_group: whether the forward pass ends here, and with it the last all-gather.
         """
         with self.traffic.watch_hook(self, "post-forward"):
@@ -381,9 +383,9 @@ class Group:
             self.forward_positions.append(len(self.traffic.forward_order))
             self.traffic.forward_order.append(self)
             self.state = None
-            for output in outputs:
-                if output.node is not None:
-                    output.node.hooks.append(self.pre_backward)
+            for module_output in module_outputs:
+                if module_output.node is not None:
+                    module_output.node.hooks.append(self.pre_backward)
             if is_last_group:
                 self.traffic.last_gathered = None
 
@@ -393,14 +395,14 @@ class Group:
             return
         with self.traffic.watch_hook(self, "pre-backward"):
             self.state = "pre-backward"
-            self.unshard(forward=False)
-            self.wait_for_unshard(forward=False)
+            self.unshard(is_forward=False)
+            self.wait_for_unshard(is_forward=False)
             forward_order = self.traffic.forward_order
-            position = self.forward_positions.pop() if self.forward_positions and not self.backward_prefetch else 0
-            if position > 0 and self.prefetches_previous:
-                forward_order[position - 1].unshard(forward=False)
+            own_position = self.forward_positions.pop() if self.forward_positions and not self.backward_prefetch else 0
+            if own_position > 0 and self.prefetches_previous:
+                forward_order[own_position - 1].unshard(is_forward=False)
         for next_group in self.backward_prefetch:
-            next_group.unshard(forward=False)
+            next_group.unshard(is_forward=False)
 
     def post_backward(self) -> None:
         """Runs after the group's backward pass: reduces gradients, or accumulates them."""
@@ -459,9 +461,9 @@ class Group:
             self.traffic.collectives.append(self._tensor_all_reduce(gradient.bytes))
         return gradient
 
-    def _tensor_all_reduce(self, size: Number, repetitions: int = 1) -> Collective:
-        """Returns the all-reduce of a gradient over the tensor-parallel ranks. size: bytes."""
-        return Collective(self.name, "all_reduce", "tp", self.traffic.sharding.tensor_ranks, True, size, repetitions)
+    def _tensor_all_reduce(self, nbytes: Number, repetitions: int = 1) -> Collective:
+        """Returns the all-reduce of a gradient over the tensor-parallel ranks. nbytes: bytes."""
+        return Collective(self.name, "all_reduce", "tp", self.traffic.sharding.tensor_ranks, True, nbytes, repetitions)
 
     def _foreach_reduce(
         self, with_grad: Sequence[Parameter], unsharded_grads: list[Tensor]
@@ -471,10 +473,10 @@ class Group:
         Its loop over the gradients keeps a reference to the last one.
         """
         traffic, sharding = self.traffic, self.sharding
-        elements = sum(parameter.shard_elements for parameter in with_grad)
+        element_count = sum(parameter.shard_elements for parameter in with_grad)
         if sharding.shards > 1:
             _unsharded_grad = unsharded_grads[-1]
-        buffer_bytes = elements * sharding.reduce_dtype.bytes
+        buffer_bytes = element_count * sharding.reduce_dtype.bytes
         with counted_as(traffic.meter, "communication"):
             reduce_scatter_input = Storage(traffic.meter, buffer_bytes * sharding.shards)
         unsharded_grads.clear()
@@ -502,7 +504,7 @@ class Group:
                 traffic.communication_stream(post_reduce_stream),
                 counted_as(traffic.meter, "gradients" if makes_gradients else "communication"),
             ):
-                reduce_output = Storage(traffic.meter, elements * sharding.dtype.bytes)
+                reduce_output = Storage(traffic.meter, element_count * sharding.dtype.bytes)
         for parameter in with_grad:  # views of the sum, or added to the gradients that are there
             if parameter.shard.grad is None:
                 storage = Storage(traffic.meter, 0) if sharding.offloads else reduce_output

@@ -85,20 +85,20 @@ class ShardedChunk(Chunk):
     profiles = FsdpProfile, FsdpTensorParallelProfile
     lowering: FsdpProfile
 
-    def __init__(self, setup: ShardedSetup, stage: Stage, memory_meter: Meter | Recorder) -> None:
-        super().__init__(setup, stage, memory_meter)
-        self.lowering.ring = ring_of_rank(setup.layout, setup.rank)
-        self.fsdp: Fsdp = setup.fsdp
-        self.reshard: bool = setup.layout.reshard
+    def __init__(self, sharded_setup: ShardedSetup, stage: Stage, memory_meter: Meter | Recorder) -> None:
+        super().__init__(sharded_setup, stage, memory_meter)
+        self.lowering.ring = ring_of_rank(sharded_setup.layout, sharded_setup.rank)
+        self.fsdp: Fsdp = sharded_setup.fsdp
+        self.reshard: bool = sharded_setup.layout.reshard
         other_streams = ALL_REDUCE * stage.chunk
-        rank_sharding = sharding(setup.training, setup.layout, setup.rank, setup.fsdp)
+        rank_sharding = sharding(sharded_setup.training, sharded_setup.layout, sharded_setup.rank, sharded_setup.fsdp)
         self.traffic: CommunicationState = CommunicationState(self.graph, rank_sharding, other_streams)
-        self.stacks: list[str] = [layer_stack.path for layer_stack in layer_stacks(setup.spec)]
-        if setup.fsdp.splits and (reason := head_sharing_reason(setup.spec, setup.training)):
+        self.stacks: list[str] = [layer_stack.path for layer_stack in layer_stacks(sharded_setup.spec)]
+        if sharded_setup.fsdp.splits and (reason := head_sharing_reason(sharded_setup.spec, sharded_setup.training)):
             raise InputError(f"FSDP2 with groups of their own for embedding and head: {reason}")
-        self.lowering.shard(self.traffic, self.stacks, setup.fsdp.splits)
+        self.lowering.shard(self.traffic, self.stacks, sharded_setup.fsdp.splits)
         self.gathers: bool = False
-        self.schedule_settings = setup.schedule_settings
+        self.schedule_settings = sharded_setup.schedule_settings
         self.output_chunks: list[Tensor] = []
         self.keep_unsharded(True)
 
@@ -133,8 +133,8 @@ class ShardedChunk(Chunk):
     def clear_runtime_states(self) -> None:
         """Frees outputs and gradients of the previous pass through the schedule."""
         self.output_chunks.clear()
-        for buffer in self.received:
-            buffer.grad = None
+        for received_buffer in self.received:
+            received_buffer.grad = None
 
     def forward_one_chunk(self, i: int) -> Tensor:
         """Runs the forward pass of micro-batch `i`, and stores the output."""
@@ -158,7 +158,7 @@ class ShardedChunk(Chunk):
             empty(self.meter, (self.training.microbatches * shape[0], *shape[1:]), dtype)
 
     def finish_backward(self) -> None:
-        """Hook at the end of a backward pass."""
+        """Finishes the communication of all FSDP groups at the end of a backward pass, as a hook."""
         self.meter.place = Place("backward")
         self.traffic.finish(list(self.lowering.groups.values()))
 
@@ -176,14 +176,14 @@ class ShardedChunk(Chunk):
     def unshard(self) -> None:
         """Starts the all-gathers of all groups on the default stream (`UNSHARD`)."""
         for parameter_group in self.groups("forward"):
-            parameter_group.unshard(forward=False, stream=None)
+            parameter_group.unshard(is_forward=False, stream_number=None)
         self.gathers = True
 
     def wait_for_unshard(self) -> None:
         """Copies gathered shards into unsharded parameters (`_assert_unsharded`)."""
         if self.gathers:
             for parameter_group in self.groups("forward"):
-                parameter_group.wait_for_unshard(forward=False)
+                parameter_group.wait_for_unshard(is_forward=False)
         self.gathers = False
 
     def reshard_all(self) -> None:
@@ -217,18 +217,18 @@ INFERS_ON_META = date(2026, 3, 18)
 """The day since which stages infer shapes without memory (177728); before 2024-09-28 they inferred none (136912)."""
 
 
-def schedule_settings_at(version: date | None, schedules: int = 1) -> ScheduleSettings:
-    """Returns torchtitan's schedule settings at a date, with torch of that date. version: None for the newest."""
+def schedule_settings_at(titan_date: date | None, schedule_count: int = 1) -> ScheduleSettings:
+    """Returns torchtitan's schedule settings at a date, with torch of that date. titan_date: None for the newest."""
 
     def is_before(change_date: date) -> bool:
         """Whether torchtitan's version is older than a change."""
-        return version is not None and version < change_date
+        return titan_date is not None and titan_date < change_date
 
     returns_outputs = is_before(RETURNS_NOTHING)
     return ScheduleSettings(
         returns=returns_outputs,
         gathers_ahead=not returns_outputs,
-        schedules=schedules,
+        schedules=schedule_count,
         keeps_outputs=is_before(LAST_OUTPUTS),
         keeps_gradients=is_before(FREES_GRADIENTS),
         finishes=not is_before(FINISHES),
@@ -242,18 +242,18 @@ class ShardedRank(RankRun):
     chunk_type = ShardedChunk
     chunks: list[ShardedChunk]  # type: ignore[assignment]
 
-    def __init__(self, setup: ShardedSetup, memory_meter: Meter | Recorder) -> None:
-        layout, schedule_settings = setup.layout, setup.schedule_settings
+    def __init__(self, sharded_setup: ShardedSetup, memory_meter: Meter | Recorder) -> None:
+        layout, schedule_settings = sharded_setup.layout, sharded_setup.schedule_settings
         self.schedules: int = schedule_settings.schedules
-        microbatches = setup.training.microbatches // schedule_settings.schedules
+        microbatches = sharded_setup.training.microbatches // schedule_settings.schedules
         if effective_schedule(layout) == "1f1b" and microbatches < layout.pp:
             pp = layout.pp
             raise InputError(
                 f"--num-microbatches: {microbatches}; a pipeline of {pp} stages takes at least {pp} in torch"
             )
-        rank_tokens = tokens_of_rank(layout, setup.training.seq)
-        training = replace(setup.training, seq=rank_tokens, microbatches=microbatches)
-        super().__init__(replace(setup, training=training), memory_meter)
+        rank_tokens = tokens_of_rank(layout, sharded_setup.training.seq)
+        rank_training = replace(sharded_setup.training, seq=rank_tokens, microbatches=microbatches)
+        super().__init__(replace(sharded_setup, training=rank_training), memory_meter)
         gathers_stages = schedule_settings.gathers_ahead and effective_schedule(layout) == "interleaved"
         self.active: list[tuple[int, ...]] = list(_active_chunks(self.order, ACTIVE)) if gathers_stages else []
 
@@ -307,8 +307,8 @@ def _active_chunks(actions: Sequence[Action], max_active: int) -> Iterator[tuple
     """Yields for each action the chunks with unsharded parameters, which are the chunks of the next actions."""
     active_chunks: list[tuple[int, ...]] = []
     next_chunks: tuple[int, ...] = ()
-    for action in reversed(actions):
-        next_chunks = (action.chunk, *(chunk for chunk in next_chunks if chunk != action.chunk))
+    for schedule_action in reversed(actions):
+        next_chunks = (schedule_action.chunk, *(chunk for chunk in next_chunks if chunk != schedule_action.chunk))
         active_chunks.append(next_chunks[:max_active])
     return reversed(active_chunks)
 
@@ -317,35 +317,35 @@ def _record_two_steps(sharded_rank: ShardedRank, memory_meter: Recorder) -> Reco
     """Records the set-up and two training steps. Passes, update and `zero_grad` are separate phases of a step."""
     sharded_rank.set_up()
     set_up = memory_meter.cut()
-    steps: list[list[Sequence[Event]]] = []
+    step_events: list[list[Sequence[Event]]] = []
     for _ in range(2):
         sharded_rank.passes()
-        passes = memory_meter.cut()
+        pass_events = memory_meter.cut()
         sharded_rank.update()
-        update = memory_meter.cut()
+        update_events = memory_meter.cut()
         sharded_rank.zero_grad()
-        steps.append([passes, update, memory_meter.cut()])
-    first_step, second_step = steps
+        step_events.append([pass_events, update_events, memory_meter.cut()])
+    first_step, second_step = step_events
     return RecordedEvents(set_up, first_step, second_step, PHASES)
 
 
 @without_garbage_collection()
-def stage_memory(setup: ShardedSetup, cuda_runtime: Runtime, tensors: Term) -> DeviceMemory:
-    """Returns the memory of a pipeline rank. tensors: verification status of the rank's tensors."""
+def stage_memory(sharded_setup: ShardedSetup, cuda_runtime: Runtime, tensors_term: Term) -> DeviceMemory:
+    """Returns the memory of a pipeline rank. tensors_term: verification status of the rank's tensors."""
 
-    def record_steps(shortens: bool) -> RepeatAnalysis:
-        """Records two training steps. shortens: whether sequences of equal layers are shortened."""
-        sharded_rank = ShardedRank(setup, memory_meter := Recorder())
+    def record_steps(shortens_loops: bool) -> RepeatAnalysis:
+        """Records two training steps. shortens_loops: whether sequences of equal layers are shortened."""
+        sharded_rank = ShardedRank(sharded_setup, memory_meter := Recorder())
         stacks: list[LayerStack] = []
         shortened_layers: list[int] = []
         for model_chunk in sharded_rank.chunks:
             chunk_loops = program_stacks(
-                model_chunk.program.root, setup.training.layer_period, model_chunk.lowering.first_layer_index
+                model_chunk.program.root, sharded_setup.training.layer_period, model_chunk.lowering.first_layer_index
             )
             layers_to_run = {
-                i: loop.kind_repeats(RECORDED_REPEATS)
-                for i, loop in enumerate(chunk_loops)
-                if shortens and loop.repeats > RECORDED_REPEATS
+                i: chunk_loop.kind_repeats(RECORDED_REPEATS)
+                for i, chunk_loop in enumerate(chunk_loops)
+                if shortens_loops and chunk_loop.repeats > RECORDED_REPEATS
             }
             model_chunk.lowering.run_only = layers_to_run
             shortened_layers += [len(stacks) + i for i in layers_to_run]
@@ -353,11 +353,11 @@ def stage_memory(setup: ShardedSetup, cuda_runtime: Runtime, tensors: Term) -> D
         return RepeatAnalysis(_record_two_steps(sharded_rank, memory_meter), stacks, shortened_layers)
 
     try:  # with more than one layer of prefetch the first and the last layers gather fewer
-        repeat_analysis = record_steps(shortens=setup.fsdp.prefetch <= 1)
+        repeat_analysis = record_steps(shortens_loops=sharded_setup.fsdp.prefetch <= 1)
     except NotRepeating:
-        repeat_analysis = record_steps(shortens=False)
+        repeat_analysis = record_steps(shortens_loops=False)
     replay_result = repeat_analysis.counted({})
-    blocks = repeat_analysis.overhead(CachingAllocator(cuda_runtime.expandable), {})
-    replay_result.slop, replay_result.slop_after = blocks.slop, blocks.slop_after
-    replay_result.reserved = replay_result.peak[1].bytes + blocks.slop + blocks.free
-    return summarize(replay_result, cuda_runtime.context, layer_stacks(setup.spec), tensors)
+    block_overhead = repeat_analysis.overhead(CachingAllocator(cuda_runtime.expandable), {})
+    replay_result.slop, replay_result.slop_after = block_overhead.slop, block_overhead.slop_after
+    replay_result.reserved = replay_result.peak[1].bytes + block_overhead.slop + block_overhead.free
+    return summarize(replay_result, cuda_runtime.context, layer_stacks(sharded_setup.spec), tensors_term)

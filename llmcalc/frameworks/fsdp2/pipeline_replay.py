@@ -51,10 +51,10 @@ class SchedulePasses(PassCounter):
     starts: per chunk, its forward passes before the current schedule.
     """
 
-    def __init__(self, chunks: int) -> None:
-        super().__init__(chunks)
+    def __init__(self, chunk_count: int) -> None:
+        super().__init__(chunk_count)
         self.schedule: int = 0
-        self.starts: list[int] = [0] * chunks
+        self.starts: list[int] = [0] * chunk_count
 
     def begin_step(self) -> None:
         """Begins the next pipeline schedule."""
@@ -92,7 +92,7 @@ class RecordedSchedule(SchedulePasses, PassRecorder):
         self.starts: list[int] = [0] * len(parameters)
         self.parameters: Sequence[Sequence[Parameter]] = parameters
 
-    def _surviving_outputs(self, chunk: int, output: Tensor) -> list[tuple[int, Tensor, int]]:
+    def _surviving_outputs(self, chunk: int, stage_output: Tensor) -> list[tuple[int, Tensor, int]]:
         """Returns the pass's output, and the parameters gathered in the pass."""
         gathered_parameters = [
             without_storage(i, parameter.unsharded_param)
@@ -100,10 +100,10 @@ class RecordedSchedule(SchedulePasses, PassRecorder):
             if isinstance(parameter.unsharded_param.storage, GatheredStorage)
             and parameter.unsharded_param.storage.block is not None
         ]
-        return [*super()._surviving_outputs(chunk, output), *gathered_parameters]
+        return [*super()._surviving_outputs(chunk, stage_output), *gathered_parameters]
 
 
-class PlayedPasses(SchedulePasses, PassPlayer):
+class ReplayedPasses(SchedulePasses, PassPlayer):
     """Replays recorded events instead of running passes. parameters: the gathered parameters of each chunk."""
 
     def __init__(
@@ -123,11 +123,11 @@ class PlayedPasses(SchedulePasses, PassPlayer):
         pass_trace, first_storage = self._play(chunk, pass_case, pass_id)
         if stage_input is not None and pass_trace.input_kind is not None:
             stage_input.storage.block.kind = pass_trace.input_kind
-        (_, out), *gathered_outputs = pass_trace.outputs
-        for i, output in gathered_outputs:
+        (_, stage_output), *gathered_outputs = pass_trace.outputs
+        for i, gathered_output in gathered_outputs:
             storage = self.parameters[chunk][i - 1].unsharded_param.storage
-            storage.block = Block(output.bytes, output.kind, first_storage + output.number)
-        return out.tensor(out.storage(self.meter, first_storage))
+            storage.block = Block(gathered_output.bytes, gathered_output.kind, first_storage + gathered_output.number)
+        return stage_output.tensor(stage_output.storage(self.meter, first_storage))
 
 
 class AccumulatedGradient:
@@ -145,7 +145,7 @@ class AccumulatedGradient:
         self.parameter.accumulated_grad = grad
 
 
-class PlayedChunk(ShardedChunk):
+class ReplayedChunk(ShardedChunk):
     """A stage whose passes are recorded or replayed."""
 
     def forward_one_chunk(self, i: int) -> Tensor:
@@ -155,7 +155,7 @@ class PlayedChunk(ShardedChunk):
             parameter_group.is_unsharded = True  # also if the pass that gathered it was played
         return output
 
-    def _run_backward(self, stage_inputs: Sequence[Tensor], compute: Callable[[], None]) -> None:
+    def _run_backward(self, stage_inputs: Sequence[Tensor], run_backward_pass: Callable[[], None]) -> None:
         """Runs or replays a backward pass, and collects all resulting gradients."""
         assert self.passes is not None
         gathered_parameters = self.gathered()
@@ -166,55 +166,55 @@ class PlayedChunk(ShardedChunk):
             *accumulated_gradients,
             *(parameter.unsharded_param for parameter in gathered_parameters),
         ]
-        self.passes.backward(self.number, gradient_leaves, compute)
+        self.passes.backward(self.number, gradient_leaves, run_backward_pass)
 
 
-class PlayedRank(ShardedRank):
+class ReplayedRank(ShardedRank):
     """A pipeline rank with recorded or replayed passes."""
 
-    chunk_type = PlayedChunk
+    chunk_type = ReplayedChunk
 
 
 @without_garbage_collection()
-def played_stage(setup: ShardedSetup, expandable: bool, rehearsals: Rehearsals) -> ReplayResult | None:
+def replay_stage(fsdp_setup: ShardedSetup, expandable_segments: bool, rehearsals: Rehearsals) -> ReplayResult | None:
     """Replays the set-up and two training steps of a rank with many micro-batches on the caching allocator.
 
     Returns None for a rank with few micro-batches or many layers, and if its passes do not repeat.
 
-    expandable: whether the allocator has expandable segments.
+    expandable_segments: whether the allocator has expandable segments.
     rehearsals: recorded passes of other ranks of the same run, to which this rank's are added.
     """
-    layout, schedules = setup.layout, setup.schedule_settings.schedules
-    microbatches_per_schedule = setup.training.microbatches // schedules
+    layout, schedules = fsdp_setup.layout, fsdp_setup.schedule_settings.schedules
+    microbatches_per_schedule = fsdp_setup.training.microbatches // schedules
     if layout.reshard or microbatches_per_schedule <= FEW * (2 if layout.vpp > 1 else 1):
         return None
-    training_run = PlayedRank(setup, memory_meter := EventMeter())
+    training_run = ReplayedRank(fsdp_setup, memory_meter := EventMeter())
     if sum(len(model_chunk.stage.layers) for model_chunk in training_run.chunks) > MANY:
         return None
     training_run.set_up()
     parameters = [model_chunk.gathered() for model_chunk in training_run.chunks]
-    shards = tuple(parameter.shard.shape for chunk_parameters in parameters for parameter in chunk_parameters)
-    coordinates = layout.coordinates(setup.rank)
-    cache_key = (shards, coordinates.cp, *passes_key(training_run))
+    shard_shapes = tuple(parameter.shard.shape for chunk_parameters in parameters for parameter in chunk_parameters)
+    rank_coordinates = layout.coordinates(fsdp_setup.rank)
+    cache_key = (shard_shapes, rank_coordinates.cp, *passes_key(training_run))
     if cache_key not in rehearsals:
-        rehearsals[cache_key] = rehearse(setup, training_run.chunks)
+        rehearsals[cache_key] = record_stage_passes(fsdp_setup, training_run.chunks)
     recorded_rank = rehearsals[cache_key]
     if recorded_rank.traces is None:
         return None
-    steps_key = coordinates.pp, expandable
+    steps_key = rank_coordinates.pp, expandable_segments
     if steps_key in recorded_rank.replayed:
         return recorded_rank.replayed[steps_key]
-    prefix_cache = recorded_rank.prefix_cache(expandable)
+    prefix_cache = recorded_rank.prefix_cache(expandable_segments)
     microbatch_count = schedules * micro_batches_on_allocator(layout, training_run.chunks, microbatches_per_schedule)
     try:
-        _play_recorded(training_run, memory_meter, recorded_rank, recorded_rank.traces)
-        if microbatch_count == setup.training.microbatches:
+        _replay_recorded(training_run, memory_meter, recorded_rank, recorded_rank.traces)
+        if microbatch_count == fsdp_setup.training.microbatches:
             replay_result = replay_steps_on_allocator(training_run, memory_meter, prefix_cache)
         else:
-            shorter_setup = replace(setup, training=replace(setup.training, microbatches=microbatch_count))
-            shorter_run = PlayedRank(shorter_setup, shorter_meter := EventMeter())
+            shorter_setup = replace(fsdp_setup, training=replace(fsdp_setup.training, microbatches=microbatch_count))
+            shorter_run = ReplayedRank(shorter_setup, shorter_meter := EventMeter())
             shorter_run.set_up()
-            _play_recorded(shorter_run, shorter_meter, recorded_rank, recorded_rank.traces)
+            _replay_recorded(shorter_run, shorter_meter, recorded_rank, recorded_rank.traces)
             replay_result = replay_shorter_on_allocator(
                 (training_run, memory_meter), (shorter_run, shorter_meter), prefix_cache, microbatch_count
             )
@@ -224,49 +224,53 @@ def played_stage(setup: ShardedSetup, expandable: bool, rehearsals: Rehearsals) 
     return replay_result
 
 
-def _play_recorded(
+def _replay_recorded(
     sharded_rank: ShardedRank,
     memory_meter: EventMeter,
     recorded_rank: RecordedRank,
-    traces: Mapping[PassCase, PassTrace],
+    pass_traces: Mapping[PassCase, PassTrace],
 ) -> None:
-    """Makes a rank replay recorded passes instead of running them. traces: the recorded rank's traces."""
+    """Makes a rank replay recorded passes instead of running them. pass_traces: the recorded rank's traces."""
     parameters = [model_chunk.gathered() for model_chunk in sharded_rank.chunks]
-    passes = PlayedPasses(memory_meter, traces, recorded_rank.layer_offsets(sharded_rank.chunks), parameters)
+    pass_player = ReplayedPasses(
+        memory_meter, pass_traces, recorded_rank.layer_offsets(sharded_rank.chunks), parameters
+    )
     for model_chunk in sharded_rank.chunks:
-        model_chunk.passes = passes
+        model_chunk.passes = pass_player
 
 
-def rehearse(setup: ShardedSetup, chunks: Sequence[ShardedChunk]) -> RecordedRank:
-    """Records the forward and backward passes of a pipeline rank. chunks: chunks of the rank, after set-up."""
+def record_stage_passes(sharded_setup: ShardedSetup, model_chunks: Sequence[ShardedChunk]) -> RecordedRank:
+    """Records the forward and backward passes of a pipeline rank. model_chunks: chunks of the rank, after set-up."""
     pass_traces: dict[PassCase, PassTrace] | None = None
-    layers_before = [model_chunk.lowering.first_layer_index for model_chunk in chunks]
-    stacks = [repeating_stacks(model_chunk) for model_chunk in chunks]
-    shortens = any(stacks) and chunks[0].fsdp.prefetch <= 1  # else the first and the last layers gather fewer
-    for stacks_to_shorten in ([stacks] if shortens else []) + [[[] for _ in chunks]]:
+    layers_before = [model_chunk.lowering.first_layer_index for model_chunk in model_chunks]
+    stacks = [repeating_stacks(model_chunk) for model_chunk in model_chunks]
+    is_shortened = any(stacks) and model_chunks[0].fsdp.prefetch <= 1  # else the first and the last layers gather fewer
+    for stacks_to_shorten in ([stacks] if is_shortened else []) + [[[] for _ in model_chunks]]:
         try:
-            pass_traces = _rehearsed_traces(setup, chunks, stacks_to_shorten)
+            pass_traces = _recorded_traces(sharded_setup, model_chunks, stacks_to_shorten)
             break
         except NotRepeating:
             continue
     return RecordedRank(pass_traces, layers_before, ())
 
 
-def _rehearsed_traces(
-    setup: ShardedSetup, chunks: Sequence[ShardedChunk], stacks: Sequence[Sequence[LayerStack]]
+def _recorded_traces(
+    sharded_setup: ShardedSetup, model_chunks: Sequence[ShardedChunk], stacks: Sequence[Sequence[LayerStack]]
 ) -> dict[PassCase, PassTrace]:
     """Returns the events of recorded passes by kind of pass. stacks: per chunk, the stacks shortened to few layers."""
     pass_traces: dict[PassCase, PassTrace] = {}
-    for group in (MICROBATCHES, 2) if len(chunks) > 1 else (MICROBATCHES,):  # of one chunk some are always in flight
-        training_run = PlayedRank(setup, recorder := Recorder())
+    for group_size in (
+        (MICROBATCHES, 2) if len(model_chunks) > 1 else (MICROBATCHES,)
+    ):  # of one chunk some are always in flight
+        training_run = ReplayedRank(sharded_setup, recorder := Recorder())
         for chunk, chunk_stacks in zip(training_run.chunks, stacks, strict=True):
             chunk.lowering.run_only = {i: stack.kind_repeats(RECORDED_REPEATS) for i, stack in enumerate(chunk_stacks)}
-        passes = _record_passes(training_run, recorder, group)
-        events: Sequence[Event] = recorder.events
+        recorded_passes = _record_passes(training_run, recorder, group_size)
+        recorded_events: Sequence[Event] = recorder.events
         if any(stacks):
-            short_passes = ShortenedPasses(events, passes, training_run.chunks, chunks, stacks)
-            events, passes = short_passes.unfolded()
-        for pass_case, pass_trace in TraceReader(events, passes).traces.items():
+            short_passes = ShortenedPasses(recorded_events, recorded_passes, training_run.chunks, model_chunks, stacks)
+            recorded_events, recorded_passes = short_passes.unfolded()
+        for pass_case, pass_trace in TraceReader(recorded_events, recorded_passes).traces.items():
             if pass_traces.setdefault(pass_case, pass_trace) != pass_trace:
                 raise NotRepeating
     return pass_traces
@@ -275,15 +279,15 @@ def _rehearsed_traces(
 def _record_passes(sharded_rank: ShardedRank, recorder: Recorder, group_size: int) -> list[RecordedPass]:
     """Runs two training steps and returns their passes. group_size: micro-batches of a group in `run_in_groups`."""
     sharded_rank.set_up()
-    passes = RecordedSchedule(recorder, [model_chunk.gathered() for model_chunk in sharded_rank.chunks])
+    schedule_recorder = RecordedSchedule(recorder, [model_chunk.gathered() for model_chunk in sharded_rank.chunks])
     for model_chunk in sharded_rank.chunks:
-        model_chunk.passes = passes
+        model_chunk.passes = schedule_recorder
     for _ in range(2):
         for _ in range(2 if sharded_rank.schedules > 1 else 1):
             _run_schedule(sharded_rank, group_size)
         sharded_rank.update()
         sharded_rank.zero_grad()
-    return passes.passes
+    return schedule_recorder.passes
 
 
 def _run_schedule(sharded_rank: ShardedRank, group_size: int) -> None:

@@ -62,16 +62,16 @@ def fsdp_layout(
     section = "fsdp_config"
     reader.ignored += [f"{section}.{key}"[:80] for key in fsdp_table if key in FSDP_IGNORED]
     unknown_keys(reader, fsdp_table, (*FSDP_READ, *FSDP_IGNORED), section, "no key that is known")
-    version = size_of(reader, f"{section}.fsdp_version", fsdp_table.get("version", 1))
-    if version == 1:
+    fsdp_version = size_of(reader, f"{section}.fsdp_version", fsdp_table.get("version", 1))
+    if fsdp_version == 1:
         reader.notes.append("FSDP version 1 is counted as version 2, which divides each tensor by itself")
-    zero, reshard, is_hybrid = _sharding_strategy(reader, fsdp_table)
+    zero, reshards, is_hybrid = _sharding_strategy(reader, fsdp_table)
     if fsdp_table.get("xla") not in (None, False):
         reader.unknown[f"{section}.xla"] = "XLA is not modelled"
     command_settings: dict[str, Any] = {}
     if fsdp_table.get("activation_checkpointing") in (True, "true"):
         command_settings["recompute"] = "full"
-    groups = {str(key).removeprefix("parallelism_config_"): setting for key, setting in (parallel or {}).items()}
+    groups = {str(key).removeprefix("parallelism_config_"): size_value for key, size_value in (parallel or {}).items()}
     layout_sizes = {
         size_name: size_of(reader, f"parallelism_config.{size_name}", groups[size_name])
         for size_name in GROUP_SIZES
@@ -101,34 +101,34 @@ def fsdp_layout(
         dp=dp,
         zero=zero if dp * cp > 1 else 0,
         hsdp_replicas=replicas,
-        reshard=reshard,
+        reshard=reshards,
         cp_comm="allgather" if groups.get("cp_comm_strategy", "allgather") == "allgather" else "p2p",
     )
     return layout, command_settings
 
 
 def _sharding_strategy(reader: LaunchReader, fsdp_table: Table) -> tuple[Zero, bool, bool]:
-    """Returns the ZeRO stage, whether weights are freed after the forward pass, and whether sharding is hybrid."""
+    """Returns the ZeRO stage, whether the forward pass frees weights after use, and whether sharding is hybrid."""
     reshard_value = fsdp_table.get("reshard_after_forward")
-    name = str(fsdp_table.get("sharding_strategy", "FULL_SHARD")).upper()[:40]
+    strategy = str(fsdp_table.get("sharding_strategy", "FULL_SHARD")).upper()[:40]
     if isinstance(reshard_value, str) and reshard_value.upper() in (
         *STRATEGIES,
         *WHOLE,
     ):  # version 1 wrote a strategy under this name
-        name, reshard_value = reshard_value.upper(), None
-    if name in WHOLE:
+        strategy, reshard_value = reshard_value.upper(), None
+    if strategy in WHOLE:
         raise reader.wrong(
             "fsdp_config.fsdp_sharding_strategy",
             "NO_SHARD divides nothing, and is not modelled; expected FULL_SHARD, or a run without FSDP (DDP), whose "
             "devices keep as much",
         )
-    if name not in STRATEGIES:
-        strategy_names = ", ".join(strategy for strategy in STRATEGIES if not strategy.isdigit())
-        raise reader.wrong("fsdp_config.fsdp_sharding_strategy", f"{shown(name)}; expected one of {strategy_names}")
-    zero, reshard = STRATEGIES[name]
+    if strategy not in STRATEGIES:
+        strategy_names = ", ".join(known_strategy for known_strategy in STRATEGIES if not known_strategy.isdigit())
+        raise reader.wrong("fsdp_config.fsdp_sharding_strategy", f"{shown(strategy)}; expected one of {strategy_names}")
+    zero, reshards = STRATEGIES[strategy]
     if reshard_value is not None:
-        reshard = flag_value(reader, "fsdp_config.fsdp_reshard_after_forward", reshard_value)
-    return zero, reshard, name in ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2", "4", "5")
+        reshards = flag_value(reader, "fsdp_config.fsdp_reshard_after_forward", reshard_value)
+    return zero, reshards, strategy in ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2", "4", "5")
 
 
 def reduction_settings(
@@ -143,15 +143,15 @@ def reduction_settings(
     command_settings: the settings of a run without FSDP.
     loss_parallel: whether the loss is computed on divided logits; true by default.
     """
-    version = size_of(reader, "fsdp_config.fsdp_version", fsdp_table.get("version", 1))
+    fsdp_version = size_of(reader, "fsdp_config.fsdp_version", fsdp_table.get("version", 1))
     is_half_precision = command_settings.get("precision") == "autocast" or command_settings.get("dtype") in (
         "bf16",
         "fp16",
     )
     return TitanSettings(
         reduced="bfloat16" if is_half_precision else "",
-        reduces_each=version > 1,
-        flat=version == 1 and "lora_rank" not in command_settings,
+        reduces_each=fsdp_version > 1,
+        flat=fsdp_version == 1 and "lora_rank" not in command_settings,
         loss_parallel=loss_parallel,
         offloads=flag_value(reader, "fsdp_config.fsdp_offload_params", fsdp_table.get("offload_params") or False),
     )
@@ -174,8 +174,13 @@ def read_accelerate(
 ) -> LaunchSettings:
     """Returns the FSDP run of an accelerate config. command_settings: the settings outside of FSDP."""
     machines = size_of(reader, "num_machines", config["num_machines"]) if config.get("num_machines") else 1
-    table = {str(key).removeprefix("fsdp_"): value for key, value in reader.table(config, "fsdp_config").items()}
-    return _fsdp_run(reader, table, world_size, machines, reader.table(config, "parallelism_config"), command_settings)
+    fsdp_table = {
+        str(fsdp_key).removeprefix("fsdp_"): fsdp_value
+        for fsdp_key, fsdp_value in reader.table(config, "fsdp_config").items()
+    }
+    return _fsdp_run(
+        reader, fsdp_table, world_size, machines, reader.table(config, "parallelism_config"), command_settings
+    )
 
 
 def read_trainer(
@@ -186,11 +191,11 @@ def read_trainer(
     With `bf16` or `fp16`, accelerate casts trained parameters in 16 bits to fp32 before they are sharded.
     """
     is_mixed = any(config.get(argument) is True for argument in ("bf16", "fp16"))
-    is_pure = command_settings.get("master_weights") == "none" and command_settings.get("dtype") != "fp32"
-    if is_mixed and is_pure and "lora_rank" not in command_settings:
+    is_pure_half = command_settings.get("master_weights") == "none" and command_settings.get("dtype") != "fp32"
+    if is_mixed and is_pure_half and "lora_rank" not in command_settings:
         command_settings = {**command_settings, "master_weights": "fp32"}
-    parallel = reader.table(config, "parallelism_config")
-    return _fsdp_run(reader, _trainer_fsdp_table(reader, config), world_size, 1, parallel, command_settings)
+    parallelism_table = reader.table(config, "parallelism_config")
+    return _fsdp_run(reader, _trainer_fsdp_table(reader, config), world_size, 1, parallelism_table, command_settings)
 
 
 def _fsdp_run(
@@ -198,11 +203,11 @@ def _fsdp_run(
     fsdp_table: Table,
     world_size: int,
     machines: int,
-    parallel: Table,
+    parallelism_table: Table,
     command_settings: dict[str, Any],
 ) -> LaunchSettings:
     """Returns the training run of an FSDP configuration."""
-    layout, fsdp_words = fsdp_layout(reader, fsdp_table, world_size, machines, parallel)
+    layout, fsdp_words = fsdp_layout(reader, fsdp_table, world_size, machines, parallelism_table)
     has_logits = command_settings.get("cross_entropy") not in ("chunked", "split", "selective-chunked")
     gathers_logits = layout.tp > 1 and layout.zero > 0 and has_logits  # transformers' `colwise_gather_output`
     settings = reduction_settings(reader, fsdp_table, command_settings, not gathers_logits)
@@ -214,7 +219,7 @@ def _trainer_fsdp_table(reader: LaunchReader, trainer_arguments: Table) -> dict[
     config = trainer_arguments.get("fsdp_config") or {}
     if not isinstance(config, Mapping):
         raise reader.wrong("fsdp_config", f"{shown(config)}; expected a table, or a file's contents")
-    fsdp_table = {str(key).removeprefix("fsdp_"): setting for key, setting in config.items()}
+    fsdp_table = {str(config_key).removeprefix("fsdp_"): config_value for config_key, config_value in config.items()}
     fsdp = trainer_arguments.get("fsdp") or ""
     fsdp_options = fsdp.split() if isinstance(fsdp, str) else fsdp if isinstance(fsdp, list) else []
     for fsdp_option in fsdp_options if fsdp is not True else []:
@@ -233,23 +238,23 @@ def sharded_launch(
     world_size: int,
     run_settings: dict[str, Any],
     own_settings: TitanSettings | None,
-    reshard: bool = True,
+    reshards: bool = True,
     replicas: int = 1,
-    **fields: Any,
+    **layout_fields: Any,
 ) -> Launch:
     """Returns the FSDP2 run of a program on several devices, or on one device a run in plain PyTorch.
 
     own_settings: the settings of FSDP; None for replicas.
-    reshard: whether a layer's weights are freed after its forward pass; true by default.
+    reshards: whether a layer's weights are freed after its forward pass; true by default.
     replicas: replicas of all shards among the devices; 1 by default.
-    fields: further fields of `Launch`.
+    layout_fields: further fields of `Launch`.
     """
     is_sharded = own_settings is not None and world_size > 1
     layout = Layout(
         dp=world_size,
         zero=3 if is_sharded else 0,
-        reshard=reshard or not is_sharded,
+        reshard=reshards or not is_sharded,
         hsdp_replicas=replicas if is_sharded else 1,
     )
     launch_settings = LaunchSettings(layout, run_settings, own_settings if is_sharded else None)
-    return reader.launch("fsdp2" if is_sharded else "torch", launch_settings, **fields)
+    return reader.launch("fsdp2" if is_sharded else "torch", launch_settings, **layout_fields)

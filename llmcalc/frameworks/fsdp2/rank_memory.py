@@ -35,7 +35,7 @@ from ..framework import RunOnRanks
 from .evidence import evidence_for
 from .lowering import Layer
 from .pipeline import NEWEST, ScheduleSettings, ShardedSetup, schedule_settings_at, stage_memory
-from .pipeline_replay import played_stage
+from .pipeline_replay import replay_stage
 from .settings import titan_settings
 from .training import TITAN, Fsdp, FsdpRun, record, sharding, torchtitan_date, torchtitan_training
 from .with_tensor_parallel import FsdpTensorParallelProfile
@@ -102,15 +102,17 @@ def fsdp_memory(
     tensors = _weakest_status(
         layout, fsdp_settings, tensors, training_config.adapters is not None and training_config.adapters.base != "none"
     )
-    setup = ShardedSetup(spec, training_config, layout, rank, cuda_runtime.workspace, fsdp_settings, schedule_settings)
+    sharded_setup = ShardedSetup(
+        spec, training_config, layout, rank, cuda_runtime.workspace, fsdp_settings, schedule_settings
+    )
     if layout.pp > 1:
         if shared_results is not None:
-            replay_result = played_stage(setup, cuda_runtime.expandable, shared_results)
+            replay_result = replay_stage(sharded_setup, cuda_runtime.expandable, shared_results)
             if replay_result is not None:
                 return summarize(replay_result, cuda_runtime.context, layer_stacks(spec), tensors)
-        return stage_memory(setup, cuda_runtime, tensors)
-    memory = counted_rank(setup, cuda_runtime, shared_results).memory(cuda_runtime.context, (), tensors)
-    return replace(memory, host=host_terms(setup)) if fsdp_settings.offloads else memory
+        return stage_memory(sharded_setup, cuda_runtime, tensors)
+    device_memory = counted_rank(sharded_setup, cuda_runtime, shared_results).memory(cuda_runtime.context, (), tensors)
+    return replace(device_memory, host=host_terms(sharded_setup)) if fsdp_settings.offloads else device_memory
 
 
 def check_context_parallelism(spec: ModelSpec, layout: Layout) -> None:
@@ -123,32 +125,33 @@ def check_context_parallelism(spec: ModelSpec, layout: Layout) -> None:
 
 
 def counted_rank(
-    setup: ShardedSetup, cuda_runtime: Runtime, shared_results: dict[Any, Any] | None = None
+    sharded_setup: ShardedSetup, cuda_runtime: Runtime, shared_results: dict[Any, Any] | None = None
 ) -> CountedRun:
     """Returns the run of a rank without a pipeline, whose tensors are counted.
 
     shared_results: as of `fsdp_memory`. Ranks whose recorded events are equal have one run, which is replayed on an
     allocator once.
     """
-    rank, cache_key = setup.rank, ("without a pipeline", cuda_runtime.expandable)
+    rank, cache_key = sharded_setup.rank, ("without a pipeline", cuda_runtime.expandable)
     runs: dict[int, tuple[list[RecordedEvents], CountedRun]]
     runs = {} if shared_results is None else shared_results.setdefault(cache_key, {})
     if rank not in runs:
-        rank_result = _count_rank(setup, cuda_runtime)
-        recordings = rank_result.recordings
+        rank_result = _count_rank(sharded_setup, cuda_runtime)
+        recorded_runs = rank_result.recordings
         runs[rank] = next(
-            (counted_runs for counted_runs in runs.values() if counted_runs[0] == recordings), (recordings, rank_result)
+            (counted_runs for counted_runs in runs.values() if counted_runs[0] == recorded_runs),
+            (recorded_runs, rank_result),
         )
     return runs[rank][1]
 
 
-def _count_rank(setup: ShardedSetup, cuda_runtime: Runtime) -> CountedRun:
+def _count_rank(sharded_setup: ShardedSetup, cuda_runtime: Runtime) -> CountedRun:
     """Records a rank without a pipeline, and counts the rank's tensors."""
-    spec, layout, rank, fsdp_settings = setup.spec, setup.layout, setup.rank, setup.fsdp
-    rank_sharding = sharding(setup.training, layout, rank, fsdp_settings)
+    spec, layout, rank, fsdp_settings = sharded_setup.spec, sharded_setup.layout, sharded_setup.rank, sharded_setup.fsdp
+    rank_sharding = sharding(sharded_setup.training, layout, rank, fsdp_settings)
     program = rank_program(spec, layout, rank) if layout.tp * layout.ep > 1 else None
     ring = ring_of_rank(layout, rank)
-    rank_training = replace(setup.training, seq=tokens_of_rank(layout, setup.training.seq))
+    rank_training = replace(sharded_setup.training, seq=tokens_of_rank(layout, sharded_setup.training.seq))
 
     def record_few_layers(layers: Mapping[int, int], workspace: int) -> Sequence[RecordedEvents]:
         """Creates a run with the given number of layers."""
@@ -158,14 +161,14 @@ def _count_rank(setup: ShardedSetup, cuda_runtime: Runtime) -> CountedRun:
             record(spec, rank_training, rank_sharding, fsdp_settings, layout.reshard, layers, workspace, program, ring)
         ]
 
-    return CountedRun(spec, record_few_layers, cuda_runtime, setup.training.layer_period)
+    return CountedRun(spec, record_few_layers, cuda_runtime, sharded_setup.training.layer_period)
 
 
-def host_terms(setup: ShardedSetup) -> tuple[Term, ...]:
+def host_terms(sharded_setup: ShardedSetup) -> tuple[Term, ...]:
     """Returns the named parts of a rank's host memory in bytes: pinned shards, gradients, optimizer states."""
-    stacks, optimizer_record = layer_stacks(setup.spec), optimizer(setup.training.optimizer)
-    weights = gradients = states = 0
-    for layer, parameter_group in _run_of_few_layers(setup).lowering.groups.items():
+    stacks, optimizer_record = layer_stacks(sharded_setup.spec), optimizer(sharded_setup.training.optimizer)
+    weights = gradients = state_bytes = 0
+    for layer, parameter_group in _run_of_few_layers(sharded_setup).lowering.groups.items():
         represented_layers = _represented_layers(layer, stacks)
         for parameter in parameter_group.parameters:
             shard_bytes = pinned_bytes(parameter.shard_elements * parameter.shard.dtype.bytes)
@@ -173,13 +176,17 @@ def host_terms(setup: ShardedSetup) -> tuple[Term, ...]:
             if not parameter.shard.leaf:
                 continue
             gradients += represented_layers * shard_bytes
-            shard = TrainedTensor(ParamTensor(parameter.shard.shape, "vector"), "optimizer", represented_layers)
-            states += int(optimizer_record.state([shard], parameter.shard.dtype.name, setup.training.momentum).bytes)
-    source = "torch/distributed/fsdp/_fully_shard with CPUOffloadPolicy, pinned"
+            shard_tensor = TrainedTensor(ParamTensor(parameter.shard.shape, "vector"), "optimizer", represented_layers)
+            state_bytes += int(
+                optimizer_record.state(
+                    [shard_tensor], parameter.shard.dtype.name, sharded_setup.training.momentum
+                ).bytes
+            )
+    citation = "torch/distributed/fsdp/_fully_shard with CPUOffloadPolicy, pinned"
     return (
-        Term("weights (pinned)", weights, "source", source),
-        Term("gradients (pinned)", gradients, "source", source),
-        Term("optimizer states", states, "source", "torch/optim on tensors of the host"),
+        Term("weights (pinned)", weights, "source", citation),
+        Term("gradients (pinned)", gradients, "source", citation),
+        Term("optimizer states", state_bytes, "source", "torch/optim on tensors of the host"),
     )
 
 
@@ -189,11 +196,11 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> D
     Raises `InputError` for another phase than training, and as `fsdp_memory` does.
     """
     memory_estimate, layout = training_run.memory, training_run.layout
-    version, settings = version_date(training_run.version), titan_settings(training_run.own_settings)
+    torchtitan_version, settings = version_date(training_run.version), titan_settings(training_run.own_settings)
     training, fsdp_settings = _training_on(training_run, cuda_runtime)
-    status = memory_estimate.tensors(training.choices.attention)
-    tensors = None if status.status == "exact" else status
-    schedule_settings = schedule_settings_at(torchtitan_date(version, settings), settings.schedules)
+    tensors_status = memory_estimate.tensors(training.choices.attention)
+    tensors = None if tensors_status.status == "exact" else tensors_status
+    schedule_settings = schedule_settings_at(torchtitan_date(torchtitan_version, settings), settings.schedules)
     return fsdp_memory(
         memory_estimate.spec,
         training,
@@ -216,9 +223,9 @@ def tensor_bytes(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> 
     if layout.pp > 1:
         return 0
     check_context_parallelism(spec, layout)
-    training, fsdp_settings = _training_on(training_run, cuda_runtime)
-    setup = ShardedSetup(spec, training, layout, rank, cuda_runtime.workspace, fsdp_settings)
-    return counted_rank(setup, cuda_runtime, training_run.recorded_ranks(cuda_runtime)).tensor_bytes
+    rank_training, fsdp_settings = _training_on(training_run, cuda_runtime)
+    sharded_setup = ShardedSetup(spec, rank_training, layout, rank, cuda_runtime.workspace, fsdp_settings)
+    return counted_rank(sharded_setup, cuda_runtime, training_run.recorded_ranks(cuda_runtime)).tensor_bytes
 
 
 def _training_on(training_run: RunOnRanks, cuda_runtime: Runtime) -> tuple[Training, Fsdp]:
@@ -227,9 +234,9 @@ def _training_on(training_run: RunOnRanks, cuda_runtime: Runtime) -> tuple[Train
     training_config = memory_estimate.training(cuda_runtime)
     if TOWERS.name in memory_estimate.states.count.include:
         raise InputError("FSDP2 with image and audio encoders is not modelled")
-    version = version_date(training_run.version)
+    torchtitan_version = version_date(training_run.version)
     settings = titan_settings(training_run.own_settings, memory_estimate.settings.precision)
-    training_config, fsdp = torchtitan_training(memory_estimate.spec, training_config, version, settings)
+    training_config, fsdp = torchtitan_training(memory_estimate.spec, training_config, torchtitan_version, settings)
     return training_config, replace(fsdp, prefetch=training_run.layout.prefetch)
 
 
@@ -261,15 +268,15 @@ def communication(
     Raises `InputError` as `fsdp_memory` does.
     """
     training_run = _run_of_few_layers(ShardedSetup(spec, training_config, layout, rank, fsdp=fsdp_settings))
-    reductions = training_config.microbatches if fsdp_settings.reduces_each else 1
+    reduction_count = training_config.microbatches if fsdp_settings.reduces_each else 1
     stacks = layer_stacks(spec)
-    collectives: dict[tuple[object, ...], Collective] = {}
+    collectives_by_key: dict[tuple[object, ...], Collective] = {}
     for layer, parameter_group in training_run.lowering.groups.items():
         represented_layers = _represented_layers(layer, stacks)
-        for collective in parameter_group.step_collectives(training_config.microbatches, reductions):
+        for collective in parameter_group.step_collectives(training_config.microbatches, reduction_count):
             collective_key = layer.path, *collective[1:6]
-            previous_collective = collectives.get(collective_key)
-            collectives[collective_key] = (
+            previous_collective = collectives_by_key.get(collective_key)
+            collectives_by_key[collective_key] = (
                 collective._replace(times=represented_layers * collective.times)
                 if previous_collective is None
                 else _with_repetitions(previous_collective, collective, represented_layers)
@@ -278,7 +285,7 @@ def communication(
         training_run.next_batch()
         training_run.forward_and_backward()
         for node_place, collective in training_run.lowering.messages:
-            path = next(
+            weight_path = next(
                 (
                     layer_stack.path
                     for layer_stack in stacks
@@ -287,15 +294,15 @@ def communication(
                 "",
             )
             represented_layers = training_config.microbatches * _represented_layers(
-                Layer(path, node_place.layer_index), stacks
+                Layer(weight_path, node_place.layer_index), stacks
             )
-            previous_collective = collectives.get((path, *collective[1:6]))
-            collectives[path, *collective[1:6]] = (
+            previous_collective = collectives_by_key.get((weight_path, *collective[1:6]))
+            collectives_by_key[weight_path, *collective[1:6]] = (
                 collective._replace(times=represented_layers)
                 if previous_collective is None
                 else _with_repetitions(previous_collective, collective, represented_layers)
             )
-    return list(collectives.values())
+    return list(collectives_by_key.values())
 
 
 def own_messages(training_run: RunOnRanks, rank: int) -> list[Message] | None:
@@ -306,35 +313,37 @@ def own_messages(training_run: RunOnRanks, rank: int) -> list[Message] | None:
     memory_estimate, layout = training_run.memory, training_run.layout
     if layout.dp * layout.tp != layout.world or layout.ep != 1:
         return None
-    training, fsdp = torchtitan_training(
+    training, fsdp_settings = torchtitan_training(
         memory_estimate.spec,
         memory_estimate.training(),
         version_date(training_run.version),
         titan_settings(training_run.own_settings),
     )
-    counts: dict[Message, Number] = {}
-    for collective in communication(memory_estimate.spec, training, layout, rank, fsdp):
+    message_counts: dict[Message, Number] = {}
+    for collective in communication(memory_estimate.spec, training, layout, rank, fsdp_settings):
         message = Message(collective.group, collective.ranks, collective.kind, collective.bytes, 0)
-        counts[message] = counts.get(message, 0) + collective.times
-    return [message._replace(count=count) for message, count in counts.items()]
+        message_counts[message] = message_counts.get(message, 0) + collective.times
+    return [message._replace(count=message_count) for message, message_count in message_counts.items()]
 
 
-def _with_repetitions(previous_collective: Collective, collective: Collective, repetitions: int) -> Collective:
-    """Returns a collective with its count increased by that of an equal collective."""
-    return previous_collective._replace(times=previous_collective.times + repetitions * collective.times)
+def _with_repetitions(previous_collective: Collective, collective: Collective, repetition_count: int) -> Collective:
+    """Returns a collective whose count also includes the repetitions of an equal collective."""
+    return previous_collective._replace(times=previous_collective.times + repetition_count * collective.times)
 
 
-def _run_of_few_layers(setup: ShardedSetup) -> FsdpRun:
+def _run_of_few_layers(sharded_setup: ShardedSetup) -> FsdpRun:
     """Creates a run with a few layers of each long stack, and sets it up."""
-    spec, training, layout, rank = setup.spec, setup.training, setup.layout, setup.rank
-    program = rank_program(spec, layout, rank) if layout.tp * layout.ep > 1 else None
+    spec, training, layout, rank = sharded_setup.spec, sharded_setup.training, sharded_setup.layout, sharded_setup.rank
+    rank_flow = rank_program(spec, layout, rank) if layout.tp * layout.ep > 1 else None
     layers = {
         i: layer_stack.kind_repeats(RECORDED_REPEATS)
         for i, layer_stack in enumerate(layer_stacks(spec))
         if layer_stack.repeats > RECORDED_REPEATS
     }
-    rank_sharding = sharding(training, layout, rank, setup.fsdp)
-    training_run = FsdpRun(spec, training, rank_sharding, setup.fsdp, layout.reshard, layers, 0, Recorder(), program)
+    rank_sharding = sharding(training, layout, rank, sharded_setup.fsdp)
+    training_run = FsdpRun(
+        spec, training, rank_sharding, sharded_setup.fsdp, layout.reshard, layers, 0, Recorder(), rank_flow
+    )
     training_run.set_up()
     return training_run
 

@@ -33,19 +33,19 @@ class Float8:
     skips: tuple[str, ...] = ("output",)
     skips_small: bool = False
 
-    def converts(self, layer_name: str, rows: int, columns: int) -> bool:
+    def converts(self, layer_name: str, row_count: int, columns: int) -> bool:
         """Whether a linear layer runs in 8 bits. layer_name: torchtitan's module name. rows, columns: unsharded shape.
 
         Source: torchtitan/components/quantization/utils.py; torchao/float8/float8_linear_utils.py,
         `_auto_filter_for_tensorwise` and `_auto_filter_for_rowwise`.
         """
-        if rows % MULTIPLE or columns % MULTIPLE or any(skipped_text in layer_name for skipped_text in self.skips):
+        if row_count % MULTIPLE or columns % MULTIPLE or any(skipped_text in layer_name for skipped_text in self.skips):
             return False
         if not self.skips_small:
             return True
         if self.recipe == "tensorwise":
-            return not (columns <= 4096 and rows <= 1024)
-        return not (rows <= 2048 or columns <= 1024 or (rows <= 4096 and columns <= 2048))
+            return not (columns <= 4096 and row_count <= 1024)
+        return not (row_count <= 2048 or columns <= 1024 or (row_count <= 4096 and columns <= 2048))
 
 
 @frozen

@@ -41,12 +41,12 @@ class ShortenedPasses:
         self,
         events: Sequence[Event],
         passes: Sequence[RecordedPass],
-        chunks: Sequence[ShardedChunk],
+        model_chunks: Sequence[ShardedChunk],
         full_chunks: Sequence[ShardedChunk],
         stacks: Sequence[Sequence[LayerStack]],
     ) -> None:
         self.passes: Sequence[RecordedPass] = passes
-        self.chunks: Sequence[ShardedChunk] = chunks
+        self.chunks: Sequence[ShardedChunk] = model_chunks
         self.full_chunks: Sequence[ShardedChunk] = full_chunks
         bounds = [
             0,
@@ -59,7 +59,7 @@ class ShortenedPasses:
         self.repeated: RepeatedEvents = RepeatedEvents(analysis, {})
         self.sources: list[list[tuple[int, int | None]]] = [
             self._recorded_parameters(chunk, full_chunk, chunk_stacks)
-            for chunk, full_chunk, chunk_stacks in zip(chunks, full_chunks, stacks, strict=True)
+            for chunk, full_chunk, chunk_stacks in zip(model_chunks, full_chunks, stacks, strict=True)
         ]
 
     def _recorded_parameters(
@@ -69,53 +69,53 @@ class ShortenedPasses:
 
         It is the parameter's number, and the repeat among the inner ones; None for the parameter of no inner repeat.
         """
-        numbers = {parameter.path: i for i, parameter in enumerate(model_chunk.gathered())}
-        sources: list[tuple[int, int | None]] = []
+        parameter_numbers = {parameter.path: i for i, parameter in enumerate(model_chunk.gathered())}
+        source_numbers: list[tuple[int, int | None]] = []
         for parameter in full_chunk.gathered():
-            path, inner_repeat = parameter.path, None
-            layer = full_chunk.lowering.parameter_layer(path)
+            parameter_path, inner_repeat = parameter.path, None
+            layer = full_chunk.lowering.parameter_layer(parameter_path)
             for stack in (stack for stack in stacks if stack.path == layer.path):
-                repeat = (layer.layer_index - stack.before) // stack.period
-                inner_repeat = repeat - 1 if 0 < repeat < stack.repeats - 1 else None
-                skipped_repeats = min(max(repeat - 1, 0), stack.repeats - RECORDED_REPEATS)
+                repeat_number = (layer.layer_index - stack.before) // stack.period
+                inner_repeat = repeat_number - 1 if 0 < repeat_number < stack.repeats - 1 else None
+                skipped_repeats = min(max(repeat_number - 1, 0), stack.repeats - RECORDED_REPEATS)
                 if inner_repeat is not None:
                     skipped_repeats = inner_repeat
-                position = path.index(layer.layer_index, 1)
+                layer_part = parameter_path.index(layer.layer_index, 1)
                 recorded_layer = layer.layer_index - skipped_repeats * stack.period
-                path = (*path[:position], recorded_layer, *path[position + 1 :])
-            if path not in numbers:
+                parameter_path = (*parameter_path[:layer_part], recorded_layer, *parameter_path[layer_part + 1 :])
+            if parameter_path not in parameter_numbers:
                 raise NotRepeating
-            sources.append((numbers[path], inner_repeat))
-        return sources
+            source_numbers.append((parameter_numbers[parameter_path], inner_repeat))
+        return source_numbers
 
     def unfolded(self) -> tuple[list[Event], list[RecordedPass]]:
         """Returns the events of passes extended to all layers, and the passes."""
-        events: list[Event] = []
+        unfolded_events: list[Event] = []
         passes: list[RecordedPass] = []
         for i, trace_piece in enumerate(self.pieces):
-            pass_start = len(events)
-            events += self.repeated.events_of_long_run(trace_piece)
+            pass_start = len(unfolded_events)
+            unfolded_events += self.repeated.events_of_long_run(trace_piece)
             if i % 2:
-                passes.append(self._unfolded_pass(self.passes[i // 2], trace_piece, pass_start, len(events)))
-        return events, passes
+                passes.append(self._extended_pass(self.passes[i // 2], trace_piece, pass_start, len(unfolded_events)))
+        return unfolded_events, passes
 
-    def _unfolded_pass(
-        self, recorded_pass: RecordedPass, events: Sequence[Event], pass_start: int, pass_end: int
+    def _extended_pass(
+        self, recorded_pass: RecordedPass, pass_events: Sequence[Event], pass_start: int, pass_end: int
     ) -> RecordedPass:
         """Returns a pass extended to all layers.
 
-        events: its recorded events. pass_start, pass_end: indices among the full run's events.
+        pass_events: its recorded events. pass_start, pass_end: indices among the full run's events.
         """
         chunk, pass_kind, _ = recorded_pass.pass_id
-        recorded_chunk, sources = self.chunks[chunk], self.sources[chunk]
+        recorded_chunk, source_numbers = self.chunks[chunk], self.sources[chunk]
         outputs = {i: (template, storage) for i, template, storage in recorded_pass.outputs}
         if pass_kind == "B":
             received_count = int(bool(recorded_chunk.received))
             recorded_starts = [received_count + len(recorded_chunk.parameters)]
             full_starts = [received_count + len(self.full_chunks[chunk].parameters)]
             recorded_starts.append(recorded_starts[0] + len(recorded_chunk.gathered()))
-            full_starts.append(full_starts[0] + len(sources))
-            allocated_storages = {storage_number for storage_number, size, _ in events if size >= 0}
+            full_starts.append(full_starts[0] + len(source_numbers))
+            allocated_storages = {storage_number for storage_number, nbytes, _ in pass_events if nbytes >= 0}
             if any(
                 received_count <= i < recorded_starts[0] and storage_position in allocated_storages
                 for i, (_, storage_position) in outputs.items()
@@ -127,7 +127,7 @@ class ShortenedPasses:
             (i, outputs[i][0], self._full_storage(outputs[i][1], None)) for i in range(received_count) if i in outputs
         ]
         for recorded_start, full_start in zip(recorded_starts, full_starts, strict=True):
-            for i, (storage_position, inner_repeat) in enumerate(sources):
+            for i, (storage_position, inner_repeat) in enumerate(source_numbers):
                 if recorded_start + storage_position in outputs:
                     template, storage = outputs[recorded_start + storage_position]
                     unfolded_outputs.append((full_start + i, template, self._full_storage(storage, inner_repeat)))

@@ -38,15 +38,15 @@ IMPLEMENTATIONS: dict[str, Literal["fused", "foreach", "loop"]] = {
 """torchtitan's `implementation` of the optimizer → the value of `--optimizer-impl`."""
 
 
-def _keys_by_section(text: str) -> dict[str, frozenset[str]]:
+def _keys_by_section(list_text: str) -> dict[str, frozenset[str]]:
     """Returns section → keys of a text with lines `section: key key …`."""
     keys_by_section: dict[str, set[str]] = {}
-    for key_or_section in text.split():
+    for key_or_section in list_text.split():
         if key_or_section.endswith(":"):
-            keys: set[str] = keys_by_section.setdefault(key_or_section[:-1], set())
+            section_keys: set[str] = keys_by_section.setdefault(key_or_section[:-1], set())
         else:
-            keys.add(key_or_section)
-    return {section: frozenset(keys) for section, keys in keys_by_section.items()}
+            section_keys.add(key_or_section)
+    return {section: frozenset(section_keys) for section, section_keys in keys_by_section.items()}
 
 
 READ = _keys_by_section(
@@ -122,9 +122,9 @@ SWITCHED = ("validation", "fault_tolerance", "memory_estimation")
 
 def is_titan(config: Mapping[str, Any]) -> bool:
     """Whether a table is a torchtitan job."""
-    sections = [section for section in SECTIONS if isinstance(config.get(section), Mapping)]
+    job_sections = [section for section in SECTIONS if isinstance(config.get(section), Mapping)]
     model = config.get("model")
-    return len(sections) > 1 and ("flavor" in model if isinstance(model, Mapping) else "training" in sections)
+    return len(job_sections) > 1 and ("flavor" in model if isinstance(model, Mapping) else "training" in job_sections)
 
 
 class _Job:
@@ -133,32 +133,32 @@ class _Job:
     def __init__(self, config: Mapping[str, Any], reader: LaunchReader) -> None:
         self.data, self.reading = config, reader
 
-    def find_key(self, key: str, *sections: str) -> tuple[str, Any]:
+    def find_key(self, job_key: str, *section_names: str) -> tuple[str, Any]:
         """Returns (section.key, value) of the first of several sections with the key; the value is None if missing."""
-        for section in sections:
+        for section in section_names:
             section_table = self.data.get(section)
-            if isinstance(section_table, Mapping) and key in section_table:
-                return f"{section}.{key}", section_table[key]
-        return f"{sections[0]}.{key}", None
+            if isinstance(section_table, Mapping) and job_key in section_table:
+                return f"{section}.{job_key}", section_table[job_key]
+        return f"{section_names[0]}.{job_key}", None
 
-    def size_of(self, key: str, default: int, *sections: str, minimum: int = 1) -> int:
+    def size_of(self, job_key: str, default_value: int, *section_names: str, minimum: int = 1) -> int:
         """Returns the value of a key as a whole number."""
-        full_key, value = self.find_key(key, *sections)
-        return default if value is None else size_of(self.reading, full_key, value, least=minimum)
+        full_key, job_value = self.find_key(job_key, *section_names)
+        return default_value if job_value is None else size_of(self.reading, full_key, job_value, minimum=minimum)
 
-    def flag_of(self, key: str, default: bool, *sections: str) -> bool:
+    def flag_of(self, job_key: str, default_value: bool, *section_names: str) -> bool:
         """Returns the value of a key as a boolean."""
-        full_key, setting = self.find_key(key, *sections)
-        return default if setting is None else flag_value(self.reading, full_key, setting)
+        full_key, job_value = self.find_key(job_key, *section_names)
+        return default_value if job_value is None else flag_value(self.reading, full_key, job_value)
 
-    def word_of(self, key: str, default: str, allowed_values: Mapping[str, Any], *sections: str) -> str:
+    def word_of(self, job_key: str, default_value: str, allowed_values: Mapping[str, Any], *section_names: str) -> str:
         """Returns the value of a key whose text must be in `allowed_values`."""
-        full_key, setting = self.find_key(key, *sections)
-        if setting is None:
-            return default
-        value_text = str(setting)[:60]
+        full_key, job_value = self.find_key(job_key, *section_names)
+        if job_value is None:
+            return default_value
+        value_text = str(job_value)[:60]
         if value_text not in allowed_values:
-            raise self.reading.wrong(full_key, f"{shown(setting)}; expected one of {', '.join(allowed_values)}")
+            raise self.reading.wrong(full_key, f"{shown(job_value)}; expected one of {', '.join(allowed_values)}")
         return value_text
 
 
@@ -176,14 +176,16 @@ def read_job(config: Table, reader: LaunchReader, spec: ModelSpec) -> Launch:
 def _read_sections(job_config: _Job, world_size: int | None, spec: ModelSpec | None = None) -> Launch:
     """Returns the training run of a job: model, layout and settings."""
     reader = job_config.reading
-    for name, section_table in job_config.data.items():
-        _check_section(reader, name, section_table)
+    for section_name, section_table in job_config.data.items():
+        _check_section(reader, section_name, section_table)
     is_2024_form = "parallelism" not in job_config.data
     if spec is None:
-        name, model_size = job_config.find_key("name", "model")[1], job_config.find_key("flavor", "model")[1]
+        section_name, model_size = job_config.find_key("name", "model")[1], job_config.find_key("flavor", "model")[1]
         if not isinstance(model_size, str):
             raise reader.wrong("model.flavor", f"{shown(model_size)}; expected the name of a flavour, such as 8B")
-        spec = flavor("llama3" if name is None else str(name), model_size, reader.where, is_2024_form=is_2024_form)
+        spec = flavor(
+            "llama3" if section_name is None else str(section_name), model_size, reader.where, is_2024_form=is_2024_form
+        )
     layout = _job_layout(job_config, spec.main.num_hidden_layers, world_size)
     settings = _command_settings(job_config, layout)
     own_settings = _titan_settings(job_config, layout, is_2024_form)
@@ -196,31 +198,31 @@ def _check_section(reader: LaunchReader, section: str, section_table: Any) -> No
     """Records the keys of a section that are ignored or not modelled."""
     if not isinstance(section_table, Mapping):
         raise reader.wrong(section[:60], f"{shown(section_table)}; expected a table")
-    for key, setting in section_table.items():
-        path = f"{section}.{key}"[:80]
-        if key in READ.get(section, ()):
+    for section_key, section_value in section_table.items():
+        dotted_key = f"{section}.{section_key}"[:80]
+        if section_key in READ.get(section, ()):
             continue
-        if path in EMPTY:
-            if setting not in EMPTY[path]:
-                reader.unknown[path] = f"{shown(setting)} is not modelled"
-        elif section in (*CONVERTED, *SWITCHED, *IGNORED_SECTIONS) or key in IGNORED.get(section, ()):
-            reader.ignored.append(path)
+        if dotted_key in EMPTY:
+            if section_value not in EMPTY[dotted_key]:
+                reader.unknown[dotted_key] = f"{shown(section_value)} is not modelled"
+        elif section in (*CONVERTED, *SWITCHED, *IGNORED_SECTIONS) or section_key in IGNORED.get(section, ()):
+            reader.ignored.append(dotted_key)
         else:
-            reader.unknown[path] = "no key that is known"
+            reader.unknown[dotted_key] = "no key that is known"
 
 
 def _job_layout(job_config: _Job, layers: int, world_size: int | None) -> Layout:
     """Returns the parallel layout of a torchtitan job."""
-    reader, sections = job_config.reading, ("parallelism", "training")
-    tp = job_config.size_of("tensor_parallel_degree", 1, *sections)
+    reader, section_names = job_config.reading, ("parallelism", "training")
+    tp = job_config.size_of("tensor_parallel_degree", 1, *section_names)
     pp = job_config.size_of("pipeline_parallel_degree", 1, "parallelism", "experimental", "training")
     cp = job_config.size_of("context_parallel_degree", 1, "parallelism", "experimental")
     ep = job_config.size_of("expert_parallel_degree", 1, "parallelism")
-    replicas = job_config.size_of("data_parallel_replicate_degree", 1, *sections)
-    full_key, shard_value = job_config.find_key("data_parallel_shard_degree", *sections)
+    replicas = job_config.size_of("data_parallel_replicate_degree", 1, *section_names)
+    full_key, shard_value = job_config.find_key("data_parallel_shard_degree", *section_names)
     if shard_value is None:
         full_key, shard_value = job_config.find_key("data_parallel_degree", "training")
-    shard = -1 if shard_value is None else size_of(reader, full_key, shard_value, least=-1)
+    shard = -1 if shard_value is None else size_of(reader, full_key, shard_value, minimum=-1)
     if shard == 0:
         raise reader.wrong(full_key, "0; expected -1 or at least 1")
     other_ranks = tp * pp * cp * replicas
@@ -235,7 +237,7 @@ def _job_layout(job_config: _Job, layers: int, world_size: int | None) -> Layout
             f"tensor {tp} · pipeline {pp} · context {cp}"
         )
     schedule, vpp, stage_sizes = _pipeline_stages(job_config, pp, layers)
-    reshard = RESHARD[job_config.word_of("fsdp_reshard_after_forward", "default", RESHARD, "parallelism")]
+    reshards = RESHARD[job_config.word_of("fsdp_reshard_after_forward", "default", RESHARD, "parallelism")]
     etp = job_config.size_of("expert_tensor_parallel_degree", 1, "parallelism") if ep > 1 else None
     rotate = job_config.word_of("context_parallel_rotate_method", "allgather", EXCHANGES, "parallelism", "experimental")
     return Layout(
@@ -250,7 +252,7 @@ def _job_layout(job_config: _Job, layers: int, world_size: int | None) -> Layout
         cp_comm=EXCHANGES[rotate],
         zero=3 if shard * cp > 1 else 0,
         hsdp_replicas=replicas,
-        reshard=pp == 1 if reshard is None else reshard,
+        reshard=pp == 1 if reshards is None else reshards,
         schedule=schedule,
         pp_layout=stage_sizes,
     )
@@ -265,19 +267,21 @@ def _pipeline_stages(job_config: _Job, pp: int, layers: int) -> tuple[Schedule, 
     """
     if pp == 1:
         return "1f1b", 1, None
-    full_key, value = job_config.find_key("pipeline_parallel_schedule", "parallelism", "experimental")
-    schedules = {full_key.lower(): schedule for full_key, schedule in SCHEDULES.items()}
-    schedule_name = "1f1b" if value is None else str(value).lower()[:60]
-    if schedule_name not in schedules:
-        raise job_config.reading.wrong(full_key, f"{shown(value)} is not supported; expected 1F1B or Interleaved1F1B")
-    is_interleaved = schedules[schedule_name] == "interleaved"
+    full_key, schedule_text = job_config.find_key("pipeline_parallel_schedule", "parallelism", "experimental")
+    schedules_by_name = {full_key.lower(): schedule for full_key, schedule in SCHEDULES.items()}
+    schedule_name = "1f1b" if schedule_text is None else str(schedule_text).lower()[:60]
+    if schedule_name not in schedules_by_name:
+        raise job_config.reading.wrong(
+            full_key, f"{shown(schedule_text)} is not supported; expected 1F1B or Interleaved1F1B"
+        )
+    is_interleaved = schedules_by_name[schedule_name] == "interleaved"
     first_stage_reduction = job_config.size_of("pipeline_parallel_first_stage_less_layers", 1, "parallelism", minimum=0)
     last_stage_reduction = job_config.size_of("pipeline_parallel_last_stage_less_layers", 1, "parallelism", minimum=0)
     layers_per_stage = job_config.find_key("pipeline_parallel_layers_per_stage", "parallelism")[1]
     vpp = 2 if is_interleaved else 1
     split_layers = _stage_layers_from_split_points(job_config, pp, is_interleaved, layers)
     if split_layers is not None:
-        return schedules[schedule_name], len(split_layers) // pp, split_layers
+        return schedules_by_name[schedule_name], len(split_layers) // pp, split_layers
     if "parallelism" not in job_config.data:
         base, remaining_layers = divmod(layers, pp * vpp)
         if base < 1:
@@ -285,22 +289,23 @@ def _pipeline_stages(job_config: _Job, pp: int, layers: int) -> tuple[Schedule, 
                 "experimental.pipeline_parallel_degree", f"{pp * vpp} stages for {layers} layers"
             )
         middle_stages = [base + (i < remaining_layers) for i in range(pp * vpp - 2)]
-        return schedules[schedule_name], vpp, (base, *middle_stages, layers - base - sum(middle_stages))
+        return schedules_by_name[schedule_name], vpp, (base, *middle_stages, layers - base - sum(middle_stages))
     if layers_per_stage is not None:
         stage_layers = size_of(job_config.reading, "parallelism.pipeline_parallel_layers_per_stage", layers_per_stage)
-        stages = -(-(layers + first_stage_reduction + last_stage_reduction) // stage_layers)
-        if stages % pp or (stages // pp == 1) == is_interleaved:
+        stage_count = -(-(layers + first_stage_reduction + last_stage_reduction) // stage_layers)
+        if stage_count % pp or (stage_count // pp == 1) == is_interleaved:
             raise job_config.reading.wrong(
-                "parallelism.pipeline_parallel_layers_per_stage", f"{stage_layers} makes {stages} stages for {pp} ranks"
+                "parallelism.pipeline_parallel_layers_per_stage",
+                f"{stage_layers} makes {stage_count} stages for {pp} ranks",
             )
-        vpp = stages // pp
-    base_layers, remainder = divmod(layers + first_stage_reduction + last_stage_reduction, pp * vpp)
+        vpp = stage_count // pp
+    base_layers, remaining_units = divmod(layers + first_stage_reduction + last_stage_reduction, pp * vpp)
     if base_layers < max(1, first_stage_reduction, last_stage_reduction):
         raise job_config.reading.wrong("parallelism.pipeline_parallel_degree", f"{pp * vpp} stages for {layers} layers")
-    stage_sizes = [base_layers + (i < remainder) for i in range(pp * vpp)]
+    stage_sizes = [base_layers + (i < remaining_units) for i in range(pp * vpp)]
     stage_sizes[0] -= first_stage_reduction
     stage_sizes[-1] -= last_stage_reduction
-    return schedules[schedule_name], vpp, tuple(stage_sizes)
+    return schedules_by_name[schedule_name], vpp, tuple(stage_sizes)
 
 
 def _stage_layers_from_split_points(
@@ -334,7 +339,7 @@ def _schedules_per_step(job_config: _Job, layout: Layout) -> int:
     """Returns the number of accumulated batches per step, each of which runs the pipeline schedule once."""
     local_batch = _local_batch(job_config)
     full_key, global_batch = job_config.find_key("global_batch_size", "training")
-    batches_per_step = -1 if global_batch is None else size_of(job_config.reading, full_key, global_batch, least=-1)
+    batches_per_step = -1 if global_batch is None else size_of(job_config.reading, full_key, global_batch, minimum=-1)
     if batches_per_step <= 0:
         return 1
     if batches_per_step % (local_batch * layout.dp):
@@ -352,17 +357,17 @@ def _local_batch(job_config: _Job) -> int:
 
 def _command_settings(job_config: _Job, layout: Layout) -> dict[str, Any]:
     """Returns option of `llmcalc memory` → value, from the job's keys."""
-    reader, training = job_config.reading, "training"
-    local_batch, steps = _local_batch(job_config), _schedules_per_step(job_config, layout)
-    batch, microbatches = local_batch, steps
+    reader, training_section = job_config.reading, "training"
+    local_batch, schedule_count = _local_batch(job_config), _schedules_per_step(job_config, layout)
+    batch, microbatches = local_batch, schedule_count
     if layout.pp > 1:
         batch, microbatch_count = _micro_batch_sizes(job_config, local_batch, layout.pp)
-        microbatches = microbatch_count * steps
+        microbatches = microbatch_count * schedule_count
     command_settings: dict[str, Any] = {
         "phase": "training",
         "batch": batch,
         "num_microbatches": microbatches,
-        "seq": job_config.size_of("seq_len", 2048, training),
+        "seq": job_config.size_of("seq_len", 2048, training_section),
         **_precision_settings(job_config, layout),
         "optimizer": _optimizer_name(job_config),
         "optimizer_impl": _optimizer_implementation(job_config),
@@ -373,7 +378,7 @@ def _command_settings(job_config: _Job, layout: Layout) -> dict[str, Any]:
     }
     if job_config.flag_of("enable_compiled_autograd", False, "parallelism", "experimental"):
         reader.unknown["parallelism.enable_compiled_autograd"] = "compiled autograd is not modelled"
-    return {option: setting for option, setting in command_settings.items() if setting is not None}
+    return {option: option_value for option, option_value in command_settings.items() if option_value is not None}
 
 
 FORMATS = {"float32": "fp32", "bfloat16": "bf16"}
@@ -386,15 +391,15 @@ def _precision_settings(job_config: _Job, layout: Layout) -> dict[str, str]:
     parallelism, with a pipeline, and before 2025-06-16 (distributed/utils.py, `maybe_enable_amp`; 0b44d4c43).
     """
     weights = FORMATS[job_config.word_of("dtype", "float32", FORMATS, "training")]
-    compute = FORMATS[job_config.word_of("mixed_precision_param", "bfloat16", FORMATS, "training")]
-    if compute == weights:
+    compute_format = FORMATS[job_config.word_of("mixed_precision_param", "bfloat16", FORMATS, "training")]
+    if compute_format == weights:
         return {"dtype": weights, "master_weights": "none"}
     if weights == "bf16":
         raise job_config.reading.wrong(
             "training.mixed_precision_param", "float32 over weights in bfloat16 is not supported"
         )
     if layout.zero:
-        return {"dtype": compute, "master_weights": "fp32"}
+        return {"dtype": compute_format, "master_weights": "fp32"}
     if "parallelism" in job_config.data and layout.tp == layout.pp == 1:
         return {"precision": "autocast"}
     job_config.reading.notes.append("without shards torchtitan computes in the format of the weights, fp32")
@@ -436,25 +441,25 @@ def _optimizer_implementation(job_config: _Job) -> Literal["fused", "foreach", "
         and job_config.find_key("implementation", "optimizer")[1] is None
     ):
         return "fused" if job_config.flag_of("fused", True, "optimizer") else "foreach"
-    default = "foreach" if "parallelism" not in job_config.data else "fused"
-    return IMPLEMENTATIONS[job_config.word_of("implementation", default, IMPLEMENTATIONS, "optimizer")]
+    default_implementation = "foreach" if "parallelism" not in job_config.data else "fused"
+    return IMPLEMENTATIONS[job_config.word_of("implementation", default_implementation, IMPLEMENTATIONS, "optimizer")]
 
 
 def _compiles_layers(job_config: _Job) -> bool:
     """Whether torch.compile compiles the layers."""
     if "compile" in job_config.data:
-        components = job_config.find_key("components", "compile")[1]
-        names = ["model", "loss"] if components is None else components
-        if not isinstance(names, list):
-            raise job_config.reading.wrong("compile.components", f"{shown(names)}; expected a list")
-        return job_config.flag_of("enable", False, "compile") and "model" in names
+        compiled_parts = job_config.find_key("components", "compile")[1]
+        component_names = ["model", "loss"] if compiled_parts is None else compiled_parts
+        if not isinstance(component_names, list):
+            raise job_config.reading.wrong("compile.components", f"{shown(component_names)}; expected a list")
+        return job_config.flag_of("enable", False, "compile") and "model" in component_names
     return job_config.flag_of("compile", False, "training")
 
 
 def _recompute_setting(job_config: _Job) -> str:
     """Returns the recomputation setting: none, full, every:N, or `selective-op`."""
-    modes = {"none": "none", "full": "full", "selective": "selective", "memory_budget": "memory_budget"}
-    checkpointing_mode = job_config.word_of("mode", "selective", modes, "activation_checkpoint")
+    modes_by_name = {"none": "none", "full": "full", "selective": "selective", "memory_budget": "memory_budget"}
+    checkpointing_mode = job_config.word_of("mode", "selective", modes_by_name, "activation_checkpoint")
     if checkpointing_mode == "memory_budget":
         job_config.reading.unknown["activation_checkpoint.mode"] = "the compiler's memory budget is not modelled"
         return "none"
@@ -475,12 +480,13 @@ SELECTIVE_OPERATIONS = "selective-op"
 
 def _titan_settings(job_config: _Job, layout: Layout, is_2024_form: bool) -> TitanSettings:
     """Returns the settings that only torchtitan has."""
-    reader, sections = job_config.reading, ("parallelism", "experimental")
+    reader, section_names = job_config.reading, ("parallelism", "experimental")
     settings = TitanSettings(
         old=is_2024_form,
         float8=_float8_settings(job_config, layout),
         loss_parallel=not job_config.flag_of("disable_loss_parallel", False, "parallelism", "training"),
-        async_tensor_parallel=layout.tp > 1 and job_config.flag_of("enable_async_tensor_parallel", False, *sections),
+        async_tensor_parallel=layout.tp > 1
+        and job_config.flag_of("enable_async_tensor_parallel", False, *section_names),
         compiled_loss=_is_loss_compiled(job_config),
         schedules=_schedules_per_step(job_config, layout) if layout.pp > 1 else 1,
         offloads=job_config.flag_of("enable_cpu_offload", False, "training"),
@@ -489,9 +495,9 @@ def _titan_settings(job_config: _Job, layout: Layout, is_2024_form: bool) -> Tit
         full_key, _ = job_config.find_key("disable_loss_parallel", "parallelism", "training")
         reader.unknown[full_key] = "without shards the loss is modelled on divided logits alone"
     if settings.float8 is not None:
-        gathering_text = "gathered in 8 bits" if settings.float8.gathers else "gathered in the format of computing"
+        gather_format = "gathered in 8 bits" if settings.float8.gathers else "gathered in the format of computing"
         reader.notes.append(
-            f"products in float8 ({settings.float8.recipe}) are an estimate: kernels of bf16, weights {gathering_text}"
+            f"products in float8 ({settings.float8.recipe}) are an estimate: kernels of bf16, weights {gather_format}"
         )
     if settings.async_tensor_parallel:
         reader.notes.append("asynchronous tensor parallelism: its symmetric buffers are not counted")
@@ -523,18 +529,18 @@ def _float8_settings(job_config: _Job, layout: Layout) -> Float8 | None:
     """Returns the float8 conversion of linear layers: by a converter, or before 2025-02-15 by a key in `[float8]`."""
     reader = job_config.reading
     converters = job_config.find_key("converters", "model")[1] or []
-    names = converters.split(",") if isinstance(converters, str) else converters
-    if not isinstance(names, list):
+    converter_names = converters.split(",") if isinstance(converters, str) else converters
+    if not isinstance(converter_names, list):
         raise reader.wrong("model.converters", f"{shown(converters)}; expected a list")
-    for converter in names:
+    for converter in converter_names:
         if converter not in (*FLOAT8_CONVERTERS, FLOAT8_EXPERTS):
-            reason = "MXFP8 products are not modelled" if converter in MX_CONVERTERS else "not known"
-            reader.unknown[f"model.converters: {str(converter)[:40]}"] = reason
-    enabled = job_config.flag_of("enable_float8_linear", False, "float8")
-    if not enabled and not any(converter in FLOAT8_CONVERTERS for converter in names):
-        return Float8(recipe="rowwise") if FLOAT8_EXPERTS in names else None
+            refusal_reason = "MXFP8 products are not modelled" if converter in MX_CONVERTERS else "not known"
+            reader.unknown[f"model.converters: {str(converter)[:40]}"] = refusal_reason
+    is_enabled = job_config.flag_of("enable_float8_linear", False, "float8")
+    if not is_enabled and not any(converter in FLOAT8_CONVERTERS for converter in converter_names):
+        return Float8(recipe="rowwise") if FLOAT8_EXPERTS in converter_names else None
     section, table = _float8_table(job_config)
-    recipe, skipped_modules = table.get("recipe_name"), table.get("filter_fqns", ["output"] if enabled else [])
+    recipe, skipped_modules = table.get("recipe_name"), table.get("filter_fqns", ["output"] if is_enabled else [])
     if recipe is not None and (not isinstance(recipe, str) or recipe not in RECIPES):
         raise reader.wrong(f"{section}.recipe_name", f"{shown(recipe)}; expected one of {', '.join(RECIPES)}")
     if isinstance(skipped_modules, str):
@@ -553,8 +559,8 @@ def _float8_settings(job_config: _Job, layout: Layout) -> Float8 | None:
 def _float8_table(job_config: _Job) -> tuple[str, Mapping[str, Any]]:
     """Returns the name and the table of the float8 section."""
     section: Any = job_config.data.get("quantize")
-    for key in ("linear", "float8"):
-        section = section.get(key) if isinstance(section, Mapping) else None
+    for float8_key in ("linear", "float8"):
+        section = section.get(float8_key) if isinstance(section, Mapping) else None
     if isinstance(section, Mapping):
         return "quantize.linear.float8", section
     return "float8", job_config.data.get("float8", {})

@@ -32,9 +32,9 @@ class Llama(NamedTuple):
 
     def hidden(self) -> int:
         """The width of the feed-forward network: two thirds of 4 · dim, times the multiplier, rounded up."""
-        width = int(2 * (4 * self.dim) / 3)
-        width = width if self.ffn_dim_multiplier is None else int(self.ffn_dim_multiplier * width)
-        return self.multiple_of * ((width + self.multiple_of - 1) // self.multiple_of)
+        hidden_width = int(2 * (4 * self.dim) / 3)
+        hidden_width = hidden_width if self.ffn_dim_multiplier is None else int(self.ffn_dim_multiplier * hidden_width)
+        return self.multiple_of * ((hidden_width + self.multiple_of - 1) // self.multiple_of)
 
 
 class Experts(NamedTuple):
@@ -93,10 +93,12 @@ class Llama4(NamedTuple):
 
     def expert_width(self) -> int:
         """Width of an expert: the unrounded width of the dense network, divided by two experts, rounded up."""
-        width = int(2 * (4 * self.sizes.dim) / 3)
-        width = width if self.sizes.ffn_dim_multiplier is None else int(self.sizes.ffn_dim_multiplier * width)
-        width = int(width / 2)
-        return width + -width % self.sizes.multiple_of
+        dense_width = int(2 * (4 * self.sizes.dim) / 3)
+        dense_width = (
+            dense_width if self.sizes.ffn_dim_multiplier is None else int(self.sizes.ffn_dim_multiplier * dense_width)
+        )
+        dense_width = int(dense_width / 2)
+        return dense_width + -dense_width % self.sizes.multiple_of
 
 
 LLAMA3 = {
@@ -173,7 +175,7 @@ def flavor(model_name: str, model_size: str, origin: str, is_2024_form: bool = F
     if family is None:
         raise InputError(f"{origin}: model.name: '{model_name[:60]}' is not known; expected {', '.join(FAMILIES)}")
     base_size = next((model_size.removesuffix(suffix) for suffix in MASKED if model_size.endswith(suffix)), model_size)
-    tables: dict[str, dict[str, Any]] = {
+    flavors_by_family: dict[str, dict[str, Any]] = {
         "llama2": LLAMA2,
         "llama3": LLAMA3,
         "llama4": LLAMA4,
@@ -181,7 +183,7 @@ def flavor(model_name: str, model_size: str, origin: str, is_2024_form: bool = F
         "deepseek_v3": DEEPSEEK_V3,
         "gpt_oss": GPT_OSS,
     }
-    flavors = tables[family]
+    flavors = flavors_by_family[family]
     if base_size not in flavors:
         raise InputError(
             f"{origin}: model.flavor: '{model_size[:60]}' is not known; expected one of {', '.join(flavors)}."
@@ -203,9 +205,9 @@ def flavor(model_name: str, model_size: str, origin: str, is_2024_form: bool = F
     return validate(ModelSpec, spec_table, origin)
 
 
-def _swiglu_table(width: int) -> Table:
+def _swiglu_table(inner_width: int) -> Table:
     """Returns the model-spec table of a SwiGLU network."""
-    return {"type": "mlp", "intermediate_size": width, "hidden_act": "silu", "gated": True}
+    return {"type": "mlp", "intermediate_size": inner_width, "hidden_act": "silu", "gated": True}
 
 
 def _layer_table(attention: Table, network: Table, norm: Table) -> Table:
@@ -213,37 +215,37 @@ def _layer_table(attention: Table, network: Table, norm: Table) -> Table:
     return {"attention": attention, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
 
 
-def _llama_table(flavour: Llama) -> Table:
+def _llama_table(llama_sizes: Llama) -> Table:
     """Returns the model-spec table of a Llama model."""
     norm = {"type": "rmsnorm", "eps": 1e-5}
     attention: Table = {
-        "num_attention_heads": flavour.n_heads,
-        "num_key_value_heads": flavour.n_kv_heads or flavour.n_heads,
-        "position": {"type": "rope", "rope_theta": flavour.rope_theta},
+        "num_attention_heads": llama_sizes.n_heads,
+        "num_key_value_heads": llama_sizes.n_kv_heads or llama_sizes.n_heads,
+        "position": {"type": "rope", "rope_theta": llama_sizes.rope_theta},
     }
-    block = _layer_table(attention, _swiglu_table(flavour.hidden()), norm)
+    layer_block = _layer_table(attention, _swiglu_table(llama_sizes.hidden()), norm)
     return {
-        "vocab_size": flavour.vocab_size,
-        "hidden_size": flavour.dim,
+        "vocab_size": llama_sizes.vocab_size,
+        "hidden_size": llama_sizes.dim,
         "tie_word_embeddings": False,
-        "decoder": {"num_hidden_layers": flavour.n_layers, "block": block, "final_norm": norm},
+        "decoder": {"num_hidden_layers": llama_sizes.n_layers, "block": layer_block, "final_norm": norm},
     }
 
 
-def _llama4(flavour: Llama4) -> Table:
+def _llama4(llama4_sizes: Llama4) -> Table:
     """Returns the model-spec table of a Llama 4 model."""
-    norm, llama = {"type": "rmsnorm", "eps": 1e-5}, flavour.sizes
-    experts = Experts(flavour.num_experts, 1, 1, "sigmoid", flavour.expert_width())
+    norm, llama = {"type": "rmsnorm", "eps": 1e-5}, llama4_sizes.sizes
+    experts = Experts(llama4_sizes.num_experts, 1, 1, "sigmoid", llama4_sizes.expert_width())
     heads: Table = {"num_attention_heads": llama.n_heads, "num_key_value_heads": llama.n_kv_heads or llama.n_heads}
-    block_size = {"attention_chunk_size": BLOCK_SIZE} if flavour.nope_step else {}
+    block_size = {"attention_chunk_size": BLOCK_SIZE} if llama4_sizes.nope_step else {}
     attentions: dict[str, Table] = {
         "rope": {**heads, **block_size, "position": {"type": "rope", "rope_theta": llama.rope_theta}},
         "nope": heads,
     }
     networks = {"dense": _swiglu_table(llama.hidden()), "experts": _moe_table(experts)}
     names = [
-        f"{'nope' if flavour.nope_step and i % flavour.nope_step == 0 else 'rope'}-"
-        f"{'dense' if (i + 1) % flavour.moe_step else 'experts'}"
+        f"{'nope' if llama4_sizes.nope_step and i % llama4_sizes.nope_step == 0 else 'rope'}-"
+        f"{'dense' if (i + 1) % llama4_sizes.moe_step else 'experts'}"
         for i in range(llama.n_layers)
     ]
     layer_tables = {
@@ -276,23 +278,23 @@ def _moe_table(experts: Experts) -> Table:
     return experts_table
 
 
-def _qwen_table(flavour: Qwen3) -> Table:
+def _qwen_table(qwen_sizes: Qwen3) -> Table:
     """Returns the model-spec table of a Qwen3 model."""
     norm = {"type": "rmsnorm", "eps": 1e-6}
     attention: Table = {
-        "num_attention_heads": flavour.n_heads,
-        "num_key_value_heads": flavour.n_kv_heads,
-        "head_dim": flavour.head_dim,
+        "num_attention_heads": qwen_sizes.n_heads,
+        "num_key_value_heads": qwen_sizes.n_kv_heads,
+        "head_dim": qwen_sizes.head_dim,
         "qk_norm": {"norm": norm},
-        "position": {"type": "rope", "rope_theta": flavour.rope_theta},
+        "position": {"type": "rope", "rope_theta": qwen_sizes.rope_theta},
     }
-    network = _swiglu_table(flavour.hidden_dim) if flavour.experts is None else _moe_table(flavour.experts)
+    network = _swiglu_table(qwen_sizes.hidden_dim) if qwen_sizes.experts is None else _moe_table(qwen_sizes.experts)
     return {
-        "vocab_size": flavour.vocab_size,
-        "hidden_size": flavour.dim,
-        "tie_word_embeddings": flavour.tied,
+        "vocab_size": qwen_sizes.vocab_size,
+        "hidden_size": qwen_sizes.dim,
+        "tie_word_embeddings": qwen_sizes.tied,
         "decoder": {
-            "num_hidden_layers": flavour.n_layers,
+            "num_hidden_layers": qwen_sizes.n_layers,
             "block": _layer_table(attention, network, norm),
             "final_norm": norm,
         },

@@ -45,18 +45,18 @@ ASSUMED_CONTEXT, ASSUMED_TOKENS = 2048, 16384
 """Defaults of `TrainingConfig`."""
 
 
-def is_python(text: str) -> bool:
+def is_python(source: str) -> bool:
     """Whether a Python file contains configurations of torchtitan."""
-    return "Trainer.Config" in text and re.search(r"^from torchtitan[\w.]* import", text, re.MULTILINE) is not None
+    return "Trainer.Config" in source and re.search(r"^from torchtitan[\w.]* import", source, re.MULTILINE) is not None
 
 
-def read_python(text: str, source_file: LaunchSource) -> Launch:
-    """Returns the training run of a configuration function. The arguments of `source_file` are its name and overrides.
+def read_python(file_text: str, source_file: LaunchSource) -> Launch:
+    """Returns the training run of a configuration function, which the arguments of `source_file` name and override.
 
     Raises `InputError`, which names file, function and field.
     """
     with reading_of(source_file) as reader:
-        configurations = Configurations(parse_python(text, source_file.where))
+        configurations = Configurations(parse_python(file_text, source_file.where))
         names = [name for name in configurations.functions if _family_of(name)] or [
             name for name in configurations.functions if not name.startswith("_")
         ]
@@ -76,25 +76,26 @@ def read_python(text: str, source_file: LaunchSource) -> Launch:
         except RecursionError:
             raise reader.wrong(name, "nested too deeply; expected a configuration") from None
         for argument in source_file.arguments:
-            overridden_key, equals_sign, override = argument.lstrip("-").partition("=")
+            overridden_key, equals_sign, override_value = argument.lstrip("-").partition("=")
             if equals_sign:
-                config[overridden_key] = plain_value(override)
+                config[overridden_key] = plain_value(override_value)
         return _read_configuration(reader, config, name)
 
 
-def _read_configuration(reader: LaunchReader, config: Config, name: str) -> Launch:
-    family = _family_of(name)
+def _read_configuration(reader: LaunchReader, config: Config, configuration_name: str) -> Launch:
+    family = _family_of(configuration_name)
     model_size = config.get("model_spec.0", config.get("model_spec.flavor"))
     if not family or not isinstance(model_size, str):
         raise reader.wrong(
-            "model_spec", f"the model of {name[:60]} is not read; expected a configuration of {', '.join(FAMILIES)}"
+            "model_spec",
+            f"the model of {configuration_name[:60]} is not read; expected a configuration of {', '.join(FAMILIES)}",
         )
-    converters = [key for key in config if key.startswith("model_spec.converters")]
-    if converters:
+    converter_keys = [key for key in config if key.startswith("model_spec.converters")]
+    if converter_keys:
         reader.unknown["model_spec.converters"] = "converters in Python (float8, MXFP8, LoRA) are not read"
-    for key, setting in config.items():
-        is_argument = key.startswith("model_spec.") and key not in (*MODEL_KEYS, *converters) and CALLED not in key
-        if is_argument and setting not in (None, "standard"):
+    for key, config_value in config.items():
+        is_argument = key.startswith("model_spec.") and key not in (*MODEL_KEYS, *converter_keys) and CALLED not in key
+        if is_argument and config_value not in (None, "standard"):
             reader.unknown[key[:80]] = "no argument of a model that is read"
     launched_run = read_job(_job_sections(reader, config), reader, flavor(family, model_size, reader.where))
     settings = dict(launched_run.settings)
@@ -106,30 +107,32 @@ def _read_configuration(reader: LaunchReader, config: Config, name: str) -> Laun
     return replace(launched_run, settings=settings, notes=tuple(reader.notes), version="2026-08-21")
 
 
-def _family_of(name: str) -> str:
-    """Returns the model's folder of a configuration; empty for another model's, such as `qwen35_4b`."""
-    return next((family for family in FAMILIES if name.startswith(f"{family}_")), "")
+def _family_of(configuration_name: str) -> str:
+    """Returns the model family in a configuration's name; empty for an unknown family, such as of `qwen35_4b`."""
+    return next((family for family in FAMILIES if configuration_name.startswith(f"{family}_")), "")
 
 
 def _job_sections(reader: LaunchReader, config: Config) -> dict[str, dict[str, Any]]:
     """Returns the sections of the equivalent TOML job."""
-    job: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS if section != "optimizer"}
-    for key, setting in config.items():
-        section, _, field = key.partition(".")
-        if section not in SECTIONS or not field or CALLED in field or key in IGNORED_KEYS:
+    job_sections: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS if section != "optimizer"}
+    for config_key, config_value in config.items():
+        section, _, field_name = config_key.partition(".")
+        if section not in SECTIONS or not field_name or CALLED in field_name or config_key in IGNORED_KEYS:
             continue
-        if isinstance(setting, Unknown):
-            raise reader.wrong(key, f"{setting.text} is not read; expected {key}=… behind the configuration's name")
+        if isinstance(config_value, Unknown):
+            raise reader.wrong(
+                config_key, f"{config_value.text} is not read; expected {config_key}=… behind the configuration's name"
+            )
         if section != "optimizer":
-            job[section][field] = setting
-    training = job["training"]
-    if "seq_len" not in training:
-        training |= _batch_settings(reader, config, job["parallelism"])
-    job["activation_checkpoint"] |= _checkpointing_mode(reader, config)
+            job_sections[section][field_name] = config_value
+    training_section = job_sections["training"]
+    if "seq_len" not in training_section:
+        training_section |= _batch_settings(reader, config, job_sections["parallelism"])
+    job_sections["activation_checkpoint"] |= _checkpointing_mode(reader, config)
     optimizer = str(config.get(f"optimizer.{CALLED}", "default_adamw"))
     if optimizer not in ("default_adamw", "OptimizersContainer.Config"):
         reader.unknown["optimizer"] = f"{optimizer[:60]} is not read; default_adamw is"
-    return job
+    return job_sections
 
 
 def _batch_settings(reader: LaunchReader, config: Mapping[str, Any], parallelism: dict[str, Any]) -> dict[str, Any]:

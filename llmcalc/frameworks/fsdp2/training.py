@@ -89,9 +89,9 @@ IN_PLACE = date(2025, 12, 2)
 """The day since which torch does not copy gathered tokens of one sequence (pull request 169404)."""
 
 
-def torchtitan_date(version: date | None, settings: TitanSettings) -> date | None:
+def torchtitan_date(torchtitan_version: date | None, settings: TitanSettings) -> date | None:
     """Returns torchtitan's date: from the requested version, or from the job's config form; None for the newest."""
-    return DATE_OF_2024_JOBS if version is None and settings.old else version
+    return DATE_OF_2024_JOBS if torchtitan_version is None and settings.old else torchtitan_version
 
 
 def torchtitan_training(
@@ -117,8 +117,8 @@ def torchtitan_training(
     eager_loss = version is not None and EAGER_LOSS[0] <= version < EAGER_LOSS[1]
     if settings.compiled_loss is not None:
         eager_loss = not settings.compiled_loss
-    kernels = replace(training_config.choices, joined_rope=True)
-    training_config = replace(training_config, master=False, gradient_dtype=None, choices=kernels)
+    kernel_choices = replace(training_config.choices, joined_rope=True)
+    training_config = replace(training_config, master=False, gradient_dtype=None, choices=kernel_choices)
     if settings.flat and (training_config.adapters is not None or training_config.first_trained_layer is not None):
         raise InputError(
             "fsdp_version 1: beside frozen weights it is not modelled, as its flat gradients hold those of frozen "
@@ -131,13 +131,13 @@ def torchtitan_training(
         )
     if eager_loss:
         training_config = replace(training_config, choices=replace(training_config.choices, compiled_loss=False))
-    splits = has_separate_head and head_sharing_reason(spec, training_config) == ""
+    splits_head = has_separate_head and head_sharing_reason(spec, training_config) == ""
     return training_config, Fsdp(
         dtype,
         reduction_format,
         keeps_last=not has_separate_head,
         reduces_each=settings.reduces_each,
-        splits=splits,
+        splits=splits_head,
         float8=settings.float8,
         divides_loss=settings.loss_parallel,
         frozen=frozen_format,
@@ -147,23 +147,23 @@ def torchtitan_training(
     )
 
 
-def check(memory_estimate: Memory, version: str) -> None:
+def check(memory_estimate: Memory, version_text: str) -> None:
     """Raises `InputError` for a run whose optimizer does not update shards."""
     optimizer_name = memory_estimate.settings.optimizer
     check_optimizer(Training() if optimizer_name is None else Training(optimizer=optimizer_name), is_flat=False)
 
 
 def check_optimizer(training_config: Training, is_flat: bool) -> None:
-    """Raises `InputError` for an optimizer that does not update shards. is_flat: whether they are flat parameters."""
+    """Raises `InputError` for an optimizer that does not update shards. is_flat: whether shards are flat parameters."""
 
     def runs_on_shards(optimizer_record: Optimizer) -> bool:
-        """Whether an optimizer updates rows of a tensor, or any elements, without the rest."""
+        """Whether an optimizer can update a shard alone: rows of a tensor, or any range of its elements."""
         return optimizer_record.by_element or (optimizer_record.by_rows and not is_flat)
 
     if not runs_on_shards(optimizer(training_config.optimizer)):
-        names = " or ".join(record.name for record in optimizers() if runs_on_shards(record))
+        known_names = " or ".join(record.name for record in optimizers() if runs_on_shards(record))
         raise InputError(
-            f"--optimizer {training_config.optimizer}: on shards it is not modelled; expected {names}, or whole "
+            f"--optimizer {training_config.optimizer}: on shards it is not modelled; expected {known_names}, or whole "
             "replicas with --framework torch"
         )
 
@@ -186,7 +186,7 @@ def sharding(training_config: Training, layout: Layout, rank: int, fsdp_settings
         if format_name not in DTYPES:
             raise InputError(f"FSDP2 in {format_name} is not modelled; expected one of {', '.join(DTYPES)}")
     adapters, is_float8 = training_config.adapters, fsdp_settings.float8 is not None
-    for is_unmodelled, description, expected in (
+    for is_unmodelled, problem, expected_value in (
         (adapters is not None and adapters.base == "int8", "adapters over weights in 8 bits", "--base nf4 or none"),
         (adapters is not None and bool(adapters.copies), "--modules-to-save", "none"),
         (adapters is not None and layout.dp < layout.world, "adapters in a layout that divides more", "--fsdp N alone"),
@@ -206,8 +206,8 @@ def sharding(training_config: Training, layout: Layout, rank: int, fsdp_settings
         (fsdp_settings.offloads and is_float8, "shards on the host beside products in 8 bits", "one of the two"),
     ):
         if is_unmodelled:
-            raise InputError(f"FSDP2 with {description} is not modelled; expected {expected}")
-    formats = DTYPES[fsdp_settings.dtype], DTYPES[training_config.dtype], DTYPES[fsdp_settings.reduced]
+            raise InputError(f"FSDP2 with {problem} is not modelled; expected {expected_value}")
+    number_formats = DTYPES[fsdp_settings.dtype], DTYPES[training_config.dtype], DTYPES[fsdp_settings.reduced]
     coordinates, shard_groups = layout.coordinates(rank), layout.dp // layout.hsdp_replicas
     shard_index = coordinates.dp % shard_groups * layout.cp + coordinates.cp  # the mesh `dp_shard_cp`
     frozen_dtype = DTYPES[fsdp_settings.frozen] if fsdp_settings.frozen else None
@@ -215,7 +215,7 @@ def sharding(training_config: Training, layout: Layout, rank: int, fsdp_settings
         layout.shards,
         shard_index,
         layout.hsdp_replicas,
-        *formats,
+        *number_formats,
         fsdp_settings.float8,
         layout.tp,
         fsdp_settings.divides_loss,
@@ -246,22 +246,22 @@ class FsdpRun(TrainingRun):
         self,
         spec: ModelSpec,
         training_config: Training,
-        sharding: Sharding,
+        fsdp_sharding: Sharding,
         fsdp_settings: Fsdp = TITAN,
-        reshard: bool = True,
+        reshards: bool = True,
         layers: Mapping[int, int] | None = None,
-        workspace: int = 0,
+        workspace_bytes: int = 0,
         memory_meter: Meter | Recorder | None = None,
         program: RankFlow | None = None,
-        ring: Ring | None = None,
+        rank_ring: Ring | None = None,
     ) -> None:
         if program is not None and program.rank_axes.layout.tp > 1:
             self.profile = FsdpTensorParallelProfile
-        super().__init__(spec, training_config, layers, workspace, memory_meter, program)
+        super().__init__(spec, training_config, layers, workspace_bytes, memory_meter, program)
         self.fsdp: Fsdp = fsdp_settings
-        self.reshard: bool = reshard
-        self.lowering.ring = ring
-        self.traffic: CommunicationState = CommunicationState(self.graph, sharding)
+        self.reshard: bool = reshards
+        self.lowering.ring = rank_ring
+        self.traffic: CommunicationState = CommunicationState(self.graph, fsdp_sharding)
         self.stacks: list[str] = [layer_stack.path for layer_stack in layer_stacks(spec)]
         if fsdp_settings.splits and (reason := head_sharing_reason(spec, training_config)):
             raise InputError(f"FSDP2 with groups of their own for embedding and head: {reason}")
@@ -288,13 +288,13 @@ class FsdpRun(TrainingRun):
             super().update()
 
     def finish_backward(self) -> None:
-        """Hook at the end of a backward pass."""
+        """Finishes the communication of all FSDP groups at the end of a backward pass, as a hook."""
         self.meter.place = Place("backward")
         self.traffic.finish(list(self.lowering.groups.values()))
 
 
 def set_resharding_and_prefetch(
-    groups: Mapping[Layer, Group], stacks: Sequence[str], fsdp_settings: Fsdp, reshard: bool
+    groups: Mapping[Layer, Group], stacks: Sequence[str], fsdp_settings: Fsdp, reshards: bool
 ) -> None:
     """Configures each FSDP group: resharding after the forward pass, and prefetched groups.
 
@@ -304,7 +304,7 @@ def set_resharding_and_prefetch(
     for layer, parameter_group in groups.items():
         is_last = layer[:2] == last_layer[:2]
         stays_gathered = layer in (MODEL, HEAD) or (fsdp_settings.keeps_last and is_last)
-        parameter_group.reshards = reshard and not stays_gathered
+        parameter_group.reshards = reshards and not stays_gathered
     if any(layer.has_experts for layer in groups):
         _set_prefetch_beside_experts(groups, stacks)
     elif fsdp_settings.prefetch:
@@ -321,19 +321,19 @@ def _set_prefetch(layers: Sequence[Group], prefetched_layers: int) -> None:
             parameter_group.backward_prefetch = layers[i - prefetched_layers : i][::-1]
 
 
-def _set_prefetch_beside_experts(groups: Mapping[Layer, Group], stacks: Sequence[str]) -> None:
+def _set_prefetch_beside_experts(groups: Mapping[Layer, Group], stack_paths: Sequence[str]) -> None:
     """Makes each layer prefetch all groups of the next layer in both passes.
 
     Source: torchtitan, distributed/fsdp.py, `apply_fsdp_to_decoder`, where ranks divide the experts.
     """
-    layers = [layer for path in stacks for layer in sorted(groups) if layer.path == path and not layer.has_experts]
+    layers = [layer for path in stack_paths for layer in sorted(groups) if layer.path == path and not layer.has_experts]
     group_order = [layer for layer in (EMBEDDING, *layers, HEAD) if layer in groups]
-    gathered_together = [groups_of_layer(groups, layer) for layer in group_order]
+    groups_by_order = [groups_of_layer(groups, layer) for layer in group_order]
     for parameter_group in groups.values():
         parameter_group.prefetches_previous = False
-    for first, second in pairwise(gathered_together):
-        first[-1].forward_prefetch = second
-        second[-1].backward_prefetch = first[::-1]
+    for earlier_layer, later_layer in pairwise(groups_by_order):
+        earlier_layer[-1].forward_prefetch = later_layer
+        later_layer[-1].backward_prefetch = earlier_layer[::-1]
 
 
 def head_sharing_reason(spec: ModelSpec, training_config: Training) -> str:
@@ -348,7 +348,7 @@ def head_sharing_reason(spec: ModelSpec, training_config: Training) -> str:
 def record(
     spec: ModelSpec,
     training_config: Training,
-    sharding: Sharding,
+    fsdp_sharding: Sharding,
     fsdp_settings: Fsdp = TITAN,
     reshard: bool = True,
     layers: Mapping[int, int] | None = None,
@@ -360,7 +360,7 @@ def record(
 
     def new_run(memory_meter: Recorder) -> FsdpRun:
         return FsdpRun(
-            spec, training_config, sharding, fsdp_settings, reshard, layers, workspace, memory_meter, program, ring
+            spec, training_config, fsdp_sharding, fsdp_settings, reshard, layers, workspace, memory_meter, program, ring
         )
 
     training_run = new_run(memory_meter := Recorder())

@@ -28,11 +28,11 @@ class FsdpTensorParallelProfile(Divided, FsdpProfile):
 
     unsharded_shapes: Mapping[str, Shape] = {}
 
-    def shard(self, communication: CommunicationState, layer_paths: Collection[str], splits: bool) -> None:
+    def shard(self, communication_state: CommunicationState, layer_paths: Collection[str], splits_head: bool) -> None:
         """Shards all parameters created from this call on."""
-        super().shard(communication, layer_paths, splits)
-        self.divides_loss: bool = communication.sharding.divides_loss
-        self.copies_gathered: bool = communication.sharding.copies_gathered
+        super().shard(communication_state, layer_paths, splits_head)
+        self.divides_loss: bool = communication_state.sharding.divides_loss
+        self.copies_gathered: bool = communication_state.sharding.copies_gathered
 
     def prepare(self, program: Flow) -> None:
         """Creates the parameters and records the shapes before sharding."""
@@ -43,47 +43,49 @@ class FsdpTensorParallelProfile(Divided, FsdpProfile):
     @property
     def in_products(self) -> bool:
         """Whether matrix products overlap with collectives, as in compiled layers (`micro_pipeline_tp_pass`)."""
-        overlaps = self.traffic is not None and self.traffic.sharding.overlaps
-        return overlaps and self.choices.compiled and self.graph.meter.place.layer_index >= 0
+        overlaps_messages = self.traffic is not None and self.traffic.sharding.overlaps
+        return overlaps_messages and self.choices.compiled and self.graph.meter.place.layer_index >= 0
 
-    def unsharded_shape(self, key: Path, shape: Shape) -> Shape:
+    def unsharded_shape(self, parameter_key: Path, shape: Shape) -> Shape:
         """Returns the shape of a parameter before tensor parallelism shards it."""
-        return self.unsharded_shapes.get(_path_without_indices(key), shape)
+        return self.unsharded_shapes.get(_path_without_indices(parameter_key), shape)
 
     def gathers_in_8_bits(self, operation: Step) -> bool:
         """Whether a step's input is all-gathered in float8 with one scale per tensor (float8_tensor_parallel.py)."""
-        float8 = None if self.traffic is None else self.traffic.sharding.float8
-        if float8 is None or float8.recipe != "tensorwise":
+        float8_settings = None if self.traffic is None else self.traffic.sharding.float8
+        if float8_settings is None or float8_settings.recipe != "tensorwise":
             return False
         layer_name = f"{_path_without_indices(self.module_path())}.{operation.name}".rstrip(".")
-        rows, columns = self.unsharded_shapes[f"{layer_name}.weight"]
-        return float8.converts(torchtitan_name(layer_name), rows, columns)
+        row_count, column_count = self.unsharded_shapes[f"{layer_name}.weight"]
+        return float8_settings.converts(torchtitan_name(layer_name), row_count, column_count)
 
-    def has_partial_gradient(self, key: Path) -> bool:
+    def has_partial_gradient(self, parameter_key: Path) -> bool:
         """Whether the rank's gradient of a parameter covers only the rank's tokens or heads."""
-        return self.tokens > 1 and _path_without_indices(key) not in self.unsharded_shapes
+        return self.tokens > 1 and _path_without_indices(parameter_key) not in self.unsharded_shapes
 
 
-def _path_without_indices(key: Path) -> str:
+def _path_without_indices(parameter: Path) -> str:
     """Returns the path of a parameter without layer indices."""
-    return ".".join(str(path_part).strip(".") for path_part in key if type(path_part) is not int and path_part)
+    return ".".join(str(path_part).strip(".") for path_part in parameter if type(path_part) is not int and path_part)
 
 
-def _unsharded_shapes(program_items: Iterable[Item], path: str) -> Iterator[tuple[str, Shape]]:
+def _unsharded_shapes(program_items: Iterable[Item], module_path: str) -> Iterator[tuple[str, Shape]]:
     """Yields (path, unsharded shape) of each sharded parameter, with matrices as [rows, columns]."""
-    for option_name, operation in named_steps(program_items, path):
+    for option_name, operation in named_steps(program_items, module_path):
         if operation.weight is not None and is_divided((*operation.weight.ins, *operation.weight.out)):
-            table = operation.verb in ("table", "unread_table")
-            rows, columns = (
-                (operation.weight.ins, operation.weight.out) if table else (operation.weight.out, operation.weight.ins)
+            is_table = operation.verb in ("table", "unread_table")
+            row_count, column_count = (
+                (operation.weight.ins, operation.weight.out)
+                if is_table
+                else (operation.weight.out, operation.weight.ins)
             )
-            yield f"{option_name}.weight", (_unsharded_length(rows), _unsharded_length(columns))
+            yield f"{option_name}.weight", (_unsharded_length(row_count), _unsharded_length(column_count))
             yield f"{option_name}.bias", (_unsharded_length(operation.weight.out),)
 
 
 def _unsharded_length(axes: Axes) -> int:
     """Returns the number of elements along axes before sharding."""
-    length = 1
+    axis_length = 1
     for axis in flat_axes(axes):
-        length *= axis.full_size if isinstance(axis, Shard) else axis.size
-    return length
+        axis_length *= axis.full_size if isinstance(axis, Shard) else axis.size
+    return axis_length

@@ -13,9 +13,9 @@ UNQUANTIZED_NOTE = "no --quantize: the weights are counted in bf16; a GGUF file 
 """The note on a model whose checkpoint has no number format of ggml."""
 
 
-def engine_memory(server: GgmlServer, buffers: Buffers, notes: Iterable[str] = ()) -> EngineMemory:
+def engine_memory(server: GgmlServer, buffers: Buffers, memory_notes: Iterable[str] = ()) -> EngineMemory:
     """Returns the memory of a server's devices and host."""
-    rules, record, model = server.rules, server.engine_record, server.model
+    version_rules, engine_record, model = server.rules, server.engine_record, server.model
     memory_terms = []
     devices = (*server.devices, HOST)
     tensors_text = (
@@ -36,30 +36,30 @@ def engine_memory(server: GgmlServer, buffers: Buffers, notes: Iterable[str] = (
         cache_bytes = buffers.cache.get(device, 0)
         if cache_bytes or device != HOST:
             memory_terms.append(
-                Term("kv_buffer", cache_bytes, "source", rules.source_place, _cache_origin(server), device)
+                Term("kv_buffer", cache_bytes, "source", version_rules.source_place, _cache_origin(server), device)
             )
     for device in devices:
-        compute_source = f"{record.compute_logs} logs compared"
+        compute_source = f"{engine_record.compute_logs} logs compared"
         compute_origin = f"graph of {server.micro_batch:,} tokens"
         memory_terms.append(
             Term("compute_buffer", buffers.compute.get(device, 0), "estimate", compute_source, compute_origin, device)
         )
     startup_error = _startup_error(server, buffers)
     total_bytes = sum(buffers.bytes_on(device) for device in devices)
-    length = server.longest_request
+    request_length = server.longest_request
     return EngineMemory(
         terms=tuple(memory_terms),
         kv_tokens=server.cache_cells,
         blocks=server.cache_cells,
-        max_concurrency=float(server.streams) if server.streams > 1 else server.cache_cells / length,
+        max_concurrency=float(server.streams) if server.streams > 1 else server.cache_cells / request_length,
         starts=not startup_error,
         message=startup_error,
-        max_model_len=length,
+        max_model_len=request_length,
         devices=max(1, len(server.devices)),
         block_size=1,
         assumed=server.assumed,
         settings=server.settings,
-        notes=tuple(filter(None, (server.version.note, *notes, *_server_notes(server)))),
+        notes=tuple(filter(None, (server.version.note, *memory_notes, *_server_notes(server)))),
         host={
             "ram_bytes": buffers.bytes_on(HOST),
             "disk_bytes": server.file_bytes,
@@ -82,10 +82,10 @@ def _cache_origin(server: GgmlServer) -> str:
     return f"{server.cache_cells:,} cells of {type_names}"
 
 
-def _startup_error(server: GgmlServer, buffers: Buffers) -> str:
+def _startup_error(server: GgmlServer, device_buffers: Buffers) -> str:
     """Returns llama.cpp's message for the first GPU that is too small; empty if all buffers fit."""
     for device in server.devices:
-        needed_bytes = buffers.bytes_on(device)
+        needed_bytes = device_buffers.bytes_on(device)
         if needed_bytes > server.free_bytes:
             error_text = server.engine_record.messages["no_memory"]
             free_gib = server.free_bytes / GIB

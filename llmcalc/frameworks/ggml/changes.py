@@ -36,14 +36,14 @@ def _fewest_free_bytes(server: GgmlServer) -> int:
 
     The graphs are laid out only where tensors and caches alone leave room.
     """
-    placement = server.placement
-    buffers = Buffers(server.model_buffers(placement), server.cache_buffers(placement), {})
-    free_bytes = _free_bytes_of_fullest_gpu(server, buffers)
-    return free_bytes if free_bytes < 0 else _free_bytes_of_fullest_gpu(server, server.buffers(placement))
+    tensor_placement = server.placement
+    device_buffers = Buffers(server.model_buffers(tensor_placement), server.cache_buffers(tensor_placement), {})
+    free_bytes = _free_bytes_of_fullest_gpu(server, device_buffers)
+    return free_bytes if free_bytes < 0 else _free_bytes_of_fullest_gpu(server, server.buffers(tensor_placement))
 
 
-def _free_bytes_of_fullest_gpu(server: GgmlServer, buffers: Buffers) -> int:
-    return min((server.free_bytes - buffers.bytes_on(device) for device in server.devices), default=0)
+def _free_bytes_of_fullest_gpu(server: GgmlServer, device_buffers: Buffers) -> int:
+    return min((server.free_bytes - device_buffers.bytes_on(device) for device in server.devices), default=0)
 
 
 def _without_fit(server: GgmlServer, **flags: Any) -> GgmlServer:
@@ -65,18 +65,16 @@ def _largest_fitting(least_value: int, largest_value: int, free_bytes_of: Callab
         return largest_value
     halves_interval = False
     while failing_value - fitting_value > 1:
-        interval = failing_value - fitting_value
+        step = failing_value - fitting_value
         guessed_value = fitting_value + (
-            interval // 2
-            if halves_interval
-            else min(max(interval * free_bytes // (free_bytes + missing_bytes), 1), interval - 1)
+            step // 2 if halves_interval else min(max(step * free_bytes // (free_bytes + missing_bytes), 1), step - 1)
         )
         free_bytes_now = free_bytes_of(guessed_value)
         if free_bytes_now < 0:
             failing_value, missing_bytes = guessed_value, -free_bytes_now
         else:
             fitting_value, free_bytes = guessed_value, free_bytes_now
-        halves_interval = not halves_interval and failing_value - fitting_value > interval // 2
+        halves_interval = not halves_interval and failing_value - fitting_value > step // 2
     return fitting_value
 
 
@@ -100,9 +98,9 @@ def most_layers(server: GgmlServer) -> int | None:
 
 def longest_context(server: GgmlServer) -> int | None:
     """Returns the longest context (-c) in tokens for which everything fits on the GPUs, a multiple of 256."""
-    steps = max(1, server.context // 256)
+    step_count = max(1, server.context // 256)
     fitting_steps = _largest_fitting(
-        1, steps, lambda context_step: _fewest_free_bytes(_without_fit(server, ctx_size=256 * context_step))
+        1, step_count, lambda context_step: _fewest_free_bytes(_without_fit(server, ctx_size=256 * context_step))
     )
     return None if fitting_steps is None else 256 * fitting_steps
 

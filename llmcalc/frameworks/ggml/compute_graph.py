@@ -54,24 +54,24 @@ class Tensor:
 
     def __init__(
         self,
-        nbytes: int,
-        sources: Sequence[Tensor] = (),
-        operation: Operation = "new",
+        tensor_bytes: int,
+        source_tensors: Sequence[Tensor] = (),
+        operation_name: Operation = "new",
         layout: tuple[int, ...] | None = None,
         device: str | None = None,
         has_offset: bool = False,
         may_move: bool = False,
     ) -> None:
-        self.nbytes: int = nbytes
-        self.operation: Operation = operation
+        self.nbytes: int = tensor_bytes
+        self.operation: Operation = operation_name
         self.layout: tuple[int, ...] | None = layout
         self.device: str | None = device
-        self.sources: list[Tensor] = list(sources)
+        self.sources: list[Tensor] = list(source_tensors)
         self.has_offset: bool = has_offset
         self.may_move: bool = may_move
         self.base: Tensor | None = None
-        if operation in ("view", "store"):
-            viewed_tensor = sources[-1] if operation == "store" else sources[0]
+        if operation_name in ("view", "store"):
+            viewed_tensor = source_tensors[-1] if operation_name == "store" else source_tensors[0]
             self.base = viewed_tensor.base or viewed_tensor
         self.is_external: bool = (self.base or self).operation in ("weight", "cache")
         self.place: str | None = None
@@ -109,21 +109,21 @@ class Graph:
                     self.nodes.append(tensor)
 
 
-def buffer_sizes(graph: Graph, devices: Sequence[str], pipeline: bool = False) -> dict[str, int]:
+def buffer_sizes(compute_graph: Graph, devices: Sequence[str], is_pipelined: bool = False) -> dict[str, int]:
     """Returns device → bytes of the compute buffer. Each graph can be allocated only once.
 
-    devices: the GPUs in their order; the host comes after them. pipeline: whether inputs have several copies.
+    devices: the GPUs in their order; the host comes after them. is_pipelined: whether inputs have several copies.
     """
-    _assign_devices(graph.nodes, [*devices, HOST])
-    ordered_tensors, tensor_copies = _split_by_device(graph.nodes)
-    return _allocate_tensors(ordered_tensors, tensor_copies, pipeline)
+    _assign_devices(compute_graph.nodes, [*devices, HOST])
+    ordered_tensors, tensor_copies = _split_by_device(compute_graph.nodes)
+    return _allocate_tensors(ordered_tensors, tensor_copies, is_pipelined)
 
 
-def _assign_devices(nodes: Sequence[Tensor], devices: Sequence[str]) -> None:
+def _assign_devices(graph_tensors: Sequence[Tensor], devices: Sequence[str]) -> None:
     """Assigns a device to every tensor (passes 1 to 4 of the scheduler)."""
-    for node in nodes:
-        node.place = _fixed_device(node, devices)
-    operation_nodes = [node for node in nodes if node.operation != "view"]
+    for tensor in graph_tensors:
+        tensor.place = _fixed_device(tensor, devices)
+    operation_nodes = [tensor for tensor in graph_tensors if tensor.operation != "view"]
     for only_gpus, ordered_operations in (
         (True, operation_nodes),
         (True, operation_nodes[::-1]),
@@ -131,27 +131,27 @@ def _assign_devices(nodes: Sequence[Tensor], devices: Sequence[str]) -> None:
         (False, operation_nodes[::-1]),
     ):
         current_device: str | None = None
-        for node in ordered_operations:
-            if node.place is not None:
-                current_device = None if only_gpus and node.place == HOST else node.place
+        for tensor in ordered_operations:
+            if tensor.place is not None:
+                current_device = None if only_gpus and tensor.place == HOST else tensor.place
             elif current_device is not None:
-                node.place = current_device
-    for node in nodes:
-        if node.place is None:  # a view
-            node.place = _default_device(node, devices[0])
-        for source_tensor in node.sources:
+                tensor.place = current_device
+    for tensor in graph_tensors:
+        if tensor.place is None:  # a view
+            tensor.place = _default_device(tensor, devices[0])
+        for source_tensor in tensor.sources:
             if source_tensor.place is None:
-                source_tensor.place = _default_device(source_tensor, node.place)
+                source_tensor.place = _default_device(source_tensor, tensor.place)
 
 
-def _default_device(tensor: Tensor, default: str) -> str:
+def _default_device(tensor: Tensor, default_device: str) -> str:
     """Returns the default device of a tensor: the source's, the base tensor's, or the host."""
     owner_tensor = tensor.base or tensor
     if owner_tensor.is_external:
-        return owner_tensor.device or default
+        return owner_tensor.device or default_device
     if owner_tensor.operation == "input":
         return HOST
-    return owner_tensor.place or default
+    return owner_tensor.place or default_device
 
 
 def _fixed_device(operation_node: Tensor, devices: Sequence[str]) -> str | None:
@@ -173,20 +173,20 @@ _OperationOrder: TypeAlias = list[tuple[Tensor, Tensor | None]]
 """Operations in their order. With a second tensor: the copy of a source, which is made there."""
 
 
-def _split_by_device(nodes: Sequence[Tensor]) -> tuple[_OperationOrder, list[Tensor]]:
+def _split_by_device(graph_tensors: Sequence[Tensor]) -> tuple[_OperationOrder, list[Tensor]]:
     """Splits the graph by device, and adds copies of the tensors that each split reads (pass 5)."""
     tensor_copies: dict[tuple[int, str | None], Tensor] = {}
     operations_with_copies: _OperationOrder = []
     split_start = input_count = 0
     current_device: str | None = None
-    for node in nodes:
-        if node.operation == "view":
-            operations_with_copies.append((node, None))
+    for tensor in graph_tensors:
+        if tensor.operation == "view":
+            operations_with_copies.append((tensor, None))
             continue
-        device = node.place
-        if device != current_device or (input_count and _reads_weight_elsewhere(node, current_device)):
+        device = tensor.place
+        if device != current_device or (input_count and _reads_weight_elsewhere(tensor, current_device)):
             split_start, input_count, current_device = len(operations_with_copies), 0, device
-        for i, source_tensor in enumerate(node.sources):
+        for i, source_tensor in enumerate(tensor.sources):
             if source_tensor.place == device or (device == HOST and source_tensor.operation == "input"):
                 continue
             source_and_device = (id(source_tensor), device)
@@ -197,8 +197,8 @@ def _split_by_device(nodes: Sequence[Tensor]) -> tuple[_OperationOrder, list[Ten
                 operations_with_copies.insert(split_start, (source_tensor, copied_tensor))
                 split_start += 1
                 input_count += 1
-            node.sources[i] = tensor_copies[source_and_device]
-        operations_with_copies.append((node, None))
+            tensor.sources[i] = tensor_copies[source_and_device]
+        operations_with_copies.append((tensor, None))
     return operations_with_copies, list(tensor_copies.values())
 
 
@@ -223,65 +223,67 @@ class _Buffer:
         for i, (_, block_bytes) in enumerate(self.free[:-1]):
             if block_bytes >= nbytes and (least_bytes < 0 or block_bytes <= least_bytes):
                 best_block, least_bytes = i, block_bytes
-        offset, block_bytes = self.free[best_block]
+        block_offset, block_bytes = self.free[best_block]
         if block_bytes == nbytes:
             del self.free[best_block]
         else:
-            self.free[best_block] = (offset + nbytes, block_bytes - nbytes)
-        self.size = max(self.size, offset + nbytes)
-        return offset
+            self.free[best_block] = (block_offset + nbytes, block_bytes - nbytes)
+        self.size = max(self.size, block_offset + nbytes)
+        return block_offset
 
-    def release(self, block_offset: int, nbytes: int) -> None:
+    def release(self, block_offset: int, tensor_bytes: int) -> None:
         """Frees a block and merges it with adjacent free blocks."""
-        if not nbytes:
+        if not tensor_bytes:
             return
         free_blocks = self.free
         block_index = bisect_right(free_blocks, (block_offset, 0))
-        if block_index < len(free_blocks) and block_offset + nbytes == free_blocks[block_index][0]:
-            nbytes += free_blocks.pop(block_index)[1]
+        if block_index < len(free_blocks) and block_offset + tensor_bytes == free_blocks[block_index][0]:
+            tensor_bytes += free_blocks.pop(block_index)[1]
         if block_index and sum(free_blocks[block_index - 1]) == block_offset:
             block_index -= 1
             block_offset, previous_bytes = free_blocks.pop(block_index)
-            nbytes += previous_bytes
-        free_blocks.insert(block_index, (block_offset, nbytes))
+            tensor_bytes += previous_bytes
+        free_blocks.insert(block_index, (block_offset, tensor_bytes))
 
 
-def _align(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+def _align(tensor_bytes: int) -> int:
+    return -(-tensor_bytes // ALIGNMENT) * ALIGNMENT
 
 
 def _allocate_tensors(
     ordered_tensors: _OperationOrder, tensor_copies: Sequence[Tensor], pipeline: bool
 ) -> dict[str, int]:
     """Allocates all tensors in order, and returns device → used bytes of the buffer."""
-    buffers = defaultdict[str, _Buffer](_Buffer)
+    buffers_by_device = defaultdict[str, _Buffer](_Buffer)
     operations_with_sources: list[tuple[Tensor, Sequence[Tensor]]] = []
     input_tensors: dict[int, Tensor] = {}
-    for node, copied_tensor in ordered_tensors:
+    for graph_node, copied_tensor in ordered_tensors:
         operations_with_sources += (
-            [(node, (node,)), (copied_tensor, ())] if copied_tensor is not None else [(node, node.sources)]
+            [(graph_node, (graph_node,)), (copied_tensor, ())]
+            if copied_tensor is not None
+            else [(graph_node, graph_node.sources)]
         )
-        for tensor in (node, *node.sources):
+        for tensor in (graph_node, *graph_node.sources):
             if tensor.operation == "input":
                 input_tensors[id(tensor)] = tensor
-        if copied_tensor is None and node.operation == "view" and node.base is not None:
-            node.base.views += 1
+        if copied_tensor is None and graph_node.operation == "view" and graph_node.base is not None:
+            graph_node.base.views += 1
     if pipeline:
         for tensor in (*input_tensors.values(), *tensor_copies):
             tensor.stays = True
             for _ in range(PIPELINE_COPIES - 1):
-                buffers[str(tensor.place)].allocate(_align(tensor.nbytes))
-            _allocate_tensor(tensor, buffers)
+                buffers_by_device[str(tensor.place)].allocate(_align(tensor.nbytes))
+            _allocate_tensor(tensor, buffers_by_device)
     for _, source_tensors in operations_with_sources:
         for source_tensor in source_tensors:
             source_tensor.children += 1
     for tensor in input_tensors.values():
-        _allocate_tensor(tensor, buffers)
-    for node, source_tensors in operations_with_sources:
+        _allocate_tensor(tensor, buffers_by_device)
+    for graph_node, source_tensors in operations_with_sources:
         for source_tensor in source_tensors:
-            _allocate_tensor(source_tensor, buffers)
-        if node not in source_tensors:
-            _allocate_tensor(node, buffers)
+            _allocate_tensor(source_tensor, buffers_by_device)
+        if graph_node not in source_tensors:
+            _allocate_tensor(graph_node, buffers_by_device)
         for source_tensor in source_tensors:
             source_tensor.children -= 1
             if source_tensor.children or source_tensor.views:
@@ -293,12 +295,12 @@ def _allocate_tensors(
                 if owner_tensor.views or owner_tensor.children:
                     continue
             if owner_tensor.is_allocated and not owner_tensor.stays:
-                buffers[str(owner_tensor.place)].release(owner_tensor.offset, _align(owner_tensor.nbytes))
+                buffers_by_device[str(owner_tensor.place)].release(owner_tensor.offset, _align(owner_tensor.nbytes))
                 owner_tensor.is_allocated = False
-    return {device: buffer.size for device, buffer in buffers.items()}
+    return {device: device_buffer.size for device, device_buffer in buffers_by_device.items()}
 
 
-def _allocate_tensor(tensor: Tensor, buffers: Mapping[str, _Buffer]) -> None:
+def _allocate_tensor(tensor: Tensor, buffers_by_device: Mapping[str, _Buffer]) -> None:
     """Allocates a tensor that is not external, a view or allocated, in place of a source or in a free block."""
     if tensor.is_allocated or tensor.is_external or tensor.base is not None:
         return
@@ -310,7 +312,7 @@ def _allocate_tensor(tensor: Tensor, buffers: Mapping[str, _Buffer]) -> None:
                 tensor.offset = owner_tensor.offset
                 source_tensor.is_allocated = owner_tensor.is_allocated = False
                 return
-    tensor.offset = buffers[str(tensor.place)].allocate(_align(tensor.nbytes))
+    tensor.offset = buffers_by_device[str(tensor.place)].allocate(_align(tensor.nbytes))
 
 
 def _can_reuse_memory(source_tensor: Tensor, tensor: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""The image and audio encoder of llama-server (`--mmproj`), a separate file on a single device.
+"""The image and audio encoder of llama-server (`--mmproj`), loaded from a separate file onto a single device.
 
 Source: tools/mtmd/clip.cpp (`load_tensors`): all tensors are on the first GPU, on that of --mmproj-device, or on the
 host (`--no-mmproj-offload`, or without a GPU). Types: those of the file, else those that conversion chooses

@@ -23,17 +23,17 @@ def ggml_engine(
     server: the function or class in its file `server.py` that returns a server.
     engine_functions: package and file of the functions that take a server; by default those of llama.cpp.
     """
-    folder, file = engine_functions
+    functions_folder, functions_file = engine_functions
     return Engine(
         name=engine_name,
         title=engine_title,
         flags=FromFile(package, "flags:flags"),
         rules=FromFile(package, "server:read_record"),
         server=FromFile(package, f"server:{server}"),
-        memory=FromFile(folder, f"{file}:memory"),
-        flag_changes=FromFile(folder, f"{file}:flag_changes"),
-        layouts=FromFile(folder, f"{file}:layouts"),
-        serving_flags=FromFile(folder, f"{file}:serving_flags"),
+        memory=FromFile(functions_folder, f"{functions_file}:memory"),
+        flag_changes=FromFile(functions_folder, f"{functions_file}:flag_changes"),
+        layouts=FromFile(functions_folder, f"{functions_file}:layouts"),
+        serving_flags=FromFile(functions_folder, f"{functions_file}:serving_flags"),
         flags_by_option=flags_by_option,
         vendors=("NVIDIA", "AMD", "Apple", "Intel"),
         shows_alternatives=shows_alternatives,

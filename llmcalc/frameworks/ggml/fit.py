@@ -44,8 +44,8 @@ class _GpuLayers:
 
 def fit(server: GgmlServer) -> FittedServer:
     """Returns the server with the flags of --fit, which leave a free margin on each GPU."""
-    placement = server.placement
-    fitted_server = FittedServer(server, placement, server.buffers(placement))
+    tensor_placement = server.placement
+    fitted_server = FittedServer(server, tensor_placement, server.buffers(tensor_placement))
     if not server.adjusts_flags or not server.devices:
         return fitted_server
     byte_limits = [server.free_bytes - margin_bytes for margin_bytes in free_margins(server)]
@@ -160,9 +160,9 @@ class _LayerFit:
         return Placement(layers, (), frozenset(hosted_layers), tuple(partial_layers))
 
     def buffers_of(self, layers_by_gpu: list[_GpuLayers]) -> Buffers:
-        placement = self.placement_of(layers_by_gpu)
+        tensor_placement = self.placement_of(layers_by_gpu)
         on_gpus = sum(gpu_layers.layers for gpu_layers in layers_by_gpu)
-        return self.server.with_flags(n_gpu_layers=on_gpus).buffers(placement)
+        return self.server.with_flags(n_gpu_layers=on_gpus).buffers(tensor_placement)
 
     def keeps_margins(self, layers_by_gpu: list[_GpuLayers], *gpu_numbers: int) -> bool:
         """Whether all GPUs keep the free margin with these layers."""
@@ -177,17 +177,17 @@ class _LayerFit:
         has_experts = any(layer.experts for layer in self.server.model.layers)
         layers_by_gpu = [_GpuLayers()] * len(self.server.devices)
         for i in reversed(range(len(layers_by_gpu))):
-            unplaced = layer_count + 1 - sum(gpu_layers.layers for gpu_layers in layers_by_gpu)
-            layers_by_gpu = self._with_most_layers(layers_by_gpu, i, unplaced, has_experts)
+            unplaced_layers = layer_count + 1 - sum(gpu_layers.layers for gpu_layers in layers_by_gpu)
+            layers_by_gpu = self._with_most_layers(layers_by_gpu, i, unplaced_layers, has_experts)
         if has_experts and sum(gpu_layers.layers for gpu_layers in layers_by_gpu) == layer_count + 1:
             layers_by_gpu = self._with_experts(layers_by_gpu)
         on_gpus = sum(gpu_layers.layers for gpu_layers in layers_by_gpu)
-        placement = self.placement_of(layers_by_gpu)
+        placements = self.placement_of(layers_by_gpu)
         server = self.server.with_flags(n_gpu_layers=on_gpus)
         layer_note = f"--fit places {on_gpus} of {layer_count + 1} layers on GPUs (with the output)"
-        hosted_layers = len(placement.host_experts) + len(placement.partial)
+        hosted_layers = len(placements.host_experts) + len(placements.partial)
         layer_note += f", the experts of {hosted_layers} of them on the host" if hosted_layers else ""
-        return FittedServer(server, placement, server.buffers(placement), (*self.fitted.notes, layer_note))
+        return FittedServer(server, placements, server.buffers(placements), (*self.fitted.notes, layer_note))
 
     def _with_most_layers(
         self, layers_by_gpu: list[_GpuLayers], i: int, most_layers: int, has_experts: bool
@@ -271,10 +271,10 @@ def _with_overflow(
     return changed_layers
 
 
-def largest_number(largest_candidate: int, condition: Callable[[int], bool]) -> int:
+def largest_number(largest_candidate: int, is_possible: Callable[[int], bool]) -> int:
     """Returns the largest number up to `largest_candidate` with a true monotonic condition; 0 for none."""
     return (
         largest_candidate
-        if condition(largest_candidate)
-        else bisect_left(range(1, largest_candidate), True, key=lambda candidate: not condition(candidate))
+        if is_possible(largest_candidate)
+        else bisect_left(range(1, largest_candidate), True, key=lambda candidate: not is_possible(candidate))
     )

@@ -41,8 +41,8 @@ SHARED_FLAGS = (
     *refused_flags("adapters", "--lora --lora-scaled"),
     *refused_flags("control vectors", "--control-vector --control-vector-scaled"),
     *refused_flags("a device of another machine", "--rpc"),
-    *refused_flags("a server of embeddings", "--pooling", switches="--embedding|--embeddings --rerank|--reranking"),
-    *refused_flags("sampling on the device", switches="--backend-sampling|-bs"),
+    *refused_flags("a server of embeddings", "--pooling", switch_names="--embedding|--embeddings --rerank|--reranking"),
+    *refused_flags("sampling on the device", switch_names="--backend-sampling|-bs"),
     *refused_flags("a server of several models", "--models-dir --models-preset"),
     Flag(("--override-kv", "-okv"), refused="changes the model; expected --set PATH=VALUE of llmcalc"),
 )  # fmt: skip

@@ -15,13 +15,13 @@ FIRST_REPEATS, LAST_REPEATS = 3, 2
 """Repeats of a pattern that are laid out before and after those that are left out."""
 
 
-def laid_out_layers(layer_keys: Sequence[Hashable]) -> list[int]:
+def graph_layers(layer_keys: Sequence[Hashable]) -> list[int]:
     """Returns the indices of the layers for graph building. layer_keys: one per layer, equal for equal graphs."""
     layer_indices: list[int] = []
     pattern_start = 0
     while pattern_start < len(layer_keys):
         dropped_count, negative_length = max(
-            (_droppable_layers(layer_keys, pattern_start, length), -length) for length in range(1, LONGEST_PATTERN + 1)
+            (_droppable_layers(layer_keys, pattern_start, period), -period) for period in range(1, LONGEST_PATTERN + 1)
         )
         pattern_length = -negative_length
         if not dropped_count:
@@ -41,5 +41,5 @@ def _droppable_layers(layer_keys: Sequence[Hashable], pattern_start: int, patter
     pattern_end = pattern_start + pattern_length
     while pattern_end < len(layer_keys) and layer_keys[pattern_end] == layer_keys[pattern_end - pattern_length]:
         pattern_end += 1
-    repeats = (pattern_end - pattern_start) // pattern_length - FIRST_REPEATS - LAST_REPEATS
-    return max(0, repeats) // 2 * 2 * pattern_length
+    dropped_repeats = (pattern_end - pattern_start) // pattern_length - FIRST_REPEATS - LAST_REPEATS
+    return max(0, dropped_repeats) // 2 * 2 * pattern_length

@@ -215,7 +215,7 @@ class GgufModel:
     def stored_tensors(self) -> tuple[GgufTensor, ...]:
         """The tensors stored in the GGUF file."""
         if self.gguf_file is None or self.quantize is not None:
-            return tuple(self._chosen_tensors())
+            return tuple(self._loaded_tensors())
         return tuple(
             GgufTensor(tensor.name, tensor.nbytes, _layer_of(tensor.name))
             for shard_path in _file_shards(self.gguf_file)
@@ -263,17 +263,17 @@ class GgufModel:
             if weight_site.optional == MTP.name
         ]
         weight_sizes = self._weight_sizes([*weight_sites_of(self.preset.model.tree()), *modules])[-len(modules) :]
-        return tuple(GgufTensor(_gguf_name(site), nbytes, site.layer) for site, nbytes in weight_sizes)
+        return tuple(GgufTensor(_gguf_name(site), tensor_bytes, site.layer) for site, tensor_bytes in weight_sizes)
 
     @property
     def file_bytes(self) -> int:
         """The bytes of all tensors in the GGUF file."""
         return sum(tensor.nbytes for tensor in self.stored_tensors)
 
-    def _chosen_tensors(self) -> Iterator[GgufTensor]:
+    def _loaded_tensors(self) -> Iterator[GgufTensor]:
         """Yields the tensors in the formats that llama-quantize chooses, or in the published format."""
-        for weight_site, nbytes in self._weight_sizes(list(weight_sites_of(self.preset.model.tree()))):
-            yield GgufTensor(_gguf_name(weight_site), nbytes, weight_site.layer)
+        for weight_site, tensor_bytes in self._weight_sizes(list(weight_sites_of(self.preset.model.tree()))):
+            yield GgufTensor(_gguf_name(weight_site), tensor_bytes, weight_site.layer)
 
     def _weight_sizes(self, weight_sites: list[WeightSite]) -> list[tuple[WeightSite, int]]:
         """Returns each weight with its bytes."""
@@ -295,13 +295,13 @@ class GgufModel:
 
 def _layer_places(tree_node: Place) -> Iterator[Place]:
     """Yields each group of equal decoder layers as a place in the model's tree."""
-    for child in tree_node.children():
-        if child.optional:
+    for child_place in tree_node.children():
+        if child_place.optional:
             continue
-        if child.kind == "layer" and child.node.indices is not None:
-            yield child
+        if child_place.kind == "layer" and child_place.node.indices is not None:
+            yield child_place
         else:
-            yield from _layer_places(child)
+            yield from _layer_places(child_place)
 
 
 def _layer_shape(layer: Place) -> LayerShape:
@@ -323,9 +323,9 @@ def _layer_shape(layer: Place) -> LayerShape:
                     latent_rank, rope_dim, int(layer_op.qk_dim) - rope_dim, int(layer_op.v_dim), 0
                 )
         elif isinstance(layer_op, KVCache):
-            widths = [int(heads) * int(head_size) for heads, head_size in layer_op.vectors]
-            layer_shape.key_width = widths[0] if len(widths) > 1 else int(layer_op.width)
-            layer_shape.value_width = sum(widths[1:])
+            vector_widths = [int(heads) * int(head_size) for heads, head_size in layer_op.vectors]
+            layer_shape.key_width = vector_widths[0] if len(vector_widths) > 1 else int(layer_op.width)
+            layer_shape.value_width = sum(vector_widths[1:])
             if layer_op.limit is not None and layer_shape.window is None:
                 layer_shape.window = int(layer_op.limit)
         elif isinstance(layer_op, State):
@@ -371,9 +371,10 @@ def _gguf_name(weight_site: WeightSite) -> str:
         return f"{TENSOR_NAMES.get(weight_site.path, weight_site.path)}.weight"
     name_in_layer = weight_site.path.split(".", 2)[-1]
     name_parts = name_in_layer.split(".")
-    suffixes = [".".join(name_parts[i:]) for i in range(len(name_parts))]
+    name_suffixes = [".".join(name_parts[i:]) for i in range(len(name_parts))]
     gguf_name = next(
-        (LAYER_TENSOR_NAMES[suffix] for suffix in suffixes if suffix in LAYER_TENSOR_NAMES), name_parts[-1]
+        (LAYER_TENSOR_NAMES[name_suffix] for name_suffix in name_suffixes if name_suffix in LAYER_TENSOR_NAMES),
+        name_parts[-1],
     )
     return f"blk.{weight_site.layer}.{gguf_name}.{name_ending}"
 
@@ -386,9 +387,9 @@ def _layer_of(tensor_name: str) -> int | None:
 MOST_SHARDS = 1000
 
 
-def _file_shards(path: Path) -> list[Path]:
+def _file_shards(first_shard: Path) -> list[Path]:
     """Returns all files of a split GGUF file (`-00001-of-00003.gguf`), or the file alone."""
-    match = re.fullmatch(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf", path.name)
+    match = re.fullmatch(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf", first_shard.name)
     if match is None or int(match[3]) > MOST_SHARDS:
-        return [path]
-    return [path.with_name(f"{match[1]}-{i:05d}-of-{match[3]}.gguf") for i in range(1, int(match[3]) + 1)]
+        return [first_shard]
+    return [first_shard.with_name(f"{match[1]}-{i:05d}-of-{match[3]}.gguf") for i in range(1, int(match[3]) + 1)]

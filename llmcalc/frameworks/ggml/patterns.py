@@ -156,10 +156,10 @@ class Pattern:
         for _ in range(least_times):
             current_state = self._copy_states(atom_start, first_new_state, current_state)
         if most_times is None:
-            loop = self._new_state()
-            self._edges[current_state].append((None, loop))
-            self._edges[self._copy_states(atom_start, first_new_state, loop)].append((None, loop))
-            current_state = loop
+            loop_state = self._new_state()
+            self._edges[current_state].append((None, loop_state))
+            self._edges[self._copy_states(atom_start, first_new_state, loop_state)].append((None, loop_state))
+            current_state = loop_state
         else:
             exit_states = [current_state]
             for _ in range(most_times - least_times):
@@ -186,10 +186,10 @@ class Pattern:
             self._at += 1
             repetition_counts: tuple[int, int | None] = {"*": (0, None), "+": (1, None), "?": (0, 1)}[character]
         elif character == "{":
-            text_in_braces, brace, _ = self._text[self._at + 1 :].partition("}")
+            text_in_braces, closing_brace, _ = self._text[self._at + 1 :].partition("}")
             least_text, separator, most_text = text_in_braces.partition(",")
             if (
-                not brace
+                not closing_brace
                 or not least_text.isdecimal()
                 or (most_text and not most_text.isdecimal())
                 or len(text_in_braces) > 9
@@ -216,18 +216,18 @@ class Pattern:
             raise self._pattern_error("a repeat of nothing")
         self._at += 1
         end_state = self._new_state()
-        edge: _Step
+        state_edge: _Step
         if character in "^$":
-            edge = _Anchor(character == "$")
+            state_edge = _Anchor(character == "$")
         elif character == "[":
-            edge = self._parse_character_set()
+            state_edge = self._parse_character_set()
         elif character == "\\":
-            edge = self._parse_escape()
+            state_edge = self._parse_escape()
         elif character == ".":
-            edge = lambda character_read: character_read not in "\n\r"  # noqa: E731
+            state_edge = lambda character_read: character_read not in "\n\r"  # noqa: E731
         else:
-            edge = character.__eq__
-        self._edges[start_state].append((edge, end_state))
+            state_edge = character.__eq__
+        self._edges[start_state].append((state_edge, end_state))
         return end_state
 
     def _parse_group(self, start_state: int) -> int:

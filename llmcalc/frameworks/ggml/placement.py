@@ -36,14 +36,14 @@ class Override:
 
 def read_overrides(override_text: str, devices: Sequence[str]) -> tuple[Override, ...]:
     """Returns the overrides of `pattern=device,…`. Raises `InputError` for an invalid pattern or an unknown device."""
-    overrides = []
-    texts = override_text.split(",")
-    if len(texts) > MOST_OVERRIDES:
-        raise InputError(f"--override-tensor: {len(texts):,} patterns; expected at most {MOST_OVERRIDES:,}")
+    tensor_overrides = []
+    override_parts = override_text.split(",")
+    if len(override_parts) > MOST_OVERRIDES:
+        raise InputError(f"--override-tensor: {len(override_parts):,} patterns; expected at most {MOST_OVERRIDES:,}")
     pending_text = ""
-    for text_part in texts:
+    for text_part in override_parts:
         pending_text = f"{pending_text},{text_part}" if pending_text else text_part
-        pattern, equals_sign, device = pending_text.rpartition("=")
+        tensor_pattern, equals_sign, device = pending_text.rpartition("=")
         if not equals_sign:  # a comma within a pattern, such as {1,2}
             continue
         device_name = device.strip().upper().removesuffix("_HOST")
@@ -54,11 +54,11 @@ def read_overrides(override_text: str, devices: Sequence[str]) -> tuple[Override
             raise InputError(
                 f"--override-tensor {shown(pending_text)}: no device {shown(device)}; expected one of {device_names}"
             )
-        overrides.append(Override(Pattern(pattern, "--override-tensor"), devices_by_name[device_name]))
+        tensor_overrides.append(Override(Pattern(tensor_pattern, "--override-tensor"), devices_by_name[device_name]))
         pending_text = ""
     if pending_text:
         raise InputError(f"--override-tensor {shown(pending_text)}: expected a pattern and a device, such as exps=CPU")
-    return tuple(overrides)
+    return tuple(tensor_overrides)
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,9 @@ class Placement:
 
     def device(self, tensor: GgufTensor) -> str:
         """Returns the device of a tensor. Token embeddings are on the host."""
-        for override in self.overrides:
-            if override.pattern.matches(tensor.name):
-                return override.device
+        for tensor_override in self.overrides:
+            if tensor_override.pattern.matches(tensor.name):
+                return tensor_override.device
         if tensor.layer is not None:
             if tensor.layer in self.host_experts and EXPERT_TENSORS.match(tensor.name):
                 return HOST

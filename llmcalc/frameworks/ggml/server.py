@@ -12,7 +12,7 @@ from ...sources.checkpoints.gguf import TYPES
 from ..engines.engine import HOST
 from .compute_graph import buffer_sizes
 from .encoder import encoder_device
-from .layer_runs import laid_out_layers
+from .layer_runs import graph_layers
 from .model import GgufTensor, LayerShape
 from .placement import EXPERT_TENSORS, LayerDevices, Override, Placement, read_overrides
 from .settings import GgmlSettings
@@ -23,13 +23,13 @@ MORE_TYPES = {"q6_0": (32, 26), "q8_kv": (32, 34)}
 """Types of caches that only ik_llama.cpp has: elements and bytes of a block."""
 
 
-def cache_bytes(type_name: str, elements: int) -> int:
-    """Returns the bytes of `elements` cached elements in a ggml number format."""
+def cache_bytes(type_name: str, element_count: int) -> int:
+    """Returns the bytes of `element_count` cached elements in a ggml number format."""
     block_sizes = {
         ggml_type.lower(): (block_elements, block_bytes) for ggml_type, block_elements, block_bytes in TYPES.values()
     } | MORE_TYPES
     block_elements, block_bytes = block_sizes[type_name]
-    return -(-elements // block_elements) * block_bytes
+    return -(-element_count // block_elements) * block_bytes
 
 
 class Buffers(NamedTuple):
@@ -91,11 +91,11 @@ class GgmlServer(GgmlSettings):
             host_networks=frozenset(range(min(dense_layers, layer_count))),
         )
 
-    def model_buffers(self, placement: Placement) -> dict[str, int]:
+    def model_buffers(self, tensor_placement: Placement) -> dict[str, int]:
         """Returns device → bytes of tensors, including an image encoder."""
         bytes_by_device: dict[str, int] = {HOST: 0, **dict.fromkeys(self.devices, 0)}
         for tensor in self.model.tensors:
-            bytes_by_device[placement.device(tensor)] += tensor.nbytes
+            bytes_by_device[tensor_placement.device(tensor)] += tensor.nbytes
         bytes_by_device[encoder_device(self.flags, self.devices)] += self.encoder_bytes
         return bytes_by_device
 
@@ -103,9 +103,9 @@ class GgmlServer(GgmlSettings):
         """Returns the bytes of a layer's cached keys and values over all streams; recurrent states count as keys."""
         if layer.latent is not None:
             return self._latent_cache(layer)
-        cells = self.window_cells(layer.window) * self.streams
-        key_bytes = cells * cache_bytes(self.key_type, layer.key_width) if layer.key_width else 0
-        value_bytes = cells * cache_bytes(self.value_type, layer.value_width) if layer.value_width else 0
+        cell_count = self.window_cells(layer.window) * self.streams
+        key_bytes = cell_count * cache_bytes(self.key_type, layer.key_width) if layer.key_width else 0
+        value_bytes = cell_count * cache_bytes(self.value_type, layer.value_width) if layer.value_width else 0
         state_bytes = (
             layer.state_elements * self.sequences * (1 + (self.drafted_tokens if self.drafts_by_modules else 0))
         )
@@ -113,41 +113,41 @@ class GgmlServer(GgmlSettings):
 
     def _latent_cache(self, layer: LayerShape) -> tuple[int, int]:
         assert layer.latent is not None
-        cells, (latent_rank, rope_dim, nope_dim, value_dim, _) = self.cache_cells, layer.latent
+        cell_count, (latent_rank, rope_dim, nope_dim, value_dim, _) = self.cache_cells, layer.latent
         if self.latent_mode == 0:
-            key_bytes = cells * cache_bytes(self.key_type, layer.heads * (nope_dim + rope_dim))
-            return key_bytes, cells * cache_bytes(self.value_type, layer.heads * value_dim)
+            key_bytes = cell_count * cache_bytes(self.key_type, layer.heads * (nope_dim + rope_dim))
+            return key_bytes, cell_count * cache_bytes(self.value_type, layer.heads * value_dim)
         keeps_latents_alone = self.rules.latent_cache != "modes" or self.uses_flash_attention or self.latent_mode == 1
-        key_bytes = cells * cache_bytes(
+        key_bytes = cell_count * cache_bytes(
             self.key_type if keeps_latents_alone else self.value_type, latent_rank + rope_dim
         )
         has_values = self.rules.latent_cache == "keys and values" or (
             self.rules.latent_cache == "modes" and self.latent_mode == 1 and not self.uses_flash_attention
         )
-        return key_bytes, cells * cache_bytes(self.value_type, latent_rank) if has_values else 0
+        return key_bytes, cell_count * cache_bytes(self.value_type, latent_rank) if has_values else 0
 
-    def cache_buffers(self, placement: Placement) -> dict[str, int]:
+    def cache_buffers(self, tensor_placement: Placement) -> dict[str, int]:
         """Returns device → bytes of the caches, by the layers' devices."""
         bytes_by_device: dict[str, int] = {}
         for i, layer in enumerate(self.model.layers):
-            device = placement.layers.device(i) if self.keeps_cache else HOST
+            device = tensor_placement.layers.device(i) if self.keeps_cache else HOST
             bytes_by_device[device] = bytes_by_device.get(device, 0) + sum(self.layer_cache(layer))
         return bytes_by_device
 
-    def compute_buffers(self, placement: Placement) -> dict[str, int]:
+    def compute_buffers(self, tensor_placement: Placement) -> dict[str, int]:
         """Returns device → bytes of the compute graph of one micro-batch."""
-        return self.graph_buffers(placement, dict(enumerate(self.model.layers)))
+        return self.graph_buffers(tensor_placement, dict(enumerate(self.model.layers)))
 
     def graph_buffers(
-        self, placement: Placement, layers: Mapping[int, LayerShape], other_tensors: Iterable[GgufTensor] = ()
+        self, placements: Placement, layers: Mapping[int, LayerShape], other_tensors: Iterable[GgufTensor] = ()
     ) -> dict[str, int]:
         """Returns device → bytes of the graph of `layers` and output. other_tensors: other loaded tensors."""
         size_and_device = {
-            tensor.name: (tensor.nbytes, placement.device(tensor)) for tensor in (*self.model.tensors, *other_tensors)
+            tensor.name: (tensor.nbytes, placements.device(tensor)) for tensor in (*self.model.tensors, *other_tensors)
         }
-        rules, layer_count = self.rules, len(self.model.layers)
+        version_rules, layer_count = self.rules, len(self.model.layers)
         output_rows = self.sequences * (1 + self.drafted_tokens)
-        output_count = self.micro_batch if rules.outputs == "tokens" else min(self.micro_batch, output_rows)
+        output_count = self.micro_batch if version_rules.outputs == "tokens" else min(self.micro_batch, output_rows)
         window_sizes = {layer.window for layer in layers.values()}
         graph_settings = GraphSettings(
             tokens=self.micro_batch,
@@ -160,24 +160,24 @@ class GgmlServer(GgmlSettings):
             streams=self.streams,
             sequences=self.sequences,
             mla=self.latent_mode,
-            attention_batch_mib=int(self.flags.get("attention_max_batch", rules.attention_max_batch)),
-            fused_experts=bool(self.flags.get("fused_moe", rules.fused_moe)),
+            attention_batch_mib=int(self.flags.get("attention_max_batch", version_rules.attention_max_batch)),
+            fused_experts=bool(self.flags.get("fused_moe", version_rules.fused_moe)),
             has_gpus=bool(self.devices),
             keeps_attention=self.keeps_cache,
             full_offload=self.layers_on_gpus > layer_count,
             moves_weights=not self.flags.get("no_op_offload") and not self.flags.get("run_time_repack"),
         )
         moved_tokens = graph_settings.tokens if graph_settings.moves_weights and self.devices else 0
-        layer_keys = self._layer_keys(placement, size_and_device, moved_tokens, layers)
-        laid_out_indices = [list(layers)[i] for i in laid_out_layers(layer_keys)]
+        layer_keys = self._layer_keys(placements, size_and_device, moved_tokens, layers)
+        laid_out_indices = [list(layers)[i] for i in graph_layers(layer_keys)]
         model_graph = ModelGraph(
-            rules.graph,
+            version_rules.graph,
             graph_settings,
             self.model.hidden_size,
             self.model.vocab_size,
             {i: layers[i] for i in laid_out_indices},
             max(layers) + 1,
-            placement.layers.device,
+            placements.layers.device,
             size_and_device.get,
         )
         pipeline = (
@@ -185,13 +185,13 @@ class GgmlServer(GgmlSettings):
             and self.layers_on_gpus > layer_count
             and self.flags.get("split_mode", "layer") == "layer"
             and self.keeps_cache
-            and not placement.has_overrides
+            and not placements.has_overrides
         )
         return buffer_sizes(model_graph.build_graph(), self.devices, pipeline)
 
     def _layer_keys(
         self,
-        placement: Placement,
+        tensor_placement: Placement,
         size_and_device: Mapping[str, tuple[int, str]],
         moved_tokens: int,
         layers: Mapping[int, LayerShape],
@@ -201,7 +201,7 @@ class GgmlServer(GgmlSettings):
         The bytes of a weight are part of it only where an operation may copy the weight to another device.
         moved_tokens: tokens of a micro-batch, 0 where no operation moves to a GPU.
         """
-        rules = self.rules.graph
+        version_rules = self.rules.graph
         tensors_by_layer: dict[int, list[GgufTensor]] = {}
         for tensor in self.model.tensors:
             if tensor.layer is not None:
@@ -212,15 +212,15 @@ class GgmlServer(GgmlSettings):
             expert_homes = {size_and_device[tensor.name][1] for tensor in tensors if EXPERT_TENSORS.match(tensor.name)}
             weights = []
             for tensor in tensors:
-                nbytes, device = size_and_device[tensor.name]
+                tensor_bytes, device = size_and_device[tensor.name]
                 if EXPERT_TENSORS.match(tensor.name):
                     copies_experts = len(expert_homes) > 1 or (
-                        device == HOST and rules.moves_experts(moved_tokens, layer)
+                        device == HOST and version_rules.moves_experts(moved_tokens, layer)
                     )
                 else:
-                    copies_experts = device == HOST and rules.moves_product(moved_tokens)
-                weights.append((tensor.name.partition(f"blk.{i}.")[2], device, nbytes if copies_experts else 0))
-            layer_keys.append((id(layer), placement.layers.device(i), tuple(weights)))
+                    copies_experts = device == HOST and version_rules.moves_product(moved_tokens)
+                weights.append((tensor.name.partition(f"blk.{i}.")[2], device, tensor_bytes if copies_experts else 0))
+            layer_keys.append((id(layer), tensor_placement.layers.device(i), tuple(weights)))
         return layer_keys
 
     def buffers(self, placement: Placement) -> Buffers:
@@ -240,22 +240,22 @@ class GgmlServer(GgmlSettings):
             total_bytes += sum(tensor.nbytes for tensor in self.model.mtp_tensors)
         return total_bytes + (0 if self.draft is None else self.draft.model.file_bytes)
 
-    def module_buffers(self, placement: Placement) -> Buffers:
+    def module_buffers(self, tensor_placement: Placement) -> Buffers:
         """Returns the buffers of the multi-token-prediction modules, which are additional last layers.
 
         They have a cache of the draft's types and a graph that returns the logits of one token of each slot.
         """
-        layer_count, modules = len(self.model.layers), self.model.mtp_modules
+        layer_count, mtp_modules = len(self.model.layers), self.model.mtp_modules
         cache_types = {f"cache_type_{letter}": self.flags.get(f"cache_type_{letter}_draft", "f16") for letter in "kv"}
         module_server = self.with_flags(**cache_types, spec_type="none")
         tensors: dict[str, int] = {}
         for tensor in self.model.mtp_tensors:
-            device = placement.device(tensor)
+            device = tensor_placement.device(tensor)
             tensors[device] = tensors.get(device, 0) + tensor.nbytes
-        cache_device = placement.layers.device(layer_count) if self.keeps_cache else HOST
-        cache = {cache_device: sum(sum(module_server.layer_cache(module)) for module in modules)}
-        layers = {layer_count + i: module for i, module in enumerate(modules)}
-        return Buffers(tensors, cache, module_server.graph_buffers(placement, layers, self.model.mtp_tensors))
+        cache_device = tensor_placement.layers.device(layer_count) if self.keeps_cache else HOST
+        cache = {cache_device: sum(sum(module_server.layer_cache(module)) for module in mtp_modules)}
+        layers = {layer_count + i: module for i, module in enumerate(mtp_modules)}
+        return Buffers(tensors, cache, module_server.graph_buffers(tensor_placement, layers, self.model.mtp_tensors))
 
     def with_flags(self, **changed_flags: Any) -> GgmlServer:
         """Returns the server with changed flags, which shares the model."""

@@ -68,8 +68,8 @@ class GgmlSettings(EngineServer):
     @cached_property
     def devices(self) -> tuple[str, ...]:
         """The names of the GPUs: from --device, or one name per share of --tensor-split, or a single GPU."""
-        vendor = self.hardware.vendor.split(" ")[0].upper()
-        backend_name = DEVICE_NAMES.get(vendor, "CUDA")
+        vendor_name = self.hardware.vendor.split(" ")[0].upper()
+        backend_name = DEVICE_NAMES.get(vendor_name, "CUDA")
         device_list = self.flags.get("device")
         if device_list is not None:
             listed_names = [device_name.strip() for device_name in str(device_list).split(",")]
@@ -278,5 +278,5 @@ class GgmlSettings(EngineServer):
         return self.rules.fits if flag_text is None else str(flag_text) in ("on", "true", "True")
 
 
-def _round_up(cells: int, padding: int) -> int:
-    return -(-cells // padding) * padding
+def _round_up(cell_count: int, multiple: int) -> int:
+    return -(-cell_count // multiple) * multiple

@@ -118,36 +118,36 @@ class ModelGraph:
 
     def __post_init__(self) -> None:
         tokens = self.settings.tokens
-        self.positions = Tensor(tokens * I32, operation="input", layout=(tokens,))
-        self.row_numbers = Tensor(tokens * I64, operation="input", layout=(tokens, 8))
+        self.positions = Tensor(tokens * I32, operation_name="input", layout=(tokens,))
+        self.row_numbers = Tensor(tokens * I64, operation_name="input", layout=(tokens, 8))
 
     # -- primitives ----------------------------------------------------------------------------------------------
 
     def _weight(self, weight_name: str, layer: int | None) -> Tensor:
         bytes_and_device = self.weight(weight_name)
         device = HOST if layer is None else self.layer_device(layer)
-        nbytes, weight_device = bytes_and_device if bytes_and_device is not None else (0, device)
-        return Tensor(nbytes, operation="weight", device=weight_device)
+        tensor_bytes, weight_device = bytes_and_device if bytes_and_device is not None else (0, device)
+        return Tensor(tensor_bytes, operation_name="weight", device=weight_device)
 
-    def _new(self, elements: tuple[int, ...], *sources: Tensor, bytes: int = F32, may_move: bool = False) -> Tensor:
-        nbytes = bytes
-        for axis in elements:
-            nbytes *= axis
-        return Tensor(nbytes, sources, "new", (*elements, bytes), may_move=may_move)
-
-    def _new_typed(self, dimensions: tuple[int, ...], block_bytes: int, *sources: Tensor) -> Tensor:
-        """Returns a new tensor in a number format with `block_bytes` bytes per 256 elements."""
-        nbytes = block_bytes
+    def _new(self, dimensions: tuple[int, ...], *sources: Tensor, bytes: int = F32, may_move: bool = False) -> Tensor:
+        tensor_bytes = bytes
         for dimension in dimensions:
-            nbytes *= dimension
-        return Tensor(nbytes // 256, sources)
+            tensor_bytes *= dimension
+        return Tensor(tensor_bytes, sources, "new", (*dimensions, bytes), may_move=may_move)
 
-    def _inplace(self, replaced_tensor: Tensor, *sources: Tensor) -> Tensor:
-        return Tensor(replaced_tensor.nbytes, sources, "inplace", replaced_tensor.layout)
+    def _new_typed(self, dimensions: tuple[int, ...], block_bytes: int, *source_tensors: Tensor) -> Tensor:
+        """Returns a new tensor in a number format with `block_bytes` bytes per 256 elements."""
+        tensor_bytes = block_bytes
+        for dimension in dimensions:
+            tensor_bytes *= dimension
+        return Tensor(tensor_bytes // 256, source_tensors)
 
-    def _view(self, input_tensor: Tensor, elements: tuple[int, ...] | None, has_offset: bool = False) -> Tensor:
+    def _inplace(self, replaced_tensor: Tensor, *source_tensors: Tensor) -> Tensor:
+        return Tensor(replaced_tensor.nbytes, source_tensors, "inplace", replaced_tensor.layout)
+
+    def _view(self, input_tensor: Tensor, dimensions: tuple[int, ...] | None, has_offset: bool = False) -> Tensor:
         """Returns a view of a tensor. has_offset: whether the view begins after the tensor's first element."""
-        layout = None if elements is None else (*elements, input_tensor.layout[-1] if input_tensor.layout else F32)
+        layout = None if dimensions is None else (*dimensions, input_tensor.layout[-1] if input_tensor.layout else F32)
         return Tensor(input_tensor.nbytes, (input_tensor,), "view", layout, has_offset=has_offset)
 
     def matmul(
@@ -161,10 +161,10 @@ class ModelGraph:
         weight = self._weight(weight_name, layer)
         if self.rules.style == "ik":
             return Tensor(input_tensor.nbytes, (input_tensor, weight), "new", input_tensor.layout)
-        normed = self._inplace(input_tensor, input_tensor)
+        normed_tensor = self._inplace(input_tensor, input_tensor)
         if layer is not None and self.settings.full_offload:
-            normed.device = self.layer_device(layer)
-        return self._inplace(normed, normed, weight)
+            normed_tensor.device = self.layer_device(layer)
+        return self._inplace(normed_tensor, normed_tensor, weight)
 
     def mask(self, window: int | None) -> Tensor:
         """Returns the attention mask of windowed layers, in 16 bits for flash attention."""
@@ -175,7 +175,7 @@ class ModelGraph:
             uses_flash_attention = self.settings.flash
             element_bytes = F16 if uses_flash_attention and self.rules.mask_f16 else F32
             mask_input = Tensor(
-                cells * padded_rows * element_bytes, operation="input", layout=(cells, padded_rows, element_bytes)
+                cells * padded_rows * element_bytes, operation_name="input", layout=(cells, padded_rows, element_bytes)
             )
             self._mask_inputs[window] = mask_input
             is_converted = uses_flash_attention and not self.rules.mask_f16
@@ -193,14 +193,14 @@ class ModelGraph:
         while head % (2 * matrix_size) == 0 and (not most_columns or 2 * matrix_size <= most_columns):
             matrix_size *= 2
         return self._rotations.setdefault(
-            (matrix_size, most_columns), Tensor(matrix_size * matrix_size * F32, operation="input")
+            (matrix_size, most_columns), Tensor(matrix_size * matrix_size * F32, operation_name="input")
         )
 
-    def apply_rotation(self, input_tensor: Tensor, elements: tuple[int, ...], matrix: Tensor | None) -> Tensor:
+    def apply_rotation(self, input_tensor: Tensor, dimensions: tuple[int, ...], matrix: Tensor | None) -> Tensor:
         """Returns the heads multiplied by a rotation matrix, or unchanged without a matrix."""
         if matrix is None:
             return input_tensor
-        return self._view(self._new(elements, matrix, self._view(input_tensor, None)), elements)
+        return self._view(self._new(dimensions, matrix, self._view(input_tensor, None)), dimensions)
 
     # -- attention -----------------------------------------------------------------------------------------------
 
@@ -208,19 +208,20 @@ class ModelGraph:
         row_number_sources = (row_numbers or self.row_numbers,) if self.rules.store_rows else ()
         return Tensor(0, (input_tensor, *row_number_sources, cache), "store")
 
-    def attention(self, i: int, layer: LayerShape, normed: Tensor) -> Tensor:
+    def attention(self, i: int, layer: LayerShape, normed_input: Tensor) -> Tensor:
         settings, tokens = self.settings, self.settings.tokens
         cache_device = self.layer_device(i) if settings.keeps_attention else HOST
         key_cache, value_cache = (
-            Tensor(cache_size, operation="cache", device=cache_device) for cache_size in settings.layer_cache(layer)
+            Tensor(cache_size, operation_name="cache", device=cache_device)
+            for cache_size in settings.layer_cache(layer)
         )
         head, heads = layer.head_dim, layer.heads
         key_heads = max(1, layer.key_width // head) if head else 1
         value_dim = layer.value_width // key_heads
         gate_width = layer.gate_width if self._has_delta_nets else 0
-        query_and_gate = self.matmul(f"blk.{i}.attn_q.weight", i, heads * head + gate_width, normed, tokens)
-        key = self.matmul(f"blk.{i}.attn_k.weight", i, layer.key_width, normed, tokens)
-        value = self.matmul(f"blk.{i}.attn_v.weight", i, layer.value_width, normed, tokens)
+        query_and_gate = self.matmul(f"blk.{i}.attn_q.weight", i, heads * head + gate_width, normed_input, tokens)
+        key = self.matmul(f"blk.{i}.attn_k.weight", i, layer.key_width, normed_input, tokens)
+        value = self.matmul(f"blk.{i}.attn_v.weight", i, layer.value_width, normed_input, tokens)
         query, key = self._view(query_and_gate, (head, heads, tokens)), self._view(key, (head, key_heads, tokens))
         if gate_width:
             query = self._new((head, heads, tokens), query)  # its norm, out of place beside the gate
@@ -257,11 +258,11 @@ class ModelGraph:
     ) -> Tensor:
         """Adds attention over the cache: one flash operation, or scores, softmax in place, and weighted values."""
         settings, tokens = self.settings, self.settings.tokens
-        cells = settings.cells[window]
+        cache_cells = settings.cells[window]
         if settings.flash:
             weighted_values = self._new((value_dim, heads, tokens), query, keys, cached_values, self.mask(window))
             return self._view(weighted_values, (value_dim * heads, tokens))
-        scores = self._new((cells, tokens, heads), keys, query)
+        scores = self._new((cache_cells, tokens, heads), keys, query)
         scores = self._inplace(scores, scores, self.mask(window))
         weighted_values = self._new((value_dim, tokens, heads), cached_values, scores)
         merged_heads = self._new((value_dim * heads, tokens), self._view(weighted_values, None))
@@ -269,31 +270,31 @@ class ModelGraph:
             merged_heads.device = HOST
         return merged_heads
 
-    def latent_attention(self, i: int, layer: LayerShape, normed: Tensor) -> Tensor:
+    def latent_attention(self, i: int, layer: LayerShape, layer_input: Tensor) -> Tensor:
         """Adds multi-head latent attention: with expanded keys and values, or with absorbed products (-mla)."""
         assert layer.latent is not None
         settings, tokens, latent = self.settings, self.settings.tokens, layer.latent
         latent_rank, rope_dim, nope_dim, _, query_rank = latent
-        heads, head = layer.heads, nope_dim + rope_dim
+        heads, head_dim = layer.heads, nope_dim + rope_dim
         cache_device = self.layer_device(i) if settings.keeps_attention else HOST
-        cache = Tensor(settings.layer_cache(layer)[0], operation="cache", device=cache_device)
-        query_source = normed
+        cache = Tensor(settings.layer_cache(layer)[0], operation_name="cache", device=cache_device)
+        query_source = layer_input
         if query_rank:
             query_source = self.norm(
                 f"blk.{i}.attn_q_a_norm.weight",
                 i,
-                self.matmul(f"blk.{i}.attn_q_a.weight", i, query_rank, normed, tokens),
+                self.matmul(f"blk.{i}.attn_q_a.weight", i, query_rank, layer_input, tokens),
             )
         query = self.matmul(
             f"blk.{i}.attn_q_b.weight" if query_rank else f"blk.{i}.attn_q.weight",
             i,
-            heads * head,
+            heads * head_dim,
             query_source,
             tokens,
         )
         query_nope = self._view(query, None)
         query_rope = self._new((rope_dim, heads, tokens), self._view(query, None, has_offset=True), self.positions)
-        compressed_latent = self.matmul(f"blk.{i}.attn_kv_a_mqa.weight", i, latent_rank + rope_dim, normed, tokens)
+        compressed_latent = self.matmul(f"blk.{i}.attn_kv_a_mqa.weight", i, latent_rank + rope_dim, layer_input, tokens)
         key_rope = self._new((rope_dim, tokens), self._view(compressed_latent, None, has_offset=True), self.positions)
         normed_latent = self._new(
             (latent_rank, tokens),
@@ -301,16 +302,16 @@ class ModelGraph:
             self._weight(f"blk.{i}.attn_kv_a_norm.weight", i),
         )
         if settings.mla == 0:
-            expanded = self._attend_expanded(i, layer, normed_latent, key_rope, query_nope, query_rope, cache_device)
+            head_values = self._attend_expanded(i, layer, normed_latent, key_rope, query_nope, query_rope, cache_device)
         else:
             cached_latent = self._new((latent_rank + rope_dim, tokens), key_rope, normed_latent)
             self.graph.add_operations(self._store_in_cache(cache, cached_latent))
             if self.rules.style == "ik" and settings.mla > 1 and settings.flash and tokens >= 128:
-                expanded = self._attend_by_head_groups(i, layer, cache, query_nope, query_rope)
+                head_values = self._attend_by_head_groups(i, layer, cache, query_nope, query_rope)
             else:
-                expanded = self._attend_absorbed(i, layer, cache, query_nope, query_rope)
-        self.graph.add_operations(expanded)
-        return self.matmul(f"blk.{i}.attn_output.weight", i, self.hidden, expanded, tokens)
+                head_values = self._attend_absorbed(i, layer, cache, query_nope, query_rope)
+        self.graph.add_operations(head_values)
+        return self.matmul(f"blk.{i}.attn_output.weight", i, self.hidden, head_values, tokens)
 
     def _attend_expanded(
         self,
@@ -327,7 +328,7 @@ class ModelGraph:
         tokens, (_, rope_dim, nope_dim, value_dim, _) = self.settings.tokens, layer.latent
         heads = layer.heads
         key_cache, value_cache = (
-            Tensor(cache_size, operation="cache", device=cache_device)
+            Tensor(cache_size, operation_name="cache", device=cache_device)
             for cache_size in self.settings.layer_cache(layer)
         )
         keys_and_values = self.matmul(
@@ -410,46 +411,48 @@ class ModelGraph:
         if uses_flash:
             weighted_latents = self._new((latent_rank, heads, tokens), query, cache, self.mask(layer.window))
         else:
-            values: Tensor = cache
+            latents: Tensor = cache
             if self.rules.style != "ik" or settings.mla > 1:
-                values = self._new(
+                latents = self._new(
                     (cells, latent_rank), self._view(cache, None), bytes=F16 if settings.key_type_is_f16 else F32
                 )
-            weighted_latents = self._attend_with_scores(query, cache, values, cells, heads, latent_rank, layer.window)
-        expanded = self._new((value_dim, tokens, heads), self._weight(f"blk.{i}.attn_kv_b.weight", i), weighted_latents)
-        return self._new((value_dim * heads, tokens), self._view(expanded, None))
+            weighted_latents = self._attend_with_scores(query, cache, latents, cells, heads, latent_rank, layer.window)
+        head_values = self._new(
+            (value_dim, tokens, heads), self._weight(f"blk.{i}.attn_kv_b.weight", i), weighted_latents
+        )
+        return self._new((value_dim * heads, tokens), self._view(head_values, None))
 
     def _attend_with_scores(
         self,
         query: Tensor,
         cache: Tensor,
         cached_values: Tensor,
-        cells: int,
+        cache_cells: int,
         heads: int,
         latent_rank: int,
         window: int | None,
     ) -> Tensor:
         """Adds attention scores and weighted latents; ik's -amb limits the MiB of scores per head group."""
         tokens, most_mib = self.settings.tokens, self.settings.attention_batch_mib
-        mib = cells * tokens * heads * F32 // MIB
-        steps = 1 if not most_mib or most_mib >= mib else min(-(-mib // most_mib), heads)
-        group_size, attended, finished_heads = -(-heads // steps), None, 0
+        scores_mib = cache_cells * tokens * heads * F32 // MIB
+        step_count = 1 if not most_mib or most_mib >= scores_mib else min(-(-scores_mib // most_mib), heads)
+        group_size, attention_output, finished_heads = -(-heads // step_count), None, 0
         while finished_heads < heads:
             group_heads = min(group_size, heads - finished_heads)
-            queries = query if steps == 1 else self._view(query, None, has_offset=True)
-            scores = self._new((cells, tokens, group_heads), cache, queries)
+            query_group = query if step_count == 1 else self._view(query, None, has_offset=True)
+            scores = self._new((cache_cells, tokens, group_heads), cache, query_group)
             scores = self._inplace(scores, scores, self.mask(window))
             weighted_latents = self._new((latent_rank, tokens, group_heads), cached_values, scores)
             finished_heads += group_heads
-            attended = (
+            attention_output = (
                 weighted_latents
-                if attended is None
-                else self._new((latent_rank, tokens, finished_heads), attended, weighted_latents)
+                if attention_output is None
+                else self._new((latent_rank, tokens, finished_heads), attention_output, weighted_latents)
             )
-            if steps > 1:
-                self.graph.add_operations(attended)
-        assert attended is not None
-        return attended
+            if step_count > 1:
+                self.graph.add_operations(attention_output)
+        assert attention_output is not None
+        return attention_output
 
     # -- networks ------------------------------------------------------------------------------------------------
 
@@ -459,16 +462,16 @@ class ModelGraph:
             return self._inplace(activated_gate, activated_gate, up)
         return Tensor(up.nbytes, (gate, up), "new", up.layout)
 
-    def network(self, i: int, end: str, width: int, is_gated: bool, input_tensor: Tensor, tokens: int) -> Tensor:
-        up = self.matmul(f"blk.{i}.ffn_up{end}.weight", i, width, input_tensor, tokens)
+    def network(self, i: int, end: str, inner_width: int, is_gated: bool, input_tensor: Tensor, tokens: int) -> Tensor:
+        up = self.matmul(f"blk.{i}.ffn_up{end}.weight", i, inner_width, input_tensor, tokens)
         if is_gated:
-            up = self.apply_gate(self.matmul(f"blk.{i}.ffn_gate{end}.weight", i, width, input_tensor, tokens), up)
+            up = self.apply_gate(self.matmul(f"blk.{i}.ffn_gate{end}.weight", i, inner_width, input_tensor, tokens), up)
         else:
             up = self._inplace(up, up)
         return self.matmul(f"blk.{i}.ffn_down{end}.weight", i, self.hidden, up, tokens)
 
     def experts(self, i: int, layer: LayerShape, input_tensor: Tensor, tokens: int) -> Tensor:
-        n, k, expert_width = layer.experts, layer.top_k, layer.expert_width
+        expert_count, k, expert_width = layer.experts, layer.top_k, layer.expert_width
         may_move = self.rules.moves_experts(tokens, layer) and self.settings.moves_weights
 
         def expert_product(weight_name: str, input_rows: int, *sources: Tensor) -> Tensor:
@@ -476,11 +479,11 @@ class ModelGraph:
                 (input_rows, k, tokens), self._weight(f"blk.{i}.{weight_name}.weight", i), *sources, may_move=may_move
             )
 
-        logits = self.matmul(f"blk.{i}.ffn_gate_inp.weight", i, n, input_tensor, tokens)
+        logits = self.matmul(f"blk.{i}.ffn_gate_inp.weight", i, expert_count, input_tensor, tokens)
         probabilities = self._inplace(logits, logits)
-        sorted_experts = self._new((n, tokens), probabilities, bytes=I32)
+        sorted_experts = self._new((expert_count, tokens), probabilities, bytes=I32)
         chosen_experts = self._view(sorted_experts, None)
-        weights = self._new((1, k, tokens), self._view(probabilities, (1, n, tokens)), chosen_experts)
+        weights = self._new((1, k, tokens), self._view(probabilities, (1, expert_count, tokens)), chosen_experts)
         if self.rules.store_rows:
             self.graph.add_operations(weights)
         input_rows = self._view(input_tensor, (self.hidden, 1, tokens))
@@ -505,17 +508,17 @@ class ModelGraph:
             summed_output = self._inplace(summed_output, summed_output, self._view(down_product, None, has_offset=True))
         return summed_output
 
-    def recurrence(self, i: int, layer: LayerShape, normed: Tensor) -> Tensor:
+    def recurrence(self, i: int, layer: LayerShape, normed_input: Tensor) -> Tensor:
         """Adds a recurrent layer: input projection, states and output projection."""
         tokens = self.settings.tokens
         projection_width = max(self.hidden, 2 * layer.heads * layer.head_dim)
-        states = Tensor(0, operation="cache", device=self.layer_device(i))
-        projected_input = self.matmul(f"blk.{i}.ssm_in.weight", i, 2 * projection_width, normed, tokens)
-        recurrence_output = self._new((projection_width, tokens), projected_input, states)
-        self.graph.add_operations(recurrence_output, self._store_in_cache(states, recurrence_output))
+        state_cache = Tensor(0, operation_name="cache", device=self.layer_device(i))
+        projected_input = self.matmul(f"blk.{i}.ssm_in.weight", i, 2 * projection_width, normed_input, tokens)
+        recurrence_output = self._new((projection_width, tokens), projected_input, state_cache)
+        self.graph.add_operations(recurrence_output, self._store_in_cache(state_cache, recurrence_output))
         return self.matmul(f"blk.{i}.ssm_out.weight", i, self.hidden, recurrence_output, tokens)
 
-    def delta_net(self, i: int, net_sizes: DeltaNet, normed: Tensor) -> Tensor:
+    def delta_net(self, i: int, net_sizes: DeltaNet, normed_input: Tensor) -> Tensor:
         """Adds a Gated DeltaNet, whose recurrence is one operation (src/models/delta-net-base.cpp)."""
         tokens, sequences, heads = self.settings.tokens, self.settings.sequences, net_sizes.heads
         kept_inputs, state_elements = (
@@ -523,10 +526,10 @@ class ModelGraph:
             heads * net_sizes.key_dim * net_sizes.value_dim,
         )
         value_shape = (net_sizes.value_dim, heads, tokens)
-        input_cache, state_cache = (Tensor(0, operation="cache", device=self.layer_device(i)) for _ in range(2))
+        input_cache, state_cache = (Tensor(0, operation_name="cache", device=self.layer_device(i)) for _ in range(2))
         conv_inputs = self._new((kept_inputs, sequences), input_cache)
-        self.graph.add_operations(normed, conv_inputs)
-        qkv = self.matmul(f"blk.{i}.attn_qkv.weight", i, net_sizes.channels, normed, tokens)
+        self.graph.add_operations(normed_input, conv_inputs)
+        qkv = self.matmul(f"blk.{i}.attn_qkv.weight", i, net_sizes.channels, normed_input, tokens)
         conv_inputs = self._new(
             (tokens * net_sizes.channels + kept_inputs * sequences,), conv_inputs, self._view(qkv, None)
         )
@@ -538,11 +541,11 @@ class ModelGraph:
         query = self._new((net_sizes.key_width, tokens), self._view(convolved, None))
         key = self._new((net_sizes.key_width, tokens), self._view(convolved, None, has_offset=True))
         value = self._view(convolved, None, has_offset=True)
-        decay = self.matmul(f"blk.{i}.ssm_alpha.weight", i, heads, normed, tokens)
+        decay = self.matmul(f"blk.{i}.ssm_alpha.weight", i, heads, normed_input, tokens)
         for operand_name in ("ssm_dt.bias", "", "ssm_a.weight"):  # sum, softplus and product
             weights = (self._weight(f"blk.{i}.{operand_name}", i),) if operand_name else ()
             decay = self._inplace(decay, decay, *weights)
-        beta = self.matmul(f"blk.{i}.ssm_beta.weight", i, heads, normed, tokens)
+        beta = self.matmul(f"blk.{i}.ssm_beta.weight", i, heads, normed_input, tokens)
         beta = self._inplace(beta, beta)
         result_elements = (heads * net_sizes.value_dim * tokens + state_elements * sequences,)
         recurrence_output = self._new(result_elements, query, key, value, decay, beta, recurrent_state)
@@ -550,7 +553,7 @@ class ModelGraph:
             self._store_in_cache(state_cache, self._view(recurrence_output, None, has_offset=True))
         )
         output = self.norm(f"blk.{i}.ssm_norm.weight", i, self._view(recurrence_output, value_shape))
-        gate = self.matmul(f"blk.{i}.attn_gate.weight", i, heads * net_sizes.value_dim, normed, tokens)
+        gate = self.matmul(f"blk.{i}.attn_gate.weight", i, heads * net_sizes.value_dim, normed_input, tokens)
         gate = self._view(gate, value_shape)
         output = self._inplace(output, output, self._inplace(gate, gate))
         return self.matmul(f"blk.{i}.ssm_out.weight", i, self.hidden, self._view(output, None), tokens)
@@ -560,55 +563,55 @@ class ModelGraph:
     def build_graph(self) -> Graph:
         """Returns the graph in execution order."""
         tokens = self.settings.tokens
-        token_ids = Tensor(tokens * I32, operation="input", layout=(tokens,))
-        output_rows = Tensor(self.settings.outputs * I32, operation="input", layout=(self.settings.outputs,))
-        embedding_table = Tensor(0, operation="weight", device=HOST)
-        input_vectors = Tensor(self.hidden * tokens * F32, operation="input")
+        token_ids = Tensor(tokens * I32, operation_name="input", layout=(tokens,))
+        output_rows = Tensor(self.settings.outputs * I32, operation_name="input", layout=(self.settings.outputs,))
+        embedding_table = Tensor(0, operation_name="weight", device=HOST)
+        input_vectors = Tensor(self.hidden * tokens * F32, operation_name="input")
         input_tensors = (token_ids, input_vectors) if self.rules.vector_input else (token_ids,)
-        stream = self._new((self.hidden, tokens), embedding_table, *input_tensors)
+        residual_stream = self._new((self.hidden, tokens), embedding_table, *input_tensors)
         for i, layer in self.layers.items():
-            residual = stream
-            layer_output = self._mixer_output(i, layer, stream)
+            residual = residual_stream
+            layer_output = self._mixer_output(i, layer, residual_stream)
             if i == self.number - 1:
                 tokens = self.settings.outputs
                 layer_output = (
                     None if layer_output is None else self._new((self.hidden, tokens), layer_output, output_rows)
                 )
                 residual = self._new((self.hidden, tokens), residual, output_rows)
-            stream = residual if layer_output is None else self._inplace(layer_output, layer_output, residual)
-            stream = self._with_network(i, layer, stream, tokens)
-        normed_output = self.norm("output_norm.weight", self.number, stream)
+            residual_stream = residual if layer_output is None else self._inplace(layer_output, layer_output, residual)
+            residual_stream = self._with_network(i, layer, residual_stream, tokens)
+        normed_output = self.norm("output_norm.weight", self.number, residual_stream)
         self.graph.add_operations(self.matmul(OUTPUT, self.number, self.vocab, normed_output, tokens))
         return self.graph
 
-    def _mixer_output(self, i: int, layer: LayerShape, stream: Tensor) -> Tensor | None:
+    def _mixer_output(self, i: int, layer: LayerShape, residual_stream: Tensor) -> Tensor | None:
         """Returns the output of a layer's attention or recurrence; None for a layer without either."""
         if not layer.heads and not layer.state_elements:
             return None
-        normed = self.norm(f"blk.{i}.attn_norm.weight", i, stream)
+        normed_input = self.norm(f"blk.{i}.attn_norm.weight", i, residual_stream)
         if layer.latent is not None:
-            attention_output = self.latent_attention(i, layer, normed)
+            attention_output = self.latent_attention(i, layer, normed_input)
         elif layer.heads:
-            attention_output = self.attention(i, layer, normed)
+            attention_output = self.attention(i, layer, normed_input)
         elif layer.delta_net is not None and self.rules.fused_delta_net:
-            attention_output = self.delta_net(i, layer.delta_net, normed)
+            attention_output = self.delta_net(i, layer.delta_net, normed_input)
         else:
-            attention_output = self.recurrence(i, layer, normed)
+            attention_output = self.recurrence(i, layer, normed_input)
         if self.weight(f"blk.{i}.post_attention_norm.weight") is not None:
             attention_output = self.norm(f"blk.{i}.post_attention_norm.weight", i, attention_output)
         return attention_output
 
-    def _with_network(self, i: int, layer: LayerShape, stream: Tensor, tokens: int) -> Tensor:
+    def _with_network(self, i: int, layer: LayerShape, residual_stream: Tensor, tokens: int) -> Tensor:
         if not layer.width and not layer.experts:
-            return stream
-        normed = self.norm(f"blk.{i}.ffn_norm.weight", i, stream)
+            return residual_stream
+        normed_input = self.norm(f"blk.{i}.ffn_norm.weight", i, residual_stream)
         if layer.experts:
-            output = self.experts(i, layer, normed, tokens)
+            output = self.experts(i, layer, normed_input, tokens)
             if layer.shared_width:
-                shared_output = self.network(i, "_shexp", layer.shared_width, layer.is_gated, normed, tokens)
+                shared_output = self.network(i, "_shexp", layer.shared_width, layer.is_gated, normed_input, tokens)
                 output = self._inplace(output, output, shared_output)
         else:
-            output = self.network(i, "", layer.width, layer.is_gated, normed, tokens)
+            output = self.network(i, "", layer.width, layer.is_gated, normed_input, tokens)
         if self.weight(f"blk.{i}.post_ffw_norm.weight") is not None:
             output = self.norm(f"blk.{i}.post_ffw_norm.weight", i, output)
-        return self._inplace(output, output, stream)
+        return self._inplace(output, output, residual_stream)

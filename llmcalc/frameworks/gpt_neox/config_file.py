@@ -66,7 +66,7 @@ def is_gpt_neox(config: Table) -> bool:
 
 def _with_underscores(config: Table) -> dict[str, Any]:
     """Returns the arguments with underscores in place of hyphens."""
-    return {str(argument_name).replace("-", "_"): setting for argument_name, setting in config.items()}
+    return {str(argument_name).replace("-", "_"): argument_value for argument_name, argument_value in config.items()}
 
 
 def read_gpt_neox(written_config: Table, source_file: LaunchSource) -> Launch:
@@ -76,7 +76,9 @@ def read_gpt_neox(written_config: Table, source_file: LaunchSource) -> Launch:
         reader.refuse_other_values(arguments, OFF)
         mixer = _mixer_kind(reader, arguments)
         reader.check_unknown()
-        tp, pp = (max(1, size_of(reader, name, arguments.get(name, 1), least=0)) for name in PARALLEL_SIZES)
+        tp, pp = (
+            max(1, size_of(reader, size_name, arguments.get(size_name, 1), minimum=0)) for size_name in PARALLEL_SIZES
+        )
         spec = _model_of(reader, arguments, mixer, tp)
         run_settings = {
             "seq": size_of(reader, "seq_length", arguments.get("seq_length")),
@@ -116,12 +118,12 @@ def _divided_run(reader: LaunchReader, config: Table, parallel_run: MegatronRun,
         reader.unknown["precision"] = (
             "missing, or fp32, which is not modelled with layers that ranks divide; fp16 and bfloat16 are"
         )
-    zero = reader.table(config, "zero_optimization")
-    stage = size_of(reader, "zero_optimization.stage", zero.get("stage", 0), least=0)
+    zero_table = reader.table(config, "zero_optimization")
+    stage = size_of(reader, "zero_optimization.stage", zero_table.get("stage", 0), minimum=0)
     if stage > 1:
         reader.unknown["zero_optimization.stage"] = f"{stage} beside layers that ranks divide is not modelled"
     for argument_name in ("cpu_offload", "offload_optimizer"):
-        if zero.get(argument_name):
+        if zero_table.get(argument_name):
             reader.unknown[f"zero_optimization.{argument_name}"] = "with layers that ranks divide it is not modelled"
     reader.check_unknown()
     reader.notes.append(ESTIMATE)
@@ -140,7 +142,7 @@ def _divided_run(reader: LaunchReader, config: Table, parallel_run: MegatronRun,
 
 def _deepspeed_keys(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
     """Returns the DeepSpeed config that GPT-NeoX creates (`_set_config`, `calculate_derived`)."""
-    config = {argument_name: setting for argument_name, setting in arguments.items() if argument_name in DEEPSPEED}
+    config = {argument_name: value for argument_name, value in arguments.items() if argument_name in DEEPSPEED}
     fp16_table = reader.table(arguments, "fp16")
     precision = arguments.get("precision") or ("bfloat16" if fp16_table.get("type") == "bfloat16" else None)
     if precision is not None:
@@ -170,15 +172,15 @@ def _kernel_settings(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
 def _mixer_kind(reader: LaunchReader, arguments: Table) -> str:
     """Returns the attention or recurrence type of all layers, and records any other type as unknown."""
     config = reader.value(arguments, "attention_config", [[["global"], "all"]])
-    kinds: set[str] = set()
-    for entry in config if isinstance(config, list) else [config]:
-        names = entry[0] if isinstance(entry, list) and entry else entry
-        kinds |= set(map(str, names)) if isinstance(names, list) else {str(names)}
-    if len(kinds) != 1 or not kinds <= set(MIXERS):
-        kinds_text = ", ".join(sorted(kinds))[:60]
+    mixer_kinds: set[str] = set()
+    for layer_entry in config if isinstance(config, list) else [config]:
+        mixer_names = layer_entry[0] if isinstance(layer_entry, list) and layer_entry else layer_entry
+        mixer_kinds |= set(map(str, mixer_names)) if isinstance(mixer_names, list) else {str(mixer_names)}
+    if len(mixer_kinds) != 1 or not mixer_kinds <= set(MIXERS):
+        kinds_text = ", ".join(sorted(mixer_kinds))[:60]
         reader.unknown["attention_config"] = f"'{kinds_text}' is not modelled; {', '.join(MIXERS)} in all layers are"
         return "global"
-    return kinds.pop()
+    return mixer_kinds.pop()
 
 
 def _model_of(reader: LaunchReader, arguments: Table, mixer: str, tp: int) -> ModelSpec:
@@ -186,7 +188,7 @@ def _model_of(reader: LaunchReader, arguments: Table, mixer: str, tp: int) -> Mo
 
     mixer: attention or recurrence type of all layers. tp: parts of the padded vocabulary.
     """
-    layers, width, heads, positions = (
+    layers, hidden, heads, position_count = (
         size_of(reader, argument_name, arguments.get(argument_name))
         for argument_name in ("num_layers", "hidden_size", "num_attention_heads", "max_position_embeddings")
     )
@@ -206,38 +208,38 @@ def _model_of(reader: LaunchReader, arguments: Table, mixer: str, tp: int) -> Mo
     elif position_type == "alibi":
         attention["position"] = {"type": "alibi"}
     elif position_type == "learned":
-        decoder["position"] = {"type": "learned", "max_position_embeddings": positions}
-    network = _network_table(reader, arguments, width)
-    block: dict[str, Any] = {"attention": attention, "feed_forward": network, "norm": norm}
+        decoder["position"] = {"type": "learned", "max_position_embeddings": position_count}
+    network = _network_table(reader, arguments, hidden)
+    layer: dict[str, Any] = {"attention": attention, "feed_forward": network, "norm": norm}
     if reader.flag(arguments, "gpt_j_residual"):
-        block["parallel"] = "shared" if reader.flag(arguments, "gpt_j_tied") else "separate"
+        layer["parallel"] = "shared" if reader.flag(arguments, "gpt_j_tied") else "separate"
     if mixer == "mamba":
-        block = {"attention": _mamba_table(reader, arguments, width), "feed_forward": {"type": "none"}, "norm": norm}
-    multiple = tp * reader.size(arguments, "make_vocab_size_divisible_by", 128)
+        layer = {"attention": _mamba_table(reader, arguments, hidden), "feed_forward": {"type": "none"}, "norm": norm}
+    row_multiple = tp * reader.size(arguments, "make_vocab_size_divisible_by", 128)
     reader.filled_in["vocabulary"] = VOCABULARY
     reader.notes.append(
-        f"the tokens are in the tokenizer's files: {VOCABULARY:,} of GPT-2 are counted, in a multiple of {multiple}"
+        f"the tokens are in the tokenizer's files: {VOCABULARY:,} of GPT-2 are counted, in a multiple of {row_multiple}"
     )
     spec_table = {
-        "vocab_size": ceil_div(VOCABULARY, multiple) * multiple,
-        "hidden_size": width,
+        "vocab_size": ceil_div(VOCABULARY, row_multiple) * row_multiple,
+        "hidden_size": hidden,
         "tie_word_embeddings": not reader.flag(arguments, "no_weight_tying"),
-        "max_position_embeddings": positions,
-        "decoder": {**decoder, "block": {**block, "norm_placement": "pre"}},
+        "max_position_embeddings": position_count,
+        "decoder": {**decoder, "block": {**layer, "norm_placement": "pre"}},
     }
     return validate(ModelSpec, spec_table, reader.where)
 
 
-def _mamba_table(reader: LaunchReader, arguments: Table, width: int) -> dict[str, Any]:
+def _mamba_table(reader: LaunchReader, arguments: Table, hidden_size: int) -> dict[str, Any]:
     """Returns the model-spec table of Mamba's mixer (megatron/model/mamba/mamba.py, `ParallelMambaBlock`)."""
     if reader.flag(arguments, "mamba_use_bias_in_linears"):
         reader.unknown["mamba_use_bias_in_linears"] = "biases of Mamba's linear layers are not modelled"
     return {
         "type": "mamba",
-        "intermediate_size": reader.size(arguments, "intermediate_size", 2 * width),
+        "intermediate_size": reader.size(arguments, "intermediate_size", 2 * hidden_size),
         "state_size": 16,
         "conv_kernel": 4,
-        "time_step_rank": ceil_div(width, 16),
+        "time_step_rank": ceil_div(hidden_size, 16),
         "use_conv_bias": reader.flag(arguments, "mamba_use_bias_in_conv", True),
     }
 
@@ -254,10 +256,10 @@ def _norm_table(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
 
 def _rotary_table(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
     """Returns the model-spec table of rotary positions."""
-    rotary_fraction, base = (reader.value(arguments, argument, default) for argument, default in ROTATION.items())
+    rotary_fraction, rope_base = (reader.value(arguments, argument, default) for argument, default in ROTATION.items())
     if not isinstance(rotary_fraction, int | float) or not 0 < rotary_fraction <= 1:
         raise reader.wrong("rotary_pct", f"{shown(rotary_fraction)}; expected a share from 0 to 1")
-    rotary_table = {"type": "rope", "rope_theta": float(size_of(reader, "rotary_emb_base", base))}
+    rotary_table = {"type": "rope", "rope_theta": float(size_of(reader, "rotary_emb_base", rope_base))}
     return rotary_table if rotary_fraction == 1 else {**rotary_table, "partial_rotary_factor": float(rotary_fraction)}
 
 
@@ -265,7 +267,7 @@ ROTATION = {"rotary_pct": 1.0, "rotary_emb_base": 10_000}
 """Argument → its default."""
 
 
-def _network_table(reader: LaunchReader, arguments: Table, width: int) -> dict[str, Any]:
+def _network_table(reader: LaunchReader, arguments: Table, hidden_size: int) -> dict[str, Any]:
     """Returns the model-spec table of the feed-forward network (`ParallelMLP`), with 2/3 width if gated."""
     activation = str(reader.value(arguments, "activation", "gelu"))
     is_gated = activation in GATED
@@ -273,13 +275,13 @@ def _network_table(reader: LaunchReader, arguments: Table, width: int) -> dict[s
         raise reader.wrong("activation", f"{shown(activation)}; expected gelu, relu, silu or {', '.join(GATED)}")
     if arguments.get("expansion_factor") is not None:
         reader.unknown["expansion_factor"] = "expected intermediate_size"
-    multiple = reader.size(arguments, "mlp_multiple_of", 1)
-    inner_width = reader.size(arguments, "intermediate_size", 4 * width)
+    width_multiple = reader.size(arguments, "mlp_multiple_of", 1)
+    inner_width = reader.size(arguments, "intermediate_size", 4 * hidden_size)
     inner_width = inner_width * 2 // 3 // 2 if is_gated else inner_width
     has_bias = reader.flag(arguments, "use_bias_in_mlp", True)
     return {
         "type": "mlp",
-        "intermediate_size": ceil_div(inner_width, multiple) * multiple,
+        "intermediate_size": ceil_div(inner_width, width_multiple) * width_multiple,
         "hidden_act": GATED.get(activation, activation),
         "gated": is_gated,
         "up_bias": has_bias,

@@ -13,7 +13,7 @@ FLAGS = (
     Flag(("--fused-moe", "-fmoe"), "switch", off=("-no-fmoe",)),
     Flag(("--fit-margin",), "number", least=0, most=10**7),
     *refused_flags("GPUs of a graph", "--max-gpu"),
-    *refused_flags("compressed windows", switches="--swa-compress"),
+    *refused_flags("compressed windows", switch_names="--swa-compress"),
     *refused_flags(
         "types of single layers",
         "--cache-type-k-first|-ctk-first --cache-type-k-last|-ctk-last --cache-type-v-first|-ctv-first "
@@ -27,16 +27,16 @@ FLAGS = (
         --cache-type-k-draft|-ctkd --cache-type-v-draft|-ctvd --draft-params|-draft
         --mtp-requantize-output-tensor|-mtprot
         """,
-        switches="--multi-token-prediction|-mtp",
+        switch_names="--multi-token-prediction|-mtp",
     ),
     *refused_flags("another size of the graph", "--worst-graph-tokens|-wgt"),
     Flag(("--gpu-fit-margin", "-gfm"), refused="a margin of each GPU: not modelled; expected --fit-margin"),
     *refused_flags(
         "the selection of tokens",
         "--dsa-top-k|-dsatk --indexer-cache-type-k|-ictk",
-        switches="--dsa|-dsa --fused-indexer-topk|-fidx",
+        switch_names="--dsa|-dsa --fused-indexer-topk|-fidx",
     ),
-    *refused_flags("experts that are loaded later", switches="--defer-experts --prefetch-experts"),
+    *refused_flags("experts that are loaded later", switch_names="--defer-experts --prefetch-experts"),
     *idle_flags_of(__file__),
     *IDLE,
 )

@@ -47,7 +47,7 @@ ACCELERATE_IGNORED = field_names("""
 
 def is_accelerate(config: Table) -> bool:
     """Whether a table of YAML or JSON is a config of accelerate."""
-    return "distributed_type" in config or all(key in config for key in ACCELERATE_SIGNS)
+    return "distributed_type" in config or all(sign_key in config for sign_key in ACCELERATE_SIGNS)
 
 
 def read_accelerate(config: Table, source_file: LaunchSource) -> Launch:
@@ -57,14 +57,14 @@ def read_accelerate(config: Table, source_file: LaunchSource) -> Launch:
 
 
 def _read_tables(reader: LaunchReader, config: Table, world_size: int | None) -> Launch:
-    plugins_by_type = {plugin.distributed_type: (name, plugin) for name, plugin in plugins().items()}
+    plugins_by_type = {plugin.distributed_type: (framework, plugin) for framework, plugin in plugins().items()}
     plugin_tables = (plugin.table for _, plugin in plugins_by_type.values())
     reader.check_names(config, (*ACCELERATE_READ, *plugin_tables), ACCELERATE_IGNORED, "no key that is known")
     if config.get("num_processes") is not None:
-        processes = size_of(reader, "num_processes", config["num_processes"])
-        if world_size not in (None, processes):
-            reader.notes.append(f"--devices {world_size} in the place of num_processes: {processes}")
-        world_size = world_size or processes
+        process_count = size_of(reader, "num_processes", config["num_processes"])
+        if world_size not in (None, process_count):
+            reader.notes.append(f"--devices {world_size} in the place of num_processes: {process_count}")
+        world_size = world_size or process_count
     if reader.flag(config, "use_cpu"):
         reader.unknown["use_cpu"] = "training on a CPU is not modelled"
     device_count = reader.device_count(world_size)
@@ -73,14 +73,14 @@ def _read_tables(reader: LaunchReader, config: Table, world_size: int | None) ->
     distributed_type = str(config.get("distributed_type", "NO")).upper()[:40]
     run_settings: dict[str, Any] = {"phase": "training", **_precision_settings(reader, config)}
     if config.get("gradient_accumulation_steps") is not None:
-        steps = size_of(reader, "gradient_accumulation_steps", config["gradient_accumulation_steps"])
-        run_settings["num_microbatches"] = steps
-    dynamo = reader.table(config, "dynamo_config").get("dynamo_backend", "NO")
-    if str(dynamo).upper() != "NO":
+        accumulation_steps = size_of(reader, "gradient_accumulation_steps", config["gradient_accumulation_steps"])
+        run_settings["num_microbatches"] = accumulation_steps
+    dynamo_backend = reader.table(config, "dynamo_config").get("dynamo_backend", "NO")
+    if str(dynamo_backend).upper() != "NO":
         run_settings["compile"] = True
-    name, launch_settings = WITHOUT_A_NAME, LaunchSettings(Layout(dp=device_count), run_settings)
+    framework, launch_settings = WITHOUT_A_NAME, LaunchSettings(Layout(dp=device_count), run_settings)
     if distributed_type in plugins_by_type:
-        name, plugin = plugins_by_type[distributed_type]
+        framework, plugin = plugins_by_type[distributed_type]
         launch_settings = plugin.accelerate(reader, config, device_count, run_settings)
     else:
         reader.refuse_groups(config)
@@ -92,7 +92,7 @@ def _read_tables(reader: LaunchReader, config: Table, world_size: int | None) ->
             f"{shown(distributed_type)}; expected one of {', '.join((*WITHOUT_PLUGIN, *plugins_by_type))}",
         )
     settings = default_attention(reader) | launch_settings.settings
-    return reader.launch(name, launch_settings._replace(settings=settings))
+    return reader.launch(framework, launch_settings._replace(settings=settings))
 
 
 def _precision_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:

@@ -21,16 +21,16 @@ STAGED = ("offload_optimizer_device", "offload_param_device")
 
 
 def config_table(launcher: Sequence[str], name_in_errors: str, read_text: ReadText | None) -> dict[str, Any]:
-    """Returns the config of `accelerate launch`, with the arguments over the file; empty for other launchers."""
+    """Returns the config of `accelerate launch`, in which arguments replace the file's values; else an empty table."""
     launcher_index = next(
         (i for i, command_word in enumerate(launcher[:-1]) if command_word.endswith("accelerate")), None
     )
     if launcher_index is None or launcher[launcher_index + 1] != "launch":
         return {}
     arguments = arguments_of([word for word in launcher[launcher_index + 2 :] if word != "-m"], name_in_errors)
-    flags = {keyword_of(flag): setting for flag, setting in arguments.items()}
+    flags = {keyword_of(flag): flag_value for flag, flag_value in arguments.items()}
     file_name = flags.pop("config_file", None)
-    table: dict[str, Any] = {}
+    file_table: dict[str, Any] = {}
     if isinstance(file_name, str):
         if is_unresolved(file_name):
             raise InputError(f"{name_in_errors}: --config_file: {unresolved_reason(file_name)}")
@@ -38,12 +38,12 @@ def config_table(launcher: Sequence[str], name_in_errors: str, read_text: ReadTe
             raise InputError(
                 f"{name_in_errors}: {printable(file_name)}: names a file, which is not read; expected its contents"
             )
-        path, text = read_text(file_name)
-        config = parse_yaml(text, path)
+        file_path, file_text = read_text(file_name)
+        config = parse_yaml(file_text, file_path)
         if not isinstance(config, Mapping):
-            raise InputError(f"{path}: expected a config of accelerate")
-        table = dict(config)
-    return _with_command_flags(table, {key: plain_value(setting) for key, setting in flags.items()})
+            raise InputError(f"{file_path}: expected a config of accelerate")
+        file_table = dict(config)
+    return _with_command_flags(file_table, {key: plain_value(flag_value) for key, flag_value in flags.items()})
 
 
 def _with_command_flags(config: dict[str, Any], flags: Table) -> dict[str, Any]:
@@ -55,12 +55,12 @@ def _with_command_flags(config: dict[str, Any], flags: Table) -> dict[str, Any]:
         config["distributed_type"] = "FSDP"
     if flags.get("use_deepspeed"):
         config["distributed_type"] = "DEEPSPEED"
-    for section, pattern in (
+    for section, flag_pattern in (
         ("fsdp_config", r"fsdp_\w+"),
         ("deepspeed_config", r"zero_stage|deepspeed_config_file|offload_\w+"),
         ("parallelism_config", r"parallelism_config_\w+"),
     ):
-        section_flags = {key: setting for key, setting in flags.items() if re.fullmatch(pattern, key)}
+        section_flags = {key: flag_value for key, flag_value in flags.items() if re.fullmatch(flag_pattern, key)}
         if section_flags:
             section_table = config.get(section)
             config[section] = {**(section_table if isinstance(section_table, Mapping) else {}), **section_flags}
@@ -78,21 +78,21 @@ def trainer_arguments(source_file: LaunchSource) -> dict[str, Any]:
 
     Raises `InputError` for a framework that the Trainer does not start.
     """
-    table = config_table(source_file.launcher, source_file.where, source_file.read_text)
+    accelerate_table = config_table(source_file.launcher, source_file.where, source_file.read_text)
     arguments: dict[str, Any] = {}
-    precision = str(table.get("mixed_precision") or "no").lower()
+    precision = str(accelerate_table.get("mixed_precision") or "no").lower()
     if precision in ("bf16", "fp16"):
         arguments[precision] = True
-    arguments |= {key: table[key] for key in ("parallelism_config", "use_cpu") if table.get(key)}
-    distributed_type = str(table.get("distributed_type", "NO")).upper()
+    arguments |= {key: accelerate_table[key] for key in ("parallelism_config", "use_cpu") if accelerate_table.get(key)}
+    distributed_type = str(accelerate_table.get("distributed_type", "NO")).upper()
     if distributed_type == "FSDP":
-        config = table.get("fsdp_config")
+        config = accelerate_table.get("fsdp_config")
         arguments |= {"fsdp": "full_shard", "fsdp_config": dict(config) if isinstance(config, Mapping) else {}}
-        strategy = arguments["fsdp_config"].pop("fsdp_sharding_strategy", None)
-        if strategy is not None:
-            arguments["fsdp_config"]["sharding_strategy"] = strategy
+        sharding_strategy = arguments["fsdp_config"].pop("fsdp_sharding_strategy", None)
+        if sharding_strategy is not None:
+            arguments["fsdp_config"]["sharding_strategy"] = sharding_strategy
     elif distributed_type == "DEEPSPEED":
-        arguments["deepspeed"] = _deepspeed_config(table.get("deepspeed_config"))
+        arguments["deepspeed"] = _deepspeed_config(accelerate_table.get("deepspeed_config"))
     elif distributed_type == "MEGATRON_LM":
         raise InputError(
             f"{source_file.where}: distributed_type: MEGATRON_LM with the Trainer; expected FSDP or DEEPSPEED"
@@ -105,8 +105,8 @@ def _deepspeed_config(config: Any) -> Any:
     deepspeed_table = config if isinstance(config, Mapping) else {}
     if deepspeed_table.get("deepspeed_config_file") is not None:
         return deepspeed_table["deepspeed_config_file"]
-    zero: dict[str, Any] = {"stage": deepspeed_table.get("zero_stage", 2)}
-    for key in STAGED:
-        if deepspeed_table.get(key) not in (None, "none", False):
-            zero[key.removesuffix("_device")] = {"device": deepspeed_table[key]}
-    return {"zero_optimization": zero, **AUTO_FORMATS, **AUTO_BATCH}
+    zero_table: dict[str, Any] = {"stage": deepspeed_table.get("zero_stage", 2)}
+    for offload_key in STAGED:
+        if deepspeed_table.get(offload_key) not in (None, "none", False):
+            zero_table[offload_key.removesuffix("_device")] = {"device": deepspeed_table[offload_key]}
+    return {"zero_optimization": zero_table, **AUTO_FORMATS, **AUTO_BATCH}

@@ -40,48 +40,50 @@ def with_known_targets(launched_run: Launch, model: ModelSpec, checkpoint: Check
 
     checkpoint: the checkpoint whose classes have the modules; None if it is not known.
     """
-    launched_run = _with_known_modules(launched_run, model)
+    launched_run = _with_known_saved_modules(launched_run, model)
     targets = launched_run.settings.get("lora_targets")
     if not targets or "lora_targets" in launched_run.overridden or tuple(targets) == (ALL_LINEAR,):
         return launched_run
     is_parallel = launched_run.settings.get("lora_library") in PARALLEL_LIBRARIES
     tree = model.tree()
-    names = linear_layer_names(tree, is_parallel=is_parallel)
+    layer_names = linear_layer_names(tree, is_parallel=is_parallel)
     module_names = checkpoint.names(tree, model.kind) if checkpoint is not None and checkpoint.modules else None
     layers_of_class = class_layers(tree, frozenset(), module_names)
     joined_projections = {layer.projection for layer in joined_layers((), layers_of_class)}
     known_targets: dict[str, None] = {}
-    notes = []
+    target_notes = []
     for target in targets:
-        target_words = [target] if target in names else _last_component_names(target)
-        layers, _ = resolve_targets(target_words, names, layers_of_class)
+        target_words = [target] if target in layer_names else _last_component_names(target)
+        layers, _ = resolve_targets(target_words, layer_names, layers_of_class)
         is_joined = not is_parallel and len(layers) > 1 and {*layers} <= joined_projections
-        if is_joined and not {*target_words} & {*names}:
+        if is_joined and not {*target_words} & {*layer_names}:
             known_targets |= dict.fromkeys(target_words)
             continue
         known_targets |= dict.fromkeys(layers)
         if layers and layers != [target]:
-            notes.append(f"adapters of {target[:60]} are counted as those of {', '.join(layers)}")
+            target_notes.append(f"adapters of {target[:60]} are counted as those of {', '.join(layers)}")
         elif not layers:
-            notes.append(f"adapters of {target[:60]}: the language model has no such linear layer")
+            target_notes.append(f"adapters of {target[:60]}: the language model has no such linear layer")
     if not known_targets:
         return launched_run
     settings = {**launched_run.settings, "lora_targets": tuple(known_targets)}
-    return replace(launched_run, settings=settings, notes=(*launched_run.notes, *notes))
+    return replace(launched_run, settings=settings, notes=(*launched_run.notes, *target_notes))
 
 
-def _with_known_modules(launched_run: Launch, model: ModelSpec) -> Launch:
+def _with_known_saved_modules(launched_run: Launch, model: ModelSpec) -> Launch:
     """Returns the run with fully trained modules under llmcalc's names."""
-    modules = launched_run.settings.get("modules_to_save")
-    if not modules or "modules_to_save" in launched_run.overridden:
+    saved_modules = launched_run.settings.get("modules_to_save")
+    if not saved_modules or "modules_to_save" in launched_run.overridden:
         return launched_run
-    names = {node_position.node.name for node_position in model.tree().walk()}
-    known_modules = tuple(name if name in names else OTHER_MODULES.get(name, name) for name in modules)
+    node_names = {node_position.node.name for node_position in model.tree().walk()}
+    known_modules = tuple(
+        module if module in node_names else OTHER_MODULES.get(module, module) for module in saved_modules
+    )
     return replace(launched_run, settings={**launched_run.settings, "modules_to_save": known_modules})
 
 
 def _last_component_names(target: str) -> list[str]:
-    """Returns the last name components of adapter targets: a name, a path or an expression, without encoders'."""
+    """Returns the last path components that an adapter target matches: a name, a path or an expression."""
     if len(target) > LONGEST:
         return []
     try:
@@ -96,59 +98,59 @@ TOKENS = re.compile(
 """The pieces of an expression, but for groups."""
 
 
-def _last_components(expression: str) -> Iterator[str]:
-    """Yields the last components of the paths that an expression matches. Raises `ValueError` for other syntax."""
-    for alternative in _split_alternatives(expression):
-        pieces: list[list[str]] = []  # after the last dot: the alternatives of each piece
-        position, earlier_text = 0, ""
-        while position < len(alternative):
-            if alternative[position] == "(":
-                group_end = _end_of_group(alternative, position)
-                group_text = alternative[position + 1 : group_end].removeprefix("?:")
-                position = group_end + 1
-                has_quantifier = position < len(alternative) and alternative[position] in "?*+"
-                position += has_quantifier
+def _last_components(pattern_text: str) -> Iterator[str]:
+    """Yields the last components of the paths that a regular expression matches. Raises `ValueError`."""
+    for alternative in _split_alternatives(pattern_text):
+        piece_alternatives: list[list[str]] = []  # after the last dot: the alternatives of each piece
+        text_position, earlier_text = 0, ""
+        while text_position < len(alternative):
+            if alternative[text_position] == "(":
+                group_end = _end_of_group(alternative, text_position)
+                group_text = alternative[text_position + 1 : group_end].removeprefix("?:")
+                text_position = group_end + 1
+                has_quantifier = text_position < len(alternative) and alternative[text_position] in "?*+"
+                text_position += has_quantifier
                 if "." in group_text and not has_quantifier:
-                    pieces = [list(_last_components(group_text))]
+                    piece_alternatives = [list(_last_components(group_text))]
                 elif not has_quantifier:
-                    pieces.append(_split_alternatives(group_text))
+                    piece_alternatives.append(_split_alternatives(group_text))
                 continue
-            match = TOKENS.match(alternative, position)
+            match = TOKENS.match(alternative, text_position)
             if match is None:
                 raise ValueError(alternative)
-            earlier_text, position = earlier_text + match[0], match.end()
+            earlier_text, text_position = earlier_text + match[0], match.end()
             if match["dot"]:
-                pieces = []
+                piece_alternatives = []
             elif match["word"]:
-                pieces.append([match["word"]])
+                piece_alternatives.append([match["word"]])
             elif match["set"] and re.fullmatch(r"\[\w+\]", match["set"]):
-                pieces.append(list(match["set"][1:-1]))
+                piece_alternatives.append(list(match["set"][1:-1]))
             elif match["any"] or match["set"]:
-                pieces.append([])
-        if not any(encoder_name in earlier_text for encoder_name in ENCODERS) and pieces:
-            for combination, letters in enumerate(product(*pieces)):
-                if combination >= MOST:
-                    raise ValueError(expression)
-                yield "".join(letters)
+                piece_alternatives.append([])
+        if not any(encoder_name in earlier_text for encoder_name in ENCODERS) and piece_alternatives:
+            for combination_number, piece_texts in enumerate(product(*piece_alternatives)):
+                if combination_number >= MOST:
+                    raise ValueError(pattern_text)
+                yield "".join(piece_texts)
 
 
-def _split_alternatives(expression: str) -> list[str]:
+def _split_alternatives(pattern_text: str) -> list[str]:
     """Splits a regular expression at top-level bars."""
-    parts, depth = [""], 0
-    for letter in expression:
-        depth += (letter == "(") - (letter == ")")
-        if letter == "|" and depth == 0:
-            parts.append("")
+    alternatives, bracket_depth = [""], 0
+    for letter in pattern_text:
+        bracket_depth += (letter == "(") - (letter == ")")
+        if letter == "|" and bracket_depth == 0:
+            alternatives.append("")
         else:
-            parts[-1] += letter
-    return parts
+            alternatives[-1] += letter
+    return alternatives
 
 
-def _end_of_group(expression: str, group_start: int) -> int:
+def _end_of_group(pattern_text: str, group_start: int) -> int:
     """Returns the position of a group's closing bracket. Raises `ValueError` if it is missing."""
-    depth = 0
-    for position in range(group_start, len(expression)):
-        depth += (expression[position] == "(") - (expression[position] == ")")
-        if depth == 0:
-            return position
-    raise ValueError(expression)
+    bracket_depth = 0
+    for text_position in range(group_start, len(pattern_text)):
+        bracket_depth += (pattern_text[text_position] == "(") - (pattern_text[text_position] == ")")
+        if bracket_depth == 0:
+            return text_position
+    raise ValueError(pattern_text)

@@ -27,10 +27,10 @@ def config_place(command_line: CommandLine) -> tuple[str, int, int] | None:
     """
     command_words = command_line.words
     for i, command_word in enumerate(command_words):
-        option, equals_sign, path = command_word.partition("=")
+        option, equals_sign, config_path = command_word.partition("=")
         if CONFIG_OPTION.fullmatch(option):
-            if equals_sign and path.endswith(CONFIG_ENDINGS):
-                return path, i, i + 1
+            if equals_sign and config_path.endswith(CONFIG_ENDINGS):
+                return config_path, i, i + 1
             if not equals_sign and i + 1 < len(command_words) and command_words[i + 1].endswith(CONFIG_ENDINGS):
                 return command_words[i + 1], i, i + 2
         if i == 0 and "=" not in command_word and command_word.endswith(CONFIG_ENDINGS):
@@ -62,8 +62,8 @@ def with_typed_values(config: Table, command_line: CommandLine, name_in_errors: 
         keyword_of(flag): typed_value for flag, typed_value in arguments_of(arguments, name_in_errors).items()
     }
     changed_config = dict(config)
-    for name, typed_value in typed_values.items():
-        key = printable(name)[:150]
+    for typed_name, typed_value in typed_values.items():
+        key = printable(typed_name)[:150]
         _set_dotted_key(changed_config, key, _typed_value(typed_value, f"{name_in_errors}: {key}"), name_in_errors)
     return changed_config
 
@@ -75,16 +75,16 @@ def _typed_value(typed_text: Any, name_in_errors: str) -> Any:
     return plain_value(typed_text)
 
 
-def _set_dotted_key(config_table: dict[str, Any], key: str, typed_value: Any, name_in_errors: str) -> None:
+def _set_dotted_key(config_table: dict[str, Any], dotted_key: str, typed_value: Any, name_in_errors: str) -> None:
     """Sets a dotted key's value in copies of the nested tables."""
-    *outer_keys, last_key = key.split(".")
+    *outer_keys, last_key = dotted_key.split(".")
     if len(outer_keys) >= DEEPEST:
-        raise InputError(f"{name_in_errors}: {key[:60]}: too many dots; expected at most {DEEPEST} names")
+        raise InputError(f"{name_in_errors}: {dotted_key[:60]}: too many dots; expected at most {DEEPEST} names")
     for inner_key in outer_keys:
         inner_table = config_table.get(inner_key)
         if not isinstance(inner_table, Mapping) and inner_table is not None:
             raise InputError(
-                f"{name_in_errors}: {key}: {inner_key} is no table in the config file; expected one of its keys"
+                f"{name_in_errors}: {dotted_key}: {inner_key} is no table in the config file; expected one of its keys"
             )
         config_table[inner_key] = dict(inner_table or {})
         config_table = config_table[inner_key]

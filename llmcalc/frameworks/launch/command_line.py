@@ -68,26 +68,28 @@ class TypedLaunch(NamedTuple):
     arguments: Sequence[str]
 
 
-def typed_launch(text: str) -> TypedLaunch:
+def typed_launch(typed_text: str) -> TypedLaunch:
     """Splits the value of `--launch` into parts, except the name of an existing file."""
-    if len(text) > LONGEST_TYPED:
-        raise InputError(f"--launch: {len(text):,} letters; expected at most {LONGEST_TYPED:,}")
-    if not re.search(r"\s", text) or _file_exists(text):
-        return TypedLaunch(text, {}, ())
+    if len(typed_text) > LONGEST_TYPED:
+        raise InputError(f"--launch: {len(typed_text):,} letters; expected at most {LONGEST_TYPED:,}")
+    if not re.search(r"\s", typed_text) or _file_exists(typed_text):
+        return TypedLaunch(typed_text, {}, ())
     try:
-        command_words = shlex.split(text)
+        command_words = shlex.split(typed_text)
     except ValueError:
-        raise InputError(f"--launch: '{one_line(text)[:60]}': a quote does not end; expected FILE ARGUMENTS") from None
+        raise InputError(
+            f"--launch: '{one_line(typed_text)[:60]}': a quote does not end; expected FILE ARGUMENTS"
+        ) from None
     variables: dict[str, str] = {}
     while command_words and re.match(r"[A-Za-z_][A-Za-z0-9_]*=", command_words[0]):
-        variable, _, value = command_words.pop(0).partition("=")
-        variables[variable] = value
+        variable, _, variable_value = command_words.pop(0).partition("=")
+        variables[variable] = variable_value
     if command_words and command_words[0] in SHELLS:
         command_words.pop(0)
     if not command_words:
         raise InputError("--launch: no file; expected NAME=VALUE … FILE ARGUMENTS")
     if not variables and not _file_exists(command_words[0]):
-        return TypedLaunch(text, {}, ())
+        return TypedLaunch(typed_text, {}, ())
     return TypedLaunch(command_words[0], variables, tuple(command_words[1:]))
 
 
@@ -108,9 +110,11 @@ def command_line(command: Command) -> CommandLine | None:
         next_word = command_words[i + 1] if i + 1 < len(command_words) else ""
         if command_word.endswith(".py") and not command_word.startswith("-"):
             in_package, trl_script = PACKAGE_FILES.search(command_word), TRL_SCRIPT.search(command_word)
-            program = file_name if in_package is None else in_package[1].replace("/", ".")
-            program = program if trl_script is None else f"trl {trl_script[1]}"
-            return CommandLine(command_words[:i], program, _without_separator(command_words[i + 1 :]), *line_and_loops)
+            program_name = file_name if in_package is None else in_package[1].replace("/", ".")
+            program_name = program_name if trl_script is None else f"trl {trl_script[1]}"
+            return CommandLine(
+                command_words[:i], program_name, _without_separator(command_words[i + 1 :]), *line_and_loops
+            )
         if (
             command_word in ("-m", "--module")
             and next_word
@@ -121,11 +125,13 @@ def command_line(command: Command) -> CommandLine | None:
             )
         if file_name == "tune" and next_word == "run":
             arguments = command_words[i + 2 :]
-            start = next(
+            program_start = next(
                 (program_index for program_index, argument in enumerate(arguments) if argument.startswith("--config")),
                 len(arguments),
             )
-            return CommandLine([*command_words[:i], *arguments[:start]], "tune run", arguments[start:], *line_and_loops)
+            return CommandLine(
+                [*command_words[:i], *arguments[:program_start]], "tune run", arguments[program_start:], *line_and_loops
+            )
         if (
             file_name in CONSOLE_PROGRAMS
             and (next_word in CONSOLE_PROGRAMS[file_name] or not CONSOLE_PROGRAMS[file_name])
@@ -146,22 +152,22 @@ def arguments_of(command_words: Sequence[str], name_in_errors: str) -> dict[str,
     """Returns argument → value: True without a value, a text for one value, a list for several."""
     argument_values: dict[str, Any] = {}
     argument = ""
-    values: list[str] = []
+    texts: list[str] = []
 
     def store_argument() -> None:
         if argument:
-            argument_values[argument] = True if not values else values[0] if len(values) == 1 else list(values)
+            argument_values[argument] = True if not texts else texts[0] if len(texts) == 1 else list(texts)
 
     for command_word in command_words:
         if re.match(r"--[A-Za-z]", command_word):
             store_argument()
-            argument, equals_sign, setting = command_word.partition("=")
-            values = [setting] if equals_sign else []
+            argument, equals_sign, inline_value = command_word.partition("=")
+            texts = [inline_value] if equals_sign else []
         elif not command_word:
             continue
         elif argument:
-            if not (values and is_unset_variable(command_word)):
-                values.append(command_word)
+            if not (texts and is_unset_variable(command_word)):
+                texts.append(command_word)
         else:
             if is_unresolved(command_word):
                 raise InputError(f"{name_in_errors}: {unresolved_reason(command_word)}")
@@ -175,12 +181,12 @@ def arguments_of(command_words: Sequence[str], name_in_errors: str) -> dict[str,
 
 def overrides_of(command_words: Sequence[str]) -> dict[str, Any]:
     """Returns Hydra's overrides, `key=value` or `+key=value`, among a command's words as dotted key → value."""
-    overrides: dict[str, Any] = {}
+    overrides_by_key: dict[str, Any] = {}
     for command_word in command_words:
         match = re.fullmatch(r"\+{0,2}([A-Za-z_][\w.@/-]{0,150})=(.*)", command_word, re.DOTALL)
         if match is not None:
-            overrides[match[1]] = match[2]
-    return overrides
+            overrides_by_key[match[1]] = match[2]
+    return overrides_by_key
 
 
 def plain_arguments(
@@ -191,26 +197,26 @@ def plain_arguments(
     read_arguments: names whose values matter. One of them that is known only when the script runs is an error.
     """
     plain_values: dict[str, Any] = {}
-    for flag, setting in arguments.items():
+    for flag, argument_value in arguments.items():
         argument = keyword_of(flag)
-        for written_value in setting if isinstance(setting, list) else [setting]:
+        for written_value in argument_value if isinstance(argument_value, list) else [argument_value]:
             if isinstance(written_value, str) and is_unresolved(written_value) and argument in read_arguments:
                 raise reader.wrong(flag, unresolved_reason(written_value))
-        plain_values[argument] = plain_value(setting)
+        plain_values[argument] = plain_value(argument_value)
     return plain_values
 
 
 def plain_value(written_value: Any) -> Any:
     """Returns the value of a command-line argument, converted to a boolean or a number if it is one."""
     if isinstance(written_value, list):
-        return [plain_value(element) for element in written_value]
+        return [plain_value(list_element) for list_element in written_value]
     if not isinstance(written_value, str):
         return written_value
     if is_unresolved(written_value):
         return printable(written_value)
-    constants = {"true": True, "false": False, "none": None, "null": None}
-    if written_value.lower() in constants:
-        return constants[written_value.lower()]
+    constants_by_word = {"true": True, "false": False, "none": None, "null": None}
+    if written_value.lower() in constants_by_word:
+        return constants_by_word[written_value.lower()]
     return int(written_value) if re.fullmatch(r"-?\d{1,12}", written_value) else written_value
 
 

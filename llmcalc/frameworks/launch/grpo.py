@@ -40,35 +40,35 @@ def grpo_length(
     """
     if reader.value(config, "beta", beta) not in (0, 0.0, "0", "0.0") and has_adapters:
         reader.notes.append("GRPO: the reference model is the frozen weights beside the adapters")
-    if _colocates(config) and config.get("vllm_mode") is None:
+    if _colocates_engine(config) and config.get("vllm_mode") is None:
         reader.filled_in["vllm_mode"] = "colocate"
-    completion = reader.size(config, "max_completion_length", 512)
-    prompt = config.get(prompt_key)
-    if prompt is None:
+    completion_length = reader.size(config, "max_completion_length", 512)
+    prompt_length = config.get(prompt_key)
+    if prompt_length is None:
         reader.notes.append("GRPO: prompts are cut nowhere; --seq says the tokens of prompt and completion")
-        return {"seq": completion}
-    return {"seq": size_of(reader, prompt_key, prompt, least=0) + completion}
+        return {"seq": completion_length}
+    return {"seq": size_of(reader, prompt_key, prompt_length, minimum=0) + completion_length}
 
 
-def with_log_probabilities(launched_run: Launch, completion: int, has_wide_logits: bool) -> Launch:
+def with_log_probabilities(launched_run: Launch, completion_length: int, has_wide_logits: bool) -> Launch:
     """Returns a run whose loss is of the log-probabilities of completions (`_get_per_token_logps_and_entropies`).
 
-    completion: tokens of a completion.
+    completion_length: tokens of a completion.
     has_wide_logits: whether logits are converted to fp32, as accelerate does in mixed precision of its own.
     """
     settings = dict(launched_run.settings)
     if settings.get("cross_entropy") == "chunked":
-        settings |= {"cross_entropy": "selective-chunked", "logits_to_keep": completion}
-        note = f"GRPO: {LIGER_NOTE.format(completion=completion)}"
-        return replace(launched_run, settings=settings, notes=(*launched_run.notes, note))
-    settings |= {"cross_entropy": "selective", "logits_to_keep": completion}
+        settings |= {"cross_entropy": "selective-chunked", "logits_to_keep": completion_length}
+        loss_note = f"GRPO: {LIGER_NOTE.format(completion=completion_length)}"
+        return replace(launched_run, settings=settings, notes=(*launched_run.notes, loss_note))
+    settings |= {"cross_entropy": "selective", "logits_to_keep": completion_length}
     if not has_wide_logits:
         settings["logits_dtype"] = settings.get("dtype", "fp32")
-    note = f"GRPO: log-probabilities of the last {completion} tokens, whose loss is counted as their mean"
-    return replace(launched_run, settings=settings, notes=(*launched_run.notes, note))
+    loss_note = f"GRPO: log-probabilities of the last {completion_length} tokens, whose loss is counted as their mean"
+    return replace(launched_run, settings=settings, notes=(*launched_run.notes, loss_note))
 
 
-def _colocates(config: Table) -> bool:
+def _colocates_engine(config: Table) -> bool:
     """Whether vLLM runs in the training processes (colocate mode), which is the default."""
     return bool(config.get("use_vllm")) and config.get("vllm_mode", "colocate") == "colocate"
 
@@ -81,8 +81,8 @@ def colocated_rollout(
     utilization: float,
     max_tokens: int | None = None,
     beta: float = 0.0,
-    offloaded: frozenset[States] = frozenset(),
-    source: str = SOURCE,
+    offloaded_states: frozenset[States] = frozenset(),
+    citation: str = SOURCE,
     reference_bytes: int = 0,
 ) -> Rollout:
     """Returns the rollout engine and the reference model that share devices with the trained model.
@@ -91,34 +91,34 @@ def colocated_rollout(
     utilization: the program's default of `vllm_gpu_memory_utilization`.
     max_tokens: tokens of a pass of the engine that the program sets; None (default) for the engine's rule.
     beta: the program's default of `beta`.
-    offloaded: states of the trained model that are on the host during rollouts; default none.
-    source: the program's files that say so.
+    offloaded_states: states of the trained model that are on the host during rollouts; default none.
+    citation: the program's files that say so.
     reference_bytes: bytes per weight of the reference model; 0 (default) for those that the run's settings imply.
     """
-    completion = reader.size(config, "max_completion_length", 512)
+    completion_length = reader.size(config, "max_completion_length", 512)
     sequences = size_of(reader, "batch", launched_run.settings["batch"])
-    is_colocated = _colocates(config)
+    is_colocated = _colocates_engine(config)
     is_divided = launched_run.layout.zero == 3
     has_reference = config.get("beta", beta) not in (0, 0.0, "0", "0.0") and "lora_rank" not in launched_run.settings
-    element = 2 if launched_run.settings.get("dtype") in ("bf16", "bfloat16", "fp16", "float16") else 4
+    element_bytes = 2 if launched_run.settings.get("dtype") in ("bf16", "bfloat16", "fp16", "float16") else 4
     has_master_weights = launched_run.settings.get("master_weights") == "none"
-    sleeps = reader.flag(config, "vllm_enable_sleep_mode") or bool(config.get("sleep_level"))
-    is_wide = launched_run.settings.get("logits_dtype") in (None, "fp32", "float32")
-    logit_bytes = (8 if sequences == 1 else 6) if is_wide else (4 if sequences == 1 else 3)
+    engine_sleeps = reader.flag(config, "vllm_enable_sleep_mode") or bool(config.get("sleep_level"))
+    has_fp32_logits = launched_run.settings.get("logits_dtype") in (None, "fp32", "float32")
+    logit_bytes = (8 if sequences == 1 else 6) if has_fp32_logits else (4 if sequences == 1 else 3)
     return Rollout(
-        source=source,
+        source=citation,
         engine="vllm" if is_colocated else "",
         flags=_engine_flags(reader, config, sequences, launched_run, utilization, max_tokens) if is_colocated else {},
-        sleeps=is_colocated and sleeps,
-        offloaded=offloaded if is_colocated else frozenset(),
+        sleeps=is_colocated and engine_sleeps,
+        offloaded=offloaded_states if is_colocated else frozenset(),
         reference=Model(
             "device" if has_reference else "none",
-            reference_bytes or (element if has_master_weights else 4),
+            reference_bytes or (element_bytes if has_master_weights else 4),
             launched_run.layout.dp if is_divided else 1,
         ),
         sequences=sequences,
-        tokens=int(launched_run.settings.get("seq", completion)),
-        logit_tokens=completion + 1,
+        tokens=int(launched_run.settings.get("seq", completion_length)),
+        logit_tokens=completion_length + 1,
         logit_bytes=logit_bytes,  # fp32 logits of accelerate beside those in 16 bits, or one sequence's exponentials
     )
 
@@ -133,15 +133,15 @@ def _engine_flags(
 ) -> dict[str, Any]:
     """Returns the flags of the colocated vLLM engine (generation/vllm_generation.py)."""
     tensor = reader.size(config, "vllm_tensor_parallel_size", 1)
-    steps = reader.size(config, "steps_per_generation", reader.size(config, "gradient_accumulation_steps", 1))
+    batches = reader.size(config, "steps_per_generation", reader.size(config, "gradient_accumulation_steps", 1))
     batch = config.get("generation_batch_size")
     if batch is not None:
         sequences_of_ranks = sequences * launched_run.layout.world
-        steps = max(1, size_of(reader, "generation_batch_size", batch) // sequences_of_ranks)
+        batches = max(1, size_of(reader, "generation_batch_size", batch) // sequences_of_ranks)
     flags: dict[str, Any] = {
         "tensor_parallel_size": tensor,
         "gpu_memory_utilization": share_of(reader, "vllm_gpu_memory_utilization", config, utilization),
-        "max_num_seqs": sequences * tensor * steps,
+        "max_num_seqs": sequences * tensor * batches,
     }
     flags["max_num_seqs"] = reader.optional_size(config, "vllm_max_num_seqs") or flags["max_num_seqs"]
     if max_tokens is not None:

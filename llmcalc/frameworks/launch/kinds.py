@@ -40,7 +40,7 @@ COMMAND = {"runs": "command:starts_program", "read_command": "command:read_comma
 
 
 def _program(
-    folder: str, program: str, version: str, title: str = "", kind_name: str = "", **functions: str
+    folder_name: str, program: str, version: str, title: str = "", kind_name: str = "", **functions: str
 ) -> tuple[str, LaunchFile]:
     """Returns a program's folder, and the kinds of launch files of the program.
 
@@ -48,11 +48,11 @@ def _program(
     title, kind_name: as in `LaunchFile`; by default a config of the program, and its folder.
     functions: field of `LaunchFile` → `file:function` in the folder; by default those that read its config files.
     """
-    functions = functions or {"matches": f"config_file:is_{folder}", "read": f"config_file:read_{folder}"}
-    package = f"{FRAMEWORKS}.{folder}"
-    readers: dict[str, Any] = {field: FromFile(package, place) for field, place in functions.items()}
-    kind = kind_name or folder.replace("_", "-")
-    return folder, LaunchFile(kind, title or f"a config of {program}", program=program, version=version, **readers)
+    functions = functions or {"matches": f"config_file:is_{folder_name}", "read": f"config_file:read_{folder_name}"}
+    reader_package = f"{FRAMEWORKS}.{folder_name}"
+    readers: dict[str, Any] = {field_name: FromFile(reader_package, place) for field_name, place in functions.items()}
+    kind = kind_name or folder_name.replace("_", "-")
+    return folder_name, LaunchFile(kind, title or f"a config of {program}", program=program, version=version, **readers)
 
 
 PROGRAMS = dict(
@@ -148,8 +148,8 @@ def program_files() -> tuple[LaunchFile, ...]:
 @cache
 def _framework_files() -> tuple[LaunchFile, ...]:
     """Returns the kinds of launch files of frameworks, and of files that select a framework."""
-    files = (framework(name).launch_file for name in NAMES)
-    return (*(file for file in files if file is not None), ACCELERATE, TRAINER)
+    files = (framework(framework_name).launch_file for framework_name in NAMES)
+    return (*(launch_file for launch_file in files if launch_file is not None), ACCELERATE, TRAINER)
 
 
 def kinds() -> tuple[LaunchFile, ...]:
@@ -159,5 +159,5 @@ def kinds() -> tuple[LaunchFile, ...]:
 
 def launch_files() -> str:
     """Returns the titles of the kinds of launch files with tables, as text for messages."""
-    *titles, last_title = (kind.title for kind in (*_framework_files(), *program_files()) if kind.read is not None)
-    return f"{', '.join(titles)} or {last_title}"
+    *kind_titles, last_title = (kind.title for kind in (*_framework_files(), *program_files()) if kind.read is not None)
+    return f"{', '.join(kind_titles)} or {last_title}"

@@ -32,7 +32,7 @@ def read_with_options(
     source_file: LaunchSource,
     options: Mapping[str, Any] = NO_OPTIONS,
 ) -> Launch:
-    """Returns the training run of a launch file, whose values the user's command-line options replace.
+    """Returns the training run of a launch file, after the user's command-line options replace the file's values.
 
     file: the kind of the file.
     read_launch_data: the function that reads its tables, its arguments, its command or its text.
@@ -40,25 +40,25 @@ def read_with_options(
     options: option → value.
     Raises `InputError`, which names file and field, and for an option that the file's program does not have.
     """
-    launched_run = _of_kind(file, read_launch_data(config, source_file))
+    launched_run = _with_file_kind(file, read_launch_data(config, source_file))
     if not options:
         return launched_run
     if file.with_options is None or not isinstance(config, Mapping):
         return _without_master_format(override(launched_run, options))
     changed_launch = read_launch_data(file.with_options(config, options, launched_run, source_file.where), source_file)
     return replace(
-        _of_kind(file, changed_launch),
+        _with_file_kind(file, changed_launch),
         overridden={option: Override(value, _file_value(launched_run, option)) for option, value in options.items()},
     )
 
 
-def _of_kind(file: LaunchFile, launched_run: Launch) -> Launch:
+def _with_file_kind(launch_file: LaunchFile, launched_run: Launch) -> Launch:
     """Returns the training run with the file's kind, the program, and the program's version."""
     return replace(
         _without_master_format(launched_run),
-        kind=file.name,
-        program=file.program or file.title,
-        version=file.version or launched_run.version,
+        kind=launch_file.name,
+        program=launch_file.program or launch_file.title,
+        version=launch_file.version or launched_run.version,
     )
 
 
@@ -68,7 +68,7 @@ def _without_master_format(launched_run: Launch) -> Launch:
         return launched_run
     return replace(
         launched_run,
-        settings={option: value for option, value in launched_run.settings.items() if option != "master_weights"},
+        settings={option: setting for option, setting in launched_run.settings.items() if option != "master_weights"},
     )
 
 
@@ -91,13 +91,13 @@ def override(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
     layout_options = {option: value for option, value in options.items() if option in LAYOUT_OPTIONS}
     settings = {option: value for option, value in options.items() if option not in LAYOUT_OPTIONS}
     dropped_options = FORMATS if "precision" in settings else ("precision",) if set(FORMATS) & set(settings) else ()
-    values = {option: value for option, value in launched_run.settings.items() if option not in dropped_options}
+    option_values = {option: value for option, value in launched_run.settings.items() if option not in dropped_options}
     if "dtype" in settings and launched_run.settings.get("precision") == "autocast":
-        values.setdefault("master_weights", "none")
+        option_values.setdefault("master_weights", "none")
     replaced_values = {option: Override(value, _file_value(launched_run, option)) for option, value in options.items()}
     changed_launch = replace(
         launched_run,
-        settings={**values, **settings},
+        settings={**option_values, **settings},
         overridden=replaced_values,
         published_weights=launched_run.published_weights and not set(FORMATS) & set(settings),
     )
@@ -118,7 +118,7 @@ def _with_layout(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
         settings = dict(launched_run.settings)
         if framework_record.name != WITHOUT_A_NAME and settings.get("precision") == "autocast":
             is_of_adapters = "lora_rank" in settings and "dtype" in settings
-            settings = {option: value for option, value in settings.items() if option not in FORMATS}
+            settings = {option: option_value for option, option_value in settings.items() if option not in FORMATS}
             settings |= {"dtype": "bf16", "master_weights": "none" if is_of_adapters else "fp32"}
         is_default = framework_record.name == WITHOUT_A_NAME
         return replace(
@@ -136,25 +136,25 @@ def _with_layout(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
             "has; remove "
             "the option, or answer without the file"
         )
-    sizes = {option: value for option, value in options.items() if option not in ("framework", "fsdp")}
+    degrees = {option: option_value for option, option_value in options.items() if option not in ("framework", "fsdp")}
     if "fsdp" in options:
-        replicas = sizes.get("hsdp_replicas", launched_run.layout.hsdp_replicas)
-        sizes |= {"zero": 3, "dp": options["fsdp"] * replicas}
-    replica_sizes = {option: sizes.get(option, getattr(launched_run.layout, option)) for option in ("tp", "pp", "cp")}
+        replicas = degrees.get("hsdp_replicas", launched_run.layout.hsdp_replicas)
+        degrees |= {"zero": 3, "dp": options["fsdp"] * replicas}
+    replica_sizes = {option: degrees.get(option, getattr(launched_run.layout, option)) for option in ("tp", "pp", "cp")}
     replica_devices = replica_sizes["tp"] * replica_sizes["pp"] * replica_sizes["cp"]
-    dp = sizes.get("dp", world_size // replica_devices if world_size % replica_devices == 0 else 0)
+    dp = degrees.get("dp", world_size // replica_devices if world_size % replica_devices == 0 else 0)
     if dp * replica_devices != world_size:
         raise InputError(
             f"--devices: {launched_run.where} runs on {world_size}, and tp · cp · pp · dp is "
             f"{replica_devices * max(dp, 1)}; "
             "expected --devices of that number, or other sizes"
         )
-    changes: dict[str, Any] = {**sizes, "dp": dp}
-    if "pp" in sizes or "vpp" in sizes:
-        changes.setdefault("pp_layout", None)
-        changes.setdefault("schedule", "interleaved" if sizes.get("vpp", launched_run.layout.vpp) > 1 else "1f1b")
+    new_sizes: dict[str, Any] = {**degrees, "dp": dp}
+    if "pp" in degrees or "vpp" in degrees:
+        new_sizes.setdefault("pp_layout", None)
+        new_sizes.setdefault("schedule", "interleaved" if degrees.get("vpp", launched_run.layout.vpp) > 1 else "1f1b")
         launched_run = replace(launched_run, stage_ends=(None, None))
-        if changes.get("pp", launched_run.layout.pp) == 1:
-            changes.setdefault("vpp", 1)
-    layout: Layout = replace(launched_run.layout, **changes)
+        if new_sizes.get("pp", launched_run.layout.pp) == 1:
+            new_sizes.setdefault("vpp", 1)
+    layout: Layout = replace(launched_run.layout, **new_sizes)
     return replace(launched_run, layout=layout)

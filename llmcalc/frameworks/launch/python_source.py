@@ -30,25 +30,25 @@ DEEPEST = 40
 class Unknown:
     """A value that the syntax tree does not determine. text: the source of the expression."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
+    def __init__(self, source_text: str) -> None:
+        self.text = source_text
 
 
-def is_python(text: str, name_in_errors: str) -> bool:
+def is_python(file_text: str, name_in_errors: str) -> bool:
     """Whether a file is Python source, by the suffix of its name or by its first statement."""
     if name_in_errors.endswith(".py"):
         return True
-    first_line = next((line for line in text.splitlines() if line.strip() and not line.startswith("#")), "")
+    first_line = next((line for line in file_text.splitlines() if line.strip() and not line.startswith("#")), "")
     return re.match(r"(from [\w.]+ import |import [\w.]+(\s|$)|def \w+\(|class \w+)", first_line) is not None
 
 
-def parse_python(text: str, name_in_errors: str) -> ast.Module:
+def parse_python(python_text: str, name_in_errors: str) -> ast.Module:
     """Returns the syntax tree of a Python file. Raises `InputError` for a text that is too large, or is not Python."""
-    letters = len(text) if len(text) > LARGEST_WITH_PICTURES else len(PICTURE.sub("", text))
-    if letters > LARGEST:
-        raise InputError(f"{name_in_errors}: {letters:,} letters of Python; expected at most {LARGEST:,}")
+    text_length = len(python_text) if len(python_text) > LARGEST_WITH_PICTURES else len(PICTURE.sub("", python_text))
+    if text_length > LARGEST:
+        raise InputError(f"{name_in_errors}: {text_length:,} letters of Python; expected at most {LARGEST:,}")
     try:
-        return ast.parse(text)
+        return ast.parse(python_text)
     except SyntaxError as error:
         raise InputError(
             f"{name_in_errors}: not valid Python: {one_line(str(error.msg))[:80]} at line {error.lineno}"
@@ -57,76 +57,76 @@ def parse_python(text: str, name_in_errors: str) -> ast.Module:
         raise InputError(f"{name_in_errors}: not valid Python; expected a configuration") from None
 
 
-def value_of(node: ast.expr, names: Mapping[str, Any], depth: int = 0) -> Any:
+def value_of(expression: ast.expr, names: Mapping[str, Any], depth: int = 0) -> Any:
     """Returns the value of an expression. names: variable or dotted name → value."""
     if depth > DEEPEST:
         return Unknown("…")
-    if isinstance(node, ast.Constant):
-        return node.value
-    if isinstance(node, ast.Name | ast.Attribute):
-        name = dotted(node)
-        return names[name] if name in names else Unknown(name)
-    if isinstance(node, ast.List | ast.Tuple):
-        return [value_of(element, names, depth + 1) for element in node.elts[:1000]]
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        operand_value = value_of(node.operand, names, depth + 1)
+    if isinstance(expression, ast.Constant):
+        return expression.value
+    if isinstance(expression, ast.Name | ast.Attribute):
+        dotted_name = dotted(expression)
+        return names[dotted_name] if dotted_name in names else Unknown(dotted_name)
+    if isinstance(expression, ast.List | ast.Tuple):
+        return [value_of(list_element, names, depth + 1) for list_element in expression.elts[:1000]]
+    if isinstance(expression, ast.UnaryOp) and isinstance(expression.op, ast.USub):
+        operand_value = value_of(expression.operand, names, depth + 1)
         return -operand_value if isinstance(operand_value, int | float) else Unknown("-")
-    if isinstance(node, ast.BinOp):
-        left, right = value_of(node.left, names, depth + 1), value_of(node.right, names, depth + 1)
-        if type(left) is int and type(right) is int:
-            return _whole_number_result(node.op, left, right)
-    return Unknown(source_of(node))
+    if isinstance(expression, ast.BinOp):
+        left_value, right = value_of(expression.left, names, depth + 1), value_of(expression.right, names, depth + 1)
+        if type(left_value) is int and type(right) is int:
+            return _whole_number_result(expression.op, left_value, right)
+    return Unknown(source_of(expression))
 
 
 def _whole_number_result(operation: ast.operator, left_value: int, right_value: int) -> Any:
-    number: Any = Unknown("…")
+    result_number: Any = Unknown("…")
     if isinstance(operation, ast.Add):
-        number = left_value + right_value
+        result_number = left_value + right_value
     elif isinstance(operation, ast.Sub):
-        number = left_value - right_value
+        result_number = left_value - right_value
     elif isinstance(operation, ast.Mult):
-        number = left_value * right_value
+        result_number = left_value * right_value
     elif isinstance(operation, ast.FloorDiv) and right_value:
-        number = left_value // right_value
+        result_number = left_value // right_value
     elif isinstance(operation, ast.Pow) and 0 <= right_value < 64 and abs(left_value) < 1000:
-        number = left_value**right_value
-    return number if isinstance(number, Unknown) or abs(number) < LARGEST_NUMBER else Unknown("…")
+        result_number = left_value**right_value
+    return result_number if isinstance(result_number, Unknown) or abs(result_number) < LARGEST_NUMBER else Unknown("…")
 
 
-def _comparison_result(operator: ast.cmpop, left: Any, right: Any) -> bool | None:
-    """Returns the result of a comparison of two plain values; None for one that is not read."""
-    if isinstance(operator, ast.Is | ast.IsNot) and (left is None or right is None):
-        return (left is right) == isinstance(operator, ast.Is)
-    if isinstance(operator, ast.Eq | ast.NotEq):
-        return bool(left == right) == isinstance(operator, ast.Eq)
-    if isinstance(operator, ast.In | ast.NotIn) and isinstance(right, list):
-        has_unknown = any(isinstance(element, Unknown) for element in right)
-        return None if has_unknown else (left in right) == isinstance(operator, ast.In)
-    if isinstance(operator, ast.Gt | ast.Lt) and isinstance(left, int | float) and isinstance(right, int | float):
-        return left > right if isinstance(operator, ast.Gt) else left < right
+def _comparison_result(comparison: ast.cmpop, left: Any, right: Any) -> bool | None:
+    """Returns the result of a comparison of two plain values; None for an unsupported operator."""
+    if isinstance(comparison, ast.Is | ast.IsNot) and (left is None or right is None):
+        return (left is right) == isinstance(comparison, ast.Is)
+    if isinstance(comparison, ast.Eq | ast.NotEq):
+        return bool(left == right) == isinstance(comparison, ast.Eq)
+    if isinstance(comparison, ast.In | ast.NotIn) and isinstance(right, list):
+        has_unknown = any(isinstance(compared_value, Unknown) for compared_value in right)
+        return None if has_unknown else (left in right) == isinstance(comparison, ast.In)
+    if isinstance(comparison, ast.Gt | ast.Lt) and isinstance(left, int | float) and isinstance(right, int | float):
+        return left > right if isinstance(comparison, ast.Gt) else left < right
     return None
 
 
-def dotted(node: ast.expr) -> str:
+def dotted(expression: ast.expr) -> str:
     """Returns the dotted name that an expression consists of, such as `Trainer.Config`; empty for other expressions."""
     name_parts: list[str] = []
-    while isinstance(node, ast.Attribute) and len(name_parts) < DEEPEST:
-        name_parts.append(node.attr)
-        node = node.value
-    return ".".join([node.id, *reversed(name_parts)]) if isinstance(node, ast.Name) else ""
+    while isinstance(expression, ast.Attribute) and len(name_parts) < DEEPEST:
+        name_parts.append(expression.attr)
+        expression = expression.value
+    return ".".join([expression.id, *reversed(name_parts)]) if isinstance(expression, ast.Name) else ""
 
 
-def source_of(node: ast.AST) -> str:
+def source_of(syntax_node: ast.AST) -> str:
     """Returns an expression's description for error messages: kind and name."""
-    if isinstance(node, ast.Call):
-        return f"{dotted(node.func) or 'a call'}(…)"[:60]
-    return type(node).__name__
+    if isinstance(syntax_node, ast.Call):
+        return f"{dotted(syntax_node.func) or 'a call'}(…)"[:60]
+    return type(syntax_node).__name__
 
 
-def constants(statements: list[ast.stmt]) -> dict[str, Any]:
+def constants(module_statements: list[ast.stmt]) -> dict[str, Any]:
     """Returns variable → value of plain assignments, in order."""
     variables: dict[str, Any] = {}
-    for statement in statements:
+    for statement in module_statements:
         if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
             target_node, value_node = statement.targets[0], statement.value
         elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
@@ -174,22 +174,24 @@ class Configurations:
         if self.work > MOST_WORK:
             raise RecursionError
 
-    def configuration_of(self, name: str, arguments: Mapping[str, Any] | None = None, depth: int = 0) -> Config:
+    def configuration_of(
+        self, function_name: str, arguments: Mapping[str, Any] | None = None, nesting_depth: int = 0
+    ) -> Config:
         """Returns the configuration that a function builds. Raises `RecursionError` for recursive functions."""
-        if depth > 10:
+        if nesting_depth > 10:
             raise RecursionError
-        function = self.functions[name]
+        function = self.functions[function_name]
         parameters = [*function.args.args, *function.args.kwonlyargs]
         defaults = [*function.args.defaults, *(default for default in function.args.kw_defaults if default is not None)]
         variables = dict(self.constants)
         for parameter, default in zip(reversed(parameters), reversed(defaults), strict=False):
             variables[parameter.arg] = value_of(default, self.constants)
         variables |= arguments or {}
-        configs: dict[str, Config] = {}
+        configs_by_variable: dict[str, Config] = {}
         for statement in function.body:
             if isinstance(statement, ast.Return) and statement.value is not None:
-                return self.evaluate(statement.value, variables, configs, depth)
-            self.read_statement(statement, variables, configs, depth)
+                return self.evaluate(statement.value, variables, configs_by_variable, nesting_depth)
+            self.read_statement(statement, variables, configs_by_variable, nesting_depth)
         return {}
 
     def read_statement(self, statement: ast.stmt, variables: Config, configs: dict[str, Config], depth: int) -> None:
@@ -214,43 +216,45 @@ class Configurations:
                 for target in inner_node.targets:
                     self.assign_value(target, {"": Unknown("a condition")}, variables, configs)
 
-    def truth_of(self, node: ast.expr, variables: Config, configs: dict[str, Config]) -> bool | None:
+    def truth_of(self, condition: ast.expr, variables: Config, configs_by_name: dict[str, Config]) -> bool | None:
         """Returns whether a condition on plain values is true; None if unknown."""
-        if isinstance(node, ast.BoolOp):
-            truths = [self.truth_of(operand, variables, configs) for operand in node.values]
-            decisive = isinstance(node.op, ast.Or)
-            return decisive if decisive in truths else None if None in truths else not decisive
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            truth = self.truth_of(node.operand, variables, configs)
-            return None if truth is None else not truth
-        if isinstance(node, ast.Call) and dotted(node.func) == "isinstance" and len(node.args) == 2:
-            plain_value = self._plain_value(node.args[0], variables, configs)
-            is_known = dotted(node.args[1]) == "str" and not isinstance(plain_value, Unknown)
+        if isinstance(condition, ast.BoolOp):
+            operand_truths = [self.truth_of(operand, variables, configs_by_name) for operand in condition.values]
+            decisive = isinstance(condition.op, ast.Or)
+            return decisive if decisive in operand_truths else None if None in operand_truths else not decisive
+        if isinstance(condition, ast.UnaryOp) and isinstance(condition.op, ast.Not):
+            operand_truth = self.truth_of(condition.operand, variables, configs_by_name)
+            return None if operand_truth is None else not operand_truth
+        if isinstance(condition, ast.Call) and dotted(condition.func) == "isinstance" and len(condition.args) == 2:
+            plain_value = self._plain_value(condition.args[0], variables, configs_by_name)
+            is_known = dotted(condition.args[1]) == "str" and not isinstance(plain_value, Unknown)
             return isinstance(plain_value, str) if is_known else None
-        if not isinstance(node, ast.Compare) or len(node.ops) != 1:
-            plain_value = self._plain_value(node, variables, configs)
+        if not isinstance(condition, ast.Compare) or len(condition.ops) != 1:
+            plain_value = self._plain_value(condition, variables, configs_by_name)
             return None if isinstance(plain_value, Unknown) else bool(plain_value)
-        left, right = (self._plain_value(side, variables, configs) for side in (node.left, node.comparators[0]))
+        left, right = (
+            self._plain_value(side, variables, configs_by_name) for side in (condition.left, condition.comparators[0])
+        )
         if isinstance(left, Unknown) or isinstance(right, Unknown):
             return None
-        return _comparison_result(node.ops[0], left, right)
+        return _comparison_result(condition.ops[0], left, right)
 
-    def _plain_value(self, node: ast.expr, variables: Config, configs: dict[str, Config]) -> Any:
+    def _plain_value(self, expression: ast.expr, variables: Config, configs_by_variable: dict[str, Config]) -> Any:
         """Returns the value of an expression that builds no configuration, also after `.lower()`."""
-        if isinstance(node, ast.Call):
-            if isinstance(node.func, ast.Attribute) and node.func.attr == "lower" and not node.args:
-                plain_text = self._plain_value(node.func.value, variables, configs)
+        if isinstance(expression, ast.Call):
+            if isinstance(expression.func, ast.Attribute) and expression.func.attr == "lower" and not expression.args:
+                plain_text = self._plain_value(expression.func.value, variables, configs_by_variable)
                 if isinstance(plain_text, str):
                     return plain_text.lower()
-            return Unknown(source_of(node))
-        config = self.evaluate(node, variables, configs, 0)
-        return config[""] if set(config) == {""} else Unknown(source_of(node))
+            return Unknown(source_of(expression))
+        config = self.evaluate(expression, variables, configs_by_variable, 0)
+        return config[""] if set(config) == {""} else Unknown(source_of(expression))
 
     def assign_value(self, target: ast.expr, config: Config, variables: Config, configs: dict[str, Config]) -> None:
         """Assigns a value to a name or to an attribute of a configuration."""
-        path = dotted(target)
-        variable, _, attribute = path.partition(".")
-        if not path:
+        target_path = dotted(target)
+        variable, _, attribute = target_path.partition(".")
+        if not target_path:
             return
         if not attribute:
             configs.pop(variable, None)
@@ -260,48 +264,50 @@ class Configurations:
             else:
                 configs[variable] = dict(config)
             return
-        owner = configs.setdefault(variable, {})
-        self.count_work(len(owner) + len(config))
-        for key in [key for key in owner if key == attribute or key.startswith(f"{attribute}.")]:
-            del owner[key]
-        owner |= {f"{attribute}.{key}".rstrip("."): attribute_value for key, attribute_value in config.items()}
-        if len(owner) > MOST_VALUES:
+        owner_config = configs.setdefault(variable, {})
+        self.count_work(len(owner_config) + len(config))
+        for key in [key for key in owner_config if key == attribute or key.startswith(f"{attribute}.")]:
+            del owner_config[key]
+        owner_config |= {f"{attribute}.{key}".rstrip("."): attribute_value for key, attribute_value in config.items()}
+        if len(owner_config) > MOST_VALUES:
             raise RecursionError
 
-    def evaluate(self, node: ast.expr, variables: Config, configs: dict[str, Config], depth: int) -> Config:
+    def evaluate(
+        self, expression: ast.expr, variables: Config, configs_by_variable: dict[str, Config], depth: int
+    ) -> Config:
         """Returns the configuration that an expression builds, or a plain value in a table with an empty path."""
         self.count_work(1)
         if depth > DEEPEST:
             raise RecursionError
-        called_path = dotted(node)
-        if called_path in configs:
-            return dict(configs[called_path])
-        if not isinstance(node, ast.Call):
+        called_path = dotted(expression)
+        if called_path in configs_by_variable:
+            return dict(configs_by_variable[called_path])
+        if not isinstance(expression, ast.Call):
             variable, _, attribute = called_path.partition(".")
-            if attribute and variable in configs:
-                owner = configs[variable]
+            if attribute and variable in configs_by_variable:
+                owner = configs_by_variable[variable]
                 inner_config = {
                     key[len(attribute) + 1 :]: value for key, value in owner.items() if key.startswith(f"{attribute}.")
                 }
                 return inner_config or {"": owner.get(attribute, Unknown(called_path))}
-            return {"": value_of(node, variables)}
-        called_name = dotted(node.func)
-        keywords = {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg is not None}
+            return {"": value_of(expression, variables)}
+        called_name = dotted(expression.func)
+        keyword_nodes = {keyword.arg: keyword.value for keyword in expression.keywords if keyword.arg is not None}
         if called_name in self.functions:
-            argument_values = {key: value_of(value, variables) for key, value in keywords.items()}
+            argument_values = {key: value_of(value, variables) for key, value in keyword_nodes.items()}
             parameters = [parameter.arg for parameter in self.functions[called_name].args.args]
             argument_values |= {
-                key: value_of(value, variables) for key, value in zip(parameters, node.args, strict=False)
+                key: value_of(value, variables) for key, value in zip(parameters, expression.args, strict=False)
             }
             return self.configuration_of(called_name, argument_values, depth + 1)
         config: Config = dict(self.known.get(called_name, {}))
-        if not called_name and isinstance(node.func, ast.Attribute):  # a method of what another call returns
-            config = self.evaluate(node.func.value, variables, configs, depth + 1)
-            called_name = f"….{node.func.attr}"
+        if not called_name and isinstance(expression.func, ast.Attribute):  # a method of what another call returns
+            config = self.evaluate(expression.func.value, variables, configs_by_variable, depth + 1)
+            called_name = f"….{expression.func.attr}"
         config[CALLED] = called_name
-        for key, argument in (*((str(i), value) for i, value in enumerate(node.args)), *keywords.items()):
-            inner_config = self.evaluate(argument, variables, configs, depth + 1)
-            config |= {f"{key}.{path}".rstrip("."): value for path, value in inner_config.items()}
+        for key, argument in (*((str(i), value) for i, value in enumerate(expression.args)), *keyword_nodes.items()):
+            inner_config = self.evaluate(argument, variables, configs_by_variable, depth + 1)
+            config |= {f"{key}.{inner_path}".rstrip("."): value for inner_path, value in inner_config.items()}
         self.count_work(len(config))
         if len(config) > MOST_VALUES:
             raise RecursionError

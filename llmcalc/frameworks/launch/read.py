@@ -63,7 +63,7 @@ def read_launch(
         typed_text.path,
         world_size,
         allow_unknown,
-        date=date,
+        release_date=date,
         gpu=gpu,
         folder=name_in_errors.parent,
         variables=typed_text.variables,
@@ -77,12 +77,12 @@ SCRIPT_ENDINGS = (".sh", ".bash", ".slurm", ".sbatch")
 
 
 def launch_of(
-    text: str,
+    file_text: str,
     name_in_errors: str,
     world_size: int | None = None,
     allow_unknown: bool = False,
     *,
-    date: datetime.date | None = None,
+    release_date: datetime.date | None = None,
     gpu: str = "",
     folder: Path | None = None,
     variables: Mapping[str, str] | None = None,
@@ -98,31 +98,31 @@ def launch_of(
     """
     if world_size is not None and world_size < 1:
         raise InputError(f"--devices: {world_size}; expected a positive whole number")
-    source = LaunchSource(
+    launch_source = LaunchSource(
         name_in_errors,
         world_size,
         allow_unknown,
-        date,
+        release_date,
         gpu,
         _table_reader(name_in_errors, folder),
         arguments=arguments,
         read_text=_text_reader(name_in_errors, folder),
     )
-    if not text.strip():
+    if not file_text.strip():
         raise InputError(f"{name_in_errors}: is empty; expected {launch_files()}")
-    if is_python(text, name_in_errors):
-        return _read_python(text, source, options)
-    if text.lstrip()[:2] == "#!" or name_in_errors.endswith(SCRIPT_ENDINGS) or _is_script(text):
-        script = read_script(text, name_in_errors, variables, arguments)
-        sbatch_options = re.findall(r"^#SBATCH[ \t]+(-\S+)[ \t]*([^\s#]*)", text, re.MULTILINE)
+    if is_python(file_text, name_in_errors):
+        return _read_python(file_text, launch_source, options)
+    if file_text.lstrip()[:2] == "#!" or name_in_errors.endswith(SCRIPT_ENDINGS) or _is_script(file_text):
+        script = read_script(file_text, name_in_errors, variables, arguments)
+        sbatch_options = re.findall(r"^#SBATCH[ \t]+(-\S+)[ \t]*([^\s#]*)", file_text, re.MULTILINE)
         batch = [command_word for option_words in sbatch_options for command_word in option_words if command_word]
-        return _read_script(script, source, batch, options)
+        return _read_script(script, launch_source, batch, options)
     if variables or arguments:
         typed_word = next(iter(variables or arguments))
         raise InputError(
             f"{name_in_errors}: is no script; expected --launch {name_in_errors} without '{one_line(typed_word)[:40]}'"
         )
-    return _read_tables(_parse_tables(text, name_in_errors), source, options)
+    return _read_tables(_parse_tables(file_text, name_in_errors), launch_source, options)
 
 
 def _read_tables(config: Any, source_file: LaunchSource, options: Mapping[str, Any]) -> Launch:
@@ -131,29 +131,29 @@ def _read_tables(config: Any, source_file: LaunchSource, options: Mapping[str, A
     if not isinstance(config, Mapping):
         raise InputError(f"{name_in_errors}: is no launch file; expected {launch_files()}")
     refuse_config(config, name_in_errors)
-    for file in kinds():
-        if file.read is not None and file.matches(config):
-            return read_with_options(file, file.read, config, source_file, options)
-    keys = ", ".join(str(key)[:30] for key in list(config)[:4])
-    raise InputError(f"{name_in_errors}: is no launch file: it has {keys or 'nothing'}; expected {launch_files()}")
+    for launch_file in kinds():
+        if launch_file.read is not None and launch_file.matches(config):
+            return read_with_options(launch_file, launch_file.read, config, source_file, options)
+    key_list = ", ".join(str(config_key)[:30] for config_key in list(config)[:4])
+    raise InputError(f"{name_in_errors}: is no launch file: it has {key_list or 'nothing'}; expected {launch_files()}")
 
 
-def _parse_tables(text: str, name_in_errors: str) -> Any:
+def _parse_tables(file_text: str, name_in_errors: str) -> Any:
     """Returns the tables of a text, parsed as JSON, TOML or YAML."""
-    if text.lstrip().startswith("{"):
-        return parse_braces(text, name_in_errors)
-    toml = re.search(r"^[ \t]*\[[A-Za-z_][\w.\- \"]*\][ \t]*(#.*)?$", text, re.MULTILINE)
-    if toml is not None:
-        return parse_toml(text, name_in_errors)
-    return parse_yaml(text, name_in_errors)
+    if file_text.lstrip().startswith("{"):
+        return parse_braces(file_text, name_in_errors)
+    toml_section = re.search(r"^[ \t]*\[[A-Za-z_][\w.\- \"]*\][ \t]*(#.*)?$", file_text, re.MULTILINE)
+    if toml_section is not None:
+        return parse_toml(file_text, name_in_errors)
+    return parse_yaml(file_text, name_in_errors)
 
 
-def _read_python(text: str, source_file: LaunchSource, options: Mapping[str, Any]) -> Launch:
+def _read_python(file_text: str, source_file: LaunchSource, options: Mapping[str, Any]) -> Launch:
     """Returns the training run of a Python launch file, which is not executed."""
-    for file in kinds():
-        if file.read_python is not None and file.is_python(text):
-            return read_with_options(file, file.read_python, text, source_file, options)
-    known_titles = ", ".join(file.title for file in kinds() if file.read_python is not None)
+    for launch_kind in kinds():
+        if launch_kind.read_python is not None and launch_kind.is_python(file_text):
+            return read_with_options(launch_kind, launch_kind.read_python, file_text, source_file, options)
+    known_titles = ", ".join(launch_kind.title for launch_kind in kinds() if launch_kind.read_python is not None)
     raise InputError(
         f"{source_file.where}: a Python file of no program that is read (it is never run); expected {known_titles}, "
         "or the script that starts it"
@@ -163,24 +163,24 @@ def _read_python(text: str, source_file: LaunchSource, options: Mapping[str, Any
 @cache
 def _command_pattern() -> re.Pattern[str]:
     """Returns a regular expression for script lines that start Python, directly or with a launcher."""
-    launchers = (framework(name).launcher for name in NAMES)
-    console = (rf"{name}\s+({'|'.join(verbs)})" if verbs else name for name, verbs in CONSOLE_PROGRAMS.items())
+    launchers = (framework(folder).launcher for folder in NAMES)
+    console = (rf"{folder}\s+({'|'.join(verbs)})" if verbs else folder for folder, verbs in CONSOLE_PROGRAMS.items())
     programs = "|".join((*filter(None, launchers), "srun", "mpirun", r"accelerate\s+launch", "python3?", *console))
     return re.compile(rf"^[^#\n:]*\b({programs}|torch\.distributed\.(run|launch))\s", re.M)
 
 
-def starts_python(text: str) -> bool:
+def starts_python(file_text: str) -> bool:
     """Whether a line of a shell script starts Python."""
-    return _command_pattern().search(text) is not None
+    return _command_pattern().search(file_text) is not None
 
 
-def _is_script(text: str) -> bool:
+def _is_script(file_text: str) -> bool:
     """Whether a text is a shell script, which starts Python and has arguments or variables."""
-    if not starts_python(text) or not re.search(
-        r"(^|[\s(\"'])(--[A-Za-z]|\$[A-Za-z_{@*]|[a-z_.]+=|\S+\.ya?ml\b)", text
+    if not starts_python(file_text) or not re.search(
+        r"(^|[\s(\"'])(--[A-Za-z]|\$[A-Za-z_{@*]|[a-z_.]+=|\S+\.ya?ml\b)", file_text
     ):
         return False
-    return re.search(r"\A\s*\{", text) is None and re.search(r"^[A-Z_]+:[ \t]*$", text, re.MULTILINE) is None
+    return re.search(r"\A\s*\{", file_text) is None and re.search(r"^[A-Z_]+:[ \t]*$", file_text, re.MULTILINE) is None
 
 
 def _text_reader(name_in_errors: str, folder: Path | None) -> ReadText:
@@ -194,15 +194,15 @@ def _text_reader(name_in_errors: str, folder: Path | None) -> ReadText:
             raise InputError(
                 f"{name_in_errors}: {file_name[:80]}: names a file, which is not read; expected its contents"
             )
-        paths = (folder / file_name, Path(file_name), folder.parent / file_name)  # an absolute path stands alone
-        path = next((path for path in paths if path.exists()), None)
-        if path is None:
+        candidates = (folder / file_name, Path(file_name), folder.parent / file_name)  # an absolute path stands alone
+        possible_path = next((possible_path for possible_path in candidates if possible_path.exists()), None)
+        if possible_path is None:
             raise InputError(
                 f"{name_in_errors}: {file_name[:200]}: no such file beside it, nor in the folder above, nor in the "
                 "current folder; "
                 "expected the file in one of the three"
             )
-        return str(path), read_text(path, LARGEST)
+        return str(possible_path), read_text(possible_path, LARGEST)
 
     return read_text_file
 
@@ -211,10 +211,10 @@ def _table_reader(name_in_errors: str, folder: Path | None) -> Fetch:
     read_text = _text_reader(name_in_errors, folder)
 
     def read_config_tables(file_name: str) -> Mapping[str, Any]:
-        path, text = read_text(file_name)
-        config = parse_yaml(text, path) if path.endswith((".yaml", ".yml")) else parse_json(text, path)
+        file_path, text = read_text(file_name)
+        config = parse_yaml(text, file_path) if file_path.endswith((".yaml", ".yml")) else parse_json(text, file_path)
         if not isinstance(config, Mapping):
-            raise InputError(f"{path}: expected a table of keys")
+            raise InputError(f"{file_path}: expected a table of keys")
         return config
 
     return read_config_tables
@@ -228,11 +228,11 @@ def _read_script(script: Script, source_file: LaunchSource, batch: list[str], op
     try:
         return _read_training_command(script, source_file, batch, options)
     except InputError as error:
-        text = str(error)
-        if not script.missing or "known only when" not in text or "is argument " in text:
+        error_text = str(error)
+        if not script.missing or "known only when" not in error_text or "is argument " in error_text:
             raise
         raise InputError(
-            f"{text}; the script takes arguments, as in --launch '{source_file.where} ARG1 … ARG{script.missing}'"
+            f"{error_text}; the script takes arguments, as in --launch '{source_file.where} ARG1 … ARG{script.missing}'"
         ) from None
 
 
@@ -244,15 +244,15 @@ def _read_training_command(
         script,
         commands=[command for command in script.commands if command.words[0] not in WITHOUT_PROGRAMS],
     )
-    lines = [line for command in script.commands if (line := command_line(command)) is not None]
-    environments = {command.line: command.env for command in script.commands}
+    command_lines = [program_line for command in script.commands if (program_line := command_line(command)) is not None]
+    env_by_line = {command.line: command.env for command in script.commands}
 
     def source_of_command(command_line: CommandLine) -> LaunchSource:
         """Returns the launch file's name, environment and number of devices for one command."""
-        command_env = environments.get(command_line.line, {})
+        command_env = env_by_line.get(command_line.line, {})
         env = {
             **script.env(),
-            **{variable: value for variable, value in command_env.items() if not is_unresolved(value)},
+            **{variable: env_value for variable, env_value in command_env.items() if not is_unresolved(env_value)},
         }
         world_size = source_file.world_size or processes([*batch, *command_line.launcher], env)
         if world_size is None:
@@ -278,38 +278,38 @@ def _read_training_command(
 
     for file in kinds():
         if file.read_command is not None:
-            commands = [line for line in lines if file.runs(line)]
-            commands = [command for command in commands if file.trains(command)] or commands
-            if commands:
-                command = commands[0] if file.reads_first else _only_command(commands, name_in_errors)
+            matching_lines = [program_line for program_line in command_lines if file.runs(program_line)]
+            matching_lines = [command for command in matching_lines if file.trains(command)] or matching_lines
+            if matching_lines:
+                command = matching_lines[0] if file.reads_first else _only_command(matching_lines, name_in_errors)
                 return read_with_options(file, file.read_command, command, source_of_command(command), options)
-    for line in lines:
-        config_words = config_place(line)
+    for program_line in command_lines:
+        config_words = config_place(program_line)
         if config_words is not None:
-            return _read_config(config_words[0], line, source_of_command(line), options)
-    for line in lines:
-        reader = next((file for file in kinds() if file.name == TABLES_OF.get(line.program)), None)
+            return _read_config(config_words[0], program_line, source_of_command(program_line), options)
+    for program_line in command_lines:
+        reader = next((file for file in kinds() if file.name == TABLES_OF.get(program_line.program)), None)
         if reader is not None and reader.read is not None:
-            command_words = arguments_of(line.words, name_in_errors)
-            arguments_table = {keyword_of(flag): plain_value(setting) for flag, setting in command_words.items()}
-            arguments_table = {**IMPLIED_BY.get(line.program, {}), **arguments_table}
-            return read_with_options(reader, reader.read, arguments_table, source_of_command(line), options)
-    return _read_by_arguments(script, lines, source_file, source_of_command, options)
+            command_words = arguments_of(program_line.words, name_in_errors)
+            arguments_table = {keyword_of(flag): plain_value(values) for flag, values in command_words.items()}
+            arguments_table = {**IMPLIED_BY.get(program_line.program, {}), **arguments_table}
+            return read_with_options(reader, reader.read, arguments_table, source_of_command(program_line), options)
+    return _read_by_arguments(script, command_lines, source_file, source_of_command, options)
 
 
 def _read_by_arguments(
     script: Script,
-    lines: list[CommandLine],
+    command_lines: list[CommandLine],
     source_file: LaunchSource,
-    start: Callable[[CommandLine], LaunchSource],
+    start_source: Callable[[CommandLine], LaunchSource],
     options: Mapping[str, Any],
 ) -> Launch:
     """Returns the training run of a command whose program is unknown, recognized by its arguments."""
     name_in_errors = source_file.where
-    readers = [file for file in kinds() if file.read_arguments is not None]
-    for file in readers:
-        matching_commands = [command for command in script.commands if file.is_run_by(command.words)]
-        if not matching_commands or file.read_arguments is None:
+    argument_readers = [file_kind for file_kind in kinds() if file_kind.read_arguments is not None]
+    for file_kind in argument_readers:
+        matching_commands = [command for command in script.commands if file_kind.is_run_by(command.words)]
+        if not matching_commands or file_kind.read_arguments is None:
             continue
         commands = [line for command in matching_commands if (line := command_line(command)) is not None]
         if not commands:
@@ -322,7 +322,7 @@ def _read_by_arguments(
             )
         command = _only_command(commands, name_in_errors)
         arguments = arguments_of(command.words, name_in_errors)
-        return read_with_options(file, file.read_arguments, arguments, start(command), options)
+        return read_with_options(file_kind, file_kind.read_arguments, arguments, start_source(command), options)
     start_commands = (command for command in script.commands if starts_python(" ".join(command.words[:20]) + " "))
     unresolved_words = (
         (command.line, command_word)
@@ -331,29 +331,29 @@ def _read_by_arguments(
         if is_unresolved(command_word)
     )
     word_number, unresolved_word = next(unresolved_words, (0, ""))
-    reason = f" (line {word_number}: {unresolved_reason(unresolved_word)})" if unresolved_word else ""
-    programs = dict.fromkeys(f"{command.program} (line {command.line})" for command in lines)
-    runs_programs = f"; it runs {', '.join(map(printable, list(programs)[:4]))}" if programs else ""
-    known_programs = " or ".join(file.arguments_of for file in readers)
+    reason_text = f" (line {word_number}: {unresolved_reason(unresolved_word)})" if unresolved_word else ""
+    program_places = dict.fromkeys(f"{command.program} (line {command.line})" for command in command_lines)
+    runs_programs = f"; it runs {', '.join(map(printable, list(program_places)[:4]))}" if program_places else ""
+    known_programs = " or ".join(file_kind.arguments_of for file_kind in argument_readers)
     raise InputError(
-        f"{name_in_errors}: no command runs with arguments of {known_programs}{reason}{runs_programs}; expected "
+        f"{name_in_errors}: no command runs with arguments of {known_programs}{reason_text}{runs_programs}; expected "
         f"{launch_files()}"
     )
 
 
-def _only_command(commands: list[CommandLine], name_in_errors: str) -> CommandLine:
+def _only_command(program_commands: list[CommandLine], name_in_errors: str) -> CommandLine:
     """Returns the only training command. Raises `InputError` for several different commands."""
-    if len({(command.program, tuple(command.words)) for command in commands}) == 1:
-        return commands[0]
-    values: dict[str, list[str]] = {}
-    for command in commands:
+    if len({(command.program, tuple(command.words)) for command in program_commands}) == 1:
+        return program_commands[0]
+    loop_values_by_variable: dict[str, list[str]] = {}
+    for command in program_commands:
         for variable, loop_value in command.loops:
-            values.setdefault(variable, []).append(loop_value)
-    loops = {variable: list(dict.fromkeys(loop_values)) for variable, loop_values in values.items()}
+            loop_values_by_variable.setdefault(variable, []).append(loop_value)
+    loops = {variable: list(dict.fromkeys(loop_values)) for variable, loop_values in loop_values_by_variable.items()}
     varying_loops = {variable: loop_values for variable, loop_values in loops.items() if len(loop_values) > 1}
-    lines = ", ".join(dict.fromkeys(str(command.line) for command in commands[:5]))
+    line_numbers = ", ".join(dict.fromkeys(str(command.line) for command in program_commands[:5]))
     if varying_loops:
-        pins = " ".join(
+        pinned_variables = " ".join(
             f"{variable}={printable(loop_values[0])[:40]}" for variable, loop_values in varying_loops.items()
         )
         ranges = "; ".join(
@@ -361,10 +361,10 @@ def _only_command(commands: list[CommandLine], name_in_errors: str) -> CommandLi
             for variable, loop_values in varying_loops.items()
         )
         raise InputError(
-            f"{name_in_errors}: a loop trains several times (line {lines}; {ranges}); expected one of them, "
-            f"as in --launch '{pins} {name_in_errors}'"
+            f"{name_in_errors}: a loop trains several times (line {line_numbers}; {ranges}); expected one of them, "
+            f"as in --launch '{pinned_variables} {name_in_errors}'"
         )
-    raise InputError(f"{name_in_errors}: several commands train (lines {lines}); expected one")
+    raise InputError(f"{name_in_errors}: several commands train (lines {line_numbers}); expected one")
 
 
 def _read_config(
@@ -377,12 +377,12 @@ def _read_config(
         raise InputError(
             f"{source_file.where}: {file_name[:80]}: names a file, which is not read; expected its contents"
         )
-    path, text = source_file.read_text(file_name)
+    file_path, file_text = source_file.read_text(file_name)
     try:
-        config = _parse_tables(text, path)
+        config = _parse_tables(file_text, file_path)
         if isinstance(config, Mapping):
-            config = {**IMPLIED_BY.get(command_line.program, {}), **with_typed_values(config, command_line, path)}
-        return _read_tables(config, replace(source_file, where=path), options)
+            config = {**IMPLIED_BY.get(command_line.program, {}), **with_typed_values(config, command_line, file_path)}
+        return _read_tables(config, replace(source_file, where=file_path), options)
     except InputError as error:
         raise InputError(
             f"{source_file.where}: line {command_line.line} runs {command_line.program} with {error}"
@@ -390,24 +390,24 @@ def _read_config(
 
 
 def _reader_with_written_files(
-    fetch_config: Fetch | None, files: Mapping[str, str], name_in_errors: str
+    fetch_config: Fetch | None, written_files: Mapping[str, str], name_in_errors: str
 ) -> Fetch | None:
     """Returns a function that reads a config file, preferably from the files that the script itself writes."""
-    if not files:
+    if not written_files:
         return fetch_config
 
     def read_config(file_name: str) -> Mapping[str, Any]:
-        if file_name not in files:
+        if file_name not in written_files:
             if fetch_config is None:
                 raise InputError(
                     f"{name_in_errors}: {printable(file_name)}: names a file, which is not read; expected its contents"
                 )
             return fetch_config(file_name)
-        text = files[file_name]
-        if is_unresolved(text):
-            word = next(word for word in text.split() if is_unresolved(word))
-            raise InputError(f"{name_in_errors}: {printable(file_name)}: {unresolved_reason(word)}")
-        config = parse_json(text, f"{name_in_errors}: {printable(file_name)}")
+        file_text = written_files[file_name]
+        if is_unresolved(file_text):
+            unknown = next(unknown for unknown in file_text.split() if is_unresolved(unknown))
+            raise InputError(f"{name_in_errors}: {printable(file_name)}: {unresolved_reason(unknown)}")
+        config = parse_json(file_text, f"{name_in_errors}: {printable(file_name)}")
         if not isinstance(config, Mapping):
             raise InputError(f"{name_in_errors}: {printable(file_name)}: expected a JSON object")
         return config
@@ -448,10 +448,10 @@ COUNTS = {
 def _launcher_counts(launcher: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yields (kind of count, number as text) for each count, such as machines, in a launcher's arguments."""
     for i, command_word in enumerate(launcher):
-        option, equals_sign, setting = command_word.partition("=")
+        option, equals_sign, option_value = command_word.partition("=")
         count_kind = COUNTS.get(f"--{option[2:].replace('_', '-')}" if option.startswith("--") else option)
         if count_kind is not None:
-            yield count_kind, setting if equals_sign else (launcher[i + 1] if i + 1 < len(launcher) else "")
+            yield count_kind, option_value if equals_sign else (launcher[i + 1] if i + 1 < len(launcher) else "")
 
 
 def unset_counts(launcher: Sequence[str]) -> tuple[str, ...]:
@@ -470,14 +470,14 @@ def processes(launcher: list[str], env: Mapping[str, str]) -> int | None:
 
     env: the environment of the command, in which ms-swift and LLaMA-Factory have the number of processes.
     """
-    counts: dict[str, int] = {}
+    counts_by_variable: dict[str, int] = {}
     for variable, count_kind in (("NPROC_PER_NODE", "each"), ("NNODES", "machines")):
-        text = env.get(variable, "")
-        if text.isascii() and text.isdecimal() and len(text) < 7 and int(text) > 0:
-            counts[count_kind] = int(text)
-    for count_kind, text in _launcher_counts(launcher):
-        if text.isascii() and text.isdecimal() and len(text) < 7 and int(text) > 0:
-            counts[count_kind] = int(text)
-    if "all" in counts:
-        return counts["all"]
-    return counts["each"] * counts.get("machines", 1) if "each" in counts else None
+        count_text = env.get(variable, "")
+        if count_text.isascii() and count_text.isdecimal() and len(count_text) < 7 and int(count_text) > 0:
+            counts_by_variable[count_kind] = int(count_text)
+    for count_kind, count_text in _launcher_counts(launcher):
+        if count_text.isascii() and count_text.isdecimal() and len(count_text) < 7 and int(count_text) > 0:
+            counts_by_variable[count_kind] = int(count_text)
+    if "all" in counts_by_variable:
+        return counts_by_variable["all"]
+    return counts_by_variable["each"] * counts_by_variable.get("machines", 1) if "each" in counts_by_variable else None

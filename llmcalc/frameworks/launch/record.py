@@ -90,8 +90,8 @@ class Launch:
         """Returns the run with the layers of each stage of its pipeline. layers: those of the model."""
         if self.stage_ends == (None, None):
             return self
-        place = f"{self.where}: layers of the first and of the last stage"
-        stage_sizes = stage_sizes_between_ends(layers, self.layout.pp, self.layout.vpp, *self.stage_ends, place)
+        sizes_place = f"{self.where}: layers of the first and of the last stage"
+        stage_sizes = stage_sizes_between_ends(layers, self.layout.pp, self.layout.vpp, *self.stage_ends, sizes_place)
         return replace(self, layout=replace(self.layout, pp_layout=stage_sizes))
 
     def data(self) -> dict[str, Any]:
@@ -103,8 +103,8 @@ class Launch:
             "version": self.version or None,
             "filled_in": {argument: json_value_of(default_value) for argument, default_value in self.filled_in.items()},
             "overridden": {
-                argument: {"file": json_value_of(override.file), "option": json_value_of(override.option)}
-                for argument, override in self.overridden.items()
+                argument: {"file": json_value_of(value_override.file), "option": json_value_of(value_override.option)}
+                for argument, value_override in self.overridden.items()
             },
             "env": dict(self.env),
             "ignored": list(self.ignored),
@@ -194,7 +194,7 @@ class CommandLine(NamedTuple):
 
 @frozen
 class LaunchFile:
-    """A kind of launch file, with the reader.
+    """A kind of launch file, with the functions that recognize and read a file of this kind.
 
     name: its name in JSON documents.
     title: its name in messages.
@@ -293,7 +293,7 @@ class LaunchReader:
         if not self.unknown or self.source.allow_unknown:
             return
         listed_text = "; ".join(
-            f"{argument} ({reason})" for argument, reason in list(self.unknown.items())[:MOST_LISTED]
+            f"{argument} ({unknown_reason})" for argument, unknown_reason in list(self.unknown.items())[:MOST_LISTED]
         )
         unlisted = len(self.unknown) - MOST_LISTED
         raise InputError(
@@ -305,24 +305,24 @@ class LaunchReader:
         self,
         config: Table,
         known_names: Iterable[str],
-        ignored: Collection[str],
-        reason: str = "no argument that is known",
+        ignored_names: Collection[str],
+        unknown_reason: str = "no argument that is known",
     ) -> None:
         """Records arguments that change no memory as ignored, and arguments that are not known as unknown.
 
-        known_names: names of arguments that are read. reason: why the others are unknown.
+        known_names: names of arguments that are read. unknown_reason: why the others are unknown.
         """
-        self.ignored += [argument for argument in config if argument in ignored]
-        unknown_keys(self, config, (*known_names, *ignored), "", reason)
+        self.ignored += [argument for argument in config if argument in ignored_names]
+        unknown_keys(self, config, (*known_names, *ignored_names), "", unknown_reason)
 
-    def refuse_set(self, config: Table, reasons: Mapping[str, str], prefix: str = "") -> None:
-        """Records as unknown each argument that is set (neither false nor 0). reasons: argument → reason."""
-        for argument, reason in reasons.items():
+    def refuse_set(self, config: Table, refusal_reasons: Mapping[str, str], name_prefix: str = "") -> None:
+        """Records as unknown each argument that is set (neither false nor 0). refusal_reasons: argument → reason."""
+        for argument, refusal_reason in refusal_reasons.items():
             if config.get(argument):
-                self.unknown[f"{prefix}{argument}"] = reason
+                self.unknown[f"{name_prefix}{argument}"] = refusal_reason
 
     def refuse_other_values(
-        self, config: Table, modelled: Mapping[str, Sequence[Any]], prefix: str = "", ending: str = ""
+        self, config: Table, modelled: Mapping[str, Sequence[Any]], name_prefix: str = "", ending: str = ""
     ) -> None:
         """Records as unknown each argument whose value is not modelled.
 
@@ -330,40 +330,40 @@ class LaunchReader:
         """
         for argument, modelled_values in modelled.items():
             if argument in config and config[argument] not in modelled_values:
-                self.unknown[f"{prefix}{argument}"] = f"{shown(config[argument])[:60]} is not modelled{ending}"
+                self.unknown[f"{name_prefix}{argument}"] = f"{shown(config[argument])[:60]} is not modelled{ending}"
 
-    def value(self, config: Table, argument_name: str, default: Any) -> Any:
+    def value(self, config: Table, argument_name: str, default_value: Any) -> Any:
         """Returns an argument's value, or the program's default if the argument is absent or null."""
         if config.get(argument_name) is not None:
             return config[argument_name]
-        self.filled_in[argument_name] = default
-        return default
+        self.filled_in[argument_name] = default_value
+        return default_value
 
-    def size(self, config: Table, argument_name: str, default: int, *, least: int = 1) -> int:
-        """Returns the value of an argument as a whole number of at least `least`, or the program's default."""
-        return size_of(self, argument_name, self.value(config, argument_name, default), least=least)
+    def size(self, config: Table, argument_name: str, default_size: int, *, minimum: int = 1) -> int:
+        """Returns the value of an argument as a whole number of at least `minimum`, or the program's default."""
+        return size_of(self, argument_name, self.value(config, argument_name, default_size), minimum=minimum)
 
     def optional_size(self, config: Table, argument_name: str) -> int | None:
         """Returns an argument's value as a whole number of at least 1; None if not set."""
-        setting = config.get(argument_name)
-        return None if setting is None else size_of(self, argument_name, setting)
+        written_size = config.get(argument_name)
+        return None if written_size is None else size_of(self, argument_name, written_size)
 
-    def node_devices(self, config: Table, nodes: str, node_devices: str, prefix: str = "") -> int:
+    def node_devices(self, config: Table, nodes: str, devices_name: str, name_prefix: str = "") -> int:
         """Returns the devices of all nodes of a config: by default 1 node with 8 devices.
 
-        nodes, node_devices: the arguments with the number of nodes, and of devices of each.
-        prefix: what precedes the arguments in the file; empty by default.
+        nodes, devices_name: the arguments with the number of nodes, and of devices per node.
+        name_prefix: what precedes the arguments in the file; empty by default.
         `--devices` replaces the file's number, with a note.
         """
         counts = [
-            size_of(self, prefix + argument, self.value(config, argument, default))
-            for argument, default in ((node_devices, 8), (nodes, 1))
+            size_of(self, name_prefix + argument, self.value(config, argument, default_count))
+            for argument, default_count in ((devices_name, 8), (nodes, 1))
         ]
         world_size = counts[0] * counts[1]
         typed_devices = self.source.world_size if self.source.devices_typed else None
         if typed_devices not in (None, world_size):
             self.notes.append(
-                f"--devices {typed_devices} replaces the file's {nodes} · {node_devices} = {counts[1]} · {counts[0]}"
+                f"--devices {typed_devices} replaces the file's {nodes} · {devices_name} = {counts[1]} · {counts[0]}"
             )
             return typed_devices
         return world_size
@@ -385,14 +385,14 @@ class LaunchReader:
             )
         return ranks
 
-    def flag(self, config: Table, argument_name: str, default: bool = False) -> bool:
+    def flag(self, config: Table, argument_name: str, default_flag: bool = False) -> bool:
         """Returns an argument's value as a boolean, or the default.
 
         A default of false is not listed as assumed.
         """
-        if config.get(argument_name) is None and not default:
+        if config.get(argument_name) is None and not default_flag:
             return False
-        return flag_value(self, argument_name, self.value(config, argument_name, default))
+        return flag_value(self, argument_name, self.value(config, argument_name, default_flag))
 
     def wrong(self, argument_name: str, problem: str) -> InputError:
         """Creates the error about an argument, with the file's name."""
@@ -405,36 +405,38 @@ class LaunchReader:
         return world_size or 1
 
     def fetch_tables(
-        self, argument_name: str, path: Any, expected: str, shipped: Mapping[str, Table] = NO_FILES
+        self, argument_name: str, file_name: Any, expected: str, shipped: Mapping[str, Table] = NO_FILES
     ) -> Table:
         """Returns the tables of another file that an argument names.
 
         expected: the kind of file, for the error.
         shipped: files that come with the program: path → tables. One is read where the user has no file of that path.
         """
-        if not isinstance(path, str) or self.source.fetch is None:
-            raise self.wrong(argument_name, f"{shown(path)}; expected the path of {expected} that can be read")
-        shipped_text = shipped.get(path.removeprefix("./"))
+        if not isinstance(file_name, str) or self.source.fetch is None:
+            raise self.wrong(argument_name, f"{shown(file_name)}; expected the path of {expected} that can be read")
+        shipped_text = shipped.get(file_name.removeprefix("./"))
         if shipped_text is None:  # a path in a container that has the program, such as /workspace/axolotl
-            shipped_text = next((table for name, table in shipped.items() if path.endswith(f"/{name}")), None)
+            shipped_text = next(
+                (table for shipped_name, table in shipped.items() if file_name.endswith(f"/{shipped_name}")), None
+            )
         try:
-            return self.source.fetch(path)
+            return self.source.fetch(file_name)
         except InputError:
             if shipped_text is None:
                 raise
         self.notes.append(
-            f"{argument_name}: {path[:80]} is not here; the file of that name that comes with the program is read"
+            f"{argument_name}: {file_name[:80]} is not here; the file of that name that comes with the program is read"
         )
         return shipped_text
 
     def table(self, config: Table, argument_name: str) -> Table:
         """Returns the table under a key; empty if the key is absent. Raises `InputError` for other values."""
-        table = config.get(argument_name)
-        if table in (None, []):
+        inner_table = config.get(argument_name)
+        if inner_table in (None, []):
             return {}
-        if not isinstance(table, Mapping):
-            raise self.wrong(argument_name, f"{shown(table)}; expected a table")
-        return table
+        if not isinstance(inner_table, Mapping):
+            raise self.wrong(argument_name, f"{shown(inner_table)}; expected a table")
+        return inner_table
 
     def refuse_groups(self, config: Table) -> None:
         """Records groups of several ranks in `parallelism_config` as unknown, for a run without FSDP."""
@@ -448,8 +450,8 @@ class LaunchReader:
             return self.frozen
         return replace(self.frozen, ranks=layout.dp // layout.hsdp_replicas)
 
-    def launch(self, framework: str, launch_settings: LaunchSettings, **fields: Any) -> Launch:
-        """Returns the training run under a framework. fields: additional fields of `Launch`.
+    def launch(self, framework: str, launch_settings: LaunchSettings, **launch_fields: Any) -> Launch:
+        """Returns the training run under a framework. launch_fields: additional fields of `Launch`.
 
         Raises `InputError` as `check_unknown` does.
         """
@@ -467,7 +469,7 @@ class LaunchReader:
             filled_in=dict(self.filled_in),
             frozen=self.frozen_on(launch_settings.layout),
             stage_ends=self.stage_ends,
-            **fields,
+            **launch_fields,
         )
 
     def with_records(self, launched_run: Launch) -> Launch:
@@ -504,8 +506,10 @@ def reading_of(source_file: LaunchSource) -> Iterator[LaunchReader]:
     try:
         yield LaunchReader(source_file)
     except InputError as error:
-        text = str(error)
-        raise (error if text.startswith(f"{name_in_errors}: ") else InputError(f"{name_in_errors}: {text}")) from None
+        problem = str(error)
+        raise (
+            error if problem.startswith(f"{name_in_errors}: ") else InputError(f"{name_in_errors}: {problem}")
+        ) from None
 
 
 ATTENTION = "attn_implementation"
@@ -539,38 +543,38 @@ HARMLESS = ("garbage_collection_threshold", "backend")
 """Options of torch's allocator that do not matter before memory runs out, or that select another allocator."""
 
 
-def size_of(reader: LaunchReader, argument_name: str, value: Any, *, least: int = 1) -> int:
-    """Returns a value as a whole number of at least `least`. Raises `InputError`, which names the argument."""
-    number = value
+def size_of(reader: LaunchReader, argument_name: str, value: Any, *, minimum: int = 1) -> int:
+    """Returns a value as a whole number of at least `minimum`. Raises `InputError`, which names the argument."""
+    parsed_number = value
     if isinstance(value, str) and len(value) < 20 and value.strip().lstrip("+-").isdecimal() and value.isascii():
-        number = int(value)
+        parsed_number = int(value)
     if isinstance(value, float) and value.is_integer() and abs(value) < LARGEST:
-        number = int(value)
-    if isinstance(number, bool) or not isinstance(number, int) or not least <= number < LARGEST:
-        raise reader.wrong(argument_name, f"{shown(value)}; expected a whole number of at least {least}")
-    return number
+        parsed_number = int(value)
+    if isinstance(parsed_number, bool) or not isinstance(parsed_number, int) or not minimum <= parsed_number < LARGEST:
+        raise reader.wrong(argument_name, f"{shown(value)}; expected a whole number of at least {minimum}")
+    return parsed_number
 
 
-def share_of(reader: LaunchReader, argument_name: str, config: Table, default: float) -> float:
+def share_of(reader: LaunchReader, argument_name: str, config: Table, default_share: float) -> float:
     """Returns the value of an argument as a fraction above 0 and at most 1, or the program's default."""
-    setting = reader.value(config, argument_name, default)
+    written_share = reader.value(config, argument_name, default_share)
     try:
-        fraction = float(str(setting)[:20])
+        parsed_share = float(str(written_share)[:20])
     except ValueError:
-        fraction = 0.0
-    if not 0 < fraction <= 1:
-        raise reader.wrong(argument_name, f"{shown(setting)}; expected a share above 0, at most 1")
-    return fraction
+        parsed_share = 0.0
+    if not 0 < parsed_share <= 1:
+        raise reader.wrong(argument_name, f"{shown(written_share)}; expected a share above 0, at most 1")
+    return parsed_share
 
 
-def flag_value(reader: LaunchReader, argument_name: str, setting: Any) -> bool:
+def flag_value(reader: LaunchReader, argument_name: str, written_flag: Any) -> bool:
     """Returns the value as a boolean. Raises `InputError`, which names the field."""
     flags = {"true": True, "yes": True, "1": True, "on": True, "false": False, "no": False, "0": False, "off": False}
-    if isinstance(setting, bool):
-        return setting
-    flag = flags.get(str(setting).strip().lower()[:10])
+    if isinstance(written_flag, bool):
+        return written_flag
+    flag = flags.get(str(written_flag).strip().lower()[:10])
     if flag is None:
-        raise reader.wrong(argument_name, f"{shown(setting)}; expected true or false")
+        raise reader.wrong(argument_name, f"{shown(written_flag)}; expected true or false")
     return flag
 
 
@@ -579,10 +583,10 @@ LARGEST = 2**40
 
 
 def unknown_keys(
-    reader: LaunchReader, table: Mapping[str, Any], known_names: Iterable[str], location: str, reason: str
+    reader: LaunchReader, config_table: Mapping[str, Any], known_names: Iterable[str], place_in_file: str, problem: str
 ) -> None:
-    """Records the keys with a value that are not in `known_names` as unknown arguments. reason: the reason."""
+    """Records the keys with a value that are not in `known_names` as unknown arguments. problem: the reason."""
     known_keys = set(known_names)
-    for key, setting in table.items():
-        if key not in known_keys and setting is not None:
-            reader.unknown[f"{location}.{key}".strip(".")[:100]] = reason
+    for config_key, config_value in config_table.items():
+        if config_key not in known_keys and config_value is not None:
+            reader.unknown[f"{place_in_file}.{config_key}".strip(".")[:100]] = problem

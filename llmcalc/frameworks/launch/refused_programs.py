@@ -46,9 +46,9 @@ class RefusedProgram:
             f"{self.reason_and_advice}"
         )
 
-    def is_python(self, text: str) -> bool:
+    def is_python(self, file_text: str) -> bool:
         """Whether a Python file is written for the program."""
-        return bool(self.python) and re.search(self.python, text, re.MULTILINE) is not None
+        return bool(self.python) and re.search(self.python, file_text, re.MULTILINE) is not None
 
     def read_python(self, _: str, source_file: LaunchSource) -> Launch:
         """Raises `InputError` for a Python file of the program."""

@@ -1,4 +1,4 @@
-"""The rollout engine and the other models that share devices with reinforcement-learning training."""
+"""The rollout engine and the other models that share devices with the training of reinforcement learning."""
 
 from __future__ import annotations
 

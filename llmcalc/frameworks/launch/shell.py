@@ -48,8 +48,8 @@ def read_script(
     Raises `InputError` for quotes or brackets that do not end, and for texts that grow too long.
     """
     typed_variables = {
-        variable: value.replace(UNRESOLVED, "").replace(ITEM, " ")
-        for variable, value in (typed_variables or {}).items()
+        variable: variable_value.replace(UNRESOLVED, "").replace(ITEM, " ")
+        for variable, variable_value in (typed_variables or {}).items()
     }
     script = Script(
         name_in_errors,
@@ -78,11 +78,11 @@ class StatementReader(WordReader):
     is_negated: whether a ! stands before the current command.
     """
 
-    def __init__(self, script: Script, text: str, depth: int = 0, line: int = 1) -> None:
-        super().__init__(script, text, depth, line)
+    def __init__(self, script: Script, script_text: str, nesting_depth: int = 0, first_line: int = 1) -> None:
+        super().__init__(script, script_text, nesting_depth, first_line)
         self.branches: list[Branch] = []
         self.waiting: list[tuple[str, bool]] = []
-        self.statement_start = (0, line)
+        self.statement_start = (0, first_line)
         self.here_string: str | None = None
         self.output_file = ""
         self.joined_by = ""
@@ -97,8 +97,8 @@ class StatementReader(WordReader):
         """Reads a simple command and applies its effect to the script."""
         statement_words: list[str] = []
         assignments: dict[str, str | list[str]] = {}
-        line, separator, is_doubled = self.line, "", False
-        self.statement_start = (self.at, line)
+        start_line, separator, is_doubled = self.line, "", False
+        self.statement_start = (self.at, start_line)
         self.here_string, self.output_file, self.is_negated = None, "", False
         while not separator:
             self.skip_space()
@@ -125,7 +125,7 @@ class StatementReader(WordReader):
                 statement_words += self.read_word()
                 statement_words = self.without_keyword(statement_words)
         if not self.read_patterns(statement_words, separator) and not self.read_joined(statement_words, assignments):
-            self.apply_command(statement_words, assignments, line, separator)
+            self.apply_command(statement_words, assignments, start_line, separator)
         if statement_words or assignments or separator in ("(", ")"):
             self.joined_by = separator * 2 if is_doubled else ""
         if separator == ";;" and self.branches and self.branches[-1].value is not None:
@@ -189,7 +189,7 @@ class StatementReader(WordReader):
             return []
         if len(command_words) == 1 and command_words[0] in BETWEEN:
             if command_words[0] == "else" and self.branches:
-                self.branches[-1].turn(True)
+                self.branches[-1].enter_next(True)
             self.is_negated = command_words[0] == "!"
             return []
         return command_words
@@ -204,7 +204,7 @@ class StatementReader(WordReader):
             has_unresolved = is_unresolved(branch.value) or any(map(is_unresolved, branch.patterns))
             is_match = None if has_unresolved else self.matches_patterns(branch.value, branch.patterns)
             branch.patterns = None
-            branch.turn(is_match)
+            branch.enter_next(is_match)
         return True
 
     def matches_patterns(self, case_text: str, patterns: list[str]) -> bool | None:
@@ -242,7 +242,7 @@ class StatementReader(WordReader):
             )
         branch.joins, branch.condition = (separator if separator in ("&", "|") else ""), condition
         if not branch.joins:
-            branch.turn(condition)
+            branch.enter_next(condition)
         else:
             branch.runs = None if branch.runs is not False else False
 
@@ -287,18 +287,18 @@ class StatementReader(WordReader):
             branch = Branch(None, earlier_branch_runs=None)
         self.branches.append(branch)
 
-    def loop_block(self, variable: str, values: list[str]) -> Branch:
+    def loop_block(self, variable: str, items: list[str]) -> Branch:
         """Returns the block of a shell loop over values, or over the one value that the user has set."""
         if variable in self.script.typed:
-            values = [self.script.typed[variable]]
-        if not NAME.fullmatch(variable) or any(is_unresolved(value) for value in values) or self.in_unsure_branch():
+            items = [self.script.typed[variable]]
+        if not NAME.fullmatch(variable) or any(is_unresolved(value) for value in items) or self.in_unsure_branch():
             if variable not in self.script.typed:
                 self.script.variables[variable] = unresolved(variable)
             return Branch(None, earlier_branch_runs=None)
-        if not values or not self.is_running():
+        if not items or not self.is_running():
             return Branch(False, earlier_branch_runs=None)
-        self.script.variables[variable] = self.script.loops[variable] = values[0]
-        return Branch(True, earlier_branch_runs=None, start=(self.at, self.line), variable=variable, values=values[1:])
+        self.script.variables[variable] = self.script.loops[variable] = items[0]
+        return Branch(True, earlier_branch_runs=None, start=(self.at, self.line), variable=variable, values=items[1:])
 
     def close_block(self) -> None:
         """Closes a block, or returns to the start of an unfinished loop."""
@@ -324,7 +324,7 @@ class StatementReader(WordReader):
         return any(branch.runs is None for branch in self.branches)
 
     def apply_command(
-        self, command_words: list[str], assignments: dict[str, str | list[str]], line: int, separator: str
+        self, command_words: list[str], assignments: dict[str, str | list[str]], line_number: int, separator: str
     ) -> None:
         """Applies a simple command: opens or closes a block, sets variables, or adds the command to the script."""
         first_word = command_words[0] if command_words else ""
@@ -348,7 +348,7 @@ class StatementReader(WordReader):
             if not self.in_unsure_branch():
                 del self.script.arguments[: max(0, loop_count)]
         elif first_word == "eval" and self.depth < 3:
-            StatementReader(self.script, " ".join(command_words[1:]), self.depth + 1, line).read_all()
+            StatementReader(self.script, " ".join(command_words[1:]), self.depth + 1, line_number).read_all()
         elif first_word == "read" and self.here_string is not None:
             variables = [variable for variable in command_words[1:] if NAME.fullmatch(variable)]
             if "-d" in command_words and variables:  # the whole text
@@ -360,10 +360,10 @@ class StatementReader(WordReader):
             for variable in filter(NAME.fullmatch, command_words[1:]):
                 self.script.variables[variable] = self.script.typed.get(variable, unresolved(variable))
         else:
-            self.add_command(command_words, assignments, line)
+            self.add_command(command_words, assignments, line_number)
 
     def skip_assignments(self, assignments: Mapping[str, object]) -> None:
-        """Notes the variables set by a skipped command, unless arguments that its condition needs are missing."""
+        """Records the variables that a skipped command would set, unless script arguments are missing."""
         if not self.script.missing:
             self.script.skipped |= set(assignments)
 
@@ -373,10 +373,10 @@ class StatementReader(WordReader):
         command_words: the command's; none for `NAME=…`.
         """
         surely_runs = all(branch.runs for branch in self.branches)
-        for variable, value in assignments.items():
-            has_known_value = surely_runs and not (isinstance(value, str) and is_unresolved(value))
+        for variable, assigned_value in assignments.items():
+            has_known_value = surely_runs and not (isinstance(assigned_value, str) and is_unresolved(assigned_value))
             if has_known_value or variable not in self.script.typed:
-                self.script.variables[variable] = value if surely_runs else unresolved(variable)
+                self.script.variables[variable] = assigned_value if surely_runs else unresolved(variable)
         if command_words and command_words[0] != "local" and (command_words[0] == "export" or "-x" in command_words):
             self.script.exported |= set(filter(NAME.fullmatch, command_words[1:]))
 
@@ -384,11 +384,13 @@ class StatementReader(WordReader):
         """Sets variables to the words of a here-string, as the command `read` does."""
         text = self.here_string or ""
         split_words = text.split(separators[0]) if isinstance(separators, str) and separators else text.split()
-        for i, name in enumerate(names):
-            value = " ".join(split_words[i:]) if i == len(names) - 1 else split_words[i] if i < len(split_words) else ""
-            self.script.variables[name] = value.strip()
+        for i, variable_name in enumerate(names):
+            words_value = (
+                " ".join(split_words[i:]) if i == len(names) - 1 else split_words[i] if i < len(split_words) else ""
+            )
+            self.script.variables[variable_name] = words_value.strip()
 
-    def add_command(self, command_words: list[str], assignments: dict[str, str | list[str]], line: int) -> None:
+    def add_command(self, command_words: list[str], assignments: dict[str, str | list[str]], line_number: int) -> None:
         """Adds a command to the script, or for `sh -c` the commands of the quoted script."""
         self.script.words += len(command_words)
         if self.script.words > MOST_WORDS:
@@ -404,18 +406,18 @@ class StatementReader(WordReader):
                 self.script.arguments = (
                     command_words[i + 3 :] or outer_arguments
                 )  # the first word is the name of the script
-                StatementReader(self.script, command_words[i + 1], self.depth + 1, line).read_all()
+                StatementReader(self.script, command_words[i + 1], self.depth + 1, line_number).read_all()
                 self.script.arguments = outer_arguments
                 return
-        env = {variable: value for variable, value in assignments.items() if isinstance(value, str)}
-        self.script.commands.append(Command(tuple(command_words), env, line, tuple(self.script.loops.items())))
+        env = {variable: text for variable, text in assignments.items() if isinstance(text, str)}
+        self.script.commands.append(Command(tuple(command_words), env, line_number, tuple(self.script.loops.items())))
 
     def set_container_variables(self, command_words: list[str]) -> None:
         """Sets the environment variables of container options, `-e NAME=VALUE`, for the script in the container."""
         for option, command_word in pairwise(command_words):
-            variable, equals_sign, value = command_word.partition("=")
+            variable, equals_sign, variable_value = command_word.partition("=")
             if option in ("-e", "--env") and equals_sign and NAME.fullmatch(variable):
-                self.script.variables[variable] = self.script.typed.get(variable, value)
+                self.script.variables[variable] = self.script.typed.get(variable, variable_value)
 
     def skip_space(self) -> None:
         while self.at < len(self.text):
@@ -455,12 +457,12 @@ class StatementReader(WordReader):
                     raise self.error(f"a here-document without its end, {delimiter}")
                 line_end = self.text.find("\n", self.at)
                 line_end = len(self.text) if line_end < 0 else line_end
-                line = self.text[self.at : line_end]
+                line_text = self.text[self.at : line_end]
                 self.at = line_end + 1
-                if line.lstrip("\t").rstrip(_SPACE) == delimiter:
-                    text, self.at = self.text[document_start : line_end - len(line)], line_end
+                if line_text.lstrip("\t").rstrip(_SPACE) == delimiter:
+                    document_text, self.at = self.text[document_start : line_end - len(line_text)], line_end
                     if self.is_running() and self.depth < 3:
-                        self.here_string = self.expand_here_document(text) if is_expanded else text
+                        self.here_string = self.expand_here_document(document_text) if is_expanded else document_text
                         if self.output_file:
                             self.script.files[self.output_file] = self.here_string
                     break
@@ -475,7 +477,7 @@ class StatementReader(WordReader):
                 return array_items
             self.count_work(len(previous_value))
             return [*(previous_value if isinstance(previous_value, list) else [previous_value]), *array_items]
-        text_value = "".join(text for text, _ in self.read_pieces())
+        text_value = "".join(piece_text for piece_text, _ in self.read_pieces())
         if is_append:
             previous_value = self.script.variables.get(variable, "")
             self.count_work(len(previous_value))

@@ -26,18 +26,18 @@ COMPARISONS: dict[str, Callable[[int, int], bool]] = {
 }
 
 
-def tokens_of(text: str) -> list[str] | None:
+def tokens_of(expression_text: str) -> list[str] | None:
     """Returns the tokens of an arithmetic expression; None if a part of it is not a token."""
-    tokens, position = [], 0
-    text = text.rstrip()
-    if len(text) > 2000:
+    tokens, text_position = [], 0
+    expression_text = expression_text.rstrip()
+    if len(expression_text) > 2000:
         return None
-    while position < len(text):
-        match = _TOKEN.match(text, position)
+    while text_position < len(expression_text):
+        match = _TOKEN.match(expression_text, text_position)
         if match is None:
             return None
         tokens.append(match[1])
-        position = match.end()
+        text_position = match.end()
     return tokens
 
 
@@ -54,41 +54,41 @@ class _Expression:
         self.at += 1
         return self.tokens[self.at - 1]
 
-    def evaluate_choice(self, depth: int = 0) -> int | list[int]:
+    def evaluate_choice(self, nesting_depth: int = 0) -> int | list[int]:
         """Returns the value of a sum, of a comparison (1 or 0), or of a conditional `a ? b : c`."""
-        left = self.evaluate_sum(depth)
+        left_value = self.evaluate_sum(nesting_depth)
         if self.peek() in COMPARISONS:
-            operator, right_value = self.take_token(), self.evaluate_sum(depth)
-            if isinstance(left, list) or isinstance(right_value, list):
+            operator, right_value = self.take_token(), self.evaluate_sum(nesting_depth)
+            if isinstance(left_value, list) or isinstance(right_value, list):
                 raise ValueError("a list is compared")
-            left = int(COMPARISONS[operator](left, right_value))
+            left_value = int(COMPARISONS[operator](left_value, right_value))
         if self.peek() == "?":
             self.take_token()
-            if isinstance(left, list) or depth > DEEPEST:
+            if isinstance(left_value, list) or nesting_depth > DEEPEST:
                 raise ValueError("a choice by a list")
-            true_value = self.evaluate_choice(depth + 1)
+            true_value = self.evaluate_choice(nesting_depth + 1)
             self.expect_token(":")
-            false_value = self.evaluate_choice(depth + 1)
-            left = true_value if left else false_value
-        return left
+            false_value = self.evaluate_choice(nesting_depth + 1)
+            left_value = true_value if left_value else false_value
+        return left_value
 
-    def evaluate_sum(self, depth: int = 0) -> int | list[int]:
-        left = self.evaluate_product(depth)
+    def evaluate_sum(self, nesting_depth: int = 0) -> int | list[int]:
+        left_value = self.evaluate_product(nesting_depth)
         while self.peek() in ("+", "-"):
-            operator, right_value = self.take_token(), self.evaluate_product(depth)
-            if isinstance(left, list) and isinstance(right_value, list) and operator == "+":
-                left = left + right_value
-            elif isinstance(left, int) and isinstance(right_value, int):
-                left = left + right_value if operator == "+" else left - right_value
+            operator, right_value = self.take_token(), self.evaluate_product(nesting_depth)
+            if isinstance(left_value, list) and isinstance(right_value, list) and operator == "+":
+                left_value = left_value + right_value
+            elif isinstance(left_value, int) and isinstance(right_value, int):
+                left_value = left_value + right_value if operator == "+" else left_value - right_value
             else:
                 raise ValueError("a sum of a list and a number")
-            self.check_size(left)
-        return left
+            self.check_size(left_value)
+        return left_value
 
-    def evaluate_product(self, depth: int) -> int | list[int]:
-        left = self.evaluate_atom(depth)
+    def evaluate_product(self, nesting_depth: int) -> int | list[int]:
+        left = self.evaluate_atom(nesting_depth)
         while self.peek() in ("*", "/", "%"):
-            operator, right_value = self.take_token(), self.evaluate_atom(depth)
+            operator, right_value = self.take_token(), self.evaluate_atom(nesting_depth)
             if isinstance(left, int) and isinstance(right_value, int):
                 if operator != "*" and right_value == 0:
                     raise ValueError("division by zero")
@@ -98,36 +98,36 @@ class _Expression:
                     quotient = abs(left) // abs(right_value) * (1 if (left < 0) == (right_value < 0) else -1)
                     left = quotient if operator == "/" else left - quotient * right_value
             elif operator == "*" and isinstance(left, list) != isinstance(right_value, list):
-                list_items, repetitions = (left, right_value) if isinstance(left, list) else (right_value, left)
+                list_items, repeat_count = (left, right_value) if isinstance(left, list) else (right_value, left)
                 assert isinstance(list_items, list)
-                assert isinstance(repetitions, int)
-                if len(list_items) * max(0, repetitions) > LONGEST_LIST:
+                assert isinstance(repeat_count, int)
+                if len(list_items) * max(0, repeat_count) > LONGEST_LIST:
                     raise ValueError("a list that is too long")
-                left = list_items * max(0, repetitions)
+                left = list_items * max(0, repeat_count)
             else:
                 raise ValueError("not a product")
             self.check_size(left)
         return left
 
-    def evaluate_atom(self, depth: int) -> int | list[int]:
-        if depth > DEEPEST or self.at >= len(self.tokens):
+    def evaluate_atom(self, nesting_depth: int) -> int | list[int]:
+        if nesting_depth > DEEPEST or self.at >= len(self.tokens):
             raise ValueError("nested too deeply, or cut off")
         token = self.take_token()
         if token.isdecimal():
             return int(token)
         if token == "-":
-            bracketed_value = self.evaluate_atom(depth + 1)
+            bracketed_value = self.evaluate_atom(nesting_depth + 1)
             if isinstance(bracketed_value, list):
                 raise ValueError("a list with a sign")
             return -bracketed_value
         if token == "(":
-            atom_value = self.evaluate_choice(depth + 1)
+            atom_value = self.evaluate_choice(nesting_depth + 1)
             self.expect_token(")")
             return atom_value
         if token == "[":
             list_items: list[int] = []
             while self.peek() != "]":
-                atom_value = self.evaluate_sum(depth + 1)
+                atom_value = self.evaluate_sum(nesting_depth + 1)
                 if isinstance(atom_value, list):
                     raise ValueError("a list in a list")
                 list_items.append(atom_value)
@@ -141,20 +141,20 @@ class _Expression:
             raise ValueError("a name without a value")
         return int(text)
 
-    def expect_token(self, token: str) -> None:
-        if self.peek() != token:
-            raise ValueError(f"no {token}")
+    def expect_token(self, expected_token: str) -> None:
+        if self.peek() != expected_token:
+            raise ValueError(f"no {expected_token}")
         self.take_token()
 
-    def check_size(self, number: int | list[int]) -> None:
-        too_large = len(number) > LONGEST_LIST if isinstance(number, list) else abs(number) > LARGEST
+    def check_size(self, result_value: int | list[int]) -> None:
+        too_large = len(result_value) > LONGEST_LIST if isinstance(result_value, list) else abs(result_value) > LARGEST
         if too_large:
             raise ValueError("too large")
 
 
-def evaluated(text: str, variables: Mapping[str, str | list[str]]) -> int | list[int] | None:
+def evaluated(expression_text: str, variables: Mapping[str, str | list[str]]) -> int | list[int] | None:
     """Returns the number, or the list of numbers, of an expression; None if it cannot be evaluated."""
-    tokens = tokens_of(text)
+    tokens = tokens_of(expression_text)
     if not tokens:
         return None
     expression = _Expression(tokens, variables)
@@ -165,7 +165,7 @@ def evaluated(text: str, variables: Mapping[str, str | list[str]]) -> int | list
     return result_value if expression.at == len(tokens) else None
 
 
-def value_of(text: str, variables: Mapping[str, str | list[str]]) -> int | None:
+def value_of(expression_text: str, variables: Mapping[str, str | list[str]]) -> int | None:
     """Returns the whole number of an expression; None if it cannot be evaluated."""
-    result_value = evaluated(text, variables)
+    result_value = evaluated(expression_text, variables)
     return result_value if isinstance(result_value, int) else None

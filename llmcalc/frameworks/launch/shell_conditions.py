@@ -46,7 +46,7 @@ class Branch:
     joins: str = ""
     condition: bool | None = None
 
-    def turn(self, condition_holds: bool | None) -> None:
+    def enter_next(self, condition_holds: bool | None) -> None:
         """Enters the next branch of an if or case block. condition_holds: None if unresolved."""
         self.runs = (
             False if self.earlier_branch_runs else (None if self.earlier_branch_runs is None else condition_holds)
@@ -74,21 +74,21 @@ def holds(command_words: list[str]) -> bool | None:
     if closing_words[command_words[0]] and command_words[-1] != closing_words[command_words[0]]:
         return None
     operands = command_words[1:-1] if closing_words[command_words[0]] else command_words[1:]
-    negations = next((i for i, word in enumerate(operands) if word != "!"), len(operands))
-    if negations:
-        negated_result = holds(["test", *operands[negations:]])
-        return None if negated_result is None else negated_result == (negations % 2 == 0)
+    negation_count = next((i for i, operand in enumerate(operands) if operand != "!"), len(operands))
+    if negation_count:
+        negated_result = holds(["test", *operands[negation_count:]])
+        return None if negated_result is None else negated_result == (negation_count % 2 == 0)
     if len(operands) == 1 and not operands[0].startswith("-"):
         return operands[0] != ""
     if operands in (["-z"], ["-n"]) or (len(operands) == 2 and operands[0] in ("-z", "-n")):
         return (operands[1:] in ([], [""])) == (operands[0] == "-z")
     if len(operands) != 3:
         return None
-    left, operator, right = operands
+    left_word, operator, right_word = operands
     if operator in ("=", "==", "!="):
-        if command_words[0] == "[[" and set(right) & set("*?["):
+        if command_words[0] == "[[" and set(right_word) & set("*?["):
             return None
-        return (left == right) == (operator != "!=")
-    if operator in NUMBERS and WHOLE.fullmatch(left) and WHOLE.fullmatch(right):
-        return NUMBERS[operator](int(left), int(right))
+        return (left_word == right_word) == (operator != "!=")
+    if operator in NUMBERS and WHOLE.fullmatch(left_word) and WHOLE.fullmatch(right_word):
+        return NUMBERS[operator](int(left_word), int(right_word))
     return None

@@ -76,9 +76,11 @@ class Script:
 
     def env(self) -> dict[str, str]:
         """The script's exported variables with known values."""
-        values = {variable: self.variables.get(variable, "") for variable in sorted(self.exported)}
+        exported_values = {variable: self.variables.get(variable, "") for variable in sorted(self.exported)}
         return {
-            variable: value for variable, value in values.items() if isinstance(value, str) and not is_unresolved(value)
+            variable: exported_value
+            for variable, exported_value in exported_values.items()
+            if isinstance(exported_value, str) and not is_unresolved(exported_value)
         }
 
 
@@ -89,8 +91,8 @@ def variable_expander(name_in_errors: str, variables: Mapping[str, str]) -> Call
     """
     script = Script(name_in_errors, variables=dict(variables))
 
-    def expand_variables(text: str) -> str:
-        escaped_text = re.sub(r"[\\`]", r"\\\g<0>", text.replace(UNRESOLVED, ""))
+    def expand_variables(shell_text: str) -> str:
+        escaped_text = re.sub(r"[\\`]", r"\\\g<0>", shell_text.replace(UNRESOLVED, ""))
         return WordReader(script, "").expand_here_document(escaped_text)
 
     return expand_variables
@@ -111,15 +113,15 @@ class WordReader:
     lines: a position, and its line in the script.
     """
 
-    def __init__(self, script: Script, text: str, depth: int = 0, line: int = 1) -> None:
-        self.script, self.text, self.depth = script, text, depth
+    def __init__(self, script: Script, shell_text: str, nesting_depth: int = 0, first_line: int = 1) -> None:
+        self.script, self.text, self.depth = script, shell_text, nesting_depth
         self.at = 0
-        self.lines = (0, line)
-        self.count_work(len(text))
+        self.lines = (0, first_line)
+        self.count_work(len(shell_text))
 
-    def count_work(self, letters: int) -> None:
+    def count_work(self, character_count: int) -> None:
         """Counts characters that are read or produced. Raises `InputError` beyond `MOST_WORK`."""
-        self.script.work += letters
+        self.script.work += character_count
         if self.script.work > MOST_WORK:
             raise self.error(
                 f"the script grows too long; expected at most {MOST_WORK:,} letters read and expanded in all"
@@ -130,8 +132,8 @@ class WordReader:
 
     @property
     def line(self) -> int:
-        line_start, line = self.lines
-        self.lines = (self.at, line + self.text.count("\n", line_start, self.at))
+        line_start, line_number = self.lines
+        self.lines = (self.at, line_number + self.text.count("\n", line_start, self.at))
         return self.lines[1]
 
     def at_placeholder(self) -> bool:
@@ -141,95 +143,95 @@ class WordReader:
     def read_word(self) -> list[str]:
         """Reads and returns a shell word, split into several words at an unquoted expansion."""
         read_words: list[str] = []
-        parts_of_open_word: list[str] = []  # the parts of the word that is not finished; empty if there is none
+        open_word_parts: list[str] = []  # the parts of the word that is not finished; empty if there is none
         word_start = self.at
-        for text, splits in self.read_pieces():
-            if not splits:
-                parts_of_open_word.append(text)
+        for piece_text, is_split in self.read_pieces():
+            if not is_split:
+                open_word_parts.append(piece_text)
                 continue
-            parts = text.split(ITEM) if ITEM in text else text.split()
-            joins_next = ITEM in text or not text[:1].isspace()
-            if parts and parts_of_open_word and joins_next:
-                parts[0] = "".join([*parts_of_open_word, parts[0]])
-                parts_of_open_word = []
-            if parts_of_open_word and parts:
-                read_words.append("".join(parts_of_open_word))
-                parts_of_open_word = []
-            if parts:
-                read_words += parts[:-1]
-                parts_of_open_word = [parts[-1]]
-                if text[-1:].isspace():
-                    read_words.append(parts[-1])
-                    parts_of_open_word = []
-        if parts_of_open_word:
-            read_words.append("".join(parts_of_open_word))
+            split_texts = piece_text.split(ITEM) if ITEM in piece_text else piece_text.split()
+            continues_word = ITEM in piece_text or not piece_text[:1].isspace()
+            if split_texts and open_word_parts and continues_word:
+                split_texts[0] = "".join([*open_word_parts, split_texts[0]])
+                open_word_parts = []
+            if open_word_parts and split_texts:
+                read_words.append("".join(open_word_parts))
+                open_word_parts = []
+            if split_texts:
+                read_words += split_texts[:-1]
+                open_word_parts = [split_texts[-1]]
+                if piece_text[-1:].isspace():
+                    read_words.append(split_texts[-1])
+                    open_word_parts = []
+        if open_word_parts:
+            read_words.append("".join(open_word_parts))
         if self.at == word_start:
             self.at += 1
         return read_words
 
     def read_pieces(self) -> list[tuple[str, bool]]:
         """Reads and returns the pieces of a word: (text, whether spaces in the text split the word)."""
-        pieces: list[tuple[str, bool]] = []
-        letter_count, counted_letters = 0, 0
+        word_pieces: list[tuple[str, bool]] = []
+        letter_count, counted_pieces = 0, 0
         while self.at < len(self.text):
             character = self.text[self.at]
             if self.at_placeholder():
-                pieces.append(self.read_plain_text(_PLACEHOLDER))
+                word_pieces.append(self.read_plain_text(_PLACEHOLDER))
                 continue
             if character == UNRESOLVED:
-                pieces.append(self.read_marked_name())
+                word_pieces.append(self.read_marked_name())
                 continue
             if character in " \t\n;&|()<>":
                 break
             if character == "\\":
                 if self.text[self.at + 1 : self.at + 2] != "\n":
-                    pieces.append((self.text[self.at + 1 : self.at + 2], False))
+                    word_pieces.append((self.text[self.at + 1 : self.at + 2], False))
                 self.at += 2
             elif character == "'":
                 quote_end = self.text.find("'", self.at + 1)
                 if quote_end < 0:
                     raise self.error("a quote ' that does not end")
-                pieces.append((self.text[self.at + 1 : quote_end], False))
+                word_pieces.append((self.text[self.at + 1 : quote_end], False))
                 self.at = quote_end + 1
             elif character == '"':
                 self.at += 1
-                pieces += self.read_quoted_text()
+                word_pieces += self.read_quoted_text()
             elif character in "$`":
-                text = self.read_expansion()
-                pieces.append((text.replace(ITEM, " "), True))
+                expanded_text = self.read_expansion()
+                word_pieces.append((expanded_text.replace(ITEM, " "), True))
             else:
-                pieces.append(self.read_plain_text(_PLAIN))
-            letter_count += sum(len(text) for text, _ in pieces[counted_letters:])
-            counted_letters = len(pieces)
+                word_pieces.append(self.read_plain_text(_PLAIN))
+            letter_count += sum(len(expanded_text) for expanded_text, _ in word_pieces[counted_pieces:])
+            counted_pieces = len(word_pieces)
             if letter_count > LONGEST_VALUE:
                 raise self.error(f"a word grows too long; expected at most {LONGEST_VALUE:,} letters")
-        return pieces
+        return word_pieces
 
     def read_quoted_text(self) -> list[tuple[str, bool]]:
         """Reads and returns the pieces of a text in double quotes."""
-        pieces: list[tuple[str, bool]] = [("", False)]
+        text_pieces: list[tuple[str, bool]] = [("", False)]
         while self.at < len(self.text):
             character = self.text[self.at]
             if character == '"':
                 self.at += 1
-                return pieces
+                return text_pieces
             if character == "\\":
                 next_character = self.text[self.at + 1 : self.at + 2]
                 if next_character != "\n":
-                    pieces.append((next_character if next_character in '$`"\\' else f"\\{next_character}", False))
+                    text_pieces.append((next_character if next_character in '$`"\\' else f"\\{next_character}", False))
                 self.at += 2
             elif character == UNRESOLVED:
-                pieces.append(self.read_marked_name())
+                text_pieces.append(self.read_marked_name())
             elif character in "$`":
-                text = self.read_expansion()
-                if ITEM not in text:
-                    pieces.append((text, False))
-                elif text == ITEM:  # an array without items is no word at all
-                    pieces = [] if pieces == [("", False)] else pieces
+                expanded_text = self.read_expansion()
+                if ITEM not in expanded_text:
+                    text_pieces.append((expanded_text, False))
+                elif expanded_text == ITEM:  # an array without items is no word at all
+                    text_pieces = [] if text_pieces == [("", False)] else text_pieces
                 else:
-                    pieces.append((text, True))
+                    text_pieces.append((expanded_text, True))
             else:
-                pieces.append(self.read_plain_text(_QUOTED))
+                text_pieces.append(self.read_plain_text(_QUOTED))
         raise self.error('a quote " that does not end')
 
     def read_marked_name(self) -> tuple[str, bool]:
@@ -239,49 +241,49 @@ class WordReader:
         mark_start, self.at = self.at, mark_end
         return self.text[mark_start:mark_end], False
 
-    def read_plain_text(self, letters: re.Pattern[str]) -> tuple[str, bool]:
+    def read_plain_text(self, letter_pattern: re.Pattern[str]) -> tuple[str, bool]:
         """Reads and returns characters without a special meaning in the shell.
 
-        letters: the pattern of such characters.
+        letter_pattern: the pattern of such characters.
         """
-        match = letters.match(self.text, self.at)
+        match = letter_pattern.match(self.text, self.at)
         assert match is not None
         self.at = match.end()
         return match[0], False
 
     def read_expansion(self) -> str:
         """Reads an expansion after a dollar sign or a backquote, and returns the text."""
-        text = self.expand_dollar()
-        self.count_work(len(text))
-        return text
+        expanded_text = self.expand_dollar()
+        self.count_work(len(expanded_text))
+        return expanded_text
 
     def expand_dollar(self) -> str:
-        start = self.at
-        if self.text[start] == "`":
-            end = self.text.find("`", start + 1)
-            if end < 0:
+        dollar_index = self.at
+        if self.text[dollar_index] == "`":
+            end_index = self.text.find("`", dollar_index + 1)
+            if end_index < 0:
                 raise self.error("a backquote that does not end")
-            self.at = end + 1
+            self.at = end_index + 1
             return unresolved("`…`")
-        if self.text.startswith("$((", start):
-            inner_text = self.read_balanced_text(start + 1)
+        if self.text.startswith("$((", dollar_index):
+            inner_text = self.read_balanced_text(dollar_index + 1)
             return self.evaluate_arithmetic(
                 inner_text[1:-1] if inner_text.startswith("(") and inner_text.endswith(")") else inner_text
             )
-        if self.text.startswith("$(", start):
-            inner_text = self.read_balanced_text(start + 1)
+        if self.text.startswith("$(", dollar_index):
+            inner_text = self.read_balanced_text(dollar_index + 1)
             return self.command_output(inner_text.strip())
-        if self.text.startswith("${", start):
-            return self.expand_braces(self.read_balanced_text(start + 1))
-        name_match = NAME.match(self.text, start + 1)
+        if self.text.startswith("${", dollar_index):
+            return self.expand_braces(self.read_balanced_text(dollar_index + 1))
+        name_match = NAME.match(self.text, dollar_index + 1)
         if name_match is not None:
             self.at = name_match.end()
-            value = self.script.variables.get(name_match[0])
-            if value is None:
+            variable_value = self.script.variables.get(name_match[0])
+            if variable_value is None:
                 return "" if name_match[0] in self.script.skipped else unresolved(f"${name_match[0]}")
-            return value if isinstance(value, str) else (value[0] if value else "")
-        next_character = self.text[start + 1 : start + 2]
-        self.at = start + 2
+            return variable_value if isinstance(variable_value, str) else (variable_value[0] if variable_value else "")
+        next_character = self.text[dollar_index + 1 : dollar_index + 2]
+        self.at = dollar_index + 2
         if next_character and next_character in "@*":
             return ITEM.join(self.script.arguments) or ITEM
         if next_character == "#":
@@ -294,19 +296,19 @@ class WordReader:
             else f"${next_character}".rstrip()
         )
 
-    def command_output(self, text: str) -> str:
+    def command_output(self, command_text: str) -> str:
         """Returns the output of `expr` and of `echo` with known words, or a mark for other commands."""
-        command_name, _, arguments = text.partition(" ")
+        command_name, _, arguments = command_text.partition(" ")
         if command_name in ("expr", "echo") and self.depth < 3 and not set(arguments) & set("|<>;&`()"):
             arithmetic_text = self.expand_nested_text(
                 arguments.replace("\\*", "*").replace("'*'", "*") if command_name == "expr" else arguments
             )
             if command_name == "expr" and not is_unresolved(arithmetic_text):
                 result_text = self.evaluate_arithmetic(arithmetic_text)
-                return result_text if not is_unresolved(result_text) else unresolved(f"$({text[:20]})")
+                return result_text if not is_unresolved(result_text) else unresolved(f"$({command_text[:20]})")
             if command_name == "echo" and not is_unresolved(arithmetic_text) and not arithmetic_text.startswith("-"):
                 return arithmetic_text.strip()
-        return unresolved(f"$({text[:20]})")
+        return unresolved(f"$({command_text[:20]})")
 
     def script_argument(self, argument_number: int) -> str:
         """Returns the script's positional argument `argument_number`, from 1, or a mark if it was not typed."""
@@ -319,10 +321,10 @@ class WordReader:
             else unresolved(f"${argument_number}")
         )
 
-    def read_balanced_text(self, start: int) -> str:
-        """Reads and returns the text inside the brackets that open at `start`."""
-        opening_bracket, closing_bracket = self.text[start], {"(": ")", "{": "}"}[self.text[start]]
-        depth, i = 0, start
+    def read_balanced_text(self, start_index: int) -> str:
+        """Reads and returns the text inside the brackets that open at `start_index`."""
+        opening_bracket, closing_bracket = self.text[start_index], {"(": ")", "{": "}"}[self.text[start_index]]
+        bracket_depth, i = 0, start_index
         while i < len(self.text):
             character = self.text[i]
             if character == "\\":
@@ -332,12 +334,12 @@ class WordReader:
                 if i < 0:
                     break
             elif character == opening_bracket:
-                depth += 1
+                bracket_depth += 1
             elif character == closing_bracket:
-                depth -= 1
-                if depth == 0:
+                bracket_depth -= 1
+                if bracket_depth == 0:
                     self.at = i + 1
-                    return self.text[start + 1 : i]
+                    return self.text[start_index + 1 : i]
             i += 1
         raise self.error(f"{opening_bracket} that does not end; expected {closing_bracket}")
 
@@ -357,53 +359,53 @@ class WordReader:
         if match is None:
             name_match = NAME.match(text_in_braces)
             return unresolved(f"${{{name_match[0] if name_match else text_in_braces[:20]}…}}")
-        variable, operation, alternative = match[1], match[2] or "", match[3] or ""
-        if variable == "#" and not operation:
+        variable, expansion_operator, alternative_text = match[1], match[2] or "", match[3] or ""
+        if variable == "#" and not expansion_operator:
             return str(len(self.script.arguments))
         value = self.script.variables.get(variable)
         if variable.isdecimal() and 0 < int(variable) <= len(self.script.arguments):
             value = self.script_argument(int(variable))
-        elif variable.isdecimal() and not operation:
+        elif variable.isdecimal() and not expansion_operator:
             return self.script_argument(int(variable))
-        is_set = value is not None and not (operation.startswith(":") and value in ("", []))
-        text = "" if value is None else (value if isinstance(value, str) else (value[0] if value else ""))
-        if operation.endswith("+"):
-            return self.expand_nested_text(alternative) if is_set else ""
+        is_set = value is not None and not (expansion_operator.startswith(":") and value in ("", []))
+        value_text = "" if value is None else (value if isinstance(value, str) else (value[0] if value else ""))
+        if expansion_operator.endswith("+"):
+            return self.expand_nested_text(alternative_text) if is_set else ""
         if is_set:
-            return text
-        if operation.endswith(("-", "=")):
-            text = self.expand_nested_text(alternative)
-            if operation.endswith("=") and NAME.fullmatch(variable):
-                self.script.variables[variable] = text
-            return text
+            return value_text
+        if expansion_operator.endswith(("-", "=")):
+            value_text = self.expand_nested_text(alternative_text)
+            if expansion_operator.endswith("=") and NAME.fullmatch(variable):
+                self.script.variables[variable] = value_text
+            return value_text
         if variable in ("@", "*"):
             return ITEM.join(self.script.arguments) or ITEM
-        return text if value is not None or variable in self.script.skipped else unresolved(f"${variable}")
+        return value_text if value is not None or variable in self.script.skipped else unresolved(f"${variable}")
 
-    def expand_nested_text(self, text: str) -> str:
+    def expand_nested_text(self, nested_text: str) -> str:
         """Returns a nested text, such as a default value, after expansion."""
         if self.depth > 20:
             raise self.error("defaults nested too deeply")
-        reader = WordReader(self.script, text, self.depth + 1, self.line)
+        reader = WordReader(self.script, nested_text, self.depth + 1, self.line)
         expanded_text = ""
-        while reader.at < len(text):
+        while reader.at < len(nested_text):
             position_before = reader.at
             expanded_text += "".join(word_piece for word_piece, _ in reader.read_pieces())
             if reader.at == position_before:
-                expanded_text += text[reader.at]
+                expanded_text += nested_text[reader.at]
                 reader.at += 1
         return expanded_text
 
-    def expand_here_document(self, text: str) -> str:
+    def expand_here_document(self, here_text: str) -> str:
         """Returns the expanded text of a here-document, in which quotes are not special."""
-        reader = WordReader(self.script, text, self.depth + 1, self.line)
+        reader = WordReader(self.script, here_text, self.depth + 1, self.line)
         text_parts: list[str] = []
-        while reader.at < len(text):
-            character = text[reader.at]
+        while reader.at < len(here_text):
+            character = here_text[reader.at]
             if character in "$`":
                 text_parts.append(reader.read_expansion().replace(ITEM, " "))
-            elif character == "\\" and text[reader.at + 1 : reader.at + 2] in ("$", "`", "\\", "\n"):
-                text_parts.append(text[reader.at + 1].replace("\n", ""))
+            elif character == "\\" and here_text[reader.at + 1 : reader.at + 2] in ("$", "`", "\\", "\n"):
+                text_parts.append(here_text[reader.at + 1].replace("\n", ""))
                 reader.at += 2
             else:
                 text_parts.append(character)
@@ -413,9 +415,9 @@ class WordReader:
             raise self.error(f"a here-document grows too long; expected at most {LONGEST_VALUE:,} letters")
         return document_text
 
-    def evaluate_arithmetic(self, text: str) -> str:
+    def evaluate_arithmetic(self, expression_text: str) -> str:
         """Returns the value of an arithmetic expression of whole numbers, or a mark if it cannot be evaluated."""
         from .shell_arithmetic import value_of
 
-        result_value = value_of(text, self.script.variables)
-        return unresolved(f"$(({text.strip()[:60]}))") if result_value is None else str(result_value)
+        result_value = value_of(expression_text, self.script.variables)
+        return unresolved(f"$(({expression_text.strip()[:60]}))") if result_value is None else str(result_value)

@@ -14,14 +14,14 @@ GENERATED = "completions that the trained model generates (lmbda) need less than
 """A note on distillation whose texts the trained model may write."""
 
 
-def format_of_logits(launch: Launch, loaded_format: str) -> str:
-    """Returns the number format of a run's logits, or `autocast`. loaded_format: that of a model as it is loaded."""
-    return "autocast" if launch.settings.get("precision") == "autocast" else loaded_format
+def format_of_logits(launched_run: Launch, loaded_format: str) -> str:
+    """Returns the number format of a run's logits, or `autocast`. loaded_format: the format of loaded weights."""
+    return "autocast" if launched_run.settings.get("precision") == "autocast" else loaded_format
 
 
 def with_teacher_model(
     reader: LaunchReader,
-    launch: Launch,
+    launched_run: Launch,
     option: str,
     teacher_name: str,
     loaded_format: str,
@@ -43,12 +43,12 @@ def with_teacher_model(
         ) from None
     reader.notes.append(f"the teacher, {teacher_name}, is on each device{' as a shard' if is_divided else ''}")
     return replace(
-        launch,
+        launched_run,
         notes=tuple(reader.notes),
         frozen=Teacher(
             loss.source,
             dtype=loaded_format,
-            ranks=launch.layout.dp if is_divided else 1,
+            ranks=launched_run.layout.dp if is_divided else 1,
             parameters=params(teacher).total,
             loss=loss,
         ),

@@ -23,22 +23,22 @@ LONGEST_NUMBER = 400
 """Largest number of letters of a YAML number. Reading base 60 (`1:30:00`) takes time quadratic in the letters."""
 
 
-def parse_yaml(text: str, name_in_errors: str) -> Any:
+def parse_yaml(yaml_text: str, name_in_errors: str) -> Any:
     """Parses YAML. Raises `InputError` with line and column, and `MissingExtra` without PyYAML."""
     try:
         import yaml
     except ImportError:
         raise MissingExtra(f"{name_in_errors}: YAML", "PyYAML", "launch") from None
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    yaml_loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        _check_events(yaml, text, name_in_errors)
-        root = yaml.compose(text, Loader=loader)
-        return None if root is None else _ValueBuilder(yaml, name_in_errors).build_value(root)
+        _check_events(yaml, yaml_text, name_in_errors)
+        root_node = yaml.compose(yaml_text, Loader=yaml_loader)
+        return None if root_node is None else _ValueBuilder(yaml, name_in_errors).build_value(root_node)
     except yaml.MarkedYAMLError as error:
         error_mark = error.problem_mark or error.context_mark
-        location = "" if error_mark is None else f" at line {error_mark.line + 1}, column {error_mark.column + 1}"
+        error_location = "" if error_mark is None else f" at line {error_mark.line + 1}, column {error_mark.column + 1}"
         raise InputError(
-            f"{name_in_errors}: not valid YAML: {one_line(error.problem or str(error))}{location}"
+            f"{name_in_errors}: not valid YAML: {one_line(error.problem or str(error))}{error_location}"
         ) from None
     except InputError:
         raise
@@ -46,55 +46,55 @@ def parse_yaml(text: str, name_in_errors: str) -> Any:
         raise InputError(f"{name_in_errors}: not valid YAML: {one_line(str(error))[:200]}") from None
 
 
-def parse_braces(text: str, name_in_errors: str) -> Any:
+def parse_braces(braces_text: str, name_in_errors: str) -> Any:
     """Returns the tables of JSON, or of YAML in braces. Raises `InputError` for a text that is neither."""
     try:
-        return parse_json(text, name_in_errors)
+        return parse_json(braces_text, name_in_errors)
     except InputError as error:
         try:
-            tables = parse_yaml(text, name_in_errors)
+            parsed_tables = parse_yaml(braces_text, name_in_errors)
         except (InputError, MissingExtra):
             raise error from None
-        if not isinstance(tables, Mapping):
+        if not isinstance(parsed_tables, Mapping):
             raise
-        return tables
+        return parsed_tables
 
 
-def _check_events(yaml: Any, text: str, name_in_errors: str) -> None:
+def _check_events(yaml_module: Any, yaml_text: str, name_in_errors: str) -> None:
     """Raises `InputError` for deep nesting, for a list that contains itself, and for too many expanded values.
 
     An alias counts as many values, and is as deep, as the value of its anchor with all aliases expanded.
     """
     size_by_anchor: dict[str, tuple[int, int]] = {}  # anchor → values and depth of what it names
     open_anchors: list[str | None] = []
-    starts: list[int] = []
-    depths: list[int] = []
+    start_counts: list[int] = []
+    nesting_depths: list[int] = []
     expanded_values = 0
-    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-        depth = -1  # of the value that ends here
-        if isinstance(event, yaml.events.CollectionStartEvent):
+    for event in yaml_module.parse(yaml_text, Loader=getattr(yaml_module, "CSafeLoader", yaml_module.SafeLoader)):
+        nesting_depth = -1  # of the value that ends here
+        if isinstance(event, yaml_module.events.CollectionStartEvent):
             open_anchors.append(event.anchor)
-            starts.append(expanded_values)
-            depths.append(0)
+            start_counts.append(expanded_values)
+            nesting_depths.append(0)
             expanded_values += 1
-        elif isinstance(event, yaml.events.CollectionEndEvent):
-            anchor, start, depth = open_anchors.pop(), starts.pop(), depths.pop() + 1
+        elif isinstance(event, yaml_module.events.CollectionEndEvent):
+            anchor, node_start, nesting_depth = open_anchors.pop(), start_counts.pop(), nesting_depths.pop() + 1
             if anchor is not None:
-                size_by_anchor[anchor] = (expanded_values - start, depth)
-        elif isinstance(event, yaml.events.ScalarEvent):
-            expanded_values, depth = expanded_values + 1, 0
+                size_by_anchor[anchor] = (expanded_values - node_start, nesting_depth)
+        elif isinstance(event, yaml_module.events.ScalarEvent):
+            expanded_values, nesting_depth = expanded_values + 1, 0
             if event.anchor is not None:
                 size_by_anchor[event.anchor] = (1, 0)
-        elif isinstance(event, yaml.events.AliasEvent):
+        elif isinstance(event, yaml_module.events.AliasEvent):
             if event.anchor in open_anchors:
                 raise InputError(
                     f"{name_in_errors}: line {event.start_mark.line + 1}: *{event.anchor} stands inside what it names"
                 )
-            value_count, depth = size_by_anchor.get(event.anchor, (1, 0))
+            value_count, nesting_depth = size_by_anchor.get(event.anchor, (1, 0))
             expanded_values += value_count
-        if depth >= 0 and depths:
-            depths[-1] = max(depths[-1], depth)
-        if len(open_anchors) + max(depth, 0) > DEEPEST:
+        if nesting_depth >= 0 and nesting_depths:
+            nesting_depths[-1] = max(nesting_depths[-1], nesting_depth)
+        if len(open_anchors) + max(nesting_depth, 0) > DEEPEST:
             raise InputError(f"{name_in_errors}: nested too deeply; expected at most {DEEPEST} tables and lists")
         if expanded_values > MOST_VALUES:
             raise InputError(
@@ -107,32 +107,32 @@ def _check_events(yaml: Any, text: str, name_in_errors: str) -> None:
 class _ValueBuilder:
     """Builds Python values from PyYAML's nodes, once per node for all aliases."""
 
-    def __init__(self, yaml: Any, name_in_errors: str) -> None:
-        self.yaml, self.where = yaml, name_in_errors
-        self.constructor = yaml.constructor.SafeConstructor()
+    def __init__(self, yaml_module: Any, name_in_errors: str) -> None:
+        self.yaml, self.where = yaml_module, name_in_errors
+        self.constructor = yaml_module.constructor.SafeConstructor()
         self.built: dict[int, Any] = {}
 
-    def error(self, node: Any, problem: str) -> InputError:
-        return InputError(f"{self.where}: line {node.start_mark.line + 1}: {problem}")
+    def error(self, yaml_node: Any, problem: str) -> InputError:
+        return InputError(f"{self.where}: line {yaml_node.start_mark.line + 1}: {problem}")
 
-    def build_value(self, node: Any) -> Any:
+    def build_value(self, yaml_node: Any) -> Any:
         """Returns the Python value of a YAML node."""
-        if id(node) not in self.built:
-            if isinstance(node, self.yaml.ScalarNode):
-                built_value = self.build_scalar(node)
-            elif isinstance(node, self.yaml.SequenceNode):
-                self.require_tag(node, "seq")
-                built_value = [self.build_value(element) for element in node.value]
+        if id(yaml_node) not in self.built:
+            if isinstance(yaml_node, self.yaml.ScalarNode):
+                built_value = self.build_scalar(yaml_node)
+            elif isinstance(yaml_node, self.yaml.SequenceNode):
+                self.require_tag(yaml_node, "seq")
+                built_value = [self.build_value(element_node) for element_node in yaml_node.value]
             else:
-                self.require_tag(node, "map")
-                built_value = self.build_table(node)
-            self.built[id(node)] = built_value
-        return self.built[id(node)]
+                self.require_tag(yaml_node, "map")
+                built_value = self.build_table(yaml_node)
+            self.built[id(yaml_node)] = built_value
+        return self.built[id(yaml_node)]
 
-    def require_tag(self, node: Any, *names: str) -> str:
+    def require_tag(self, node: Any, *tag_names: str) -> str:
         """Returns the tag (type) of a YAML node. Raises `InputError` for a tag that is not supported."""
         tag_name = str(node.tag).removeprefix("tag:yaml.org,2002:")
-        if tag_name not in names:
+        if tag_name not in tag_names:
             raise InputError(
                 f"{self.where}: not valid YAML: the tag {one_line(node.tag[:80])} at line {node.start_mark.line + 1} "
                 "is not read; expected texts, numbers, lists and tables"
@@ -141,43 +141,44 @@ class _ValueBuilder:
 
     def build_scalar(self, node: Any) -> Any:
         """Returns the value of a YAML scalar: text, number, boolean or None. A date stays text."""
-        tag = self.require_tag(node, "str", "int", "float", "bool", "null", "timestamp", "value")
-        if tag in ("int", "float"):
+        yaml_tag = self.require_tag(node, "str", "int", "float", "bool", "null", "timestamp", "value")
+        if yaml_tag in ("int", "float"):
             if len(node.value) > LONGEST_NUMBER:
                 raise self.error(node, f"a number of {len(node.value):,} letters; expected at most {LONGEST_NUMBER}")
-            return getattr(self.constructor, f"construct_yaml_{tag}")(node)
-        if tag == "bool":
+            return getattr(self.constructor, f"construct_yaml_{yaml_tag}")(node)
+        if yaml_tag == "bool":
             return self.constructor.construct_yaml_bool(node)
-        return None if tag == "null" else node.value
+        return None if yaml_tag == "null" else node.value
 
-    def build_table(self, node: Any) -> dict[str, Any]:
+    def build_table(self, yaml_node: Any) -> dict[str, Any]:
         """Returns the entries of a YAML mapping, which replace entries that `<<` merges.
 
         Raises `InputError` for a key that the table has twice with two values; YAML would keep the last.
         """
         merged_entries: dict[str, Any] = {}
-        entries: dict[str, tuple[Any, Any]] = {}  # key as written → key and value nodes
-        for key_node, value_node in node.value:
+        nodes_by_key: dict[str, tuple[Any, Any]] = {}  # key as written → key and value nodes
+        for key_node, value_node in yaml_node.value:
             if isinstance(key_node, self.yaml.ScalarNode) and key_node.tag == "tag:yaml.org,2002:merge":
-                for table in self.merged_tables(value_node):
-                    for merged_key, merged_value in table.items():
+                for merged_table in self.merged_tables(value_node):
+                    for merged_key, merged_value in merged_table.items():
                         merged_entries.setdefault(merged_key, merged_value)
                 continue
             if not isinstance(key_node, self.yaml.ScalarNode):
                 raise self.error(key_node, "a key is a list or a table; expected text")
-            previous_value = entries.setdefault(key_node.value, (key_node, value_node))[1]
+            previous_value = nodes_by_key.setdefault(key_node.value, (key_node, value_node))[1]
             if previous_value is not value_node and not self.are_equal_scalars(previous_value, value_node):
                 raise self.error(key_node, f"{one_line(key_node.value)[:60]} is given twice; expected once")
         return merged_entries | {
-            str(self.build_value(key_node)): self.build_value(value_node) for key_node, value_node in entries.values()
+            str(self.build_value(key_node)): self.build_value(value_node)
+            for key_node, value_node in nodes_by_key.values()
         }
 
-    def merged_tables(self, node: Any) -> list[dict[str, Any]]:
+    def merged_tables(self, yaml_node: Any) -> list[dict[str, Any]]:
         """Returns the YAML mappings that `<<` merges, in the order of precedence."""
-        nodes = node.value if isinstance(node, self.yaml.SequenceNode) else [node]
-        if not all(isinstance(table, self.yaml.MappingNode) for table in nodes):
-            raise self.error(node, "<< merges something that is no table; expected a table or a list of tables")
-        return [self.build_value(table) for table in nodes]
+        table_nodes = yaml_node.value if isinstance(yaml_node, self.yaml.SequenceNode) else [yaml_node]
+        if not all(isinstance(table_node, self.yaml.MappingNode) for table_node in table_nodes):
+            raise self.error(yaml_node, "<< merges something that is no table; expected a table or a list of tables")
+        return [self.build_value(table_node) for table_node in table_nodes]
 
     def are_equal_scalars(self, first_node: Any, second_node: Any) -> bool:
         """Whether two YAML nodes are scalars with the same text."""

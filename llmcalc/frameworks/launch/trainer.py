@@ -132,7 +132,7 @@ def read_trainer(config: Table, source_file: LaunchSource) -> Launch:
 def read_arguments(arguments: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a command with Trainer arguments."""
     with reading_of(source_file) as reader:  # a TARGET may replace the model
-        config = plain_arguments(arguments, reader, keys_read() - {"model_name_or_path"})
+        config = plain_arguments(arguments, reader, known_argument_names() - {"model_name_or_path"})
         if config.get("deepspeed") is True and "deepspeed_config" in config:  # deepspeed.add_config_arguments
             config["deepspeed"] = config.pop("deepspeed_config")
         return _read_arguments(reader, {**trainer_arguments(source_file), **config})
@@ -150,13 +150,13 @@ def launch_as_trainer(reader: LaunchReader, config: Table, target: str) -> Launc
     return replace(reader.with_records(launched_run), target=target, frozen=frozen_model)
 
 
-def keys_read() -> frozenset[str]:
+def known_argument_names() -> frozenset[str]:
     """Returns the names of all arguments that llmcalc reads, including arguments that select a framework."""
-    return TRAINER_READ.union(*(plugin.trainer_keys for plugin in plugins().values()))
+    return TRAINER_READ.union(*(trainer_plugin.trainer_keys for trainer_plugin in plugins().values()))
 
 
 def _read_arguments(reader: LaunchReader, config: Table) -> Launch:
-    reader.check_names(config, keys_read(), TRAINER_IGNORED)
+    reader.check_names(config, known_argument_names(), TRAINER_IGNORED)
     run_settings = trainer_settings(reader, config)
     precision, is_published = weight_formats(reader, config)
     return trainer_launch(reader, config, run_settings | precision, published_weights=is_published)
@@ -180,18 +180,18 @@ def trainer_launch(
     published_weights: whether weights keep the checkpoint's number format.
     shipped: configs of frameworks that come with the program.
     """
-    world = reader.device_count(world_size or reader.source.world_size)
+    device_count = reader.device_count(world_size or reader.source.world_size)
     model_name = config.get("model_name_or_path") if target is None else target
-    framework_name, launch_settings = WITHOUT_A_NAME, LaunchSettings(Layout(dp=world), run_settings)
+    framework_name, launch_settings = WITHOUT_A_NAME, LaunchSettings(Layout(dp=device_count), run_settings)
     for plugin_name, plugin in plugins().items():
         if plugin.trainer is not None and any(config.get(framework_key) for framework_key in plugin.trainer_keys):
             arguments = _with_named_files(reader, config, plugin_name, plugin.trainer_keys, shipped)
-            framework_name, launch_settings = plugin_name, plugin.trainer(reader, arguments, world, run_settings)
+            framework_name, launch_settings = plugin_name, plugin.trainer(reader, arguments, device_count, run_settings)
             break
     else:
         reader.refuse_groups(config)
         launch_settings = LaunchSettings(
-            Layout(dp=world), run_settings | _autocast_of_adapters(reader, config, run_settings)
+            Layout(dp=device_count), run_settings | _autocast_of_adapters(reader, config, run_settings)
         )
     return reader.launch(
         framework_name,
@@ -212,41 +212,41 @@ def _autocast_of_adapters(reader: LaunchReader, config: Table, run_settings: Map
 
 
 def _with_named_files(
-    reader: LaunchReader, config: Table, framework_name: str, keys: Sequence[str], shipped: Mapping[str, Table]
+    reader: LaunchReader, config: Table, framework_name: str, file_keys: Sequence[str], shipped: Mapping[str, Table]
 ) -> dict[str, Any]:
     """Returns the arguments with the framework's config files replaced by the files' tables."""
     expected_text = f"a config of {framework(framework_name).title}"
-    tables = {
+    tables_by_key = {
         file_key: reader.fetch_tables(file_key, config[file_key], expected_text, shipped)
-        for file_key in keys
+        for file_key in file_keys
         if isinstance(config.get(file_key), str) and re.search(r"\.(json|ya?ml)$", config[file_key])
     }
-    return {**config, **tables}
+    return {**config, **tables_by_key}
 
 
 def trainer_settings(
-    reader: LaunchReader, config: Table, defaults: Mapping[str, Any] = TRAINER_DEFAULTS, preferred_name: str = ""
+    reader: LaunchReader, config: Table, default_values: Mapping[str, Any] = TRAINER_DEFAULTS, preferred_name: str = ""
 ) -> dict[str, Any]:
     """Returns the settings of a Trainer run, without the number formats of weights.
 
-    defaults: argument that the program fills in → its default.
+    default_values: argument that the program fills in → its default.
     preferred_name: the argument with the length of sequences; empty (default) for any.
     """
     run_settings: dict[str, Any] = {
         "phase": "training",
-        "batch": reader.size(config, "per_device_train_batch_size", defaults["per_device_train_batch_size"]),
+        "batch": reader.size(config, "per_device_train_batch_size", default_values["per_device_train_batch_size"]),
         "num_microbatches": reader.size(config, "gradient_accumulation_steps", 1),
     }
     length_names = (preferred_name,) if preferred_name else ("max_seq_length", "max_length", "block_size", "cutoff_len")
-    length = next((length_name for length_name in length_names if config.get(length_name) is not None), "")
-    if length or preferred_name:
+    length_key = next((length_name for length_name in length_names if config.get(length_name) is not None), "")
+    if length_key or preferred_name:
         run_settings["seq"] = size_of(
             reader,
-            length or preferred_name,
-            reader.value(config, length or preferred_name, defaults.get(preferred_name)),
+            length_key or preferred_name,
+            reader.value(config, length_key or preferred_name, default_values.get(preferred_name)),
         )
-    run_settings |= optimizer_settings(reader, "optim", reader.value(config, "optim", defaults["optim"]))
-    run_settings |= trainer_kernels(reader, config, defaults)
+    run_settings |= optimizer_settings(reader, "optim", reader.value(config, "optim", default_values["optim"]))
+    run_settings |= trainer_kernels(reader, config, default_values)
     run_settings |= trainer_adapters(reader, config)
     add_noise_note(reader, config)
     _add_evaluation_note(reader, config, run_settings["batch"])
@@ -259,10 +259,10 @@ def trainer_settings(
 def _add_evaluation_note(reader: LaunchReader, config: Table, batch: int) -> None:
     """Adds a note on an evaluation that may need more than the training, since its batches are larger."""
     strategies = {str(config.get(argument, "no")).lower() for argument in ("eval_strategy", "evaluation_strategy")}
-    evaluated = size_of(reader, "per_device_eval_batch_size", config.get("per_device_eval_batch_size") or 8)
-    if strategies - {"no", "false", "none"} and evaluated > batch:
+    evaluation_batch = size_of(reader, "per_device_eval_batch_size", config.get("per_device_eval_batch_size") or 8)
+    if strategies - {"no", "false", "none"} and evaluation_batch > batch:
         reader.notes.append(
-            f"evaluation: batches of {evaluated} (per_device_eval_batch_size) are not counted, and may need more"
+            f"evaluation: batches of {evaluation_batch} (per_device_eval_batch_size) are not counted, and may need more"
         )
 
 
@@ -292,7 +292,7 @@ def pair_settings(
     reader: LaunchReader,
     loss: str,
     run_settings: Mapping[str, Any],
-    reference: FrozenModel | None = None,
+    reference_model: FrozenModel | None = None,
     caches_reference: bool = False,
     keeps_logits: bool = False,
 ) -> dict[str, Any]:
@@ -300,13 +300,13 @@ def pair_settings(
 
     loss: its name; those of `LOSSES_WITHOUT_REFERENCE` need no reference model.
     run_settings: the settings of the run.
-    reference: the copy of the model that a loss compares with; None (default) for one of the trained weights' format.
+    reference_model: the copy of the model that a loss compares with; None (default): in the weights' format.
     caches_reference: whether the program computes the reference's log-probabilities with the trained model, before it
         is trained; false by default.
     keeps_logits: whether a reward model computes the logits of the language model too; false by default.
     """
     if loss not in LOSSES_WITHOUT_REFERENCE and not caches_reference:
-        add_reference(reader, run_settings, reference)
+        add_reference(reader, run_settings, reference_model)
     if loss == "reward" and not keeps_logits:
         reader.notes.append("a pair is two sequences; scores have no logits, and the loss is counted in chunks of them")
         return {"batch": 2 * run_settings["batch"], "cross_entropy": "chunked"}
@@ -315,20 +315,20 @@ def pair_settings(
 
 
 def kto_settings(
-    reader: LaunchReader, run_settings: Mapping[str, Any], reference: FrozenModel | None = None
+    reader: LaunchReader, run_settings: Mapping[str, Any], reference_model: FrozenModel | None = None
 ) -> dict[str, Any]:
     """Returns KTO's batch settings, whose samples are single sequences.
 
     Its mismatched answers run without gradients.
-    run_settings: the settings of the run. reference: as of `pair_settings`.
+    run_settings: the settings of the run. reference_model: as of `pair_settings`.
     """
-    add_reference(reader, run_settings, reference)
+    add_reference(reader, run_settings, reference_model)
     reader.notes.append("the loss of KTO is counted as that of SFT, an estimate")
     return {"batch": run_settings["batch"], **_loss_of_all_logits(reader, run_settings)}
 
 
 def _loss_of_all_logits(reader: LaunchReader, run_settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the loss of a run whose loss of labels is chunked: without labels a model returns all its logits.
+    """Returns the loss setting of a loss without labels, for which a model returns all logits unchunked.
 
     TRL's own use of Liger-Kernel has those of one pair at a time (trainer/dpo_trainer.py, `_compute_loss_liger`).
     """
@@ -338,16 +338,18 @@ def _loss_of_all_logits(reader: LaunchReader, run_settings: Mapping[str, Any]) -
     return {"cross_entropy": "eager"}
 
 
-def add_reference(reader: LaunchReader, run_settings: Mapping[str, Any], reference: FrozenModel | None = None) -> None:
+def add_reference(
+    reader: LaunchReader, run_settings: Mapping[str, Any], reference_model: FrozenModel | None = None
+) -> None:
     """Adds the reference model of a loss: shared frozen weights with adapters, else a copy of all weights.
 
     run_settings: the settings of the run.
-    reference: the copy; None (default) for one in the number format of the trained weights.
+    reference_model: the copy; None (default) for one in the number format of the trained weights.
     """
     if "lora_rank" in run_settings:
         reader.notes.append("the reference model is the frozen weights beside the adapters")
         return
-    reader.frozen = reference or FrozenModel(TRL_REFERENCE)
+    reader.frozen = reference_model or FrozenModel(TRL_REFERENCE)
     reader.notes.append(
         "the weights of a reference model are counted among the weights; its pass is no part of llmcalc time"
     )
@@ -365,16 +367,16 @@ LOSSES_WITHOUT_REFERENCE = ("simpo", "orpo", "cpo", "reward")
 """Losses on pairs that need no reference model."""
 
 
-def weight_formats(reader: LaunchReader, config: Table, default: str = "auto") -> tuple[dict[str, Any], bool]:
+def weight_formats(reader: LaunchReader, config: Table, default_format: str = "auto") -> tuple[dict[str, Any], bool]:
     """Returns the number formats of weights and products, and whether they depend on the checkpoint.
 
     Weights have the format of `dtype`; "auto" is that of the checkpoint. bf16 or fp16 is autocast, which changes
-    products of weights in fp32 alone. default: the program's default of `dtype`.
+    products of weights in fp32 alone. default_format: the program's default of `dtype`.
     """
     format_key = "torch_dtype" if config.get("torch_dtype") is not None else "dtype"
     written_format = config.get(format_key)
     if written_format is None:
-        written_format = reader.value(config, format_key, default)
+        written_format = reader.value(config, format_key, default_format)
     half_format = "bf16" if reader.flag(config, "bf16") else "fp16" if reader.flag(config, "fp16") else None
     if half_format == "fp16":
         reader.notes.append(FP16_NOTE)
@@ -405,15 +407,15 @@ def attention_settings(reader: LaunchReader, argument_name: str, written_name: A
 
 
 def trainer_kernels(
-    reader: LaunchReader, config: Table, defaults: Mapping[str, Any] = TRAINER_DEFAULTS
+    reader: LaunchReader, config: Table, default_values: Mapping[str, Any] = TRAINER_DEFAULTS
 ) -> dict[str, Any]:
     """Returns the settings of recomputation, attention, compilation and fused kernels."""
     kernel_settings: dict[str, Any] = {}
-    checkpoints = reader.flag(config, "gradient_checkpointing", defaults["gradient_checkpointing"])
+    checkpoints = reader.flag(config, "gradient_checkpointing", default_values["gradient_checkpointing"])
     if checkpoints or reader.flag(config, "activation_checkpointing"):
         arguments = ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs")
         kwargs = next((table for argument in arguments if (table := _table_or_json(reader, config, argument))), {})
-        is_reentrant = kwargs.get("use_reentrant", defaults["use_reentrant"])
+        is_reentrant = kwargs.get("use_reentrant", default_values["use_reentrant"])
         kernel_settings["recompute"] = "full-reentrant" if is_reentrant in (True, "true", "True") else "full"
     if config.get("attn_implementation") is not None:
         kernel_settings |= attention_settings(reader, "attn_implementation", config["attn_implementation"])
@@ -504,7 +506,7 @@ def lora_settings(
                 "adapters of mlp.experts.gate_up_proj and mlp.experts.down_proj are modelled"
             )
         adapter_settings["lora_experts"] = True
-    for setting, (argument_name, written_names) in (("lora_targets", targets), ("modules_to_save", modules_to_save)):
+    for option, (argument_name, written_names) in (("lora_targets", targets), ("modules_to_save", modules_to_save)):
         if written_names in (None, [], ""):
             continue
         module_names = (
@@ -514,7 +516,7 @@ def lora_settings(
         )
         if not isinstance(module_names, list) or not all(isinstance(module_name, str) for module_name in module_names):
             raise reader.wrong(argument_name, f"{shown(written_names)}; expected a list of names")
-        adapter_settings[setting] = tuple(module_names)
+        adapter_settings[option] = tuple(module_names)
     if dropout not in (None, 0, 0.0):
         adapter_settings["lora_dropout"] = True
     if has_magnitudes:

@@ -1,4 +1,4 @@
-"""Marks a script's words with values that are unknown until it runs, and explains these words in messages."""
+"""Marks script words whose values are unknown before the script runs, and explains such words in messages."""
 
 from __future__ import annotations
 
@@ -20,45 +20,45 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 def unresolved(variable: str) -> str:
     """Returns a marked name that replaces a value unknown before the script runs."""
-    letters = (letter for letter in variable if not letter.isspace() and letter not in (UNRESOLVED, ITEM))
-    return f"{UNRESOLVED}{''.join(letters)}{UNRESOLVED}"
+    plain_letters = (letter for letter in variable if not letter.isspace() and letter not in (UNRESOLVED, ITEM))
+    return f"{UNRESOLVED}{''.join(plain_letters)}{UNRESOLVED}"
 
 
-def is_unresolved(text: str) -> bool:
+def is_unresolved(shell_text: str) -> bool:
     """Whether a part of a word is unknown before the script runs."""
-    return UNRESOLVED in text
+    return UNRESOLVED in shell_text
 
 
-def is_unset_variable(word: str) -> bool:
+def is_unset_variable(shell_word: str) -> bool:
     """Whether a word is a variable that the script never sets, which a shell expands to nothing."""
-    return UNSET.fullmatch(word) is not None and not word[2:3].isdecimal()
+    return UNSET.fullmatch(shell_word) is not None and not shell_word[2:3].isdecimal()
 
 
-def printable(text: str, letters: int = 80) -> str:
-    """Returns a word for an error message: without marks, on one line, and cut to `letters` characters."""
-    return one_line(text.replace(UNRESOLVED, ""))[:letters]
+def printable(shell_text: str, most_letters: int = 80) -> str:
+    """Returns a word for an error message: without marks, on one line, and cut to `most_letters` characters."""
+    return one_line(shell_text.replace(UNRESOLVED, ""))[:most_letters]
 
 
-def unresolved_reason(text: str) -> str:
+def unresolved_reason(shell_text: str) -> str:
     """Returns the message about an unresolved word: the variable, and the command that sets it."""
-    marked_name = text.split(UNRESOLVED)[1] if text.count(UNRESOLVED) > 1 else printable(text)
-    message = f"'{printable(text)[:60]}' is known only when the script runs"
+    marked_name = shell_text.split(UNRESOLVED)[1] if shell_text.count(UNRESOLVED) > 1 else printable(shell_text)
+    reason_text = f"'{printable(shell_text)[:60]}' is known only when the script runs"
     variable = NAME.match(marked_name, 1) if marked_name.startswith("$") else None
     if variable is not None and variable.end() == len(marked_name):
         unset = variable[0][:60]
-        return f"{message}: the variable {unset} is not set in it; expected --launch '{unset}=… FILE', or a value"
+        return f"{reason_text}: the variable {unset} is not set in it; expected --launch '{unset}=… FILE', or a value"
     if marked_name.startswith("$(("):
         used_names = ", ".join(dict.fromkeys(NAME.findall(marked_name)))
-        return f"{message}: the script does not set all of {used_names or 'it'}; expected whole numbers, or a value"
+        return f"{reason_text}: the script does not set all of {used_names or 'it'}; expected whole numbers, or a value"
     if NAME.fullmatch(marked_name):
         return (
-            f"{message}: a loop, a condition or a command sets the variable {marked_name[:60]}; expected "
+            f"{reason_text}: a loop, a condition or a command sets the variable {marked_name[:60]}; expected "
             f"--launch '{marked_name[:60]}=… FILE', or a value"
         )
     if marked_name[:2] in ("$(", "`…"):
-        return f"{message}: a command prints it; expected a value"
+        return f"{reason_text}: a command prints it; expected a value"
     if re.fullmatch(r"\$[0-9]{1,3}", marked_name):
         number = int(marked_name[1:])
         arguments = " ".join(("ARG1", "ARG2", f"… ARG{number}" if number > 3 else "ARG3")[: min(number, 3)])
-        return f"{message}: it is argument {number} of the script; expected --launch 'FILE {arguments}', or a value"
-    return f"{message}; expected a value"
+        return f"{reason_text}: it is argument {number} of the script; expected --launch 'FILE {arguments}', or a value"
+    return f"{reason_text}; expected a value"

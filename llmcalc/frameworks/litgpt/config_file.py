@@ -65,11 +65,11 @@ def read_litgpt(config: Table, source_file: LaunchSource) -> Launch:
     with reading_of(source_file) as reader:
         reader.check_names(config, READ, IGNORED)
         has_adapters = any(str(argument_name).startswith("lora_") for argument_name in config)
-        pretrains = not has_adapters and config.get("checkpoint_dir") is None
-        train = reader.table(config, "train")
+        is_pretraining = not has_adapters and config.get("checkpoint_dir") is None
+        train_table = reader.table(config, "train")
         world_size = source_file.world_size or _device_count(reader, config)
-        batch = reader.size(train, "micro_batch_size", 1)
-        global_batch = reader.size(train, "global_batch_size", 16)
+        batch = reader.size(train_table, "micro_batch_size", 1)
+        global_batch = reader.size(train_table, "global_batch_size", 16)
         run_settings: dict[str, Any] = {
             "phase": "training",
             "batch": batch,
@@ -77,7 +77,7 @@ def read_litgpt(config: Table, source_file: LaunchSource) -> Launch:
             "attn_implementation": "flash",
             **_optimizer_settings(reader, config),
         }
-        if pretrains:
+        if is_pretraining:
             run_settings |= {"compile": True, "cross_entropy": "eager"}
             reader.notes.append("the loss, which LitGPT computes in chunks of 128 tokens, is counted at once")
             if run_settings.get("optimizer") == "adamw":
@@ -85,8 +85,8 @@ def read_litgpt(config: Table, source_file: LaunchSource) -> Launch:
         else:
             run_settings |= {"norm": "eager", "keep_logits": True, "cross_entropy": "split", "loss_chunk": HEAD_CHUNK}
             reader.notes.append("RMSNorm step by step, as in litgpt/model.py; a model with LayerNorm runs --norm fused")
-        if train.get("max_seq_length") is not None:
-            run_settings["seq"] = size_of(reader, "train.max_seq_length", train["max_seq_length"])
+        if train_table.get("max_seq_length") is not None:
+            run_settings["seq"] = size_of(reader, "train.max_seq_length", train_table["max_seq_length"])
         else:
             reader.notes.append("train.max_seq_length is null: --seq says the longest sample (2,048 here)")
         precision = str(reader.value(config, "precision", "bf16-true"))
@@ -95,9 +95,9 @@ def read_litgpt(config: Table, source_file: LaunchSource) -> Launch:
         run_settings |= PRECISIONS[precision]
         if has_adapters:
             run_settings |= _adapter_settings(reader, config, precision)
-        elif pretrains and world_size > 1 and precision == "bf16-mixed":
+        elif is_pretraining and world_size > 1 and precision == "bf16-mixed":
             run_settings = mixed_precision_settings(run_settings)
-        elif world_size > 1 and not pretrains:
+        elif world_size > 1 and not is_pretraining:
             run_settings["recompute"] = "full"  # finetune/full.py checkpoints blocks under FSDP
         model_name = str(config.get("checkpoint_dir") or config.get("model_name") or "")
         target = re.sub(r"^(\./)?checkpoints/", "", model_name).rstrip("/")[:200]
@@ -114,13 +114,13 @@ def _device_count(reader: LaunchReader, config: Table) -> int:
 
 
 def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    setting = reader.value(config, "optimizer", "AdamW")
-    name = str(setting.get("class_path") if isinstance(setting, Mapping) else setting).rpartition(".")[2]
-    options = setting.get("init_args") if isinstance(setting, Mapping) else None
-    if name == "SGD":
+    optimizer = reader.value(config, "optimizer", "AdamW")
+    class_name = str(optimizer.get("class_path") if isinstance(optimizer, Mapping) else optimizer).rpartition(".")[2]
+    options = optimizer.get("init_args") if isinstance(optimizer, Mapping) else None
+    if class_name == "SGD":
         return {"optimizer": "sgd"}
-    if name not in ("AdamW", "Adam"):
-        reader.unknown["optimizer"] = f"'{name[:60]}' is not modelled; AdamW and SGD are"
+    if class_name not in ("AdamW", "Adam"):
+        reader.unknown["optimizer"] = f"'{class_name[:60]}' is not modelled; AdamW and SGD are"
         return {}
     is_fused = isinstance(options, Mapping) and options.get("fused") is True
     return {"optimizer": "adamw", "optimizer_impl": "fused" if is_fused else "foreach"}
@@ -130,8 +130,8 @@ def _adapter_settings(reader: LaunchReader, config: Table, precision: str) -> di
     """Returns the settings of LoRA adapters, in the weights' number format, and of the frozen weights."""
     targets = [
         projection
-        for name, (default, projections) in TARGETS.items()
-        if reader.flag(config, name, default)
+        for target_name, (default_flag, projections) in TARGETS.items()
+        if reader.flag(config, target_name, default_flag)
         for projection in projections
     ]
     if reader.flag(config, "lora_head"):
@@ -143,10 +143,10 @@ def _adapter_settings(reader: LaunchReader, config: Table, precision: str) -> di
         dropout=reader.value(config, "lora_dropout", 0.05),
     )
     adapter_settings |= {"lora_library": "litgpt", "lora_dtype": "bf16" if precision == "bf16-true" else "fp32"}
-    quantize = config.get("quantize")
-    if quantize in (None, ""):
+    quantize_text = config.get("quantize")
+    if quantize_text in (None, ""):
         return adapter_settings
-    if str(quantize) not in BASES:
-        reader.unknown["quantize"] = f"{shown(quantize)} is not modelled; {' and '.join(BASES)} are"
+    if str(quantize_text) not in BASES:
+        reader.unknown["quantize"] = f"{shown(quantize_text)} is not modelled; {' and '.join(BASES)} are"
         return adapter_settings
-    return adapter_settings | {"base": BASES[str(quantize)], "quantized_head": True}
+    return adapter_settings | {"base": BASES[str(quantize_text)], "quantized_head": True}

@@ -95,9 +95,9 @@ PLAIN_FORMATS = {"f16": "float16", "f32": "float32", "bf16": "bfloat16"}
 def read_log(log_text: LogText) -> LogReading | None:
     """Returns the buffer sizes that llama.cpp or Ollama printed in a log; None if it has none."""
     log_values = LogValues(log_text, PATTERNS, _is_of_a_slot)
-    buffers = _buffer_sizes(log_text)
+    buffer_sizes = _buffer_sizes(log_text)
     memory_terms = tuple(
-        LogTerm(term_name, buffer_bytes, device=device) for (term_name, device), buffer_bytes in buffers.items()
+        LogTerm(term_name, buffer_bytes, device=device) for (term_name, device), buffer_bytes in buffer_sizes.items()
     )
     if not memory_terms and "layers_cache" in log_values:  # an excerpt; full layers and those with a window
         memory_terms = (LogTerm("kv_buffer", sum(log_values.byte_sizes("layers_cache"))),)
@@ -121,19 +121,19 @@ def read_log(log_text: LogText) -> LogReading | None:
     failed_buffer = ""
     if is_out_of_memory:
         failed_buffer = next(
-            (buffer_name for buffer_name, hints in FAILURES.items() if log_text.lines_with(*hints)), ""
+            (buffer_name for buffer_name, line_hints in FAILURES.items() if log_text.lines_with(*line_hints)), ""
         )
         failed_buffer = failed_buffer or _largest_buffer(memory_terms)
     formats = {PLAIN_FORMATS.get(log_values.last_text(term_name), "") for term_name in ("key_format", "value_format")}
     is_fork = not is_ollama and any(term_name in log_values for term_name in IK_FLAGS)
-    program = "ollama" if is_ollama else "ik_llama.cpp" if is_fork else "llama.cpp"
-    build = "" if is_ollama else log_values.last_text("build")
+    program_name = "ollama" if is_ollama else "ik_llama.cpp" if is_fork else "llama.cpp"
+    build_text = "" if is_ollama else log_values.last_text("build")
     return LogReading(
-        program=program,
-        title="Ollama" if is_ollama else program,
+        program=program_name,
+        title="Ollama" if is_ollama else program_name,
         terms=memory_terms,
         kind="oom" if is_out_of_memory else "startup",
-        version=f"b{build}" if build and not is_fork else build,
+        version=f"b{build_text}" if build_text and not is_fork else build_text,
         model=log_values.last_text("model"),
         device=log_values.last_text("gpu"),
         total=next(iter(_device_sizes(log_values)), None),
@@ -192,36 +192,36 @@ def _llama_server_flags(log_values: LogValues) -> dict[str, str]:
 
 def _ollama_flags(log_values: LogValues) -> dict[str, str]:
     """Returns Ollama's options from the log, where all requests share the context equally."""
-    parallel = max(1, int(log_values.last_text("parallel") or 1))
+    parallel_requests = max(1, int(log_values.last_text("parallel") or 1))
     option_texts = {
         "num_batch": log_values.last_text("ubatch_size"),
         "OLLAMA_NUM_PARALLEL": log_values.last_text("parallel"),
     }
     if "ctx_size" in log_values:
-        option_texts["num_ctx"] = str(int(log_values.last_text("ctx_size")) // parallel)
+        option_texts["num_ctx"] = str(int(log_values.last_text("ctx_size")) // parallel_requests)
     return {option: option_text for option, option_text in option_texts.items() if option_text}
 
 
 def _largest_buffer(memory_terms: Sequence[LogTerm]) -> str:
     """Returns the name of the largest buffer that a flag changes: the cache or the compute buffer."""
-    changeable_terms = [term for term in memory_terms if term.name in ("kv_buffer", "compute_buffer")] or list(
-        memory_terms
-    )
-    return max(changeable_terms, key=lambda term: term.value).name
+    changeable_terms = [
+        memory_term for memory_term in memory_terms if memory_term.name in ("kv_buffer", "compute_buffer")
+    ] or list(memory_terms)
+    return max(changeable_terms, key=lambda memory_term: memory_term.value).name
 
 
 def _buffer_sizes(log_text: LogText) -> dict[tuple[str, str], int]:
     """Returns (buffer name, device) → bytes. A recreated context replaces its buffers."""
-    buffers: dict[tuple[str, str], int] = {}
+    bytes_by_buffer: dict[tuple[str, str], int] = {}
     for log_line in log_text.lines_with(*(f'msg="{buffer_kind}"' for buffer_kind in _OLLAMA_NAMES)):
         match = _OLLAMA_BUFFER.search(log_line[:LONGEST_PREFIX])
         if match is not None:
-            buffers[_OLLAMA_NAMES[match["kind"]], match["device"]] = bytes_of(match["size"])
+            bytes_by_buffer[_OLLAMA_NAMES[match["kind"]], match["device"]] = bytes_of(match["size"])
     for log_line in log_text.lines_with("n_ctx ", "buffer size"):
         if "n_ctx " in log_line and "=" in log_line and not _is_of_a_slot(log_line):
-            buffers = {
+            bytes_by_buffer = {
                 buffer_key: buffer_bytes
-                for buffer_key, buffer_bytes in buffers.items()
+                for buffer_key, buffer_bytes in bytes_by_buffer.items()
                 if buffer_key[0] == "model_buffer"
             }
         if "buffer size" not in log_line:
@@ -236,7 +236,7 @@ def _buffer_sizes(log_text: LogText) -> dict[tuple[str, str], int]:
         )
         buffer_bytes = bytes_of(match["size"])
         is_added = (
-            buffer_key[0] == "kv_buffer" and buffer_key in buffers
+            buffer_key[0] == "kv_buffer" and buffer_key in bytes_by_buffer
         )  # full layers, layers with a window, and recurrent states
-        buffers[buffer_key] = buffers[buffer_key] + buffer_bytes if is_added else buffer_bytes
-    return buffers
+        bytes_by_buffer[buffer_key] = bytes_by_buffer[buffer_key] + buffer_bytes if is_added else buffer_bytes
+    return bytes_by_buffer

@@ -1,4 +1,4 @@
-"""Reads a config of LLaMA-Factory: its own arguments together with those of transformers' Trainer.
+"""Reads a config of LLaMA-Factory, in which its arguments and the Trainer's of transformers are mixed.
 
 Source: LLaMA-Factory 0.9.6.dev0 (ff6d4d12e): hparams/*.py for arguments and defaults, model/adapter.py
 (`init_adapter`) for number formats, model/model_utils/{checkpointing,quantization,attention}.py.
@@ -19,7 +19,7 @@ from ..launch.trainer import (
     TRAINER_DEFAULTS,
     TRAINER_IGNORED,
     attention_settings,
-    keys_read,
+    known_argument_names,
     kto_settings,
     lora_settings,
     pair_settings,
@@ -119,9 +119,10 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
         if trains_with_megatron(config):
             return read_megatron(reader, config, TRAINER_IGNORED | IGNORED)
         reader.expandable = (source_file.world_size or 1) > 1  # launcher.py, `OPTIM_TORCH`, of several processes
-        reader.check_names(config, (*keys_read(), *READ, *REFUSED), TRAINER_IGNORED | IGNORED)
+        reader.check_names(config, (*known_argument_names(), *READ, *REFUSED), TRAINER_IGNORED | IGNORED)
         reader.refuse_set(
-            config, {argument: f"{method}: not modelled" for argument, method in REFUSED.items() if method}
+            config,
+            {argument: f"{method_name}: not modelled" for argument, method_name in REFUSED.items() if method_name},
         )
         if config.get("do_train") is not True and any(
             config.get(argument_name) is True for argument_name in ("do_predict", "do_eval")
@@ -225,10 +226,10 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         reader.notes.append("pissa_init: the singular values that start the adapters are computed before the training")
     if bits is None:
         return adapter_settings
-    method = str(reader.value(config, "quantization_method", "bnb"))
-    if bits not in (4, 8) or method not in ("bnb", "bitsandbytes") or config.get("quantization_type") == "fp4":
+    quantizer = str(reader.value(config, "quantization_method", "bnb"))
+    if bits not in (4, 8) or quantizer not in ("bnb", "bitsandbytes") or config.get("quantization_type") == "fp4":
         reader.unknown["quantization_bit"] = (
-            f"{shown(bits)} by {method[:20]} is not modelled; 8 bits and 4 bits in nf4 by bnb are"
+            f"{shown(bits)} by {quantizer[:20]} is not modelled; 8 bits and 4 bits in nf4 by bnb are"
         )
         return adapter_settings
     if bits == 8:
@@ -240,7 +241,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
 def _optimizer_settings(
     reader: LaunchReader, config: Table, run_settings: Table, world_size: int | None
 ) -> dict[str, Any]:
-    """Returns the settings of an optimizer that is not the Trainer's (train/trainer_utils.py)."""
+    """Returns the settings of an optimizer that LLaMA-Factory adds to the Trainer's (train/trainer_utils.py)."""
     if reader.flag(config, "use_galore"):
         return _low_rank_optimizer(reader, config, "galore", run_settings, world_size)
     if reader.flag(config, "use_apollo"):
@@ -271,9 +272,9 @@ def _low_rank_optimizer(
     if str(config.get("optim", "adamw_torch")) not in ("adamw_torch", "adamw_torch_fused"):
         reader.unknown["optim"] = f"with use_{prefix} adamw_torch alone is modelled"
     modelled_values = {"target": "all", "proj_type": "std"} | ({"proj": "random"} if prefix == "apollo" else {})
-    for argument_name, setting in modelled_values.items():
-        if reader.value(config, f"{prefix}_{argument_name}", setting) not in (setting, [setting]):
-            reader.unknown[f"{prefix}_{argument_name}"] = f"{setting} alone is modelled"
+    for argument_name, modelled_value in modelled_values.items():
+        if reader.value(config, f"{prefix}_{argument_name}", modelled_value) not in (modelled_value, [modelled_value]):
+            reader.unknown[f"{prefix}_{argument_name}"] = f"{modelled_value} alone is modelled"
     reader.filled_in.pop("optim", None)
     rank = reader.size(config, f"{prefix}_rank", 16)
     if rank > LARGEST_RANK:

@@ -47,18 +47,18 @@ def trains_with_megatron(config: Table) -> bool:
     return any(argument in config for argument in SIZES)
 
 
-def read_megatron(reader: LaunchReader, config: Table, ignored: frozenset[str]) -> Launch:
-    """Returns the training run of a config. ignored: LLaMA-Factory's arguments that change no memory."""
-    reader.check_names(config, (*SIZES, *READ), ignored | IGNORED)
+def read_megatron(reader: LaunchReader, config: Table, ignored_names: frozenset[str]) -> Launch:
+    """Returns the training run of a config. ignored_names: LLaMA-Factory's arguments that change no memory."""
+    reader.check_names(config, (*SIZES, *READ), ignored_names | IGNORED)
     is_bridge = BRIDGE in reader.source.env or "mixed_precision" in config  # which MCoreAdapter does not have
     if not is_bridge:
         reader.notes.append(
             f"MCoreAdapter is assumed (USE_MCA=1); mixed_precision, or {BRIDGE}=1 in a script, says the other"
         )
-    for argument, modelled in MODELLED.items():
-        if config.get(argument, modelled[0]) not in modelled:
+    for argument, modelled_values in MODELLED.items():
+        if config.get(argument, modelled_values[0]) not in modelled_values:
             reader.unknown[argument] = (
-                f"{shown(config[argument])[:40]} is not modelled; {' and '.join(modelled)} with Megatron"
+                f"{shown(config[argument])[:40]} is not modelled; {' and '.join(modelled_values)} with Megatron"
             )
     finetuning_type = reader.value(config, "finetuning_type", "lora")
     adapters = {}

@@ -93,14 +93,14 @@ def read_version_1(config: Table, source_file: LaunchSource) -> Launch:
         return launched_run
 
 
-def _plugin_name(reader: LaunchReader, config: Table, key: str) -> str:
+def _plugin_name(reader: LaunchReader, config: Table, config_key: str) -> str:
     """Returns the name of a plugin; empty without one."""
-    return str(reader.table(config, key).get("name") or "")[:60]
+    return str(reader.table(config, config_key).get("name") or "")[:60]
 
 
-def _framework_arguments(reader: LaunchReader, data: Table) -> dict[str, Any]:
+def _framework_arguments(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the equivalent Trainer arguments that select a framework."""
-    dist_table, plugin_name = reader.table(data, "dist_config"), _plugin_name(reader, data, "dist_config")
+    dist_table, plugin_name = reader.table(config, "dist_config"), _plugin_name(reader, config, "dist_config")
     if not plugin_name:
         return {}
     if plugin_name == "deepspeed":
@@ -113,31 +113,31 @@ def _framework_arguments(reader: LaunchReader, data: Table) -> dict[str, Any]:
         for argument_name in ("reshard_after_forward", "offload_params")
         if dist_table.get(argument_name) is not None
     }
-    if data.get("mp_replicate_size") not in (None, 1):
+    if config.get("mp_replicate_size") not in (None, 1):
         reader.unknown["mp_replicate_size"] = "it is modelled as 1"
     return {"fsdp": "full_shard", "fsdp_config": {"version": 2, **plugin_config}}
 
 
 def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the settings of torch's AdamW, the default optimizer."""
-    name = _plugin_name(reader, config, "optim_config")
-    if name:
-        reader.unknown["optim_config.name"] = f"'{name}' is not modelled; the default, AdamW, is"
+    optimizer_name = _plugin_name(reader, config, "optim_config")
+    if optimizer_name:
+        reader.unknown["optim_config.name"] = f"'{optimizer_name}' is not modelled; the default, AdamW, is"
     return {"optimizer": "adamw", "optimizer_impl": "foreach"}
 
 
 def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the settings of LoRA adapters and of the frozen weights."""
-    peft_table, name = reader.table(config, "peft_config"), _plugin_name(reader, config, "peft_config")
+    peft_table, plugin_name = reader.table(config, "peft_config"), _plugin_name(reader, config, "peft_config")
     quantization = reader.table(config, "quant_config")
-    if not name:
+    if not plugin_name:
         if quantization:
             reader.unknown["quant_config"] = "quantized weights take no gradient without peft_config"
         return {}
-    if name == "freeze":
+    if plugin_name == "freeze":
         return frozen_layers(reader, peft_table, "peft_config.")
-    if name != "lora":
-        reader.unknown["peft_config.name"] = f"'{name}' is not modelled; lora and freeze are"
+    if plugin_name != "lora":
+        reader.unknown["peft_config.name"] = f"'{plugin_name}' is not modelled; lora and freeze are"
         return {}
     targets = reader.value(peft_table, "target_modules", "all")
     adapter_settings = lora_settings(
@@ -150,25 +150,25 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     )
     if not quantization:
         return adapter_settings
-    bits = quantization.get("quantization_bit", 4)
-    if str(quantization.get("name", "auto")) not in ("auto", "bnb") or bits not in (4, 8):
-        reader.unknown["quant_config"] = f"{shown(bits)} bits are not modelled; 4 and 8 by bnb are"
+    quantization_bits = quantization.get("quantization_bit", 4)
+    if str(quantization.get("name", "auto")) not in ("auto", "bnb") or quantization_bits not in (4, 8):
+        reader.unknown["quant_config"] = f"{shown(quantization_bits)} bits are not modelled; 4 and 8 by bnb are"
         return adapter_settings
     is_double = quantization.get("double_quantization", True) is not False
-    return adapter_settings | {"base": "int8" if bits == 8 else "nf4-dq" if is_double else "nf4"}
+    return adapter_settings | {"base": "int8" if quantization_bits == 8 else "nf4-dq" if is_double else "nf4"}
 
 
-def frozen_layers(reader: LaunchReader, config: Table, prefix: str = "") -> dict[str, Any]:
-    """Returns the setting of the last layers, which alone are trained (model/adapter.py, `_setup_freeze_tuning`).
+def frozen_layers(reader: LaunchReader, config: Table, name_prefix: str = "") -> dict[str, Any]:
+    """Returns the setting for training the last layers only (model/adapter.py, `_setup_freeze_tuning`).
 
-    prefix: what precedes the arguments in the file; empty by default.
+    name_prefix: what precedes the arguments in the file; empty by default.
     """
     modelled_values = {"freeze_trainable_modules": ("all", ["all"]), "freeze_extra_modules": (None, [])}
-    reader.refuse_other_values(config, modelled_values, prefix, "; whole layers alone are")
+    reader.refuse_other_values(config, modelled_values, name_prefix, "; whole layers alone are")
     layers = reader.value(config, "freeze_trainable_layers", 2)
     if isinstance(layers, int) and layers < 0:
-        reader.unknown[f"{prefix}freeze_trainable_layers"] = (
+        reader.unknown[f"{name_prefix}freeze_trainable_layers"] = (
             f"{layers}: the first layers are not modelled; the last are"
         )
         return {}
-    return {"trainable_layers": size_of(reader, f"{prefix}freeze_trainable_layers", layers)}
+    return {"trainable_layers": size_of(reader, f"{name_prefix}freeze_trainable_layers", layers)}

@@ -46,24 +46,24 @@ def read_llm_foundry(config: Table, source_file: LaunchSource) -> Launch:
         reader.expandable = config.get("expandable_segments") is not False
         model = reader.table(config, "model")
         world_size = reader.device_count(source_file.world_size)
-        length = _resolved_value(reader, config, "max_seq_len", config.get("max_seq_len"))
+        sequence_length = _resolved_value(reader, config, "max_seq_len", config.get("max_seq_len"))
         run_settings: dict[str, Any] = {
             "phase": "training",
-            "seq": size_of(reader, "max_seq_len", length),
+            "seq": size_of(reader, "max_seq_len", sequence_length),
             "attn_implementation": _attention_kernel(reader, model),
             **_batch_settings(reader, config, world_size),
             **_optimizer_settings(reader, config),
         }
         if model.get("peft_config") is not None:
             reader.unknown["model.peft_config"] = "adapters of LLM Foundry are not modelled"
-        fsdp = reader.table(config, "fsdp_config")
-        if fsdp.get("activation_checkpointing") is True:
-            is_reentrant = reader.flag(fsdp, "activation_checkpointing_reentrant", True)
+        fsdp_table = reader.table(config, "fsdp_config")
+        if fsdp_table.get("activation_checkpointing") is True:
+            is_reentrant = reader.flag(fsdp_table, "activation_checkpointing_reentrant", True)
             run_settings["recompute"] = "full-reentrant" if is_reentrant and world_size == 1 else "full"
-        if fsdp.get("activation_cpu_offload"):
+        if fsdp_table.get("activation_cpu_offload"):
             run_settings["offload_activations"] = True
-        is_sharded = bool(fsdp) and world_size > 1
-        formats, reduction_format = _number_formats(reader, config, fsdp, is_sharded)
+        is_sharded = bool(fsdp_table) and world_size > 1
+        formats, reduction_format = _number_formats(reader, config, fsdp_table, is_sharded)
         if is_sharded:
             reader.notes.append("FSDP version 1 is counted as version 2, which divides each tensor by itself")
         spec, model_name = None, ""
@@ -75,16 +75,16 @@ def read_llm_foundry(config: Table, source_file: LaunchSource) -> Launch:
         return sharded_launch(reader, world_size, run_settings | formats, own_settings, spec=spec, target=model_name)
 
 
-def _resolved_value(reader: LaunchReader, config: Table, argument: str, value: Any) -> Any:
+def _resolved_value(reader: LaunchReader, config: Table, argument: str, written_value: Any) -> Any:
     """Returns a value, or the value of a referenced key. Raises `InputError` for a missing key."""
-    match = VARIABLE.fullmatch(value.strip()) if isinstance(value, str) else None
+    match = VARIABLE.fullmatch(written_value.strip()) if isinstance(written_value, str) else None
     if match is None:
-        return value
+        return written_value
     referenced_value: Any = config
-    for key in match[1].split("."):
-        referenced_value = referenced_value.get(key) if isinstance(referenced_value, Mapping) else None
+    for variable_key in match[1].split("."):
+        referenced_value = referenced_value.get(variable_key) if isinstance(referenced_value, Mapping) else None
     if referenced_value is None:
-        raise reader.wrong(argument, f"{shown(value)} names a key that is absent; expected a value")
+        raise reader.wrong(argument, f"{shown(written_value)} names a key that is absent; expected a value")
     return referenced_value
 
 
@@ -105,12 +105,12 @@ def _batch_settings(reader: LaunchReader, config: Table, world_size: int) -> dic
 
 
 def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    name = str(reader.table(config, "optimizer").get("name"))[:40]
-    if name not in OPTIMIZERS:
-        reader.unknown["optimizer.name"] = f"'{name}' is not modelled; {', '.join(OPTIMIZERS)} are"
+    optimizer = str(reader.table(config, "optimizer").get("name"))[:40]
+    if optimizer not in OPTIMIZERS:
+        reader.unknown["optimizer.name"] = f"'{optimizer}' is not modelled; {', '.join(OPTIMIZERS)} are"
         return {}
-    implementation = {"decoupled_adamw": "loop", "adamw": "foreach"}.get(name)
-    return {"optimizer": OPTIMIZERS[name]} | ({} if implementation is None else {"optimizer_impl": implementation})
+    implementation = {"decoupled_adamw": "loop", "adamw": "foreach"}.get(optimizer)
+    return {"optimizer": OPTIMIZERS[optimizer]} | ({} if implementation is None else {"optimizer_impl": implementation})
 
 
 def _number_formats(reader: LaunchReader, config: Table, fsdp: Table, is_sharded: bool) -> tuple[dict[str, Any], str]:
@@ -137,15 +137,15 @@ def _attention_kernel(reader: LaunchReader, model: Table) -> str:
     return "flash"
 
 
-def _mpt_model(reader: LaunchReader, model: Table, length: int) -> ModelSpec:
+def _mpt_model(reader: LaunchReader, model: Table, sequence_length: int) -> ModelSpec:
     """Returns the MPT model in the config's section `model`, with LLM Foundry's defaults."""
     config = reader.table(model, "attn_config")
     reader.refuse_other_values(config, ATTENTION_OFF, "model.attn_config.")
     unmodelled_keys = ("ffn_config", "block_overrides", "final_logit_softcapping")
     reader.refuse_set(model, dict.fromkeys(unmodelled_keys, "it is modelled without"), "model.")
     model_sizes = {
-        key: reader.size(model, key, default)
-        for key, default in (("d_model", 2048), ("n_heads", 16), ("n_layers", 24), ("vocab_size", 50368))
+        size_key: reader.size(model, size_key, default_size)
+        for size_key, default_size in (("d_model", 2048), ("n_heads", 16), ("n_layers", 24), ("vocab_size", 50368))
     }
     has_bias = not reader.flag(model, "no_bias")
     norm: dict[str, Any] = {"type": "layernorm"} | ({} if has_bias else {"bias": False})
@@ -161,7 +161,7 @@ def _mpt_model(reader: LaunchReader, model: Table, length: int) -> ModelSpec:
     elif config.get("rope"):
         attention["position"] = {"type": "rope"}
     elif reader.flag(model, "learned_pos_emb", True):
-        decoder["position"] = {"type": "learned", "max_position_embeddings": length}
+        decoder["position"] = {"type": "learned", "max_position_embeddings": sequence_length}
     network = {
         "type": "mlp",
         "intermediate_size": reader.size(model, "expansion_ratio", 4) * model_sizes["d_model"],
@@ -174,7 +174,7 @@ def _mpt_model(reader: LaunchReader, model: Table, length: int) -> ModelSpec:
         "vocab_size": model_sizes["vocab_size"],
         "hidden_size": model_sizes["d_model"],
         "tie_word_embeddings": reader.flag(model, "tie_word_embeddings", True),
-        "max_position_embeddings": length,
+        "max_position_embeddings": sequence_length,
         "decoder": decoder,
     }
     return validate(ModelSpec, spec_table, reader.where)

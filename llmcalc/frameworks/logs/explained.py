@@ -35,8 +35,8 @@ class ComparedTerm:
         """Whether logged and computed size differ by more than rounding and the variation between starts."""
         if self.computed is None or self.difference is None or self.term.unit != "bytes":
             return False
-        share = ESTIMATE_TOLERANCES.get(self.term.name, TOLERANCE_SHARE)
-        return abs(self.difference) > share and abs(self.computed - self.term.value) > TOLERANCE_BYTES
+        tolerance_share = ESTIMATE_TOLERANCES.get(self.term.name, TOLERANCE_SHARE)
+        return abs(self.difference) > tolerance_share and abs(self.computed - self.term.value) > TOLERANCE_BYTES
 
 
 @dataclass(frozen=True)

@@ -93,9 +93,9 @@ class Pattern(NamedTuple):
     expression: re.Pattern[str]
 
 
-def pattern(hint: str, regex: str) -> Pattern:
-    """Returns a regular expression that is tried only after the fixed text `hint` in a line."""
-    return Pattern(hint, re.compile(regex))
+def pattern(line_hint: str, line_regex: str) -> Pattern:
+    """Returns a regular expression that is tried only after the fixed text `line_hint` in a line."""
+    return Pattern(line_hint, re.compile(line_regex))
 
 
 def _skip_no_line(log_line: str) -> bool:
@@ -107,13 +107,13 @@ class LogValues:
     """The values of regular expressions in a log, by regex group, in line order."""
 
     def __init__(
-        self, log_text: LogText, patterns: Sequence[Pattern], is_left_out: Callable[[str], bool] = _skip_no_line
+        self, log_text: LogText, line_patterns: Sequence[Pattern], is_left_out: Callable[[str], bool] = _skip_no_line
     ) -> None:
         """Matches the patterns in a log. is_left_out: whether a line is skipped; by default no line is."""
         matches_by_group: dict[str, list[tuple[int, str]]] = {}
-        for hint, regex in patterns:
-            for line_start, hint_start, line_end in log_text.line_spans(hint):
-                match = regex.search(log_text.text, hint_start, line_end)
+        for line_hint, line_regex in line_patterns:
+            for line_start, hint_start, line_end in log_text.line_spans(line_hint):
+                match = line_regex.search(log_text.text, hint_start, line_end)
                 if match is not None and not is_left_out(log_text.text[line_start:line_end]):
                     for group_name, matched_text in match.groupdict().items():
                         matches_by_group.setdefault(group_name, []).append((hint_start, matched_text))

@@ -24,13 +24,13 @@ EXPECTED_LOGS = (
 
 def read_log(file: str, log_text: LogText) -> LogReading:
     """Returns the contents of a log. file: the log's name in errors. Raises `InputError` for an unknown kind of log."""
-    readings = sorted(_log_readings(log_text), key=lambda log_reading: -len(log_reading.terms))
+    log_readings = sorted(_log_readings(log_text), key=lambda log_reading: -len(log_reading.terms))
     torch_reading: LogReading | None = import_module(f"..{TORCH_FOLDER}.log", __package__).read_log(log_text)
-    if not readings:
+    if not log_readings:
         if torch_reading is None:
             raise InputError(f"{file}: no line is known; expected {EXPECTED_LOGS}")
         return torch_reading
-    chosen_reading = readings[0]
+    chosen_reading = log_readings[0]
     if torch_reading is None or torch_reading.kind != "oom":
         return chosen_reading
     return replace(
@@ -45,7 +45,7 @@ def read_log(file: str, log_text: LogText) -> LogReading:
 
 
 def _log_readings(log_text: LogText) -> Iterator[LogReading]:
-    for folder in FOLDERS:
-        log_reading: LogReading | None = import_module(f"..{folder}.log", __package__).read_log(log_text)
+    for framework_folder in FOLDERS:
+        log_reading: LogReading | None = import_module(f"..{framework_folder}.log", __package__).read_log(log_text)
         if log_reading is not None:
             yield log_reading

@@ -33,44 +33,44 @@ class LogText:
         log_lines = _CONTROL.sub("", log_text).splitlines()
         self.text: str = "\n".join(log_line[:LONGEST_LINE] for log_line in log_lines)
 
-    def line_spans(self, hint: str) -> Iterator[tuple[int, int, int]]:
+    def line_spans(self, line_hint: str) -> Iterator[tuple[int, int, int]]:
         """Yields the offsets (line start, hint, line end) of the lines that contain a text, at most `MOST_LINES`."""
         line_end = -1
         for _ in range(MOST_LINES):
-            hint_start = self.text.find(hint, line_end + 1)
+            hint_start = self.text.find(line_hint, line_end + 1)
             if hint_start < 0:
                 return
             line_start, line_end = self.text.rfind("\n", 0, hint_start) + 1, self.text.find("\n", hint_start)
             line_end = len(self.text) if line_end < 0 else line_end
             yield line_start, hint_start, line_end
 
-    def lines_with(self, *hints: str) -> list[str]:
+    def lines_with(self, *line_hints: str) -> list[str]:
         """Returns the lines that contain any of these texts, in order."""
-        spans = {(line_start, line_end) for hint in hints for line_start, _, line_end in self.line_spans(hint)}
+        spans = {(line_start, line_end) for hint in line_hints for line_start, _, line_end in self.line_spans(hint)}
         return [self.text[line_start:line_end] for line_start, line_end in sorted(spans)]
 
 
-def read_log_text(file: str) -> LogText:
-    """Returns the text of a log. file: the log's path, or `-` for standard input.
+def read_log_text(log_file: str) -> LogText:
+    """Returns the text of a log. log_file: the log's path, or `-` for standard input.
 
     Raises `InputError` for a file that is missing, unreadable, too large or empty.
     """
-    log_bytes = _standard_input() if file == "-" else read_bytes(Path(file), LARGEST_LOG, "a log", True)
+    log_bytes = _standard_input() if log_file == "-" else read_bytes(Path(log_file), LARGEST_LOG, "a log", True)
     text_encoding = next(
         (mark_encoding for byte_order_mark, mark_encoding in _MARKS.items() if log_bytes.startswith(byte_order_mark)),
         "utf-8",
     )
     decoded_text = log_bytes.decode(text_encoding, "replace")
     if not decoded_text.strip():
-        raise InputError(f"{file}: is empty; expected a log")
+        raise InputError(f"{log_file}: is empty; expected a log")
     return LogText(decoded_text)
 
 
 def _standard_input() -> bytes:
     if sys.stdin is None or sys.stdin.isatty():
         raise InputError("-: standard input is a terminal; expected a log piped into it")
-    stream = getattr(sys.stdin, "buffer", None)
-    log_bytes = sys.stdin.read(LARGEST_LOG + 1).encode() if stream is None else stream.read(LARGEST_LOG + 1)
+    byte_stream = getattr(sys.stdin, "buffer", None)
+    log_bytes = sys.stdin.read(LARGEST_LOG + 1).encode() if byte_stream is None else byte_stream.read(LARGEST_LOG + 1)
     if len(log_bytes) > LARGEST_LOG:
         raise InputError(f"-: standard input is too large for a log (at most {LARGEST_LOG:,} bytes)")
     return bytes(log_bytes)

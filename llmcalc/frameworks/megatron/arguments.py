@@ -357,8 +357,8 @@ class MegatronArguments:
     def changed_fields(self) -> Iterator[str]:
         """Yields the names of all fields whose value differs from the default."""
         for argument in fields(self):
-            default = argument.default if argument.default is not MISSING else None
-            if argument.name not in FACTS and getattr(self, argument.name) != default:
+            default_value = argument.default if argument.default is not MISSING else None
+            if argument.name not in FACTS and getattr(self, argument.name) != default_value:
                 yield argument.name
 
 

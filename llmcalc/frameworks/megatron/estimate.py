@@ -19,13 +19,13 @@ def estimate(memory_estimate: Memory) -> PeakEstimate:
 
     Weights are bf16; gradients, the master copy and states are fp32 by default, of adapters alone if those are trained.
     """
-    states = memory_estimate.states
-    trained_share = 1 if states.adapters is None else states.trained / states.count.total
-    gradients, optimizer = (trained_share * width for width in optimizer_bytes(memory_estimate.settings))
+    static_states = memory_estimate.states
+    trained_share = 1 if static_states.adapters is None else static_states.trained / static_states.count.total
+    gradients, optimizer = (trained_share * bytes_each for bytes_each in optimizer_bytes(memory_estimate.settings))
     parameter_bytes = BytesPerParameter(2, gradients, optimizer)
-    include, context = memory_estimate.states.count.include, memory_estimate.runtime.context
+    included_parts, context_bytes = memory_estimate.states.count.include, memory_estimate.runtime.context
     return PeakEstimate(
-        memory_estimate.spec, parameter_bytes, partial(measure_passes, memory_estimate), include, context
+        memory_estimate.spec, parameter_bytes, partial(measure_passes, memory_estimate), included_parts, context_bytes
     )
 
 

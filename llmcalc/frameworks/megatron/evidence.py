@@ -54,7 +54,7 @@ EVIDENCE = FrameworkEvidence(
 )
 
 
-def evidence_for(layout: Layout, trains: bool) -> FrameworkEvidence:
+def evidence_for(layout: Layout, is_training: bool) -> FrameworkEvidence:
     """Returns the tests and measurements behind Megatron-LM's results, which are equal for all layouts."""
     return EVIDENCE
 
@@ -65,7 +65,7 @@ def check_components(spec: ModelSpec) -> None:
         return
     for component in evidence_of_parts(spec, frozenset({MTP.name})):
         if (component.kind, component.name) not in PARTS:
-            supported_parts = sorted(alternative for part_kind, alternative in PARTS if part_kind == component.kind)
+            supported_parts = sorted(part_type for part_kind, part_type in PARTS if part_kind == component.kind)
             alternatives = f" (it has {', '.join(supported_parts)})" if component.kind != "part" else ""
             raise InputError(
                 f"--framework megatron: Megatron-LM has no {component.kind} '{component.name}'{alternatives}; expected "

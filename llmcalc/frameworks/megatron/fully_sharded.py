@@ -1,4 +1,4 @@
-"""Megatron-FSDP: weights, gradients and optimizer states that ranks divide, gathered and reduced layer by layer.
+"""Megatron-FSDP: ranks shard weights, gradients and optimizer states, and gather and reduce them layer by layer.
 
 Sources: Megatron-LM, megatron/core/distributed/fsdp/src/megatron_fsdp/, param_and_grad_buffer.py and megatron_fsdp.py,
 with `--data-parallel-sharding-strategy optim_grads_params`.
@@ -74,7 +74,7 @@ class ShardedBucket:
 
 
 class ShardedWeights:
-    """The buckets of a rank, with what is gathered of the weights, and what waits for the reduction of gradients.
+    """The parameter buckets of a rank, with the gathered weights and the gradients that wait for reduction.
 
     buckets: in the order in which weights are gathered ahead.
     gradient_bytes: bytes of an element of a main gradient.
@@ -88,12 +88,12 @@ class ShardedWeights:
         parameters: Sequence[Parameter],
         settings: MegatronSettings,
         layout: Layout,
-        coordinates: Coordinates,
+        rank_coordinates: Coordinates,
         memory_meter: Meter | Recorder,
     ) -> None:
         self.meter = memory_meter
         self.layout = layout
-        self.coordinates = coordinates
+        self.coordinates = rank_coordinates
         self.buckets: list[ShardedBucket] = make_buckets(parameters, settings, layout)
         self.bucket_of_path = {parameter.path: bucket for bucket in self.buckets for parameter in bucket.parameters}
         has_format_argument = _is_since(settings, GRADIENT_FORMAT_CHOSEN)
@@ -122,7 +122,7 @@ class ShardedWeights:
             return Storage(self.meter, storage_bytes)
 
     def set_up(self, weights: dict[Path, Storage]) -> None:
-        """Moves weights into buckets. weights: those of the model, each of which is freed when it has moved."""
+        """Moves the model's weights into buckets, and frees each weight after its move."""
         for bucket in self.buckets:
             self.shard_storages.append(self._allocate(2 * bucket.shard_size, "weights"))
             gathered_weights = self._allocate(2 * bucket.size, "weights")
@@ -131,36 +131,40 @@ class ShardedWeights:
             for parameter in bucket.parameters:
                 del weights[parameter.path]
             del gathered_weights
-        elements = sum(bucket.shard_size for bucket in self.buckets if bucket.is_trained)
-        self.shard_storages.append(self._allocate(self.gradient_bytes * elements, "gradients"))
+        shard_elements = sum(bucket.shard_size for bucket in self.buckets if bucket.is_trained)
+        self.shard_storages.append(self._allocate(self.gradient_bytes * shard_elements, "gradients"))
         trained_buckets = [bucket for bucket in self.buckets if bucket.is_trained]
         self.updated_sizes = [size for bucket in trained_buckets for size in self._sizes_on_rank(bucket) if size]
 
     def _sizes_on_rank(self, bucket: ShardedBucket) -> Iterator[int]:
-        """Yields the number of elements of each parameter of a bucket that lie in this rank's shard."""
-        at, is_expert = self.coordinates, bucket.parameters[0].expert
-        shard_start = bucket.shard_size * ((at.edp if is_expert else at.dp * self.layout.cp + at.cp) % bucket.shards)
-        for start, end in bucket.ranges:
-            yield max(0, min(end, shard_start + bucket.shard_size) - max(start, shard_start))
+        """Yields, for each parameter of a bucket, its number of elements in this rank's shard."""
+        coordinates, is_expert = self.coordinates, bucket.parameters[0].expert
+        shard_start = bucket.shard_size * (
+            (coordinates.edp if is_expert else coordinates.dp * self.layout.cp + coordinates.cp) % bucket.shards
+        )
+        for parameter_start, parameter_end in bucket.ranges:
+            yield max(0, min(parameter_end, shard_start + bucket.shard_size) - max(parameter_start, shard_start))
 
     # --- weights -----------------------------------------------------------------------------------------------------
 
     def gather(self, layer_index: int | None, in_backward: bool = False) -> None:
-        """Gathers a layer's weights, and those of the next layers up to a number of elements (`all_gather_params`)."""
-        positions = [i for i, bucket in enumerate(self.buckets) if bucket.layer_index == layer_index]
+        """Gathers the weights of a layer and, up to a number of elements, of the next layers (`all_gather_params`)."""
+        bucket_indices = [i for i, bucket in enumerate(self.buckets) if bucket.layer_index == layer_index]
         if layer_index is None:
-            positions = positions[:1]
+            bucket_indices = bucket_indices[:1]
         if layer_index is not None or not self.only_layers_prefetch:
-            next_positions = range(positions[0] - 1, -1, -1) if in_backward else range(positions[0], len(self.buckets))
+            next_positions = (
+                range(bucket_indices[0] - 1, -1, -1) if in_backward else range(bucket_indices[0], len(self.buckets))
+            )
             elements_ahead = 0
             for i in next_positions:
                 if elements_ahead >= self.queue_elements // 2:
                     break
-                if i not in positions:
-                    positions.append(i)
+                if i not in bucket_indices:
+                    bucket_indices.append(i)
                     elements_ahead += self.buckets[i].size
         with on_stream(self.meter, GATHER_STREAM):
-            for i in sorted(positions):
+            for i in sorted(bucket_indices):
                 if self.buckets[i].weights is None:
                     self.buckets[i].weights = self._allocate(2 * self.buckets[i].size, "weights")
 
@@ -171,7 +175,7 @@ class ShardedWeights:
                 bucket.weights = None
 
     def run_layer(
-        self, autograd_graph: Graph, layer_index: int, x: Tensor, compute: Callable[[Tensor], Tensor]
+        self, autograd_graph: Graph, layer_index: int, layer_input: Tensor, run_modules: Callable[[Tensor], Tensor]
     ) -> Tensor:
         """Runs a layer between gathering and freeing its weights, in both passes."""
         self.gather(layer_index)
@@ -180,20 +184,22 @@ class ShardedWeights:
             self._free_weights(layer_index)
             return [output_gradient]
 
-        output = compute(record(autograd_graph, "sharded_layer", (x,), x.detached(), free_after_backward))
+        layer_output = run_modules(
+            record(autograd_graph, "sharded_layer", (layer_input,), layer_input.detached(), free_after_backward)
+        )
         self._free_weights(layer_index)
-        if output.node is not None:
-            output.node.hooks.append(lambda: self.gather(layer_index, in_backward=True))
-        return output
+        if layer_output.node is not None:
+            layer_output.node.hooks.append(lambda: self.gather(layer_index, in_backward=True))
+        return layer_output
 
     # --- gradients ---------------------------------------------------------------------------------------------------
 
-    def accumulate(self, path: Path) -> None:
+    def accumulate(self, parameter_path: Path) -> None:
         """Moves a parameter's gradient to its bucket, and reduces the bucket after its last gradient."""
-        bucket = self.bucket_of_path[path]
+        bucket = self.bucket_of_path[parameter_path]
         if bucket.gradients is None:
             bucket.gradients = self._allocate(self.gradient_bytes * bucket.size, "gradients")
-        bucket.with_gradient.add(path)
+        bucket.with_gradient.add(parameter_path)
         if len(bucket.with_gradient) == len(bucket.parameters):
             while sum(waiting_bucket.size for waiting_bucket in self.waiting_buckets) > self.queue_elements:
                 _free_gradients(self.waiting_buckets.pop(0))
@@ -214,14 +220,14 @@ class ShardedWeights:
             if bucket.layer_index is not None or not self.outer_weights_stay:
                 bucket.weights = None
         if self.gradient_bytes < MAIN_BYTES:
-            for elements in self.updated_sizes:
-                self.fp32_gradients.append(self._allocate(MAIN_BYTES * elements, "gradients"))
+            for element_count in self.updated_sizes:
+                self.fp32_gradients.append(self._allocate(MAIN_BYTES * element_count, "gradients"))
                 if len(self.fp32_gradients) > len(self.updated_sizes):
                     self.fp32_gradients.pop(0)
 
 
 def _is_since(settings: MegatronSettings, first_date: datetime.date) -> bool:
-    """Whether the run's version is of a date or later."""
+    """Whether the run's version of Megatron-LM has this date or a later date."""
     return settings.date is None or settings.date >= first_date
 
 
@@ -233,31 +239,33 @@ def _free_gradients(bucket: ShardedBucket) -> None:
 
 def make_buckets(parameters: Sequence[Parameter], settings: MegatronSettings, layout: Layout) -> list[ShardedBucket]:
     """Returns the buckets of parameters, grouped by layer and kind (`_get_parameter_groups`)."""
-    groups: dict[tuple[int | None, bool, bool], list[Parameter]] = {}
+    parameters_by_group: dict[tuple[int | None, bool, bool], list[Parameter]] = {}
     for parameter in parameters:
-        layer_index = next((part for part in parameter.path if isinstance(part, int)), None)
-        groups.setdefault((layer_index, parameter.expert, parameter.is_trained), []).append(parameter)
+        layer_index = next((path_part for path_part in parameter.path if isinstance(path_part, int)), None)
+        parameters_by_group.setdefault((layer_index, parameter.expert, parameter.is_trained), []).append(parameter)
     largest_bucket = settings.ddp_bucket_size or max(SMALLEST_BUCKET, BUCKET_OF_RANK * layout.shards)
     buckets = []
-    for (layer_index, expert, _), group in groups.items():
-        for members in [group] if layer_index is not None else _divided(group, largest_bucket):
-            ordered = sorted(members, key=_row_size, reverse=True)
-            shards = layout.expert_shards if expert else layout.shards
-            size, ranges = _packed(ordered, shards)
-            buckets.append(ShardedBucket(ordered, layer_index, size, shards, ranges))
+    for (layer_index, expert, _), group_parameters in parameters_by_group.items():
+        for members in (
+            [group_parameters] if layer_index is not None else _parameter_groups(group_parameters, largest_bucket)
+        ):
+            ordered_parameters = sorted(members, key=_row_size, reverse=True)
+            shard_count = layout.expert_shards if expert else layout.shards
+            bucket_elements, ranges = _pack_bucket(ordered_parameters, shard_count)
+            buckets.append(ShardedBucket(ordered_parameters, layer_index, bucket_elements, shard_count, ranges))
     return buckets
 
 
-def _divided(parameters: Sequence[Parameter], largest_bucket: int) -> Iterator[list[Parameter]]:
-    """Yields parameters in groups, each of which ends when it has the elements of the largest bucket."""
-    group: list[Parameter] = []
+def _parameter_groups(parameters: Sequence[Parameter], largest_bucket: int) -> Iterator[list[Parameter]]:
+    """Yields groups of parameters. A group ends when it has as many elements as the largest bucket."""
+    parameter_group: list[Parameter] = []
     for parameter in parameters:
-        group.append(parameter)
-        if sum(member.size for member in group) >= largest_bucket:
-            yield group
-            group = []
-    if group:
-        yield group
+        parameter_group.append(parameter)
+        if sum(group_parameter.size for group_parameter in parameter_group) >= largest_bucket:
+            yield parameter_group
+            parameter_group = []
+    if parameter_group:
+        yield parameter_group
 
 
 def _row_size(parameter: Parameter) -> int:
@@ -265,36 +273,36 @@ def _row_size(parameter: Parameter) -> int:
     return math.prod(parameter.tensor.shape[1:])
 
 
-def _packed(parameters: Sequence[Parameter], shards: int) -> tuple[int, list[tuple[int, int]]]:
+def _pack_bucket(parameters: Sequence[Parameter], shard_count: int) -> tuple[int, list[tuple[int, int]]]:
     """Returns the size of a bucket and the range of each parameter (`build_data_parallel_buffer_index`).
 
     Parameters begin at multiples of a number of elements, with shorter parameters in the gaps.
     """
-    alignment = _row_size(parameters[0])
+    row_alignment = _row_size(parameters[0])
     for parameter in parameters:
         row_size, size = _row_size(parameter), parameter.size
-        if row_size != alignment and (alignment % row_size or size % alignment) and size >= alignment:
-            alignment = math.lcm(alignment, row_size)
+        if row_size != row_alignment and (row_alignment % row_size or size % row_alignment) and size >= row_alignment:
+            row_alignment = math.lcm(row_alignment, row_size)
     starts: dict[Path, int] = {}
-    short_parameters = [parameter for parameter in parameters if parameter.size < alignment]
-    long_parameters = [parameter for parameter in parameters if parameter.size >= alignment]
-    end = 0
+    short_parameters = [parameter for parameter in parameters if parameter.size < row_alignment]
+    long_parameters = [parameter for parameter in parameters if parameter.size >= row_alignment]
+    bucket_end = 0
     while long_parameters:
         parameter = long_parameters.pop(0)
-        starts[parameter.path] = end
-        rest = parameter.size % alignment
-        if not rest:
-            end += parameter.size
+        starts[parameter.path] = bucket_end
+        unaligned_elements = parameter.size % row_alignment
+        if not unaligned_elements:
+            bucket_end += parameter.size
             continue
-        gap_start, end = end + parameter.size, end + round_up(parameter.size, alignment)
-        gap_size = alignment - rest
-        for partner in long_parameters:
-            partner_rest = partner.size % alignment
-            if partner_rest and rest + partner_rest <= alignment:
-                long_parameters.remove(partner)
-                starts[partner.path] = end - partner_rest
+        gap_start, bucket_end = bucket_end + parameter.size, bucket_end + round_up(parameter.size, row_alignment)
+        gap_size = row_alignment - unaligned_elements
+        for long_parameter in long_parameters:
+            partner_rest = long_parameter.size % row_alignment
+            if partner_rest and unaligned_elements + partner_rest <= row_alignment:
+                long_parameters.remove(long_parameter)
+                starts[long_parameter.path] = bucket_end - partner_rest
                 gap_size -= partner_rest
-                end += partner.size - partner_rest
+                bucket_end += long_parameter.size - partner_rest
                 break
         for short_parameter in list(short_parameters):
             if short_parameter.size <= gap_size:
@@ -302,7 +310,7 @@ def _packed(parameters: Sequence[Parameter], shards: int) -> tuple[int, list[tup
                 gap_start, gap_size = gap_start + short_parameter.size, gap_size - short_parameter.size
                 short_parameters.remove(short_parameter)
     for short_parameter in short_parameters:
-        starts[short_parameter.path] = end
-        end += short_parameter.size
-    ranges = [(starts[parameter.path], starts[parameter.path] + parameter.size) for parameter in parameters]
-    return round_up(end, shards * alignment), ranges
+        starts[short_parameter.path] = bucket_end
+        bucket_end += short_parameter.size
+    parameter_ranges = [(starts[parameter.path], starts[parameter.path] + parameter.size) for parameter in parameters]
+    return round_up(bucket_end, shard_count * row_alignment), parameter_ranges

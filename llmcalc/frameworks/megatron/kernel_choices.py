@@ -45,8 +45,8 @@ NETWORKS = {"mlp": "feed_forward", "moe": "experts", "shared_experts": "shared_e
 
 def check_modelled(settings: MegatronSettings) -> None:
     """Raises `InputError` for the first argument whose effect on memory is not modelled."""
-    for flag, reason in unmodelled_arguments(settings).items():
-        raise InputError(f"{flag}: {reason} is not modelled; expected the argument to be left out")
+    for flag, refusal_reason in unmodelled_arguments(settings).items():
+        raise InputError(f"{flag}: {refusal_reason} is not modelled; expected the argument to be left out")
     unsupported_modules = set(settings.recomputed_modules) - {
         "core_attn",
         "layernorm",
@@ -83,8 +83,8 @@ def optimizer_sharding(settings: MegatronSettings) -> OptimizerSharding:
         return "elements" if settings.use_distributed_optimizer else "none"
     if settings.optimizer == "muon" and not settings.use_distributed_optimizer:
         return "none"
-    laid_out = settings.date is None or settings.date >= LAYER_WISE_LAYOUT
-    return "layout" if laid_out and not settings.no_use_layer_wise_param_layout else "turns"
+    has_layer_wise_layout = settings.date is None or settings.date >= LAYER_WISE_LAYOUT
+    return "layout" if has_layer_wise_layout and not settings.no_use_layer_wise_param_layout else "turns"
 
 
 MULTIPROCESSORS = {"ampere": 108, "hopper": 132}
@@ -119,8 +119,8 @@ def backend(settings: MegatronSettings) -> AttentionBackend:
         return "flash"
     if gpu_generation(settings.gpu) == "hopper":
         return "fused"
-    deterministic = settings.deterministic_mode or settings.env.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO") == "0"
-    return "flash" if deterministic and settings.attention_dropout > 0 else "fused"
+    is_deterministic = settings.deterministic_mode or settings.env.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO") == "0"
+    return "flash" if is_deterministic and settings.attention_dropout > 0 else "fused"
 
 
 def loss(settings: MegatronSettings) -> Loss:
@@ -132,7 +132,7 @@ def loss(settings: MegatronSettings) -> Loss:
 
 def rank_choices_of(settings: MegatronSettings) -> RankChoices:
     """Returns the kernel choices of a run's ranks."""
-    capacity = settings.moe_expert_capacity_factor if settings.moe_pad_expert_input_to_capacity else None
+    expert_capacity = settings.moe_expert_capacity_factor if settings.moe_pad_expert_input_to_capacity else None
     return RankChoices(
         tp=settings.tp,
         cp=settings.cp,
@@ -167,7 +167,7 @@ def rank_choices_of(settings: MegatronSettings) -> RankChoices:
         dispatcher="hybridep" if settings.moe_token_dispatcher_type == "flex" else settings.moe_token_dispatcher_type,
         permute_fusion=settings.moe_permute_fusion,
         router_fp32=settings.moe_router_dtype is not None,
-        capacity_factor=capacity,
+        capacity_factor=expert_capacity,
         aux_loss=settings.has_auxiliary_loss,
         z_loss=settings.moe_z_loss_coeff is not None,
         combined_at_once=settings.date is not None and settings.date < COMBINED_IN_PARTS,
@@ -178,7 +178,7 @@ def rank_choices_of(settings: MegatronSettings) -> RankChoices:
         amax_history=settings.fp8_amax_history_len,
         fp8_weights=settings.fp8_format is not None and settings.fp8_param_gather,
         saves_transposed=gpu_generation(settings.gpu) != "blackwell",
-        bf16_layers=_bf16_layers(settings),
+        bf16_layers=_bf16_layer_counts(settings),
         layers=settings.layers,
         indexer_loss=bool(settings.dsa_indexer_loss_coeff),
         recompute=(settings.recompute_method or "uniform") if settings.recompute_mode == "full" else "none",
@@ -196,7 +196,7 @@ def rank_choices_of(settings: MegatronSettings) -> RankChoices:
     )
 
 
-def _bf16_layers(settings: MegatronSettings) -> tuple[int, int]:
+def _bf16_layer_counts(settings: MegatronSettings) -> tuple[int, int]:
     """Returns the number of layers at the start and at the end of the model that stay in bf16."""
     return (
         (settings.num_layers_at_start_in_bf16, settings.num_layers_at_end_in_bf16)

@@ -138,7 +138,7 @@ def read_megatron(arguments_table: Table, source_file: LaunchSource) -> Launch:
             replace(source_file, env=env if isinstance(env, Mapping) else {}),
         )
     with reading_of(source_file) as reader:
-        variables = {str(variable): _environment_text(value) for variable, value in source_file.env.items()}
+        variables = {str(variable): _environment_text(setting) for variable, setting in source_file.env.items()}
         return _read_arguments(reader, _argument_table(reader, arguments_table, variables), variables)
 
 
@@ -157,7 +157,7 @@ def _argument_table(
         variables_table = arguments_table.get("ENV_VARS") or {}
         if not isinstance(variables_table, Mapping):
             raise reader.wrong("ENV_VARS", f"{shown(variables_table)}; expected a table of name: value")
-        variables.update((str(variable), _environment_text(value)) for variable, value in variables_table.items())
+        variables.update((str(variable), _environment_text(setting)) for variable, setting in variables_table.items())
         for table_key in arguments_table:
             if table_key not in ENTRIES:
                 _note_entry(reader, table_key)
@@ -178,7 +178,7 @@ def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str])
     """Returns the training run of Megatron-LM's arguments: settings and model."""
     source_file = reader.source
     field_values = _field_values(reader, arguments)
-    argument_values = {flag.replace("-", "_").lstrip("_"): setting for flag, setting in arguments.items()}
+    argument_values = {flag.replace("-", "_").lstrip("_"): argument_value for flag, argument_value in arguments.items()}
     model_kind = _model_kind(field_values, argument_values, source_file.script)
     if field_values.get("recompute_activations"):
         field_values.setdefault("recompute_granularity", "selective")
@@ -189,15 +189,15 @@ def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str])
     if world_size is None:
         world_size = smallest_world_size(settings)
         if world_size > 1:
-            advice = f"; {source_file.devices_advice()}" if source_file.unset_counts else ""
-            reader.notes.append(f"{world_size} devices are assumed, as few as the layout can have{advice}")
-    fewest = smallest_world_size(settings)
-    if world_size % fewest:
+            devices_advice = f"; {source_file.devices_advice()}" if source_file.unset_counts else ""
+            reader.notes.append(f"{world_size} devices are assumed, as few as the layout can have{devices_advice}")
+    fewest_devices = smallest_world_size(settings)
+    if world_size % fewest_devices:
         raise reader.wrong(
             "--devices",
             f"{world_size} cannot hold the groups of tensor, pipeline, context and expert parallelism; expected "
             "--devices "
-            f"{fewest}, or a multiple of it",
+            f"{fewest_devices}, or a multiple of it",
         )
     settings = replace(settings, world_size=world_size)
     settings.check()
@@ -212,8 +212,8 @@ def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str])
         )
     if settings.step_batch_size_schedule is not None:
         reader.notes.append(f"--step-batch-size-schedule: the batch of the first steps, {settings.batch} sequences")
-    for flag, reason in unmodelled_arguments(settings).items():
-        reader.unknown[flag] = reason
+    for flag, refusal_reason in unmodelled_arguments(settings).items():
+        reader.unknown[flag] = refusal_reason
     if settings.spec is not None and not any(known_layer in " ".join(settings.spec) for known_layer in KNOWN_LAYERS):
         reader.unknown["--spec"] = "layers of its own"
     if settings.fp8_format is not None:
@@ -248,11 +248,13 @@ def smallest_world_size(settings: MegatronSettings) -> int:
 
 def _check_layers(settings: MegatronSettings, layout: Layout) -> None:
     """Raises `InputError` if the layers cannot be divided among the pipeline stages."""
-    sizes, stage_count = settings.stage_layers, layout.pp * layout.vpp
+    stage_sizes, stage_count = settings.stage_layers, layout.pp * layout.vpp
     layers = settings.layers + (settings.decoder_layers if settings.kind == "t5" else 0)
-    if sizes is not None and sum(sizes) != settings.layers:
-        raise InputError(f"--pipeline-model-parallel-layout: {sum(sizes)} layers in all; expected {settings.layers}")
-    if sizes is None and layers % stage_count:
+    if stage_sizes is not None and sum(stage_sizes) != settings.layers:
+        raise InputError(
+            f"--pipeline-model-parallel-layout: {sum(stage_sizes)} layers in all; expected {settings.layers}"
+        )
+    if stage_sizes is None and layers % stage_count:
         raise InputError(
             f"--pipeline-model-parallel-size: {stage_count} stages do not divide {layers} layers; expected a divisor"
         )
@@ -270,7 +272,7 @@ def _field_types() -> dict[str, Any]:
 def _field_values(reader: LaunchReader, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns field → value of all known arguments, and records the other arguments as ignored or unknown."""
     flags, field_values = MegatronSettings.flags(), dict[str, Any]()
-    for flag, setting in arguments.items():
+    for flag, written in arguments.items():
         argument = keyword_of(flag)
         if not flag.startswith("--") or not re.fullmatch(r"[\w.-]{1,100}", flag):
             if re.fullmatch(r"(trainer|data|model|optim|log|resume)\.[\w.]{1,90}", flag):
@@ -279,20 +281,20 @@ def _field_values(reader: LaunchReader, arguments: Mapping[str, Any]) -> dict[st
             raise reader.wrong(flag[:60], f"is no argument; expected --name{'.' * bool(suggestion)}{suggestion}")
         argument = RENAMED.get(argument, argument)
         if argument in _field_types() and flag_of(argument) in flags:
-            parsed = value_of(reader, flag, _field_types()[argument], setting)
-            if parsed is not None:
-                if argument in field_values and field_values[argument] != parsed:
-                    raise reader.wrong(flag, f"{shown(setting)}; another argument says {shown(field_values[argument])}")
-                field_values[argument] = parsed
+            field_value = value_of(reader, flag, _field_types()[argument], written)
+            if field_value is not None:
+                if argument in field_values and field_values[argument] != field_value:
+                    raise reader.wrong(flag, f"{shown(written)}; another argument says {shown(field_values[argument])}")
+                field_values[argument] = field_value
         elif argument in REPLACING:
-            if setting is not False:
+            if written is not False:
                 reader.notes.append(f"{flag}: the arguments of a checkpoint, which may be others, are not read")
         elif argument in REMOVED:
             raise reader.wrong(flag, REMOVED[argument])
         elif {flag[2:], flag_of(argument)[2:]} & (IGNORED | IGNORED_ONCE):
             reader.ignored.append(flag)
-        elif setting is not False:
-            reason = next((reason for prefix, reason in REASONS.items() if argument.startswith(prefix)), "")
+        elif written is not False:
+            reason = next((reason for name_prefix, reason in REASONS.items() if argument.startswith(name_prefix)), "")
             reader.unknown[flag] = reason or f"no argument that is known.{suggest(flag, list(flags))}".rstrip(".")
     if field_values.get("tp_comm_overlap"):  # which products overlap
         for flag in reader.ignored:
@@ -320,9 +322,9 @@ def value_of(reader: LaunchReader, flag: str, value_type: Any, written_value: An
     if written_value is True or written_value == "":
         raise reader.wrong(flag, "has no value; expected one")
     for choice in possible_values:
-        parsed = _parse_single_value(choice, written_value)
-        if parsed is not None:
-            return parsed
+        parsed_value = _parse_single_value(choice, written_value)
+        if parsed_value is not None:
+            return parsed_value
     raise reader.wrong(flag, f"{shown(written_value)}; expected {_expected_types(possible_values)}")
 
 
@@ -339,22 +341,24 @@ def _flag_value(reader: LaunchReader, flag: str, written_value: Any) -> bool | N
     return boolean_values[value_text]
 
 
-def _parse_single_value(value_type: Any, value: Any) -> Any:
+def _parse_single_value(value_type: Any, written_value: Any) -> Any:
     """Returns a value converted to a type; None if the conversion fails."""
     if get_origin(value_type) is Literal:
-        value_text = str(value)[:100]
+        value_text = str(written_value)[:100]
         return value_text if value_text in get_args(value_type) else None
     if get_origin(value_type) is tuple:
-        return _parse_list(get_args(value_type)[0], value)
-    if isinstance(value, list | tuple | Mapping):
-        elements = list(value) if isinstance(value, list | tuple) else []
-        if value_type is str and elements and all(isinstance(element, str) for element in elements):
-            return " ".join(elements)[:2000]
-        return _parse_single_value(value_type, elements[0]) if len(elements) == 1 else None
-    value_text = str(value).strip() if not isinstance(value, int) or abs(value) < LARGEST else ""
+        return _parse_list(get_args(value_type)[0], written_value)
+    if isinstance(written_value, list | tuple | Mapping):
+        list_elements = list(written_value) if isinstance(written_value, list | tuple) else []
+        if value_type is str and list_elements and all(isinstance(list_element, str) for list_element in list_elements):
+            return " ".join(list_elements)[:2000]
+        return _parse_single_value(value_type, list_elements[0]) if len(list_elements) == 1 else None
+    value_text = (
+        str(written_value).strip() if not isinstance(written_value, int) or abs(written_value) < LARGEST else ""
+    )
     if value_type is int:
-        if isinstance(value, float) and value.is_integer() and abs(value) < LARGEST:
-            return int(value)
+        if isinstance(written_value, float) and written_value.is_integer() and abs(written_value) < LARGEST:
+            return int(written_value)
         return (
             int(value_text)
             if re.fullmatch(r"[+-]?[0-9]{1,13}", value_text) and abs(int(value_text)) < LARGEST
@@ -373,13 +377,13 @@ def _parse_list(value_type: Any, written_value: Any) -> Any:
     if isinstance(written_value, Mapping):
         return None
     if isinstance(written_value, str) and value_type is int and "[" in written_value:
-        numbers = evaluated(written_value, {})
-        if isinstance(numbers, list):
-            return tuple(numbers)
-    elements: Sequence[Any] = written_value if isinstance(written_value, list | tuple) else [written_value]
-    if len(elements) == 1 and isinstance(elements[0], str):
-        elements = (
-            elements[0]
+        evaluated_numbers = evaluated(written_value, {})
+        if isinstance(evaluated_numbers, list):
+            return tuple(evaluated_numbers)
+    list_elements: Sequence[Any] = written_value if isinstance(written_value, list | tuple) else [written_value]
+    if len(list_elements) == 1 and isinstance(list_elements[0], str):
+        list_elements = (
+            list_elements[0]
             .replace("[", " ")
             .replace("]", " ")
             .replace(",", " ")
@@ -387,7 +391,7 @@ def _parse_list(value_type: Any, written_value: Any) -> Any:
             .replace(")", " ")
             .split()
         )
-    parsed_values = [_parse_single_value(value_type, element) for element in elements]
+    parsed_values = [_parse_single_value(value_type, list_element) for list_element in list_elements]
     return (
         None
         if not parsed_values
@@ -399,23 +403,23 @@ def _parse_list(value_type: Any, written_value: Any) -> Any:
 
 def _expected_types(value_types: Sequence[Any]) -> str:
     """Returns a description of the types that an argument may have, for an error message."""
-    names = {int: "a whole number", float: "a number", str: "text"}
-    descriptions = []
+    type_names = {int: "a whole number", float: "a number", str: "text"}
+    type_descriptions = []
     for value_type in value_types:
         if get_origin(value_type) is Literal:
-            descriptions.append(f"one of {', '.join(map(str, get_args(value_type)))}")
+            type_descriptions.append(f"one of {', '.join(map(str, get_args(value_type)))}")
         elif get_origin(value_type) is tuple:
-            descriptions.append("a list")
+            type_descriptions.append("a list")
         else:
-            descriptions.append(names.get(value_type, "a value"))
-    return " or ".join(descriptions)
+            type_descriptions.append(type_names.get(value_type, "a value"))
+    return " or ".join(type_descriptions)
 
 
-def _environment_text(value: Any) -> str:
+def _environment_text(variable_value: Any) -> str:
     """Returns the value of an environment variable as text."""
-    if isinstance(value, bool):
-        return str(value)
-    return "" if value is None else str(value)[:1000]
+    if isinstance(variable_value, bool):
+        return str(variable_value)
+    return "" if variable_value is None else str(variable_value)[:1000]
 
 
 # ---- what the arguments mean

@@ -30,40 +30,44 @@ ARGUMENTS = {
 """Option → argument with the same value."""
 
 
-def _recompute_arguments(setting: Any) -> dict[str, Any]:
+def _recompute_arguments(option_value: Any) -> dict[str, Any]:
     """Returns Megatron-LM's arguments for a value of `--recompute`, with None for removed arguments."""
     removals: dict[str, Any] = {**dict.fromkeys(RECOMPUTED), "recompute_activations": None}
-    if setting == "none":
+    if option_value == "none":
         return removals
-    if setting == "full":
+    if option_value == "full":
         return {**removals, "recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-    if setting in ("selective", "attention"):
+    if option_value in ("selective", "attention"):
         return {**removals, "recompute_granularity": "selective"}
-    raise InputError(f"--recompute {setting}: beside a file of Megatron-LM expected none, selective or full")
+    raise InputError(f"--recompute {option_value}: beside a file of Megatron-LM expected none, selective or full")
 
 
-def _optimizer_arguments(setting: Any) -> dict[str, Any]:
-    if setting not in OPTIMIZERS:
-        raise InputError(f"--optimizer {setting}: Megatron-LM has none of that name; expected {', '.join(OPTIMIZERS)}")
-    return {"optimizer": OPTIMIZERS[setting]}
+def _optimizer_arguments(optimizer: Any) -> dict[str, Any]:
+    if optimizer not in OPTIMIZERS:
+        raise InputError(
+            f"--optimizer {optimizer}: Megatron-LM has none of that name; expected {', '.join(OPTIMIZERS)}"
+        )
+    return {"optimizer": OPTIMIZERS[optimizer]}
 
 
-def _precision_arguments(value: Any) -> dict[str, Any]:
+def _precision_arguments(precision: Any) -> dict[str, Any]:
     known_values = ("bf16-master", "fp32", *FP8_ARGUMENTS)
-    if value not in known_values:
-        raise InputError(f"--precision {value}: not modelled of Megatron-LM; expected one of {', '.join(known_values)}")
-    fp8_arguments = FP8_ARGUMENTS.get(value, {"fp8_format": None})
-    return {"bf16": None if value == "fp32" else True, "fp16": None, **fp8_arguments}
+    if precision not in known_values:
+        raise InputError(
+            f"--precision {precision}: not modelled of Megatron-LM; expected one of {', '.join(known_values)}"
+        )
+    fp8_arguments = FP8_ARGUMENTS.get(precision, {"fp8_format": None})
+    return {"bf16": None if precision == "fp32" else True, "fp16": None, **fp8_arguments}
 
 
-def _attention_arguments(setting: Any) -> dict[str, Any]:
-    return {"attention_backend": "unfused" if setting == "eager" else "flash"}
+def _attention_arguments(option_value: Any) -> dict[str, Any]:
+    return {"attention_backend": "unfused" if option_value == "eager" else "flash"}
 
 
-def _zero_arguments(setting: Any) -> dict[str, Any]:
-    if setting not in (0, 1):
-        raise InputError(f"--zero {setting}: Megatron-LM has 1, its distributed optimizer; expected 0 or 1")
-    return {"use_distributed_optimizer": True if setting else None}
+def _zero_arguments(option_value: Any) -> dict[str, Any]:
+    if option_value not in (0, 1):
+        raise InputError(f"--zero {option_value}: Megatron-LM has 1, its distributed optimizer; expected 0 or 1")
+    return {"use_distributed_optimizer": True if option_value else None}
 
 
 CONVERTED: Mapping[str, Callable[[Any], dict[str, Any]]] = {
@@ -82,13 +86,13 @@ def with_options(config: Table, options: Table, launched_run: Launch, name_in_er
     launched_run: the run of the file as it is.
     Raises `InputError` for an option that Megatron-LM has no argument for.
     """
-    changes: dict[str, Any] = {}
-    for option_name, setting in options.items():
+    changed_values: dict[str, Any] = {}
+    for option_name, option_value in options.items():
         if option_name in ARGUMENTS:
-            changes[ARGUMENTS[option_name]] = setting
+            changed_values[ARGUMENTS[option_name]] = option_value
         elif option_name in CONVERTED:
-            changes |= CONVERTED[option_name](setting)
-        elif option_name == "framework" and setting == "megatron":
+            changed_values |= CONVERTED[option_name](option_value)
+        elif option_name == "framework" and option_value == "megatron":
             continue
         elif option_name != "num_microbatches":
             options_text = ", ".join(map(option, (*ARGUMENTS, *CONVERTED, "num_microbatches")))
@@ -98,20 +102,20 @@ def with_options(config: Table, options: Table, launched_run: Launch, name_in_er
                 "a change of the file"
             )
     layout = launched_run.layout
-    sizes = {
+    parallel_sizes = {
         argument_name: options.get(argument_name, getattr(layout, argument_name))
         for argument_name in ("tp", "pp", "cp")
     }
-    replica_devices = sizes["tp"] * sizes["pp"] * sizes["cp"]
+    replica_devices = parallel_sizes["tp"] * parallel_sizes["pp"] * parallel_sizes["cp"]
     if "num_microbatches" in options:
         batch = options.get("batch", launched_run.settings.get("batch", 1))
         replicas = max(1, layout.world // replica_devices)
-        changes["global_batch_size"] = batch * options["num_microbatches"] * replicas
+        changed_values["global_batch_size"] = batch * options["num_microbatches"] * replicas
     if "seq" in options:
-        changes["max_position_embeddings"] = max(
+        changed_values["max_position_embeddings"] = max(
             options["seq"], _argument_number(config, "max_position_embeddings") or 0
         )
-    return _with_values(config, changes)
+    return _with_values(config, changed_values)
 
 
 def _find_arguments(config: Table) -> tuple[str, Table]:
@@ -133,12 +137,12 @@ def _argument_number(config: Table, argument_name: str) -> int | None:
         (setting for flag, setting in _find_arguments(config)[1].items() if _argument_name(str(flag)) == argument_name),
         None,
     )
-    text = str(setting)
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 12 else None
+    number_text = str(setting)
+    return int(number_text) if number_text.isascii() and number_text.isdecimal() and len(number_text) < 12 else None
 
 
 def _with_values(config: Table, changes: Mapping[str, Any]) -> Table:
-    """Returns the file's arguments with changed values, without those whose new value is None."""
+    """Returns the file's arguments with changed values, without arguments whose new value is None."""
     table_key, arguments_table = _find_arguments(config)
     dropped_arguments = set(changes) | ({"recompute_activations"} if "recompute_granularity" in changes else set())
     arguments = {

@@ -41,16 +41,16 @@ def pack_buffer(
     bucket: elements after which a bucket ends; None for a single bucket.
     """
     shard_count = layout.expert_shards if expert else layout.shards
-    divisor = math.lcm(shard_count, BUCKET, BUSBW if settings.ddp_pad_buckets_for_high_nccl_busbw else 1)
-    shard = math.lcm(ALIGNED, divisor // shard_count)
+    bucket_divisor = math.lcm(shard_count, BUCKET, BUSBW if settings.ddp_pad_buckets_for_high_nccl_busbw else 1)
+    shard_multiple = math.lcm(ALIGNED, bucket_divisor // shard_count)
     buckets: list[Range] = []
     ranges: dict[int, tuple[Range, int]] = {}
-    costs = [0] * shard_count
+    shard_costs = [0] * shard_count
 
     def emit_bucket(bucket_parameters: list[Parameter]) -> None:
         """Assigns the tensors of one bucket to shards, and appends the bucket."""
         most_elements = sum(parameter.size for parameter in bucket_parameters) / shard_count * OVERFULL
-        shard_ends, placements = [0] * shard_count, list[tuple[Parameter, int, int]]()
+        shard_ends, tensor_placements = [0] * shard_count, list[tuple[Parameter, int, int]]()
         for parameter in sorted(bucket_parameters, key=lambda parameter: -_orthogonalization_cost(parameter)):
             fitting_shards = [
                 shard_index
@@ -58,16 +58,16 @@ def pack_buffer(
                 if round_up(shard_ends[shard_index], ALIGNED) + parameter.size <= most_elements
             ]
             shard_index = (
-                min(fitting_shards, key=lambda shard_index: costs[shard_index])
+                min(fitting_shards, key=lambda shard_index: shard_costs[shard_index])
                 if fitting_shards
                 else min(range(shard_count), key=lambda shard_index: shard_ends[shard_index])
             )
             start_in_shard = round_up(shard_ends[shard_index], ALIGNED)
-            placements.append((parameter, shard_index, start_in_shard))
+            tensor_placements.append((parameter, shard_index, start_in_shard))
             shard_ends[shard_index] = start_in_shard + parameter.size
-            costs[shard_index] += _orthogonalization_cost(parameter)
-        shard_width, bucket_start = round_up(max(shard_ends), shard), buckets[-1].end if buckets else 0
-        for parameter, shard_index, start_in_shard in placements:
+            shard_costs[shard_index] += _orthogonalization_cost(parameter)
+        shard_width, bucket_start = round_up(max(shard_ends), shard_multiple), buckets[-1].end if buckets else 0
+        for parameter, shard_index, start_in_shard in tensor_placements:
             start_in_buffer = bucket_start + shard_index * shard_width + start_in_shard
             ranges[id(parameter.tensor)] = Range(start_in_buffer, start_in_buffer + parameter.size), len(buckets)
         buckets.append(Range(bucket_start, bucket_start + shard_count * shard_width))
@@ -76,7 +76,9 @@ def pack_buffer(
     shard_loads, largest_load = [0] * shard_count, 0
     for parameter in reversed(parameters):
         if bucket is not None and pending_parameters:
-            padding_suffices = round_up(min(shard_loads), ALIGNED) + parameter.size <= round_up(max(shard_loads), shard)
+            padding_suffices = round_up(min(shard_loads), ALIGNED) + parameter.size <= round_up(
+                max(shard_loads), shard_multiple
+            )
             is_bucket_full = sum(parameter.size for parameter in pending_parameters) >= max(
                 bucket, int(shard_count * largest_load * FULL)
             )
@@ -94,8 +96,8 @@ def pack_buffer(
 def _orthogonalization_cost(parameter: Parameter) -> int:
     """Returns the cost of orthogonalizing a matrix."""
     long_side, short_side = max(parameter.tensor.shape), min(parameter.tensor.shape)
-    cost: int = long_side * short_side * short_side
-    return cost
+    muon_cost: int = long_side * short_side * short_side
+    return muon_cost
 
 
 def updates_by_layout(buffers: Sequence[Buffer], layout: Layout, coordinates: Coordinates) -> list[OptimizerUpdate]:
@@ -114,7 +116,7 @@ def updates_by_layout(buffers: Sequence[Buffer], layout: Layout, coordinates: Co
 
 
 def updates_in_rank_order(
-    buffers: Sequence[Buffer], layout: Layout, coordinates: Coordinates
+    buffers: Sequence[Buffer], layout: Layout, rank_coordinates: Coordinates
 ) -> tuple[list[OptimizerUpdate], list[int]]:
     """Returns the parameters that this rank's optimizer updates, and the elements that a step all-gathers.
 
@@ -124,9 +126,9 @@ def updates_in_rank_order(
     gathered_elements: list[int] = []
     for expert in (False, True):
         ranks, rank_in_group = (
-            (layout.expert_dp, coordinates.edp)
+            (layout.expert_dp, rank_coordinates.edp)
             if expert
-            else (layout.dp * layout.cp, coordinates.dp * layout.cp + coordinates.cp)
+            else (layout.dp * layout.cp, rank_coordinates.dp * layout.cp + rank_coordinates.cp)
         )
         rank_order = [*range(ranks), *reversed(range(ranks))]
         parameters = [parameter for buffer in buffers if buffer.expert is expert for parameter in buffer.parameters]

@@ -23,11 +23,11 @@ def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message
     if not replicated_weights.layout.zero:
         yield ranks.message("all_reduce", gradients, 1)
         return
-    reductions = replicated_weights.chunk.batches if replicated_weights.layout.zero == SHARDED_WEIGHTS else 1
-    gathers = 2 * reductions if replicated_weights.layout.zero == SHARDED_WEIGHTS else 1
-    yield ranks.message("reduce_scatter", gradients, reductions)
+    reduction_count = replicated_weights.chunk.batches if replicated_weights.layout.zero == SHARDED_WEIGHTS else 1
+    gather_count = 2 * reduction_count if replicated_weights.layout.zero == SHARDED_WEIGHTS else 1
+    yield ranks.message("reduce_scatter", gradients, reduction_count)
     yield ranks.replica_all_reduce(gradients // ranks.shards, 1)
-    yield ranks.message("all_gather", replicated_weights.elements * replicated_weights.width, gathers)
+    yield ranks.message("all_gather", replicated_weights.elements * replicated_weights.width, gather_count)
 
 
 def gradient_rules() -> GradientRules:

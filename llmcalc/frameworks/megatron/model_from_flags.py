@@ -33,7 +33,7 @@ HIDDEN_LAYERS = {"M": "mamba", "*": "attention", "-": "dense", "E": "experts", "
 """Letter of a hybrid pattern → kind of layer."""
 
 
-def model_of(settings: MegatronSettings, origin: str) -> ModelSpec:
+def model_of(settings: MegatronSettings, model_origin: str) -> ModelSpec:
     """Returns the model of Megatron-LM's arguments. Raises `InputError` for an argument without a component."""
     if settings.padded_vocabulary_size is None:
         raise InputError(
@@ -51,7 +51,7 @@ def model_of(settings: MegatronSettings, origin: str) -> ModelSpec:
     if settings.position_type != "learned_absolute" and settings.max_position_embeddings is not None:
         spec_table["max_position_embeddings"] = settings.max_position_embeddings
     build_fields = {"gpt": _gpt_fields, "bert": _bert_fields, "t5": _t5_fields, "hybrid": _hybrid_fields}[settings.kind]
-    return validate(ModelSpec, {**spec_table, **build_fields(settings)}, origin)
+    return validate(ModelSpec, {**spec_table, **build_fields(settings)}, model_origin)
 
 
 def _norm_table(settings: MegatronSettings) -> Table:
@@ -76,8 +76,8 @@ def _position_fields(settings: MegatronSettings) -> Table:
     return {"position": {"type": "learned", "max_position_embeddings": settings.max_position_embeddings}}
 
 
-def _attention_table(settings: MegatronSettings, position: Table | None, is_cross_attention: bool = False) -> Table:
-    """Returns the model-spec table of attention. is_cross_attention: without grouped keys."""
+def _attention_table(settings: MegatronSettings, rope_table: Table | None, is_cross_attention: bool = False) -> Table:
+    """Returns the model-spec table of attention. is_cross_attention: whether keys are the encoder's, ungrouped."""
     has_bias = not settings.disable_bias_linear
     has_qkv_bias = has_bias or settings.add_qkv_bias
     attention_table: Table = {
@@ -89,8 +89,8 @@ def _attention_table(settings: MegatronSettings, position: Table | None, is_cros
         "v_bias": has_qkv_bias,
         "o_bias": has_bias,
     }
-    if position is not None:
-        attention_table["position"] = position
+    if rope_table is not None:
+        attention_table["position"] = rope_table
     if settings.attention_output_gate and not is_cross_attention:
         attention_table["output_gate"] = {"per": "element", "bias": has_qkv_bias}
     if settings.qk_l2_norm and not is_cross_attention:
@@ -128,8 +128,8 @@ def _indexer_table(settings: MegatronSettings) -> Table:
         "index_head_dim": settings.dsa_indexer_head_dim,
         "index_topk": settings.dsa_indexer_topk,
     }
-    for argument_name, setting in indexer_table.items():
-        if setting is None:
+    for argument_name, argument_value in indexer_table.items():
+        if argument_value is None:
             raise InputError(f"{flag_of(argument_name.replace('index', 'dsa_indexer'))}: missing; dsa needs it")
     if not settings.disable_bias_linear:
         raise InputError("--disable-bias-linear: missing; dsa needs it")
@@ -155,7 +155,7 @@ def _latent_attention_table(settings: MegatronSettings) -> Table:
     }
 
 
-def _network_table(settings: MegatronSettings, width: int, has_bias: bool) -> Table:
+def _network_table(settings: MegatronSettings, inner_width: int, has_bias: bool) -> Table:
     """Returns the model-spec table of a feed-forward network."""
     activation = (
         "silu"
@@ -169,7 +169,7 @@ def _network_table(settings: MegatronSettings, width: int, has_bias: bool) -> Ta
     gate = {"gate_bias": has_bias} if settings.has_gate else {}
     return {
         "type": "mlp",
-        "intermediate_size": width,
+        "intermediate_size": inner_width,
         "hidden_act": activation,
         "gated": settings.has_gate,
         "up_bias": has_bias,
@@ -181,18 +181,18 @@ def _network_table(settings: MegatronSettings, width: int, has_bias: bool) -> Ta
 def _experts_table(settings: MegatronSettings) -> Table:
     """Returns the model-spec table of a mixture of experts. Shared experts never have a bias."""
     has_bias = not settings.disable_bias_linear
-    router: Table = {"type": "linear", "bias": has_bias, "scoring_func": settings.moe_router_score_function}
+    router_table: Table = {"type": "linear", "bias": has_bias, "scoring_func": settings.moe_router_score_function}
     if settings.moe_router_enable_expert_bias:
-        router["score_correction"] = "buffer"
+        router_table["score_correction"] = "buffer"
     if settings.moe_router_num_groups not in (None, 1):
-        router |= {"n_group": settings.moe_router_num_groups, "topk_group": settings.moe_router_group_topk or 1}
+        router_table |= {"n_group": settings.moe_router_num_groups, "topk_group": settings.moe_router_group_topk or 1}
     shared_width = settings.moe_shared_expert_intermediate_size
     experts_table: Table = {
         "type": "moe",
         "num_experts": settings.num_experts,
         "num_experts_per_tok": settings.moe_router_topk,
         "expert": _network_table(settings, settings.expert_width, has_bias),
-        "router": router,
+        "router": router_table,
     }
     if shared_width is not None:
         experts_table |= {
@@ -287,7 +287,7 @@ def _hybrid_fields(settings: MegatronSettings) -> Table:
         raise InputError(
             f"--hybrid-layer-pattern: {problem_text} is not supported; expected letters {', '.join(HIDDEN_LAYERS)}"
         )
-    builders = {
+    table_builders = {
         "mamba": lambda: _layer_table(settings, _mamba_table(settings), NOTHING),
         "attention": lambda: _layer_table(settings, _attention_table(settings, _rope_table(settings)), NOTHING),
         "latent": lambda: _layer_table(settings, _latent_attention_table(settings), NOTHING),
@@ -297,7 +297,7 @@ def _hybrid_fields(settings: MegatronSettings) -> Table:
         "experts": lambda: _layer_table(settings, NOTHING, _experts_table(settings)),
     }
     layer_names = [HIDDEN_LAYERS[letter] for letter in pattern_letters]
-    layer_tables = {layer_name: builders[layer_name]() for layer_name in dict.fromkeys(layer_names)}
+    layer_tables = {layer_name: table_builders[layer_name]() for layer_name in dict.fromkeys(layer_names)}
     mtp_layer = _mtp_layer_table(settings)
     return _decoder_fields(settings, layer_tables, layer_names, settings.mtp_layers, mtp_layer)
 
@@ -349,25 +349,25 @@ def _decoder_fields(
     }
     if not mtp_depth:
         return {"decoder": stack}
-    mtp: Table = {
+    mtp_table: Table = {
         "num_nextn_predict_layers": mtp_depth,
         "repeated": settings.mtp_use_repeated_layer,
         "norm": _norm_table(settings),
     }
     if mtp_layer is not None:
         stack["variants"] = {**stack["variants"], "later": mtp_layer}
-        mtp["layer"] = "later"
+        mtp_table["layer"] = "later"
     else:
         last_layer_name = layer_names[-1]
-        mtp["layer"] = last_layer_name if last_layer_name in stack["variants"] else "block"
-    return {"decoder": stack, "mtp": mtp}
+        mtp_table["layer"] = last_layer_name if last_layer_name in stack["variants"] else "block"
+    return {"decoder": stack, "mtp": mtp_table}
 
 
 def _bert_fields(settings: MegatronSettings) -> Table:
     """Returns the model-spec fields of a BERT."""
     if settings.pp > 1 and settings.mtp_num_layers:
         raise InputError("--mtp-num-layers: BERT has none; expected none")
-    block = _layer_table(
+    layer_block = _layer_table(
         settings,
         _attention_table(settings, _rope_table(settings)),
         _network_table(settings, settings.ffn_width, not settings.disable_bias_linear),
@@ -375,14 +375,14 @@ def _bert_fields(settings: MegatronSettings) -> Table:
     has_binary_head = not settings.bert_no_binary_head
     stack: Table = {
         "num_hidden_layers": settings.layers,
-        "block": block,
+        "block": layer_block,
         "final_norm": _norm_table(settings),
         **_position_fields(settings),
     }
     if has_binary_head:
         stack["token_types"] = {"type_vocab_size": SEGMENTS}
-    transform = {"hidden_act": "gelu", "norm": {"type": "layernorm", "eps": settings.norm_epsilon}}
-    decoder_table: Table = {"encoder": stack, "head": {"type": "lm", "bias": True, "transform": transform}}
+    head_transform = {"hidden_act": "gelu", "norm": {"type": "layernorm", "eps": settings.norm_epsilon}}
+    decoder_table: Table = {"encoder": stack, "head": {"type": "lm", "bias": True, "transform": head_transform}}
     return {**decoder_table, "pooler": {"num_labels": BERT_LABELS}} if has_binary_head else decoder_table
 
 

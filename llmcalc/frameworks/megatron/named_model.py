@@ -71,13 +71,13 @@ def bridge_adapters(reader: LaunchReader, section: str, rank: Any, targets: Any,
 
 
 def optimizer_on_host(
-    reader: LaunchReader, config: Table, prefix: str = "", default_fraction: float = 0.0
+    reader: LaunchReader, config: Table, name_prefix: str = "", default_fraction: float = 0.0
 ) -> dict[str, Any]:
     """Returns the setting of Adam's step on the host (core/optimizer/optimizer_config.py); none without it.
 
-    prefix: what stands before the arguments' names. default_fraction: the share of states without an argument.
+    name_prefix: what stands before the arguments' names. default_fraction: the share of states without an argument.
     """
-    is_on_host, argument = (f"{prefix}{argument}" for argument in HOST_OPTIMIZER)
+    is_on_host, argument = (f"{name_prefix}{argument}" for argument in HOST_OPTIMIZER)
     if not reader.flag(config, is_on_host):
         return {}
     if share_of(reader, argument, config, default_fraction) != 1:
@@ -86,17 +86,19 @@ def optimizer_on_host(
 
 
 def stage_ends(
-    reader: LaunchReader, config: Table, prefix: str = "", arguments: tuple[str, str] = STAGE_ENDS
+    reader: LaunchReader, config: Table, name_prefix: str = "", arguments: tuple[str, str] = STAGE_ENDS
 ) -> tuple[int | None, int | None]:
     """Returns the layers of the pipeline's first and last rank; None where the file does not state them.
 
-    prefix: what stands before the arguments' names. arguments: the arguments.
+    name_prefix: what stands before the arguments' names. arguments: the arguments.
     """
-    first, last = (reader.optional_size(config, f"{prefix}{argument}") for argument in arguments)
-    return first, last
+    first_stage_layers, last_stage_layers = (
+        reader.optional_size(config, f"{name_prefix}{argument}") for argument in arguments
+    )
+    return first_stage_layers, last_stage_layers
 
 
-def smallest_run(parallel_run: MegatronRun) -> int:
+def smallest_device_count(parallel_run: MegatronRun) -> int:
     """Returns the smallest number of devices that a run's layout can have."""
     expert_ranks = parallel_run.ep * (parallel_run.etp or parallel_run.tp)
     return parallel_run.pp * math.lcm(parallel_run.tp * parallel_run.cp, expert_ranks)
@@ -110,7 +112,7 @@ def megatron_run(
     Raises `InputError` for a number of devices that the groups do not divide.
     """
     if world_size is None:
-        world_size = smallest_run(parallel_run)
+        world_size = smallest_device_count(parallel_run)
         reader.notes.append(f"{world_size} devices are assumed, as few as the layout can have")
     replica_devices = parallel_run.tp * parallel_run.pp * parallel_run.cp
     if world_size % replica_devices:
@@ -138,9 +140,9 @@ def megatron_run(
         "attn_implementation": "flash",
         "cross_entropy": "fused" if parallel_run.fuses_cross_entropy else "eager",
     }
-    recompute = _recompute_setting(reader, parallel_run)
-    if recompute is not None:
-        run_settings["recompute"] = recompute
+    recompute_value = _recompute_setting(reader, parallel_run)
+    if recompute_value is not None:
+        run_settings["recompute"] = recompute_value
     return LaunchSettings(layout, {**run_settings, **settings})
 
 
@@ -149,9 +151,9 @@ def _recompute_setting(reader: LaunchReader, parallel_run: MegatronRun) -> str |
     if parallel_run.recompute_granularity is None:
         return None
     if parallel_run.recompute_granularity == "selective":
-        modules = parallel_run.recompute_modules or ["core_attn"]
-        if list(modules) != ["core_attn"]:
-            reader.unknown["recompute_modules"] = f"{', '.join(map(str, modules))[:60]} is not modelled here"
+        recomputed_modules = parallel_run.recompute_modules or ["core_attn"]
+        if list(recomputed_modules) != ["core_attn"]:
+            reader.unknown["recompute_modules"] = f"{', '.join(map(str, recomputed_modules))[:60]} is not modelled here"
         return "attention"
     if parallel_run.recompute_method in (None, "uniform") and parallel_run.recompute_num_layers in (None, 1):
         return "full"

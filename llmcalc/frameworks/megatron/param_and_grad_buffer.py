@@ -66,44 +66,44 @@ def make_buffer(
     layout: Layout,
     bucket: int | None,
     tied: bool,
-    distributed: bool,
+    is_distributed: bool,
 ) -> Buffer:
     """Returns the gradient buffer of a group of parameters.
 
     bucket: elements after which a bucket ends; None for a single bucket.
     tied: whether embedding and output layer share their table, which then has a bucket of its own.
-    distributed: whether ranks divide the buffer.
+    is_distributed: whether ranks divide the buffer.
     """
-    shards = layout.expert_shards if expert else layout.shards
-    if not distributed:
+    shard_count = layout.expert_shards if expert else layout.shards
+    if not is_distributed:
         buffer_elements = sum(parameter.size for parameter in parameters)
-        return Buffer(parameters, expert, shards, buffer_elements, [Range(0, buffer_elements)], {})
-    multiple = math.lcm(shards, BUCKET, BUSBW if settings.ddp_pad_buckets_for_high_nccl_busbw else 1)
-    position = bucket_start = 0
+        return Buffer(parameters, expert, shard_count, buffer_elements, [Range(0, buffer_elements)], {})
+    bucket_multiple = math.lcm(shard_count, BUCKET, BUSBW if settings.ddp_pad_buckets_for_high_nccl_busbw else 1)
+    next_start = bucket_start = 0
     is_bucket_open = False
     buckets: list[Range] = []
-    ranges: dict[int, tuple[Range, int]] = {}
+    parameter_ranges: dict[int, tuple[Range, int]] = {}
 
     def close_bucket(unpadded_end: int) -> int:
         """Ends the current bucket, and returns the padded end."""
-        buckets.append(Range(bucket_start, round_up(unpadded_end, multiple)))
+        buckets.append(Range(bucket_start, round_up(unpadded_end, bucket_multiple)))
         return buckets[-1].end
 
     for parameter in reversed(parameters):
-        position = round_up(position, ALIGNED)
+        next_start = round_up(next_start, ALIGNED)
         needs_own_bucket = tied and parameter.role in ("table", "head")
         if needs_own_bucket and is_bucket_open:
-            bucket_start = position = close_bucket(position)
+            bucket_start = next_start = close_bucket(next_start)
             is_bucket_open = False
-        ranges[id(parameter.tensor)] = Range(position, position + parameter.size), len(buckets)
-        position += parameter.size
+        parameter_ranges[id(parameter.tensor)] = Range(next_start, next_start + parameter.size), len(buckets)
+        next_start += parameter.size
         is_bucket_open = True
-        if needs_own_bucket or (bucket is not None and position - bucket_start >= bucket):
-            bucket_start = position = close_bucket(position)
+        if needs_own_bucket or (bucket is not None and next_start - bucket_start >= bucket):
+            bucket_start = next_start = close_bucket(next_start)
             is_bucket_open = False
     if is_bucket_open:
-        close_bucket(position)
-    return Buffer(parameters, expert, shards, buckets[-1].end, buckets, ranges)
+        close_bucket(next_start)
+    return Buffer(parameters, expert, shard_count, buckets[-1].end, buckets, parameter_ranges)
 
 
 def bucket_size(
@@ -134,7 +134,7 @@ class OptimizerUpdate(NamedTuple):
 
 
 def optimizer_updates(
-    buffers: Sequence[Buffer], distributed: bool, layout: Layout, coordinates: Coordinates, optimizer: str = "adam"
+    buffers: Sequence[Buffer], distributed: bool, layout: Layout, rank_coordinates: Coordinates, optimizer: str = "adam"
 ) -> Iterator[OptimizerUpdate]:
     """Yields this rank's optimizer updates in the optimizer's order.
 
@@ -142,7 +142,7 @@ def optimizer_updates(
 
     Source: core/optimizer/__init__.py, `_get_param_groups` and `_get_megatron_emerging_optimizer`.
     """
-    states = 1 if optimizer == "sgd" else 2
+    state_count = 1 if optimizer == "sgd" else 2
     if optimizer == "muon":
         for buffer in buffers:
             yield from (
@@ -156,17 +156,17 @@ def optimizer_updates(
             if optimizer == "muon":
                 group_parameters = [parameter for parameter in group_parameters if not is_updated_by_muon(parameter)]
             if not distributed:
-                yield from (OptimizerUpdate(parameter.size, states) for parameter in group_parameters)
+                yield from (OptimizerUpdate(parameter.size, state_count) for parameter in group_parameters)
                 continue
-            shard = shard_index(buffer, layout, coordinates)
+            shard_number = shard_index(buffer, layout, rank_coordinates)
             for bucket_index, bucket in enumerate(buffer.buckets):
-                width = (bucket.end - bucket.start) // buffer.shards
-                shard_start = bucket.start + shard * width
+                shard_width = (bucket.end - bucket.start) // buffer.shards
+                shard_start = bucket.start + shard_number * shard_width
                 for parameter in reversed(group_parameters):
                     (parameter_start, parameter_end), bucket_number = buffer.ranges[id(parameter.tensor)]
-                    overlap_elements = min(shard_start + width, parameter_end) - max(shard_start, parameter_start)
+                    overlap_elements = min(shard_start + shard_width, parameter_end) - max(shard_start, parameter_start)
                     if bucket_number == bucket_index and overlap_elements > 0:
-                        yield OptimizerUpdate(overlap_elements, states)
+                        yield OptimizerUpdate(overlap_elements, state_count)
 
 
 def is_updated_by_muon(parameter: Parameter) -> bool:
@@ -174,9 +174,9 @@ def is_updated_by_muon(parameter: Parameter) -> bool:
     return len(parameter.tensor.shape) == 2 and parameter.role not in ("table", "head")
 
 
-def shard_index(buffer: Buffer, layout: Layout, coordinates: Coordinates) -> int:
+def shard_index(buffer: Buffer, layout: Layout, rank_coordinates: Coordinates) -> int:
     """Returns the index of a rank's shard of a buffer. Context-parallel ranks are neighbours."""
-    rank_in_group = coordinates.edp if buffer.expert else coordinates.dp * layout.cp + coordinates.cp
+    rank_in_group = rank_coordinates.edp if buffer.expert else rank_coordinates.dp * layout.cp + rank_coordinates.cp
     return rank_in_group % buffer.shards
 
 

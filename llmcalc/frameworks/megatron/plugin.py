@@ -24,7 +24,8 @@ def read_accelerate(
     reader.refuse_groups(config)
     section = "megatron_lm_config"
     plugin_options = {
-        str(key).removeprefix("megatron_lm_"): value for key, value in reader.table(config, section).items()
+        str(plugin_key).removeprefix("megatron_lm_"): plugin_value
+        for plugin_key, plugin_value in reader.table(config, section).items()
     }
     unknown_keys(reader, plugin_options, (*MEGATRON_READ, "gradient_clipping"), section, "no key that is known")
 
@@ -49,7 +50,7 @@ def read_accelerate(
     if command_settings.get("precision") == "autocast":
         del command_settings["precision"]
         command_settings |= {"dtype": "bf16", "master_weights": "fp32", "grad_dtype": "fp32"}
-    zero: Zero = 1 if plugin_flag("use_distributed_optimizer") else 0
+    zero_stage: Zero = 1 if plugin_flag("use_distributed_optimizer") else 0
     sequence_parallel = tp > 1 and plugin_flag("sequence_parallelism")
-    layout = Layout(tp=tp, pp=pp, dp=world_size // (tp * pp), sequence_parallel=sequence_parallel, zero=zero)
+    layout = Layout(tp=tp, pp=pp, dp=world_size // (tp * pp), sequence_parallel=sequence_parallel, zero=zero_stage)
     return LaunchSettings(layout, command_settings)

@@ -86,7 +86,7 @@ def replay_rank(
     passes_key_of_rank = *passes_key(rank_run), is_last_stage, uses_expandable_segments(settings)
     if settings.use_megatron_fsdp:
         rank_run.set_up()
-        return play_two_steps(rank_run, memory_meter, PrefixCache(uses_expandable_segments(settings)))
+        return replay_two_steps(rank_run, memory_meter, PrefixCache(uses_expandable_segments(settings)))
     if passes_key_of_rank not in recorded_ranks and not (
         _differs_by_previous(settings) and rank_run.microbatches <= MICROBATCHES_RUN_IN_FULL
     ):
@@ -94,7 +94,7 @@ def replay_rank(
     recorded_rank = recorded_ranks.get(passes_key_of_rank)
     if recorded_rank is None or recorded_rank.traces is None:
         rank_run.set_up()
-        return play_two_steps(rank_run, memory_meter, PrefixCache(uses_expandable_segments(settings)))
+        return replay_two_steps(rank_run, memory_meter, PrefixCache(uses_expandable_segments(settings)))
     for model_chunk, parameters in zip(rank_run.chunks, recorded_rank.parameters, strict=True):
         model_chunk.parameters = parameters
     layer_offsets = [
@@ -106,34 +106,34 @@ def replay_rank(
         rank_run.set_up()
         key_of_steps = steps_key(rank_run, memory_meter)
         if key_of_steps not in recorded_rank.replayed:
-            recorded_rank.replayed[key_of_steps] = play_two_steps(rank_run, memory_meter, recorded_rank.prefix_cache)
+            recorded_rank.replayed[key_of_steps] = replay_two_steps(rank_run, memory_meter, recorded_rank.prefix_cache)
         return recorded_rank.replayed[key_of_steps]
     except NotRepeating:
         rank_run = RankRun(spec, settings, rank, memory_meter := EventMeter())
         rank_run.set_up()
-        return play_two_steps(rank_run, memory_meter, PrefixCache(uses_expandable_segments(settings)))
+        return replay_two_steps(rank_run, memory_meter, PrefixCache(uses_expandable_segments(settings)))
 
 
 def passes_key(rank_run: RankRun) -> tuple[object, ...]:
     """Returns a cache key of everything that determines a rank's passes, apart from its settings."""
-    names, coordinates = rank_run.spec.main.layer_names(), rank_run.coordinates._replace(dp=0, pp=0, edp=0)
+    layer_names, rank_coordinates = rank_run.spec.main.layer_names(), rank_run.coordinates._replace(dp=0, pp=0, edp=0)
     if rank_run.spec.vocab_size % rank_run.layout.tp == 0:  # every other axis is divided evenly
-        coordinates = coordinates._replace(tp=0, etp=0, ep=0, cp=0)
-    stages = [model_chunk.stage for model_chunk in rank_run.chunks]
+        rank_coordinates = rank_coordinates._replace(tp=0, etp=0, ep=0, cp=0)
+    chunk_stages = [model_chunk.stage for model_chunk in rank_run.chunks]
     stage_layers = (
-        () if stage is None else (stage.first, stage.last, *names[stage.layers.start : stage.layers.stop])
-        for stage in stages
+        () if stage is None else (stage.first, stage.last, *layer_names[stage.layers.start : stage.layers.stop])
+        for stage in chunk_stages
     )
     layers_before = (
         [model_chunk.lowering.first_layer_index for model_chunk in rank_run.chunks]
         if any(rank_run.rank_choices.bf16_layers)
         else []
     )
-    return coordinates, *stage_layers, *layers_before
+    return rank_coordinates, *stage_layers, *layers_before
 
 
 def _differs_by_previous(settings: MegatronSettings) -> bool:
-    """Whether passes differ by the kind of the chunk's previous pass, as of recomputed experts.
+    """Whether a pass depends on the kind of the chunk's previous pass, as with recomputed experts.
 
     Dispatchers keep tensors of the pass before (`keep_in_dispatcher`).
     """
@@ -147,12 +147,12 @@ def record_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_
     try:
         recorded_chunks = record_chunks(spec, settings, rank, is_last_stage, by_previous)
         if recorded_chunks is not None:
-            pass_traces, chunks = recorded_chunks
-            layers_before = [model_chunk.layers_before for model_chunk in chunks]
+            pass_traces, recorded_chunks_ = recorded_chunks
+            layers_before = [model_chunk.layers_before for model_chunk in recorded_chunks_]
             return RecordedRank(
                 pass_traces,
                 layers_before,
-                [model_chunk.parameters for model_chunk in chunks],
+                [model_chunk.parameters for model_chunk in recorded_chunks_],
                 prefix_cache,
                 by_previous,
             )
@@ -174,12 +174,12 @@ def record_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_
 def steps_key(rank_run: RankRun, memory_meter: EventMeter) -> tuple[object, ...]:
     """Returns a cache key of everything outside passes, settings and layout that determines a rank's steps."""
     memory_meter.cut()
-    ((steps, _),) = memory_meter.pieces
+    ((step_events, _),) = memory_meter.pieces
     optimizer = rank_run.updated_sizes, rank_run.states_per_parameter, rank_run.step_gather_sizes
-    return rank_run.coordinates.pp, rank_run.retains, tuple(steps), *map(tuple, optimizer)
+    return rank_run.coordinates.pp, rank_run.retains, tuple(step_events), *map(tuple, optimizer)
 
 
-def play_two_steps(rank_run: RankRun, memory_meter: EventMeter, prefix_cache: PrefixCache) -> ReplayResult:
+def replay_two_steps(rank_run: RankRun, memory_meter: EventMeter, prefix_cache: PrefixCache) -> ReplayResult:
     """Replays two training steps after the set-up, and returns the peak and the allocator's statistics."""
     run_step(rank_run)
     memory_meter.place = Place()
@@ -190,7 +190,9 @@ def play_two_steps(rank_run: RankRun, memory_meter: EventMeter, prefix_cache: Pr
     device = prefix_cache.play_pieces(memory_meter.pieces, memory_meter.count, memory_meter.pieces_before_backward)
     replay_result = ReplayResult(after=device.allocated, reserved=device.peak_reserved)
     replay_result.peaks = {
-        module_path: peak for module_path, peak in memory_meter.peaks.items() if module_path.phase in PHASES
+        module_path: module_peak
+        for module_path, module_peak in memory_meter.peaks.items()
+        if module_path.phase in PHASES
     }
     replay_result.slop = device.peak_allocated - replay_result.peak[1].bytes
     return replay_result
@@ -207,13 +209,13 @@ def rank_memory(
 
     The rank is numbered as by `Layout.coordinates`.
     """
-    replay = replay_rank(spec, settings, rank, recorded_ranks)
-    rank_memory_use = summarize(replay, context, layer_stacks(spec), Term("tensors", 0, "source", ""))
-    versions = REVISIONS if settings.date is None else f"Megatron-LM of {settings.date}"
-    allocator = "c10/cuda/CUDACachingAllocator.cpp, replayed"
+    replay_result = replay_rank(spec, settings, rank, recorded_ranks)
+    rank_memory_use = summarize(replay_result, context, layer_stacks(spec), Term("tensors", 0, "source", ""))
+    megatron_version = REVISIONS if settings.date is None else f"Megatron-LM of {settings.date}"
+    allocator_source = "c10/cuda/CUDACachingAllocator.cpp, replayed"
     tensors = (
-        Term(NAMES.get(memory_kind, memory_kind), bytes, "source", SOURCES[memory_kind], versions)
-        for memory_kind, bytes in replay.peak[1].kinds.items()
+        Term(NAMES.get(memory_kind, memory_kind), bytes, "source", SOURCES[memory_kind], megatron_version)
+        for memory_kind, bytes in replay_result.peak[1].kinds.items()
         if memory_kind in SOURCES
     )
     return replace(
@@ -221,12 +223,12 @@ def rank_memory(
         host=_host_terms(spec, settings, rank) if settings.optimizer_cpu_offload else (),
         terms=(
             *tensors,
-            Term("rounding to blocks", replay.slop, "source", allocator, of_runtime=True),
+            Term("rounding to blocks", replay_result.slop, "source", allocator_source, of_runtime=True),
             Term(
                 "free blocks",
                 rank_memory_use.reserved_bytes - rank_memory_use.peak_bytes,
                 "estimate",
-                allocator,
+                allocator_source,
                 of_runtime=True,
             ),
             Term("CUDA context", context, "estimate", CONTEXT_SOURCE, of_runtime=True),
@@ -235,13 +237,13 @@ def rank_memory(
 
 
 def _host_terms(spec: ModelSpec, settings: MegatronSettings, rank: int) -> tuple[Term, ...]:
-    """Returns the host memory of Adam's step there: main weights, gradients and two states, all in fp32."""
+    """Returns the host memory of the optimizer step on the host: fp32 main weights, gradients and two states."""
     rank_run = RankRun(spec, settings, rank, EventMeter())
     rank_run.set_up()
-    pinned = sum(pinned_bytes(4 * parameter_elements) for parameter_elements in rank_run.updated_sizes)
-    source = "Megatron-LM, core/optimizer/cpu_offloading/hybrid_optimizer.py"
+    pinned_bytes_ = sum(pinned_bytes(4 * parameter_elements) for parameter_elements in rank_run.updated_sizes)
+    citation = "Megatron-LM, core/optimizer/cpu_offloading/hybrid_optimizer.py"
     return (
-        Term("main weights (pinned)", pinned, "source", source),
-        Term("gradients (pinned)", pinned, "source", source),
+        Term("main weights (pinned)", pinned_bytes_, "source", citation),
+        Term("gradients (pinned)", pinned_bytes_, "source", citation),
         Term("optimizer states", 8 * sum(rank_run.updated_sizes), "source", "torch/optim on tensors of the host"),
     )

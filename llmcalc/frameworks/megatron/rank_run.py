@@ -125,11 +125,11 @@ class ForwardOutput:
 
     __slots__ = ("chunk", "data", "end", "input")
 
-    def __init__(self, model_chunk: Chunk, output: Tensor, chunk_input: Tensor | None) -> None:
+    def __init__(self, model_chunk: Chunk, output_tensor: Tensor, chunk_input: Tensor | None) -> None:
         self.chunk: Chunk = model_chunk
-        self.data: Tensor | None = output
-        self.end: Tensor = Tensor(output.shape, output.dtype, Storage(NoMeter(), 0))
-        self.end.node, self.end.output = output.node, output.output
+        self.data: Tensor | None = output_tensor
+        self.end: Tensor = Tensor(output_tensor.shape, output_tensor.dtype, Storage(NoMeter(), 0))
+        self.end.node, self.end.output = output_tensor.node, output_tensor.output
         self.input: Tensor | None = chunk_input
 
     def free(self) -> None:
@@ -198,11 +198,11 @@ class RankRun:
 
     def _create_chunk(self, stage: Stage | None, rank: int) -> Chunk:
         """Creates the chunk of layers of a pipeline stage."""
-        lowering = RankLowering(self.graph, self.run_config, self.rank_choices, self.persistent)
-        lowering.include = frozenset({MTP.name} if self.settings.mtp_layers else ())
-        lowering.first_layer_index = 0 if stage is None else stage.layers.start
+        rank_lowering = RankLowering(self.graph, self.run_config, self.rank_choices, self.persistent)
+        rank_lowering.include = frozenset({MTP.name} if self.settings.mtp_layers else ())
+        rank_lowering.first_layer_index = 0 if stage is None else stage.layers.start
         recorded_stage = None if stage is None else similar_stage(self.spec, stage)
-        return Chunk(stage, partial(shared_rank_program, self.spec, self.layout, rank, recorded_stage), lowering)
+        return Chunk(stage, partial(shared_rank_program, self.spec, self.layout, rank, recorded_stage), rank_lowering)
 
     # --- set-up ------------------------------------------------------------------------------------------------------
 
@@ -219,7 +219,7 @@ class RankRun:
     def set_up(self) -> None:
         """Creates all tensors that exist before the first step."""
         settings, layout = self.settings, self.layout
-        distributed = self.sharding in ("elements", "layout")
+        is_distributed = self.sharding in ("elements", "layout")
         self.set_up_tables()
         weights: list[list[Storage]] = []
         for model_chunk in self.chunks:
@@ -229,14 +229,14 @@ class RankRun:
                 weights[-1].append(self.storage((1 if parameter.is_fp8 else 2) * parameter.size, "weights"))
                 if parameter.is_fp8:
                     _, *further_sizes = weight_sizes(self.rank_choices, *parameter.tensor.shape)
-                    self.persistent_storages += [self.storage(size, "weights") for size in further_sizes]
+                    self.persistent_storages += [self.storage(table_bytes, "weights") for table_bytes in further_sizes]
         self.rope_tables = [
             self.storage(parameter.bytes // 2, "overhead") for parameter in self.rope_tables
         ]  # buffers of a Float16Module
         if settings.use_megatron_fsdp:
             self._shard_weights(weights.pop())
             return
-        element = 4 if settings.reduces_in_fp32 else 2
+        gradient_bytes = 4 if settings.reduces_in_fp32 else 2
         tied = self.spec.tie_word_embeddings
         for chunk_index, model_chunk in enumerate(self.chunks):
             bucket = bucket_size(
@@ -246,16 +246,16 @@ class RankRun:
                 chunk_index,
                 sum(parameter.size for parameter in model_chunk.parameters if parameter.is_trained),
             )
-            for buffer in self._gradient_buffers(model_chunk, bucket, tied):
-                self.buffers.append(buffer)
+            for gradient_buffer in self._gradient_buffers(model_chunk, bucket, tied):
+                self.buffers.append(gradient_buffer)
                 with on_stream(self.meter, SIDE):
-                    if distributed:
+                    if is_distributed:
                         self.persistent_storages.append(
-                            self.storage((1 if buffer.is_fp8 else 2) * buffer.size, "weights")
+                            self.storage((1 if gradient_buffer.is_fp8 else 2) * gradient_buffer.size, "weights")
                         )
-                    self.persistent_storages.append(self.storage(element * buffer.size, "gradients"))
-            if distributed:  # trained weights move to the buffer
-                frozen = [
+                    self.persistent_storages.append(self.storage(gradient_bytes * gradient_buffer.size, "gradients"))
+            if is_distributed:  # trained weights move to the buffer
+                frozen_parameters = [
                     storage
                     for parameter, storage in zip(model_chunk.parameters, weights[chunk_index], strict=True)
                     if not parameter.is_trained
@@ -263,7 +263,7 @@ class RankRun:
                 weights[chunk_index].reverse()
                 while weights[chunk_index]:
                     weights[chunk_index].pop(0)
-                weights[chunk_index] = frozen
+                weights[chunk_index] = frozen_parameters
         self.persistent_storages += [parameter for chunk_weights in weights for parameter in chunk_weights]
         del weights
         self._make_main_parameters()
@@ -278,29 +278,29 @@ class RankRun:
         self.sharded_weights = model_chunk.lowering.weight_gathering = ShardedWeights(
             model_chunk.parameters, self.settings, self.layout, self.coordinates, self.meter
         )
-        paths = [parameter.path for parameter in model_chunk.parameters]
-        weight_of_path = dict(zip(paths, weights, strict=True))
+        parameter_paths = [parameter.path for parameter in model_chunk.parameters]
+        weights_by_path = dict(zip(parameter_paths, weights, strict=True))
         weights.clear()
-        self.sharded_weights.set_up(weight_of_path)
+        self.sharded_weights.set_up(weights_by_path)
         self.updated_sizes = self.sharded_weights.updated_sizes
         self.states_per_parameter = [2] * len(self.updated_sizes)
-        zeros = [self.storage(4 * elements, "temporary") for elements in self.updated_sizes]
+        zero_storages = [self.storage(4 * element_count, "temporary") for element_count in self.updated_sizes]
         self._make_states()
-        del zeros
+        del zero_storages
         self.graph.on_leaf_gradient = self._accumulate_in_bucket
         self.persistent_storages += [self.storage(4, "optimizer") for _ in range(FLAGS)]
 
-    def _accumulate_in_bucket(self, leaf: Tensor) -> None:
+    def _accumulate_in_bucket(self, weight_leaf: Tensor) -> None:
         """Moves a parameter's gradient to the bucket of Megatron-FSDP."""
         assert self.sharded_weights is not None
         parameters = self.chunks[0].lowering.ordered_parameters
         if len(self.parameter_paths) < len(parameters):
             self.parameter_paths = {id(parameter.tensor): parameter.path for parameter in parameters}
-        self.sharded_weights.accumulate(self.parameter_paths[id(leaf)])
+        self.sharded_weights.accumulate(self.parameter_paths[id(weight_leaf)])
 
     def _gradient_buffers(self, model_chunk: Chunk, bucket: int | None, tied: bool) -> Iterator[Buffer]:
         """Yields a chunk's data-parallel buffers, with the experts' buffers last."""
-        distributed = self.sharding in ("elements", "layout")
+        is_distributed = self.sharding in ("elements", "layout")
         for expert in (False, True):
             parameters = [
                 parameter for parameter in model_chunk.parameters if parameter.expert is expert and parameter.is_trained
@@ -314,7 +314,7 @@ class RankRun:
                 yield pack_buffer(matrices, expert, self.settings, self.layout, bucket)
             for is_fp8 in sorted({parameter.is_fp8 for parameter in adam_parameters}):
                 buffer_parameters = [parameter for parameter in adam_parameters if parameter.is_fp8 is is_fp8]
-                yield make_buffer(buffer_parameters, expert, self.settings, self.layout, bucket, tied, distributed)
+                yield make_buffer(buffer_parameters, expert, self.settings, self.layout, bucket, tied, is_distributed)
 
     def _make_rope_tables(self) -> None:
         """Creates the cached RoPE table (rotary_pos_embedding.py, `lru_cache`).
@@ -324,10 +324,10 @@ class RankRun:
         """
         settings = self.settings
         if settings.is_latent:
-            yarn = (settings.rope_type or "yarn") == "yarn"
-            for _ in range(self._attention_layers() if yarn else 0):
-                width = settings.qk_pos_emb_head_dim
-                self.rope_tables += [self.storage(4 * ORIGINAL_POSITIONS * width, "overhead") for _ in range(2)]
+            is_yarn = (settings.rope_type or "yarn") == "yarn"
+            for _ in range(self._attention_layers() if is_yarn else 0):
+                rope_dim = settings.qk_pos_emb_head_dim
+                self.rope_tables += [self.storage(4 * ORIGINAL_POSITIONS * rope_dim, "overhead") for _ in range(2)]
         elif settings.position_type == "rope":
             self.persistent_storages.append(
                 self.storage(
@@ -351,13 +351,13 @@ class RankRun:
         if not settings.is_latent or self.has_rope_tables:
             return
         self.has_rope_tables = True
-        table_bytes, yarn = (
+        table_bytes, is_yarn = (
             (settings.tokens // settings.cp) * settings.qk_pos_emb_head_dim,
             (settings.rope_type or "yarn") == "yarn",
         )
         for i in range(self._attention_layers()):
             self.persistent_storages.append(self.storage(4 * table_bytes, "overhead"))
-            if yarn and self.rank_choices.mla_fusion:
+            if is_yarn and self.rank_choices.mla_fusion:
                 for k in range(2):
                     self.rope_tables[2 * i + k] = self.storage(2 * table_bytes, "overhead")
 
@@ -369,11 +369,11 @@ class RankRun:
         """
         settings = self.settings
         if self.sharding == "turns":
-            updates, self.step_gather_sizes = updates_in_rank_order(self.buffers, self.layout, self.coordinates)
+            rank_updates, self.step_gather_sizes = updates_in_rank_order(self.buffers, self.layout, self.coordinates)
         elif self.sharding == "layout":
-            updates = updates_by_layout(self.buffers, self.layout, self.coordinates)
+            rank_updates = updates_by_layout(self.buffers, self.layout, self.coordinates)
         else:
-            updates = list(
+            rank_updates = list(
                 optimizer_updates(
                     self.buffers, self.sharding == "elements", self.layout, self.coordinates, settings.optimizer
                 )
@@ -382,15 +382,15 @@ class RankRun:
             for model_chunk in self.chunks:
                 for parameter in model_chunk.parameters if self.sharding != "none" else ():
                     self.storage(2 * parameter.size if parameter.is_trained else 0, "temporary")
-        for elements, states in updates:
+        for element_count, state_count in rank_updates:
             if settings.optimizer_cpu_offload:
-                self.storage(2 * elements, "temporary")
+                self.storage(2 * element_count, "temporary")
             elif not settings.use_precision_aware_optimizer:
-                main_copy = self.storage(2 * elements, "temporary")
-                self.persistent_storages.append(self.storage(4 * elements, "optimizer"))
+                main_copy = self.storage(2 * element_count, "temporary")
+                self.persistent_storages.append(self.storage(4 * element_count, "optimizer"))
                 del main_copy
-            self.updated_sizes.append(elements)
-            self.states_per_parameter.append(states)
+            self.updated_sizes.append(element_count)
+            self.states_per_parameter.append(state_count)
         self.persistent_storages += [self.storage(4, "optimizer") for _ in range(FLAGS)]
 
     def optimizer_step(self) -> None:
@@ -407,14 +407,14 @@ class RankRun:
 
     def _make_states(self) -> None:
         """Creates the optimizer's states, as its first step does."""
-        for elements, states in zip(self.updated_sizes, self.states_per_parameter, strict=True):
+        for element_count, state_count in zip(self.updated_sizes, self.states_per_parameter, strict=True):
             if self.settings.use_precision_aware_optimizer:
-                self._make_precision_aware_states(elements)
+                self._make_precision_aware_states(element_count)
             else:
-                self.optimizer_states += [self.storage(4 * elements, "optimizer") for _ in range(states)]
+                self.optimizer_states += [self.storage(4 * element_count, "optimizer") for _ in range(state_count)]
         self.has_stepped = True
 
-    def _make_precision_aware_states(self, elements: int) -> None:
+    def _make_precision_aware_states(self, element_count: int) -> None:
         """Creates a parameter's states for a precision-aware optimizer, with scales for formats below fp32.
 
         Of fp32 main parameters it keeps the 16 bits that bf16 weights do not have (`store_param_remainders`).
@@ -422,14 +422,16 @@ class RankRun:
         """
         settings = self.settings
         for state_format in (settings.exp_avg_dtype, settings.exp_avg_sq_dtype):
-            self.optimizer_states.append(self.storage(STATES[state_format] * elements, "optimizer"))
+            self.optimizer_states.append(self.storage(STATES[state_format] * element_count, "optimizer"))
             if state_format != "fp32":
                 self.optimizer_states.append(self.storage(4, "optimizer"))
         remainders = settings.bf16 and settings.main_params_dtype == "fp32"
-        main_parameter = self.storage((2 if remainders else STATES[settings.main_params_dtype]) * elements, "optimizer")
+        main_parameter = self.storage(
+            (2 if remainders else STATES[settings.main_params_dtype]) * element_count, "optimizer"
+        )
         if not remainders:
-            main_copy = self.storage(2 * elements, "temporary")
-            fp32_copy = self.storage(4 * elements, "temporary")
+            main_copy = self.storage(2 * element_count, "temporary")
+            fp32_copy = self.storage(4 * element_count, "temporary")
             del main_copy, fp32_copy
         self.optimizer_states.append(main_parameter)
         if settings.main_params_dtype != "fp32":
@@ -440,12 +442,12 @@ class RankRun:
     def get_batch(self, model_chunk: Chunk) -> list[Tensor]:
         """Creates the tensors of the batch that a stage reads (training/utils.py, `get_batch_on_this_tp_rank`)."""
         new_tensor, settings = self.graph.new_tensor, self.settings
-        rows = self.run_config.batch * self.run_config.workload.seq
+        token_count = self.run_config.batch * self.run_config.workload.seq
         tensors: list[Tensor] = []
         if model_chunk.last:
-            tensors += [new_tensor((rows,), INT64), new_tensor((rows,), FLOAT32)]
+            tensors += [new_tensor((token_count,), INT64), new_tensor((token_count,), FLOAT32)]
         if model_chunk.first or (model_chunk.last and settings.mtp_layers):
-            tensors += [new_tensor((rows,), INT64), new_tensor((rows,), INT64)]
+            tensors += [new_tensor((token_count,), INT64), new_tensor((token_count,), INT64)]
         if tensors and not settings.no_create_attention_mask_in_dataloader:
             tensors.append(new_tensor((self.run_config.batch * self.run_config.workload.seq, settings.tokens), BOOL))
         return tensors
@@ -456,12 +458,12 @@ class RankRun:
         batch = self.get_batch(model_chunk)
         self.make_first_rope_tables()
         model_chunk.input_tensor = chunk_input
-        passes = self.passes
+        recorder = self.passes
 
         def run_forward() -> Tensor:
             return self._forward_pass(model_chunk, chunk_input)
 
-        output = run_forward() if passes is None else passes.forward(model_chunk.number, chunk_input, run_forward)
+        output = run_forward() if recorder is None else recorder.forward(model_chunk.number, chunk_input, run_forward)
         if self.retains:
             self.batches.append(batch)
         del batch
@@ -472,16 +474,16 @@ class RankRun:
         self.persistent.entry_of_chunk = chunk_input
         if self.sharded_weights is not None:
             self.sharded_weights.gather(None)
-        hidden = model_chunk.lowering.run_rank(model_chunk.program, chunk_input)
+        hidden_states = model_chunk.lowering.run_rank(model_chunk.program, chunk_input)
         self.persistent.entry_of_chunk = None
         if model_chunk.last:
             self.meter.place = Place("forward", path="loss")
-            losses = model_chunk.lowering.loss_of(hidden)
-            del hidden
-            hidden = self._sum_loss(losses)
+            token_losses = model_chunk.lowering.loss_of(hidden_states)
+            del hidden_states
+            hidden_states = self._sum_loss(token_losses)
             model_chunk.lowering.logits = []
-            del losses
-        return hidden
+            del token_losses
+        return hidden_states
 
     def _sum_loss(self, losses: Tensor) -> Tensor:
         """Returns the sum of the losses of unmasked tokens (pretrain_gpt.py, `loss_func`)."""
@@ -489,39 +491,39 @@ class RankRun:
         masked_losses = autograd_graph.new_tensor(shape, FLOAT32)
         loss_sum = autograd_graph.new_tensor((1,), FLOAT32)
         del masked_losses
-        node = Node(
+        sum_node = Node(
             autograd_graph, "sum", (losses,), lambda g, needs_input_grad: [autograd_graph.new_tensor(shape, FLOAT32)]
         )
-        loss_sum.node = node
+        loss_sum.node = sum_node
         return loss_sum
 
     def backward(self, chunk_input: Tensor | None, output: ForwardOutput, gradient: Tensor | None) -> Tensor | None:
         """Runs `backward_step`. Returns the gradient of the chunk's input."""
         self.meter.place = Place("backward")
-        passes = self.passes
+        pass_recorder = self.passes
 
         def run_backward() -> None:
             self._backward_pass(output, gradient)
 
-        if passes is None:
+        if pass_recorder is None:
             run_backward()
         else:
-            passes.backward(output.chunk.number, [] if chunk_input is None else [chunk_input], run_backward)
+            pass_recorder.backward(output.chunk.number, [] if chunk_input is None else [chunk_input], run_backward)
         return None if chunk_input is None else chunk_input.grad
 
-    def _backward_pass(self, output: ForwardOutput, gradient: Tensor | None) -> None:
+    def _backward_pass(self, forward_output: ForwardOutput, gradient: Tensor | None) -> None:
         """Runs the backward pass from the end of a chunk's graph."""
         if gradient is None:
-            gradient = self.graph.new_tensor(output.end.shape, output.end.dtype)
-        backward(self.graph, output.end, gradient)
+            gradient = self.graph.new_tensor(forward_output.end.shape, forward_output.end.dtype)
+        backward(self.graph, forward_output.end, gradient)
         if self.sharded_weights is not None:
             self.sharded_weights.end_backward()
 
     def receive_hidden(self) -> Tensor:
         """Returns the hidden states received from the previous stage, with a place for their gradient."""
         self.meter.place = Place("forward", path="receive")
-        x = self._new_hidden()
-        tensor_reference = ref(x)
+        hidden_states = self._new_hidden()
+        tensor_reference = ref(hidden_states)
 
         def store_gradient(output_gradient: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             """Stores the gradient of the received hidden states."""
@@ -530,13 +532,13 @@ class RankRun:
                 tensor.grad = output_gradient
             return (None,)
 
-        x.node = Node(self.graph, "received", (empty(NoMeter(), (), BFLOAT16, leaf=True),), store_gradient)
-        return x
+        hidden_states.node = Node(self.graph, "received", (empty(NoMeter(), (), BFLOAT16, leaf=True),), store_gradient)
+        return hidden_states
 
     def _new_hidden(self) -> Tensor:
         """Allocates hidden states of this rank's tokens."""
-        rows = self.run_config.batch * self.run_config.workload.seq
-        return self.graph.new_tensor((self.chunks[0].lowering.local_rows(rows), self.spec.hidden_size), BFLOAT16)
+        token_count = self.run_config.batch * self.run_config.workload.seq
+        return self.graph.new_tensor((self.chunks[0].lowering.local_rows(token_count), self.spec.hidden_size), BFLOAT16)
 
     # --- a step ------------------------------------------------------------------------------------------------------
 

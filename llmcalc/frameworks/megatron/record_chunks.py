@@ -80,7 +80,9 @@ class RecordedChunk:
 
     def _read_traces(self, allocated_before: Names) -> dict[PassCase, PassTrace] | None:
         try:
-            return self.passes.traces({storage for name in allocated_before for storage in self.storages[name]})
+            return self.passes.traces(
+                {storage for tensor_name in allocated_before for storage in self.storages[tensor_name]}
+            )
         except NotRepeating:
             return None
 
@@ -89,10 +91,11 @@ def _renumber_trace(pass_trace: PassTrace, chunk_number: int) -> PassTrace:
     """Returns a trace that was recorded for chunk 0, renumbered for chunk `chunk_number`."""
     if not chunk_number or not pass_trace.releases_of_other_passes:
         return pass_trace
-    releases = {
-        (chunk_number, *pass_key): steps for (_, *pass_key), steps in pass_trace.releases_of_other_passes.items()
+    renumbered_releases = {
+        (chunk_number, *pass_key): release_steps
+        for (_, *pass_key), release_steps in pass_trace.releases_of_other_passes.items()
     }
-    return replace(pass_trace, releases_of_other_passes=releases)  # type: ignore[arg-type]
+    return replace(pass_trace, releases_of_other_passes=renumbered_releases)  # type: ignore[arg-type]
 
 
 def record_chunks(
@@ -148,9 +151,9 @@ def _recorded_chunk(
     """Returns a recorded chunk of a rank, from a cache. is_interleaved: whether passes alternate."""
     chunk = rank_run.chunks[chunk_number]
     layers_before = chunk.lowering.first_layer_index if any(rank_run.rank_choices.bf16_layers) else 0
-    workspaces = rank_run.persistent.cublas_bytes, rank_run.persistent.engine_bytes
+    workspace_bytes = rank_run.persistent.cublas_bytes, rank_run.persistent.engine_bytes
     chunk_settings = rank_run.rank_choices, rank_run.run_config, chunk.lowering.include
-    chunk_key = id(chunk.program), chunk_settings, workspaces, layers_before, is_interleaved, by_previous
+    chunk_key = id(chunk.program), chunk_settings, workspace_bytes, layers_before, is_interleaved, by_previous
     cache_key = recorded_steps(rank_run.microbatches, by_previous), chunk_key
     if cache_key not in _chunks:
         if len(_chunks) >= MAX_CHUNKS:
@@ -167,33 +170,33 @@ def _record_chunk(rank_run: RankRun, model_chunk: Chunk, is_interleaved: bool, b
     assert isinstance(recorder, Recorder)
     rank_run.set_up_tables()
     model_chunk.parameters = model_chunk.lowering.parameters_of(model_chunk.program)
-    passes = record_passes(rank_run, recorder, is_interleaved, by_previous)
-    blocks, layers_before = rank_run.persistent.shared, model_chunk.lowering.first_layer_index
-    forward_storages = _allocated_in_forward(passes)
+    recorded_passes = record_passes(rank_run, recorder, is_interleaved, by_previous)
+    shared_blocks, layers_before = rank_run.persistent.shared, model_chunk.lowering.first_layer_index
+    forward_storages = _allocated_in_forward(recorded_passes)
     return RecordedChunk(
         model_chunk.program,
         layers_before,
         model_chunk.parameters,
-        passes,
-        {name: tuple(block.handle for block in named_blocks) for name, named_blocks in blocks.items()},
-        {name: (named_blocks[0].bytes, named_blocks[-1].bytes) for name, named_blocks in blocks.items()},
-        frozenset(name for name, named_blocks in blocks.items() if named_blocks[0].handle in forward_storages),
+        recorded_passes,
+        {name: tuple(block.handle for block in named_blocks) for name, named_blocks in shared_blocks.items()},
+        {name: (named_blocks[0].bytes, named_blocks[-1].bytes) for name, named_blocks in shared_blocks.items()},
+        frozenset(name for name, named_blocks in shared_blocks.items() if named_blocks[0].handle in forward_storages),
     )
 
 
-def _allocated_in_forward(passes: RecordedPasses) -> Collection[int]:
+def _allocated_in_forward(recorded_passes: RecordedPasses) -> Collection[int]:
     """Returns the numbers of the storages that forward passes allocate."""
-    events = passes.events
-    forward_passes = (recorded_pass for recorded_pass in passes.passes if recorded_pass.pass_id[1] != "B")
+    memory_events = recorded_passes.events
+    forward_passes = (recorded_pass for recorded_pass in recorded_passes.passes if recorded_pass.pass_id[1] != "B")
     in_forward = (
-        event for recorded_pass in forward_passes for event in events[recorded_pass.start : recorded_pass.end]
+        event for recorded_pass in forward_passes for event in memory_events[recorded_pass.start : recorded_pass.end]
     )
     return {storage for storage, storage_bytes, _ in in_forward if storage_bytes > 0 or storage_bytes == TAKEN}
 
 
-def _replaces_gather_buffer(chunks: Sequence[RecordedChunk]) -> bool:
+def _replaces_gather_buffer(recorded_chunks: Sequence[RecordedChunk]) -> bool:
     """Whether a chunk replaces another chunk's gather buffer with a larger buffer."""
-    users = [model_chunk for model_chunk in chunks if GATHER_BUFFER in model_chunk.in_forward]
-    users += [model_chunk for model_chunk in reversed(chunks) if GATHER_BUFFER in model_chunk.names]
+    users = [model_chunk for model_chunk in recorded_chunks if GATHER_BUFFER in model_chunk.in_forward]
+    users += [model_chunk for model_chunk in reversed(recorded_chunks) if GATHER_BUFFER in model_chunk.names]
     buffer_sizes = [chunk.sizes[GATHER_BUFFER] for chunk in users]
     return bool(buffer_sizes) and max(last_size for _, last_size in buffer_sizes) > buffer_sizes[0][0]

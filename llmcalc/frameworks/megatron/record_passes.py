@@ -28,7 +28,7 @@ def record_passes(rank_run: RankRun, recorder: Recorder, is_last_stage: bool, by
         as on the last stage of a pipeline. In other chunks several micro-batches are in flight.
     by_previous: whether passes differ by the kind of the chunk's previous pass, because backward passes run layers.
     """
-    rank_run.passes = passes = PassRecorder(recorder, len(rank_run.chunks), by_previous)
+    rank_run.passes = pass_recorder = PassRecorder(recorder, len(rank_run.chunks), by_previous)
     first_step, second_step = recorded_steps(rank_run.microbatches, by_previous)
     for microbatch_count in (first_step, second_step if len(rank_run.chunks) > 1 or not is_last_stage else 1):
         rank_run.gradient_copies, rank_run.batches = [], []
@@ -38,7 +38,7 @@ def record_passes(rank_run: RankRun, recorder: Recorder, is_last_stage: bool, by
         rank_run.gradient_copies, rank_run.batches = [], []
         _run_alternating_passes(rank_run)
         rank_run.end_step()
-    return passes.recorded()
+    return pass_recorder.recorded()
 
 
 def _run_passes(rank_run: RankRun, microbatch_count: int, is_last_stage: bool) -> None:
@@ -57,16 +57,16 @@ def _run_passes(rank_run: RankRun, microbatch_count: int, is_last_stage: bool) -
 
 def _run_alternating_passes(rank_run: RankRun) -> None:
     """Runs two forward passes of each chunk, then alternates backward and forward passes."""
-    flights = MicroBatchesInFlight(rank_run)
+    in_flight = MicroBatchesInFlight(rank_run)
     for model_chunk in rank_run.chunks:
         for _ in range(2):
-            flights.forward(model_chunk)
+            in_flight.forward(model_chunk)
     for model_chunk in reversed(rank_run.chunks):
         for _ in range(2):
-            flights.backward(model_chunk)
-            flights.forward(model_chunk)
-        while flights.outputs[model_chunk.number]:
-            flights.backward(model_chunk)
+            in_flight.backward(model_chunk)
+            in_flight.forward(model_chunk)
+        while in_flight.outputs[model_chunk.number]:
+            in_flight.backward(model_chunk)
 
 
 class MicroBatchesInFlight:
@@ -79,14 +79,14 @@ class MicroBatchesInFlight:
 
     def forward(self, model_chunk: Chunk) -> None:
         """Runs the forward pass of the next micro-batch of a chunk."""
-        x = None if model_chunk.first else self.run.receive_hidden()
-        output = self.run.forward(model_chunk, x)
-        self.inputs[model_chunk.number].append(x)
-        self.outputs[model_chunk.number].append(output)
-        output.free()
+        chunk_input = None if model_chunk.first else self.run.receive_hidden()
+        forward_output = self.run.forward(model_chunk, chunk_input)
+        self.inputs[model_chunk.number].append(chunk_input)
+        self.outputs[model_chunk.number].append(forward_output)
+        forward_output.free()
 
     def backward(self, model_chunk: Chunk) -> None:
         """Runs the backward pass of the oldest waiting micro-batch of a chunk."""
         gradient = None if model_chunk.last else self.run.receive_gradient()
-        x, output = self.inputs[model_chunk.number].pop(0), self.outputs[model_chunk.number].pop(0)
-        self.run.backward(x, output, gradient)
+        chunk_input, forward_output = self.inputs[model_chunk.number].pop(0), self.outputs[model_chunk.number].pop(0)
+        self.run.backward(chunk_input, forward_output, gradient)

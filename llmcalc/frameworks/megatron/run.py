@@ -29,13 +29,13 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> D
     )
 
 
-def check(memory_estimate: Memory, version: str) -> None:
+def check(memory_estimate: Memory, version_text: str) -> None:
     """Raises `InputError` for a run that Megatron-LM does not support in any layout."""
     check_components(memory_estimate.spec)
-    settings_of(memory_estimate, ONE_DEVICE, version)
-    for step in every_step(memory_estimate.spec.shared_program.root.items):
-        if step.verb == "attention" and not step.options.get("selected") and not_modelled(step):
-            raise InputError(not_modelled(step))
+    settings_of(memory_estimate, ONE_DEVICE, version_text)
+    for program_step in every_step(memory_estimate.spec.shared_program.root.items):
+        if program_step.verb == "attention" and not program_step.options.get("selected") and not_modelled(program_step):
+            raise InputError(not_modelled(program_step))
 
 
 def document(training_run: RunOnRanks) -> Mapping[str, Any]:

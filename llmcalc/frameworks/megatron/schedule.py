@@ -36,38 +36,38 @@ def _run_without_pipeline(rank_run: RankRun) -> None:
     (core/pipeline_parallel/combined_1f1b.py, models/common/model_chunk_schedule_plan.py, `run`).
     """
     for _ in range(rank_run.microbatches):
-        output = rank_run.forward(rank_run.chunks[0], None)
-        rank_run.backward(None, output, None)
+        forward_output = rank_run.forward(rank_run.chunks[0], None)
+        rank_run.backward(None, forward_output, None)
 
 
 def _run_1f1b(rank_run: RankRun) -> None:
     """Runs `forward_backward_pipelining_without_interleaving`."""
     (chunk,), microbatches = rank_run.chunks, rank_run.microbatches
     warmup_microbatches = min(rank_run.layout.pp - rank_run.coordinates.pp - 1, microbatches)
-    inputs: list[Tensor | None] = []
-    outputs: list[ForwardOutput] = []
+    stage_inputs: list[Tensor | None] = []
+    forward_outputs: list[ForwardOutput] = []
     for _ in range(warmup_microbatches):
         stage_input = None if chunk.first else rank_run.receive_hidden()
-        output = rank_run.forward(chunk, stage_input)
-        inputs.append(stage_input)
-        outputs.append(output)
-        output.free()
+        forward_output = rank_run.forward(chunk, stage_input)
+        stage_inputs.append(stage_input)
+        forward_outputs.append(forward_output)
+        forward_output.free()
     remaining_microbatches = microbatches - warmup_microbatches
     if remaining_microbatches:
         stage_input = None if chunk.first else rank_run.receive_hidden()
     for microbatch in range(remaining_microbatches):
-        output = rank_run.forward(chunk, stage_input)
+        forward_output = rank_run.forward(chunk, stage_input)
         gradient = None if chunk.last else rank_run.receive_gradient()
-        inputs.append(stage_input)
-        outputs.append(output)
-        output.free()
-        stage_input, output = inputs.pop(0), outputs.pop(0)
-        input_gradient = rank_run.backward(stage_input, output, gradient)
+        stage_inputs.append(stage_input)
+        forward_outputs.append(forward_output)
+        forward_output.free()
+        stage_input, forward_output = stage_inputs.pop(0), forward_outputs.pop(0)
+        input_gradient = rank_run.backward(stage_input, forward_output, gradient)
         stage_input = None if chunk.first or microbatch == remaining_microbatches - 1 else rank_run.receive_hidden()
     for _ in range(warmup_microbatches):
-        stage_input, output = inputs.pop(0), outputs.pop(0)
+        stage_input, forward_output = stage_inputs.pop(0), forward_outputs.pop(0)
         gradient = None if chunk.last else rank_run.receive_gradient()
-        input_gradient = rank_run.backward(stage_input, output, gradient)
+        input_gradient = rank_run.backward(stage_input, forward_output, gradient)
     del input_gradient
 
 
@@ -119,10 +119,10 @@ class InterleavedSchedule:
         self.output_gradient: Tensor | None = None
         self.input_gradient: Tensor | None = None
 
-    def chunk_of(self, slot: int, forward: bool) -> int:
-        """Returns the chunk that runs in the forward or backward slot number `slot` of the schedule."""
-        chunk = self.order[slot % self.total]
-        return chunk if forward else self.chunks - 1 - chunk
+    def chunk_of(self, slot_number: int, is_forward: bool) -> int:
+        """Returns the chunk that runs in the forward or backward slot number `slot_number` of the schedule."""
+        chunk = self.order[slot_number % self.total]
+        return chunk if is_forward else self.chunks - 1 - chunk
 
     def is_first(self, chunk: int) -> bool:
         """Whether a chunk has the model's first layers."""
@@ -132,61 +132,61 @@ class InterleavedSchedule:
         """Whether a chunk has the model's last layers."""
         return self.last and chunk == self.chunks - 1
 
-    def next_received(self, slot: int, forward: bool) -> tuple[bool, int]:
-        """Returns whether the rank receives a tensor after slot `slot`, and for which chunk."""
-        if not (self.first if forward else self.last):
-            return True, self.chunk_of(slot + 1, forward)
-        if slot < self.pp - 1:
-            return False, self.chunk_of(slot + 1, forward) + (1 if forward else -1)
-        chunk = self.chunk_of(slot - (self.pp - 1), forward)
-        return chunk != (self.chunks - 1 if forward else 0), chunk + (1 if forward else -1)
+    def next_received(self, slot_number: int, is_forward: bool) -> tuple[bool, int]:
+        """Returns whether the rank receives a tensor after slot `slot_number`, and for which chunk."""
+        if not (self.first if is_forward else self.last):
+            return True, self.chunk_of(slot_number + 1, is_forward)
+        if slot_number < self.pp - 1:
+            return False, self.chunk_of(slot_number + 1, is_forward) + (1 if is_forward else -1)
+        chunk = self.chunk_of(slot_number - (self.pp - 1), is_forward)
+        return chunk != (self.chunks - 1 if is_forward else 0), chunk + (1 if is_forward else -1)
 
-    def forward(self, slot: int) -> ForwardOutput:
-        """Runs the forward pass of slot number `slot` of the schedule."""
-        chunk = self.chunk_of(slot, True)
+    def forward(self, slot_number: int) -> ForwardOutput:
+        """Runs the forward pass of slot number `slot_number` of the schedule."""
+        chunk = self.chunk_of(slot_number, True)
         if self.is_first(chunk) and len(self.inputs[chunk]) == len(self.outputs[chunk]):
             self.inputs[chunk].append(None)
         stage_input = self.inputs[chunk][len(self.outputs[chunk])]
-        output = self.rank.forward(self.rank.chunks[chunk], stage_input)
-        self.outputs[chunk].append(output)
-        return output
+        forward_output = self.rank.forward(self.rank.chunks[chunk], stage_input)
+        self.outputs[chunk].append(forward_output)
+        return forward_output
 
-    def backward(self, slot: int) -> Tensor | None:
-        """Runs the backward pass of slot number `slot` of the schedule. Returns the gradient of the chunk's input."""
-        chunk = self.chunk_of(slot, False)
+    def backward(self, slot_number: int) -> Tensor | None:
+        """Runs the backward pass of schedule slot `slot_number`. Returns the gradient of the chunk's input."""
+        chunk = self.chunk_of(slot_number, False)
         if self.is_last(chunk) and not self.gradients[chunk]:
             self.gradients[chunk].append(None)
-        stage_input, output = self.inputs[chunk].pop(0), self.outputs[chunk].pop(0)
+        stage_input, forward_output = self.inputs[chunk].pop(0), self.outputs[chunk].pop(0)
         gradient = self.gradients[chunk].pop(0)
-        return self.rank.backward(stage_input, output, gradient)
+        return self.rank.backward(stage_input, forward_output, gradient)
 
     def run(self) -> None:
         """Runs the schedule's three phases: warm-up, alternating forward and backward passes, and cool-down."""
         self.inputs[0].append(None if self.is_first(0) else self.rank.receive_hidden())
-        for slot in range(self.warmup):
-            self._warm_up(slot)
-        for slot in range(self.remaining):
+        for slot_number in range(self.warmup):
+            self._warm_up(slot_number)
+        for slot_number in range(self.remaining):
             if self.overlaps:
-                self._forward_and_backward_overlapped(slot)
+                self._forward_and_backward_overlapped(slot_number)
             else:
-                self._forward_and_backward(slot)
+                self._forward_and_backward(slot_number)
         if self.output is not None:
             self.output.free()
         if not self.remaining:
             self.gradients[-1].append(None if self.last else self.rank.receive_gradient())
-        for slot in range(self.remaining, self.total):
-            self._cool_down(slot)
+        for slot_number in range(self.remaining, self.total):
+            self._cool_down(slot_number)
 
-    def _warm_up(self, slot: int) -> None:
+    def _warm_up(self, slot_number: int) -> None:
         """Runs a warm-up forward pass. The last warm-up pass also receives the first gradient."""
-        receives_input, next_chunk = self.next_received(slot, True)
-        receives_input = receives_input and slot != self.total - 1
-        receives_gradient = slot == self.warmup - 1 and self.remaining > 0
-        buffer_index = slot % len(self.forward_buffer)
+        receives_input, next_chunk = self.next_received(slot_number, True)
+        receives_input = receives_input and slot_number != self.total - 1
+        receives_gradient = slot_number == self.warmup - 1 and self.remaining > 0
+        buffer_index = slot_number % len(self.forward_buffer)
         if self.prefetches and not self.first:
             self.forward_buffer[buffer_index] = self.rank.receive_hidden() if receives_input else None
-        self.output = self.forward(slot)
-        if self.is_last(self.chunk_of(slot, True)):
+        self.output = self.forward(slot_number)
+        if self.is_last(self.chunk_of(slot_number, True)):
             self.output = None
         if not self.prefetches:
             self.input_tensor = self.rank.receive_hidden() if receives_input else None
@@ -198,25 +198,25 @@ class InterleavedSchedule:
             self.inputs[next_chunk].append(self.input_tensor)
         elif receives_input:
             self.inputs[next_chunk].append(self.forward_buffer[buffer_index])
-            self.forward_buffer[(slot + 1) % len(self.forward_buffer)] = None
+            self.forward_buffer[(slot_number + 1) % len(self.forward_buffer)] = None
         if self.output is not None:
             self.output.free()
         if receives_gradient and self.overlaps and not self.last:
             self.backward_buffer[-1] = self.rank.receive_gradient()
             self.gradients[-1].append(self.backward_buffer[-1])
 
-    def _forward_and_backward(self, slot: int) -> None:
-        """Runs one forward and one backward pass, then the communication. slot: index of the backward pass."""
-        forward_step = slot + self.warmup
+    def _forward_and_backward(self, slot_number: int) -> None:
+        """Runs one forward and one backward pass, then the communication. slot_number: index of the backward pass."""
+        forward_step = slot_number + self.warmup
         self.output = self.forward(forward_step)
-        self.input_gradient = self.backward(slot)
+        self.input_gradient = self.backward(slot_number)
         if self.is_last(self.chunk_of(forward_step, True)):
             self.output = None
-        if self.is_first(self.chunk_of(slot, False)):
+        if self.is_first(self.chunk_of(slot_number, False)):
             self.input_gradient = None
         receives_input, next_chunk = self.next_received(forward_step, True)
-        receives_input = receives_input and slot != self.remaining - 1
-        receives_gradient, gradient_chunk = self.next_received(slot, False)
+        receives_input = receives_input and slot_number != self.remaining - 1
+        receives_gradient, gradient_chunk = self.next_received(slot_number, False)
         self.input_tensor = self.rank.receive_hidden() if receives_input else None
         self.output_gradient = self.rank.receive_gradient() if receives_gradient else None
         if self.output is not None:
@@ -226,40 +226,40 @@ class InterleavedSchedule:
         if receives_gradient:
             self.gradients[gradient_chunk].append(self.output_gradient)
 
-    def _forward_and_backward_overlapped(self, slot: int) -> None:
+    def _forward_and_backward_overlapped(self, slot_number: int) -> None:
         """Runs one forward and one backward pass, with overlapped communication."""
-        rank, forward_step = self.rank, slot + self.warmup
+        rank, forward_step = self.rank, slot_number + self.warmup
         if self.output is not None:
             self.output.free()
-        output: ForwardOutput | None = self.forward(forward_step)
+        forward_output: ForwardOutput | None = self.forward(forward_step)
         if self.is_last(self.chunk_of(forward_step, True)):
-            output = None
+            forward_output = None
         receives_input, next_chunk = self.next_received(forward_step, True)
-        receives_input = receives_input and slot != self.remaining - 1
+        receives_input = receives_input and slot_number != self.remaining - 1
         buffered_outputs = len(self.forward_buffer)
         self.forward_buffer[forward_step % buffered_outputs] = rank.receive_hidden() if receives_input else None
         if receives_input:
             self.inputs[next_chunk].append(self.forward_buffer[forward_step % buffered_outputs])
             self.forward_buffer[(forward_step + 1) % buffered_outputs] = None
-        self.input_gradient = self.backward(slot)
-        if self.is_first(self.chunk_of(slot, False)):
+        self.input_gradient = self.backward(slot_number)
+        if self.is_first(self.chunk_of(slot_number, False)):
             self.input_gradient = None
-        receives_gradient, gradient_chunk = self.next_received(slot, False)
+        receives_gradient, gradient_chunk = self.next_received(slot_number, False)
         buffered_outputs = len(self.backward_buffer)
-        self.backward_buffer[slot % buffered_outputs] = rank.receive_gradient() if receives_gradient else None
+        self.backward_buffer[slot_number % buffered_outputs] = rank.receive_gradient() if receives_gradient else None
         if receives_gradient:
-            self.gradients[gradient_chunk].append(self.backward_buffer[slot % buffered_outputs])
-            self.backward_buffer[(slot + 1) % buffered_outputs] = None
-        self.output = output
+            self.gradients[gradient_chunk].append(self.backward_buffer[slot_number % buffered_outputs])
+            self.backward_buffer[(slot_number + 1) % buffered_outputs] = None
+        self.output = forward_output
 
-    def _cool_down(self, slot: int) -> None:
+    def _cool_down(self, slot_number: int) -> None:
         """Runs one slot of the cool-down: a backward pass without a forward pass."""
-        receives_gradient, gradient_chunk = self.next_received(slot, False)
-        receives_gradient = receives_gradient and slot != self.total - 1
-        buffer_index = slot % len(self.backward_buffer)
+        receives_gradient, gradient_chunk = self.next_received(slot_number, False)
+        receives_gradient = receives_gradient and slot_number != self.total - 1
+        buffer_index = slot_number % len(self.backward_buffer)
         if self.prefetches and not self.last:
             self.backward_buffer[buffer_index] = self.rank.receive_gradient() if receives_gradient else None
-        self.input_gradient = self.backward(slot)
+        self.input_gradient = self.backward(slot_number)
         if not self.prefetches:
             self.output_gradient = self.rank.receive_gradient() if receives_gradient else None
         elif self.last:
@@ -268,4 +268,4 @@ class InterleavedSchedule:
             self.gradients[gradient_chunk].append(self.output_gradient)
         elif receives_gradient:
             self.gradients[gradient_chunk].append(self.backward_buffer[buffer_index])
-            self.backward_buffer[(slot + 1) % len(self.backward_buffer)] = None
+            self.backward_buffer[(slot_number + 1) % len(self.backward_buffer)] = None

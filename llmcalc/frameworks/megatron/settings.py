@@ -78,7 +78,7 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def tokens(self) -> int:
-        """The tokens per sequence, in an encoder-decoder those of the encoder."""
+        """The tokens per sequence; in an encoder-decoder, of the encoder's sequence."""
         return self.seq_length or self.encoder_seq_length or 0
 
     @property
@@ -128,10 +128,10 @@ class MegatronSettings(MegatronArguments):
         """Whether each layer has experts, which with a frequency N is the first of every N layers."""
         if self.num_experts is None:
             return (False,) * self.layers
-        frequency = self.moe_layer_freq
-        if isinstance(frequency, int):
-            return tuple(i % max(1, frequency) == 0 for i in range(self.layers))
-        return tuple(map(bool, frequency))
+        layer_frequency = self.moe_layer_freq
+        if isinstance(layer_frequency, int):
+            return tuple(i % max(1, layer_frequency) == 0 for i in range(self.layers))
+        return tuple(map(bool, layer_frequency))
 
     @property
     def has_delta_rule_by_layer(self) -> tuple[bool, ...]:
@@ -141,12 +141,12 @@ class MegatronSettings(MegatronArguments):
         """
         if self.experimental_attention_variant not in GATED_DELTA_NET:
             return (False,) * self.layers
-        frequency = self.linear_attention_freq
-        if frequency is None:
+        layer_frequency = self.linear_attention_freq
+        if layer_frequency is None:
             raise InputError("--linear-attention-freq: missing; gated DeltaNet needs it")
-        if isinstance(frequency, int):
-            return tuple((i + 1) % max(1, frequency) != 0 for i in range(self.layers))
-        return tuple(map(bool, frequency))
+        if isinstance(layer_frequency, int):
+            return tuple((i + 1) % max(1, layer_frequency) != 0 for i in range(self.layers))
+        return tuple(map(bool, layer_frequency))
 
     @property
     def microbatches(self) -> int:
@@ -162,13 +162,13 @@ class MegatronSettings(MegatronArguments):
         """
         if self.step_batch_size_schedule is None:
             return self.global_batch_size
-        batches = dict(_parse_batch_schedule(self.step_batch_size_schedule))
-        if 0 not in batches or self.global_batch_size is not None:
+        batch_by_tokens = dict(_parse_batch_schedule(self.step_batch_size_schedule))
+        if 0 not in batch_by_tokens or self.global_batch_size is not None:
             raise InputError(
                 f"--step-batch-size-schedule {shown(self.step_batch_size_schedule)}: expected a batch from 0 on, such "
                 "as 0:384 200B:768, and no --global-batch-size"
             )
-        return batches[0]
+        return batch_by_tokens[0]
 
     @property
     def scales_logits(self) -> bool:
@@ -185,8 +185,8 @@ class MegatronSettings(MegatronArguments):
 
         Source: transformer/moe/router.py, `is_aux_loss_enabled`.
         """
-        losses = zip(self.moe_router_load_balancing_type, self.moe_aux_loss_coeff, strict=False)
-        return any(loss_type.endswith("aux_loss") and factor > 0 for loss_type, factor in losses)
+        loss_types = zip(self.moe_router_load_balancing_type, self.moe_aux_loss_coeff, strict=False)
+        return any(loss_type.endswith("aux_loss") and loss_factor > 0 for loss_type, loss_factor in loss_types)
 
     @property
     def tokenizer_kind(self) -> str:
@@ -228,8 +228,8 @@ class MegatronSettings(MegatronArguments):
             return self.padded_vocab_size
         if self.vocabulary_size is None or self.no_pad_vocab_size:
             return self.vocabulary_size
-        multiple = max(1, self.make_vocab_size_divisible_by * self.tp)
-        return -(-self.vocabulary_size // multiple) * multiple
+        size_multiple = max(1, self.make_vocab_size_divisible_by * self.tp)
+        return -(-self.vocabulary_size // size_multiple) * size_multiple
 
     @property
     def reduces_in_fp32(self) -> bool:
@@ -282,15 +282,15 @@ class MegatronSettings(MegatronArguments):
 
     def _layers_beside_embedding_and_loss(self) -> tuple[int, ...]:
         """Returns the layers per stage if embedding or loss count as one layer. Raises `InputError`."""
-        embedding, loss = self.account_for_embedding_in_pipeline_split, self.account_for_loss_in_pipeline_split
-        stage_count, layers_with_ends = self.pp * self.chunk_count, self.layers + embedding + loss
+        counts_embedding, loss = self.account_for_embedding_in_pipeline_split, self.account_for_loss_in_pipeline_split
+        stage_count, layers_with_ends = self.pp * self.chunk_count, self.layers + counts_embedding + loss
         if layers_with_ends % stage_count:
             raise InputError(
                 "--account-for-embedding-in-pipeline-split, --account-for-loss-in-pipeline-split: "
                 f"{layers_with_ends} parts; expected a multiple of {stage_count} stages"
             )
         layers = [layers_with_ends // stage_count] * stage_count
-        layers[0] -= embedding
+        layers[0] -= counts_embedding
         layers[-1] -= loss
         return tuple(layers)
 
@@ -317,12 +317,12 @@ class MegatronSettings(MegatronArguments):
             )
         return layers // (self.pp * size)
 
-    def _stages_per_rank(self, stages: int) -> int:
-        if stages % self.pp:
+    def _stages_per_rank(self, stage_count: int) -> int:
+        if stage_count % self.pp:
             raise InputError(
-                f"--pipeline-model-parallel-size: {self.pp} ranks cannot share {stages} stages; expected a divisor"
+                f"--pipeline-model-parallel-size: {self.pp} ranks cannot share {stage_count} stages; expected a divisor"
             )
-        return stages // self.pp
+        return stage_count // self.pp
 
     def layout(self) -> Layout:
         """The parallel layout of the run. Raises `InputError` for an impossible layout."""
@@ -333,11 +333,11 @@ class MegatronSettings(MegatronArguments):
                 f"--cp-comm-type {' '.join(self.cp_comm_type)[:60]}: not supported; expected one of "
                 f"{', '.join(EXCHANGES)} for all layers"
             )
-        zero: Zero = 1 if self.use_distributed_optimizer else 0
+        zero_stage: Zero = 1 if self.use_distributed_optimizer else 0
         if self.use_torch_fsdp2:
-            zero = 3
+            zero_stage = 3
         elif self.use_megatron_fsdp:
-            zero = SHARDING.get(self.data_parallel_sharding_strategy, 3)
+            zero_stage = SHARDING.get(self.data_parallel_sharding_strategy, 3)
         return Layout(
             tp=self.tp,
             pp=self.pp,
@@ -348,7 +348,7 @@ class MegatronSettings(MegatronArguments):
             vpp=self.chunk_count,
             sequence_parallel=self.uses_sequence_parallelism,
             cp_comm=exchange,
-            zero=zero,
+            zero=zero_stage,
             hsdp_replicas=self.num_distributed_optimizer_instances,
             reshard=not self.torch_fsdp2_no_reshard_after_forward,
             schedule="interleaved" if self.chunk_count > 1 else "1f1b",
@@ -356,7 +356,7 @@ class MegatronSettings(MegatronArguments):
         )
 
     def _check_world(self) -> None:
-        sizes = (
+        sizes_by_name = (
             "tensor_model_parallel_size",
             "pipeline_model_parallel_size",
             "context_parallel_size",
@@ -364,7 +364,7 @@ class MegatronSettings(MegatronArguments):
             "num_distributed_optimizer_instances",
             "world_size",
         )
-        for argument in sizes:
+        for argument in sizes_by_name:
             if getattr(self, argument) < 1:
                 raise InputError(f"{flag_of(argument)}: {getattr(self, argument)}; expected a positive whole number")
         replica_devices = self.tp * self.pp * self.cp
@@ -433,12 +433,14 @@ class MegatronSettings(MegatronArguments):
                 )
             if self.moe_router_topk > self.num_experts:
                 self._reject_value("moe_router_topk", f"at most --num-experts {self.num_experts}")
-            groups, selected = self.moe_router_num_groups or 1, self.moe_router_group_topk or 1
-            if self.num_experts % groups:
+            group_count, selected_groups = self.moe_router_num_groups or 1, self.moe_router_group_topk or 1
+            if self.num_experts % group_count:
                 self._reject_value("moe_router_num_groups", f"a divisor of --num-experts {self.num_experts}")
-            if not groups >= selected >= self.moe_router_topk * groups / self.num_experts:
-                least = -(-self.moe_router_topk * groups // self.num_experts)
-                self._reject_value("moe_router_group_topk", f"{least} to {groups} of --moe-router-num-groups {groups}")
+            if not group_count >= selected_groups >= self.moe_router_topk * group_count / self.num_experts:
+                least = -(-self.moe_router_topk * group_count // self.num_experts)
+                self._reject_value(
+                    "moe_router_group_topk", f"{least} to {group_count} of --moe-router-num-groups {group_count}"
+                )
             if len(self.has_experts_by_layer) != self.layers and self.hybrid_layer_pattern is None:
                 raise InputError(
                     f"--moe-layer-freq: a pattern of {len(self.has_experts_by_layer)} layers; "
@@ -480,14 +482,14 @@ class MegatronSettings(MegatronArguments):
                     f"and {rank_heads[1]} key heads of a rank; expected a divisor of both, or p2p"
                 )
 
-    def _require_positive(self, argument_name: str, setting: Any) -> None:
-        if setting is None:
+    def _require_positive(self, argument_name: str, argument_value: Any) -> None:
+        if argument_value is None:
             raise InputError(f"{flag_of(argument_name)}: missing; Megatron-LM needs it")
-        if setting < 1:
-            raise InputError(f"{flag_of(argument_name)}: {shown(setting)}; expected a positive whole number")
+        if argument_value < 1:
+            raise InputError(f"{flag_of(argument_name)}: {shown(argument_value)}; expected a positive whole number")
 
-    def _reject_value(self, argument_name: str, expected: str) -> None:
-        raise InputError(f"{flag_of(argument_name)}: {shown(getattr(self, argument_name))}; expected {expected}")
+    def _reject_value(self, argument_name: str, expected_value: str) -> None:
+        raise InputError(f"{flag_of(argument_name)}: {shown(getattr(self, argument_name))}; expected {expected_value}")
 
 
 def _parse_batch_schedule(schedule_text: str) -> Iterator[tuple[int, int]]:

@@ -57,22 +57,22 @@ KNOWN: dict[str, tuple[str, ...]] = {
 """Settings of torch's own kernels of which Megatron has some values, and those; it has none of the others."""
 
 
-def settings_of(memory_estimate: Memory, layout: Layout, version: str = "", gpu: str = "") -> MegatronSettings:
+def settings_of(memory_estimate: Memory, layout: Layout, megatron_version: str = "", gpu: str = "") -> MegatronSettings:
     """Returns the arguments that run a model in a layout. gpu: name of a device; empty for the run's device.
 
     Raises `InputError` for options that Megatron-LM has not, or that are not modelled.
     """
     spec, memory_use, options = memory_estimate.spec, memory_estimate.states, memory_estimate.settings
     _check_options(memory_estimate, layout)
-    recompute = options.recompute or "none"
-    if recompute not in RECOMPUTED:
-        raise InputError(f"--recompute {recompute}: not Megatron's; expected one of {', '.join(RECOMPUTED)}")
+    recompute_value = options.recompute or "none"
+    if recompute_value not in RECOMPUTED:
+        raise InputError(f"--recompute {recompute_value}: not Megatron's; expected one of {', '.join(RECOMPUTED)}")
     batch, gpu = int(memory_use.workload.batch), gpu or memory_estimate.runtime.gpu
     arguments: dict[str, Any] = {
         "kind": "gpt",
         "world_size": layout.world,
         "gpu": gpu,
-        "date": version_date(version),
+        "date": version_date(megatron_version),
         "adapters": _adapters_of(memory_estimate, layout, memory_use.dtype),
         "micro_batch_size": batch,
         "global_batch_size": batch * layout.dp * (options.num_microbatches or 1),
@@ -85,7 +85,7 @@ def settings_of(memory_estimate: Memory, layout: Layout, version: str = "", gpu:
         "tokenizer_type": "NullTokenizer",
         "vocab_size": spec.vocab_size,
         **_loss_arguments(options.cross_entropy),
-        **RECOMPUTED[recompute],
+        **RECOMPUTED[recompute_value],
         **_shape_arguments(spec),
         **_layout_arguments(layout),
     }
@@ -119,8 +119,8 @@ def settings_on(training_run: RunOnRanks, cuda_runtime: Runtime) -> MegatronSett
             if launch_settings is None
             else launch_settings
         )
-        expandable = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if cuda_runtime.expandable else {}
-        return replace(settings, gpu=cuda_runtime.gpu, env={**settings.env, **expandable})
+        allocator_env = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if cuda_runtime.expandable else {}
+        return replace(settings, gpu=cuda_runtime.gpu, env={**settings.env, **allocator_env})
 
     settings: MegatronSettings = training_run.settings_on(cuda_runtime, make_settings)
     return settings
@@ -142,8 +142,8 @@ def _check_options(memory_estimate: Memory, layout: Layout) -> None:
         )
     experts = routed_experts(memory_estimate.spec)
     if experts and experts % layout.ep:
-        divisors = ", ".join(str(divisor) for divisor in range(1, experts + 1) if experts % divisor == 0)
-        raise ImpossibleLayout(f"--ep {layout.ep}: does not divide {experts} experts; expected one of {divisors}")
+        divisor_text = ", ".join(str(divisor) for divisor in range(1, experts + 1) if experts % divisor == 0)
+        raise ImpossibleLayout(f"--ep {layout.ep}: does not divide {experts} experts; expected one of {divisor_text}")
     if not divides_groups(model_axes(memory_estimate.spec), layout):
         raise InputError(
             f"--tp {layout.tp}: does not divide n_groups, which Megatron does not copy; expected a divisor of n_groups"
@@ -184,7 +184,7 @@ def _adapters_of(memory_estimate: Memory, layout: Layout, weights: str) -> Paral
     adapters, options = memory_estimate.states.adapters, memory_estimate.settings
     if adapters is None:
         return None
-    steps = list(every_step(memory_estimate.spec.shared_program.root.items))
+    program_steps = list(every_step(memory_estimate.spec.shared_program.root.items))
     if adapters.library not in PARALLEL_LIBRARIES:
         raise InputError(
             f"--lora-rank: adapters of {adapters.library} are not divided over ranks of Megatron-Core; expected "
@@ -197,12 +197,14 @@ def _adapters_of(memory_estimate: Memory, layout: Layout, weights: str) -> Paral
         )
     if options.precision not in (None, "bf16-master"):
         raise InputError(f"--precision {options.precision}: not modelled with adapters; expected bf16-master")
-    if any(step.verb == "attention" and step.options.get("selected") for step in steps):
+    if any(program_step.verb == "attention" and program_step.options.get("selected") for program_step in program_steps):
         raise InputError("--lora-rank: not modelled with attention to selected tokens; expected a model without")
     if adapters.library == "megatron-bridge" and adapters.rank % layout.tp:
         raise ImpossibleLayout(f"--tp {layout.tp}: does not divide --lora-rank {adapters.rank}; expected a divisor")
     expert_tp = layout.expert_tp if routed_experts(memory_estimate.spec) else 1
-    adapts_experts = any(step.verb == "experts" and step.name in adapters.targets for step in steps)
+    adapts_experts = any(
+        program_step.verb == "experts" and program_step.name in adapters.targets for program_step in program_steps
+    )
     if adapts_experts and expert_tp > 1:
         raise ImpossibleLayout(f"--etp {expert_tp}: not modelled with adapters of experts; expected --etp 1")
     return ParallelAdapters(adapters.library, adapters.rank, adapters.targets, bool(options.lora_dropout))
@@ -266,12 +268,12 @@ def _loss_arguments(cross_entropy: str | None) -> dict[str, Any]:
 
 def _layout_arguments(layout: Layout) -> dict[str, Any]:
     """Returns the arguments that describe a parallel layout."""
-    exchanges = {exchange: exchange_name for exchange_name, exchange in EXCHANGES.items()}
+    names_by_exchange = {exchange: exchange_name for exchange_name, exchange in EXCHANGES.items()}
     arguments: dict[str, Any] = {
         "tensor_model_parallel_size": layout.tp,
         "pipeline_model_parallel_size": layout.pp,
         "context_parallel_size": layout.cp,
-        "cp_comm_type": (exchanges[layout.cp_comm],),
+        "cp_comm_type": (names_by_exchange[layout.cp_comm],),
         "expert_model_parallel_size": layout.ep,
         "expert_tensor_parallel_size": layout.expert_tp,
         "sequence_parallel": layout.sequence_parallel,
@@ -281,18 +283,18 @@ def _layout_arguments(layout: Layout) -> dict[str, Any]:
     if layout.vpp > 1:
         arguments["num_virtual_stages_per_pipeline_rank"] = layout.vpp
     if layout.pp_layout is not None:
-        stages = ["t" * stage_layers for stage_layers in layout.pp_layout]
-        stages[0], stages[-1] = f"E{stages[0]}", f"{stages[-1]}L"
-        arguments["pipeline_model_parallel_layout"] = "|".join(stages)
+        stage_texts = ["t" * stage_layers for stage_layers in layout.pp_layout]
+        stage_texts[0], stage_texts[-1] = f"E{stage_texts[0]}", f"{stage_texts[-1]}L"
+        arguments["pipeline_model_parallel_layout"] = "|".join(stage_texts)
     return arguments
 
 
 def _shape_arguments(spec: ModelSpec) -> dict[str, Any]:
     """Returns the arguments of the model's shapes that kernels depend on."""
     stack = spec.main
-    steps = list(spec.shared_program.root.steps(idle=False))
-    rope_steps = [operation for operation in steps if operation.verb == "rope"]
-    linear_steps = [operation for operation in steps if operation.verb == "linear"]
+    program_steps = list(spec.shared_program.root.steps(idle=False))
+    rope_steps = [rope_step for rope_step in program_steps if rope_step.verb == "rope"]
+    linear_steps = [rope_step for rope_step in program_steps if rope_step.verb == "linear"]
     mixers = [layer.attention for layer in stack.kinds().values() if hasattr(layer, "attention")]
     mixers.sort(key=lambda mixer: isinstance(mixer, GatedDeltaNet))  # its heads are those of no attention
     arguments: dict[str, Any] = {
@@ -300,14 +302,14 @@ def _shape_arguments(spec: ModelSpec) -> dict[str, Any]:
         "hidden_size": spec.hidden_size,
         "num_attention_heads": 1,
         "position_embedding_type": "rope" if rope_steps else "none",
-        "disable_bias_linear": not any(operation.options["bias"] for operation in linear_steps),
-        "swiglu": any(operation.verb == "mul" for operation in steps),
+        "disable_bias_linear": not any(rope_step.options["bias"] for rope_step in linear_steps),
+        "swiglu": any(rope_step.verb == "mul" for rope_step in program_steps),
         "untie_embeddings_and_output_weights": not spec.tie_word_embeddings,
     }
     arguments |= next(filter(None, (_head_arguments(spec, mixer) for mixer in mixers)), {})
     if rope_steps and "kv_channels" in arguments:
         arguments["rotary_percent"] = min(1.0, _rotary_size(rope_steps[0]) / arguments["kv_channels"])
-    expert_steps = [operation for operation in steps if operation.verb == "experts"]
+    expert_steps = [rope_step for rope_step in program_steps if rope_step.verb == "experts"]
     if expert_steps:
         arguments |= {
             "num_experts": expert_steps[0].options["experts"].size,
@@ -333,17 +335,17 @@ def _head_arguments(spec: ModelSpec, mixer: Any) -> dict[str, Any]:
             "qk_pos_emb_head_dim": mixer.qk_rope_head_dim,
             "v_head_dim": mixer.v_head_dim,
         }
-    sizes = mixer.head_sizes(spec.hidden_size)
-    if sizes is None:
+    head_sizes = mixer.head_sizes(spec.hidden_size)
+    if head_sizes is None:
         return {}
     return {
-        "num_attention_heads": sizes.heads,
-        "group_query_attention": sizes.kv_heads != sizes.heads,
-        "num_query_groups": sizes.kv_heads,
-        "kv_channels": sizes.head_dim,
+        "num_attention_heads": head_sizes.heads,
+        "group_query_attention": head_sizes.kv_heads != head_sizes.heads,
+        "num_query_groups": head_sizes.kv_heads,
+        "kv_channels": head_sizes.head_dim,
     }
 
 
-def _rotary_size(step: Any) -> int:
+def _rotary_size(rope_step: Any) -> int:
     """Returns the number of dimensions per head that RoPE rotates."""
-    return int(step.options["spec"].rotary_size(step.ins[0].axes[-1].size))
+    return int(rope_step.options["spec"].rotary_size(rope_step.ins[0].axes[-1].size))

@@ -9,7 +9,7 @@ OVERLAPS = frozenset({"overlap-grad-reduce", "overlap-param-gather", "tp-comm-ov
 """Arguments that send messages beside products; none of them changes memory."""
 
 
-def stack(launched_run: Launch | None, compiled: bool) -> str:
+def stack(launched_run: Launch | None, is_compiled: bool) -> str:
     """Returns the software stack's name, by a launch file's overlapped communication and its dispatcher of tokens."""
     if launched_run is None:
         return "megatron"

@@ -10,63 +10,63 @@ from .settings import GATED_DELTA_NET, MegatronSettings
 
 def unmodelled_arguments(megatron_settings: MegatronSettings) -> dict[str, str]:
     """Returns argument → reason, for all arguments of a run that change memory and are not modelled."""
-    reasons = {}
+    refusals = {}
     for argument in megatron_settings.changed_fields():
-        for reason, names in NOT_MODELLED.items():
-            if argument in names and getattr(megatron_settings, argument) not in WITHOUT_EFFECT.get(argument, ()):
-                reasons[flag_of(argument)] = reason
+        for refusal_reason, arguments in NOT_MODELLED.items():
+            if argument in arguments and getattr(megatron_settings, argument) not in WITHOUT_EFFECT.get(argument, ()):
+                refusals[flag_of(argument)] = refusal_reason
     if megatron_settings.overlap_moe_expert_parallel_comm and megatron_settings.pp > 1:
-        reasons["--overlap-moe-expert-parallel-comm"] = "passes that overlap in a pipeline"
+        refusals["--overlap-moe-expert-parallel-comm"] = "passes that overlap in a pipeline"
     if megatron_settings.optimizer_cpu_offload and (
         megatron_settings.optimizer != "adam" or megatron_settings.optimizer_offload_fraction != 1
     ):
-        reasons["--optimizer-cpu-offload"] = "Adam's step on the host with other than --optimizer-offload-fraction 1"
+        refusals["--optimizer-cpu-offload"] = "Adam's step on the host with other than --optimizer-offload-fraction 1"
     if (
         megatron_settings.moe_token_dispatcher_type == "flex"
         and megatron_settings.moe_flex_dispatcher_backend != "hybridep"
     ):
-        reasons["--moe-flex-dispatcher-backend"] = "another way to send tokens to experts"
+        refusals["--moe-flex-dispatcher-backend"] = "another way to send tokens to experts"
     if megatron_settings.tp_comm_overlap and (
         megatron_settings.num_experts is not None or megatron_settings.is_latent or megatron_settings.kind == "hybrid"
     ):
-        reasons["--tp-comm-overlap"] = "overlapped products of experts, latent attention or Mamba layers"
-    reasons |= _unsupported_fp8(megatron_settings)
+        refusals["--tp-comm-overlap"] = "overlapped products of experts, latent attention or Mamba layers"
+    refusals |= _unsupported_fp8(megatron_settings)
     if megatron_settings.use_megatron_fsdp:
-        reasons |= _unsupported_sharding(megatron_settings)
+        refusals |= _unsupported_sharding(megatron_settings)
     if megatron_settings.experimental_attention_variant == "dsa":
         if not megatron_settings.is_latent:
-            reasons["--experimental-attention-variant"] = "selected tokens without --multi-latent-attention"
-        reasons |= {
+            refusals["--experimental-attention-variant"] = "selected tokens without --multi-latent-attention"
+        refusals |= {
             flag_of(argument): "another indexer"
             for argument in OTHER_INDEXERS
             if argument in megatron_settings.changed_fields()
         }
         if megatron_settings.recompute_mode == "selective":
-            reasons["--recompute-granularity"] = "recomputation inside of attention to selected tokens"
+            refusals["--recompute-granularity"] = "recomputation inside of attention to selected tokens"
         if megatron_settings.fp8_format is not None:
-            reasons["--fp8-format"] = "8-bit products with an indexer"
+            refusals["--fp8-format"] = "8-bit products with an indexer"
     if megatron_settings.attention_output_gate and (
         megatron_settings.is_latent or megatron_settings.kind in ("bert", "t5")
     ):
-        reasons["--attention-output-gate"] = "another kind of attention"
-    return reasons
+        refusals["--attention-output-gate"] = "another kind of attention"
+    return refusals
 
 
 def _unsupported_sharding(megatron_settings: MegatronSettings) -> dict[str, str]:
-    """Returns argument → reason of what is not modelled beside weights that Megatron-FSDP divides."""
-    reasons = {
-        argument: reason
-        for argument, (modelled_values, reason) in MODELLED_WITH_FSDP.items()
+    """Returns argument → reason, for arguments that are not modelled together with Megatron-FSDP."""
+    refusals = {
+        argument: problem
+        for argument, (modelled_values, problem) in MODELLED_WITH_FSDP.items()
         if getattr(megatron_settings, argument) not in modelled_values
     }
     if megatron_settings.megatron_fsdp_grad_comm_dtype not in (
         "auto",
         megatron_settings.megatron_fsdp_main_grads_dtype,
     ):
-        reasons["megatron_fsdp_grad_comm_dtype"] = "gradients that are sent in another format than they are kept in"
+        refusals["megatron_fsdp_grad_comm_dtype"] = "gradients that are sent in another format than they are kept in"
     if megatron_settings.mtp_layers:
-        reasons["mtp_num_layers"] = "multi-token prediction"
-    return {flag_of(argument): f"with --use-megatron-fsdp, {reason}" for argument, reason in reasons.items()}
+        refusals["mtp_num_layers"] = "multi-token prediction"
+    return {flag_of(argument): f"with --use-megatron-fsdp, {problem}" for argument, problem in refusals.items()}
 
 
 def _unsupported_fp8(megatron_settings: MegatronSettings) -> dict[str, str]:
@@ -99,14 +99,16 @@ def _unsupported_fp8(megatron_settings: MegatronSettings) -> dict[str, str]:
 
 def gpu_runs_recipe(megatron_settings: MegatronSettings) -> bool:
     """Whether the GPU supports the 8-bit recipe: 128-blocks before Blackwell, 32-blocks since Blackwell."""
-    generation = gpu_generation(megatron_settings.gpu)
-    blocks = "mxfp8" if generation == "blackwell" else "blockwise"
-    return generation != "ampere" and megatron_settings.fp8_recipe in ("tensorwise", "delayed", blocks)
+    gpu_family = gpu_generation(megatron_settings.gpu)
+    block_recipe = "mxfp8" if gpu_family == "blackwell" else "blockwise"
+    return gpu_family != "ampere" and megatron_settings.fp8_recipe in ("tensorwise", "delayed", block_recipe)
 
 
 def gpu_generation(gpu: str) -> str:
     """Returns the generation of an NVIDIA GPU by its name; empty for another GPU."""
-    return next((name for name, gpus in GENERATIONS.items() if any(model in gpu.upper() for model in gpus)), "")
+    return next(
+        (generation for generation, gpus in GENERATIONS.items() if any(model in gpu.upper() for model in gpus)), ""
+    )
 
 
 GENERATIONS = {

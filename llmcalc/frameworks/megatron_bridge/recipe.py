@@ -24,7 +24,7 @@ from ..megatron.named_model import (
     bridge_adapters,
     megatron_run,
     optimizer_on_host,
-    smallest_run,
+    smallest_device_count,
 )
 
 PACKAGE = "megatron.bridge.recipes"
@@ -82,9 +82,9 @@ PEFT_IGNORED = ("alpha", "lora_A_init_method", "lora_B_init_method", CALLED, "0"
 HALF = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32", "torch.uint8": "uint8"}
 
 
-def is_python(text: str) -> bool:
+def is_python(file_text: str) -> bool:
     """Whether a Python file contains or imports recipes of Megatron-Bridge."""
-    return re.search(rf"^\s*from {re.escape(PACKAGE)}|^from megatron\.bridge ", text, re.MULTILINE) is not None
+    return re.search(rf"^\s*from {re.escape(PACKAGE)}|^from megatron\.bridge ", file_text, re.MULTILINE) is not None
 
 
 def starts_program(command_line: CommandLine) -> bool:
@@ -101,12 +101,12 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
     )
     if is_unresolved(recipe):
         raise InputError(f"{source_file.where}: line {command_line.line}: --recipe: {unresolved_reason(recipe)}")
-    overrides = [
+    override_words = [
         command_word
         for command_word in command_words
         if re.match(r"(model|train|dataset)\.\w+(_size|_length|parallel)=", command_word)
     ]
-    typed_text = printable(" ".join([recipe, *dict.fromkeys(overrides)]), 600)
+    typed_text = printable(" ".join([recipe, *dict.fromkeys(override_words)]), 600)
     raise InputError(
         f"{source_file.where}: line {command_line.line} runs the recipe {recipe[:60]}, whose settings are in "
         "Megatron-Bridge's "
@@ -114,32 +114,32 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
     )
 
 
-def read_python(text: str, source_file: LaunchSource) -> Launch:
+def read_python(file_text: str, source_file: LaunchSource) -> Launch:
     """Returns the training run of a Megatron-Bridge recipe. `source_file` has the recipe's name and overrides.
 
     Raises `InputError`, which names file and recipe.
     """
     with reading_of(source_file) as reader:
-        syntax_tree = parse_python(text, source_file.where)
+        syntax_tree = parse_python(file_text, source_file.where)
         recipe_names = [argument for argument in source_file.arguments if "=" not in argument]
         if len(recipe_names) > 1:
             raise reader.wrong(recipe_names[1][:60], "a second recipe; expected one")
         try:
-            config, name = _recipe_configuration(reader, syntax_tree, recipe_names[0] if recipe_names else None)
+            config, recipe_name = _recipe_configuration(reader, syntax_tree, recipe_names[0] if recipe_names else None)
         except RecursionError:
             raise reader.wrong(
                 recipe_names[0] if recipe_names else "recipes", "nested too deeply; expected a recipe"
             ) from None
         config |= {key: plain_value(override) for key, override in overrides_of(source_file.arguments).items()}
-        return _read_configuration(reader, config, name)
+        return _read_configuration(reader, config, recipe_name)
 
 
 def _recipe_configuration(reader: LaunchReader, syntax_tree: ast.Module, recipe_name: str | None) -> tuple[Config, str]:
     """Returns a recipe's configuration and name, also if imported from another file."""
     configurations = Configurations(syntax_tree, COMMON)
-    recipes = [key for key in configurations.functions if not key.startswith("_")]
-    aliases = _imported_recipes(syntax_tree)
-    known_recipes = [*recipes, *aliases]
+    recipe_names = [function_name for function_name in configurations.functions if not function_name.startswith("_")]
+    recipes_by_alias = _imported_recipes(syntax_tree)
+    known_recipes = [*recipe_names, *recipes_by_alias]
     if recipe_name is None:
         if len(known_recipes) != 1:
             listed_names = ", ".join(known_recipes[:6])
@@ -155,23 +155,23 @@ def _recipe_configuration(reader: LaunchReader, syntax_tree: ast.Module, recipe_
             f"is no recipe of the file; expected one of {', '.join(known_recipes[:6])}."
             f"{suggest(recipe_name, known_recipes)}",
         )
-    if recipe_name in recipes:
+    if recipe_name in recipe_names:
         return configurations.configuration_of(recipe_name), recipe_name
-    recipe_file, origin = aliases[recipe_name]
+    recipe_file, imported_name = recipes_by_alias[recipe_name]
     try:
         if reader.source.read_text is None:
             raise InputError(recipe_file)
-        path, text = reader.source.read_text(recipe_file)
+        file_path, file_text = reader.source.read_text(recipe_file)
     except InputError:
         raise reader.wrong(
             recipe_name[:60],
-            f"is {origin[:80]} of {recipe_file[:80]}, which is not beside this file; expected --launch "
-            f"'{recipe_file[:80]} {origin[:80]}'",
+            f"is {imported_name[:80]} of {recipe_file[:80]}, which is not beside this file; expected --launch "
+            f"'{recipe_file[:80]} {imported_name[:80]}'",
         ) from None
-    imported_file = Configurations(parse_python(text, path), COMMON)
-    if origin not in imported_file.functions:
-        raise reader.wrong(origin[:80], f"is no recipe of {path[:80]}")
-    return imported_file.configuration_of(origin), origin
+    imported_file = Configurations(parse_python(file_text, file_path), COMMON)
+    if imported_name not in imported_file.functions:
+        raise reader.wrong(imported_name[:80], f"is no recipe of {file_path[:80]}")
+    return imported_file.configuration_of(imported_name), imported_name
 
 
 def _imported_recipes(syntax_tree: ast.Module) -> dict[str, tuple[str, str]]:
@@ -179,30 +179,34 @@ def _imported_recipes(syntax_tree: ast.Module) -> dict[str, tuple[str, str]]:
 
     The result is name → (path of the recipe's file from this file's folder, the recipe's name there).
     """
-    aliases: dict[str, tuple[str, str]] = {}
+    recipes_by_alias: dict[str, tuple[str, str]] = {}
     for statement in syntax_tree.body:
         if isinstance(statement, ast.ImportFrom) and statement.module and statement.module.startswith(f"{PACKAGE}."):
             package_names = statement.module.split(".")
             if package_names[-1] in ("common",) or "utils" in package_names:
                 continue
             recipe_file = "/".join(package_names[4:]) + ".py" if len(package_names) > 5 else package_names[-1] + ".py"
-            for alias in statement.names:
-                if alias.name.endswith("_config"):
-                    aliases[alias.asname or alias.name] = (recipe_file, alias.name)
-    return aliases
+            for import_alias in statement.names:
+                if import_alias.name.endswith("_config"):
+                    recipes_by_alias[import_alias.asname or import_alias.name] = (recipe_file, import_alias.name)
+    return recipes_by_alias
 
 
-def _read_configuration(reader: LaunchReader, config: Config, name: str) -> Launch:
-    def config_value(key: str, default: Any = None) -> Any:
-        setting = config.get(key, default)
-        if isinstance(setting, Unknown):
-            raise reader.wrong(key, f"{setting.text} is not read; expected {key}=… behind the recipe's name")
-        return setting
+def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) -> Launch:
+    def config_value(field_path: str, default_value: Any = None) -> Any:
+        written_value = config.get(field_path, default_value)
+        if isinstance(written_value, Unknown):
+            raise reader.wrong(
+                field_path, f"{written_value.text} is not read; expected {field_path}=… behind the recipe's name"
+            )
+        return written_value
 
-    def config_size(key: str, default: int) -> int:
-        if config.get(key) is None:
-            reader.filled_in[key] = default
-        return size_of(reader, key, default if config_value(key) is None else config_value(key))
+    def config_size(config_key: str, default_size: int) -> int:
+        if config.get(config_key) is None:
+            reader.filled_in[config_key] = default_size
+        return size_of(
+            reader, config_key, default_size if config_value(config_key) is None else config_value(config_key)
+        )
 
     def optional_config_size(key: str) -> int | None:
         return None if config_value(key) is None else size_of(reader, key, config_value(key))
@@ -213,14 +217,16 @@ def _read_configuration(reader: LaunchReader, config: Config, name: str) -> Laun
     if not isinstance(precision, str) or precision not in ("bf16_mixed",):
         reader.unknown["mixed_precision"] = f"{shown(str(precision))[:60]} is not modelled; bf16_mixed is"
     model_name = next(
-        (setting for key, setting in config.items() if key.startswith("model") and _names_model(key, config)), None
+        (checkpoint for key, checkpoint in config.items() if key.startswith("model") and _names_model(key, config)),
+        None,
     )
     tp, pp, cp = (
-        config_size(f"model.{kind}_parallel_size", 1) for kind in ("tensor_model", "pipeline_model", "context")
+        config_size(f"model.{size_kind}_parallel_size", 1)
+        for size_kind in ("tensor_model", "pipeline_model", "context")
     )
     ep = config_size("model.expert_model_parallel_size", 1)
     batch, global_batch = config_size("train.micro_batch_size", 1), config_size("train.global_batch_size", 1)
-    gpus = re.search(r"_(\d{1,5})gpu_", name)
+    gpus = re.search(r"_(\d{1,5})gpu_", recipe_name)
     world_size = reader.source.world_size
     parallel_run = MegatronRun(
         tp=tp,
@@ -243,60 +249,64 @@ def _read_configuration(reader: LaunchReader, config: Config, name: str) -> Laun
         fuses_cross_entropy=config_value("model.cross_entropy_loss_fusion") is True,
         grad_dtype="bf16" if config.get("mixed_precision.grad_reduce_in_fp32") is False else "fp32",
     )
-    if world_size is None and gpus is not None and int(gpus[1]) % smallest_run(parallel_run) == 0:
+    if world_size is None and gpus is not None and int(gpus[1]) % smallest_device_count(parallel_run) == 0:
         world_size = int(gpus[1])
         reader.notes.append(f"{world_size} devices, from the recipe's name")
     settings = {**adapters, **_optimizer_settings(reader, config), **optimizer_on_host(reader, config, "optimizer.")}
-    launch = megatron_run(reader, parallel_run, world_size, settings)
-    replicas = launch.layout.dp
+    launched_run = megatron_run(reader, parallel_run, world_size, settings)
+    replicas = launched_run.layout.dp
     if global_batch % (batch * replicas):
         reader.notes.append(f"train.global_batch_size {global_batch} is no multiple of {batch} · {replicas}")
-    launch.settings["num_microbatches"] = max(1, global_batch // (batch * replicas))
+    launched_run.settings["num_microbatches"] = max(1, global_batch // (batch * replicas))
     if config_value("model.cp_comm_type") == "a2a":
-        launch = launch._replace(layout=replace(launch.layout, cp_comm="a2a"))
+        launched_run = launched_run._replace(layout=replace(launched_run.layout, cp_comm="a2a"))
     reader.ignored += [key for key in config if key.partition(".")[0] in ("logger", "checkpoint", "scheduler", "rng")]
-    return reader.launch("megatron", launch, target="" if model_name is None else str(model_name)[:200])
+    return reader.launch("megatron", launched_run, target="" if model_name is None else str(model_name)[:200])
 
 
 def _length_key(reader: LaunchReader, config: Config) -> str:
     """Returns the key of the sequence length: a key typed as an override, else the model's, else the dataset's."""
-    typed = overrides_of(reader.source.arguments)
+    typed_overrides = overrides_of(reader.source.arguments)
     keys = [key for key in ("model.seq_length", "dataset.seq_length") if config.get(key) is not None]
-    return next((key for key in keys if key in typed), keys[0] if keys else "model.seq_length")
+    return next((key for key in keys if key in typed_overrides), keys[0] if keys else "model.seq_length")
 
 
-def _names_model(key: str, config: Mapping[str, Any]) -> bool:
+def _names_model(config_key: str, config: Mapping[str, Any]) -> bool:
     """Whether a key is the checkpoint name in `AutoBridge.from_hf_pretrained(NAME)`."""
-    return re.fullmatch(r"model\.0", key) is not None and isinstance(config[key], str)
+    return re.fullmatch(r"model\.0", config_key) is not None and isinstance(config[config_key], str)
 
 
 def _adapter_settings(reader: LaunchReader, config: Config) -> dict[str, Any]:
     """Returns the settings of low-rank adapters (`peft`); none for full training."""
-    fields = {key.partition(".")[2]: setting for key, setting in config.items() if key.startswith("peft.")}
-    scheme = fields.get("0", config.get("peft", "lora"))
-    called = fields.get(CALLED)
-    if not fields or scheme in (None, "none") or ("peft" in config and config["peft"] is None):
+    peft_fields = {key.partition(".")[2]: field_value for key, field_value in config.items() if key.startswith("peft.")}
+    scheme = peft_fields.get("0", config.get("peft", "lora"))
+    peft_class = peft_fields.get(CALLED)
+    if not peft_fields or scheme in (None, "none") or ("peft" in config and config["peft"] is None):
         return {}
-    if called not in ("LoRA", "default_peft_config") or (called != "LoRA" and scheme != "lora"):
+    if peft_class not in ("LoRA", "default_peft_config") or (peft_class != "LoRA" and scheme != "lora"):
         raise reader.wrong(
-            "peft", f"{shown(str(called if scheme == 'lora' else scheme))[:60]} is not modelled; LoRA is"
+            "peft", f"{shown(str(peft_class if scheme == 'lora' else scheme))[:60]} is not modelled; LoRA is"
         )
-    for name, setting in fields.items():
-        if name in PEFT_OFF and setting not in PEFT_OFF[name]:
-            reader.unknown[f"peft.{name}"] = f"{shown(str(setting))[:60]} is not modelled"
-        elif name not in (*PEFT_OFF, *PEFT_IGNORED, "dim", "dropout", "target_modules"):
-            reader.unknown[f"peft.{name}"] = "no field of LoRA that is known"
-    return bridge_adapters(reader, "peft", fields.get("dim", 32), fields.get("target_modules"), fields.get("dropout"))
+    for field_name, field_value in peft_fields.items():
+        if field_name in PEFT_OFF and field_value not in PEFT_OFF[field_name]:
+            reader.unknown[f"peft.{field_name}"] = f"{shown(str(field_value))[:60]} is not modelled"
+        elif field_name not in (*PEFT_OFF, *PEFT_IGNORED, "dim", "dropout", "target_modules"):
+            reader.unknown[f"peft.{field_name}"] = "no field of LoRA that is known"
+    return bridge_adapters(
+        reader, "peft", peft_fields.get("dim", 32), peft_fields.get("target_modules"), peft_fields.get("dropout")
+    )
 
 
 def _optimizer_settings(reader: LaunchReader, config: Config) -> dict[str, Any]:
     """Returns the optimizer settings: number formats of the states."""
     if config.get("optimizer.use_precision_aware_optimizer") is not True:
         return {}
-    states = {_number_format(config.get(f"optimizer.exp_avg{state_suffix}_dtype")) for state_suffix in ("", "_sq")}
-    if len(states) > 1:
+    state_formats = {
+        _number_format(config.get(f"optimizer.exp_avg{state_suffix}_dtype")) for state_suffix in ("", "_sq")
+    }
+    if len(state_formats) > 1:
         reader.unknown["optimizer.exp_avg_dtype"] = "moments of two formats are not modelled"
-    return {"precision_aware_optimizer": True, "optimizer_dtype": states.pop()}
+    return {"precision_aware_optimizer": True, "optimizer_dtype": state_formats.pop()}
 
 
 def _number_format(dtype_value: Any) -> str:

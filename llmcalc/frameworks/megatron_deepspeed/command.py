@@ -101,21 +101,21 @@ def _with_embedding_norm(spec: ModelSpec | None) -> ModelSpec | None:
 def megatron_arguments(reader: LaunchReader, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the equivalent arguments of Megatron-LM, and records arguments that have no equivalent."""
     megatron_table: dict[str, Any] = {}
-    for flag, setting in arguments.items():
+    for flag, argument_value in arguments.items():
         argument = flag.lstrip("-")
-        if argument in REFUSED and setting not in ("1", ["1"], False):
+        if argument in REFUSED and argument_value not in ("1", ["1"], False):
             reader.unknown[flag] = REFUSED[argument]
         elif argument in IGNORED:
             reader.ignored.append(flag)
         elif argument not in REFUSED and flag != EMBEDDING_NORM:
-            megatron_table[RENAMED.get(flag, flag)] = setting
+            megatron_table[RENAMED.get(flag, flag)] = argument_value
     uses_deepspeed = bool(set(arguments) & set(SIGNS))
     if "--checkpoint-activations" in arguments or "--activations-checkpoint-method" in arguments:
-        method = arguments.get("--activations-checkpoint-method", "uniform")
+        checkpoint_method = arguments.get("--activations-checkpoint-method", "uniform")
         layers = arguments.get("--activations-checkpoint-num-layers", arguments.get("--checkpoint-num-layers", "1"))
         megatron_table |= {
             "--recompute-granularity": "full",
-            "--recompute-method": method,
+            "--recompute-method": checkpoint_method,
             "--recompute-num-layers": layers,
         }
     _set_position_embedding(reader, megatron_table)
@@ -162,16 +162,16 @@ def _set_position_embedding(reader: LaunchReader, megatron_table: dict[str, Any]
         )
 
 
-def _set_layer_partition(reader: LaunchReader, table: dict[str, Any]) -> None:
+def _set_layer_partition(reader: LaunchReader, arguments: dict[str, Any]) -> None:
     """Sets the division of layers into stages, where embedding and head may count as layers (BigScience)."""
-    method = table.pop("--pp-partition-method", None)
-    if method is None or str(table.get("--pipeline-model-parallel-size", 1)) == "1":
+    partition_method = arguments.pop("--pp-partition-method", None)
+    if partition_method is None or str(arguments.get("--pipeline-model-parallel-size", 1)) == "1":
         return
-    name = "|".join(method) if isinstance(method, list) else str(method)
-    if name in ("type:transformer|embedding", "type:embedding|transformer"):
-        table |= {"--account-for-embedding-in-pipeline-split": True, "--account-for-loss-in-pipeline-split": True}
-    elif name not in ("uniform", "type:transformer"):
-        reader.unknown["--pp-partition-method"] = f"'{name[:40]}' is not modelled; type:transformer|embedding is"
+    method_name = "|".join(partition_method) if isinstance(partition_method, list) else str(partition_method)
+    if method_name in ("type:transformer|embedding", "type:embedding|transformer"):
+        arguments |= {"--account-for-embedding-in-pipeline-split": True, "--account-for-loss-in-pipeline-split": True}
+    elif method_name not in ("uniform", "type:transformer"):
+        reader.unknown["--pp-partition-method"] = f"'{method_name[:40]}' is not modelled; type:transformer|embedding is"
 
 
 def _set_zero_stage(reader: LaunchReader, arguments: Mapping[str, Any], megatron_table: dict[str, Any]) -> None:
@@ -188,13 +188,13 @@ def _set_zero_stage(reader: LaunchReader, arguments: Mapping[str, Any], megatron
             shown_file = "a file that the script makes" if is_unresolved(config) else config[:60]
             reader.notes.append(f"--deepspeed_config: {shown_file} is not read; --zero-stage says the stage")
     if deepspeed_config and is_deepspeed(deepspeed_config):
-        zero = deepspeed_config.get("zero_optimization")
-        if isinstance(zero, Mapping):
-            stage = zero.get("stage", 0)
-            if zero.get("offload_optimizer") or zero.get("cpu_offload"):
+        zero_table = deepspeed_config.get("zero_optimization")
+        if isinstance(zero_table, Mapping):
+            stage = zero_table.get("stage", 0)
+            if zero_table.get("offload_optimizer") or zero_table.get("cpu_offload"):
                 reader.unknown["zero_optimization.offload_optimizer"] = REFUSED["cpu-optimizer"]
     stage_text = str(0 if stage is None else stage).removesuffix(".0")  # `type=float` in its parser
-    stage_number = size_of(reader, "--zero-stage", stage_text, least=0)
+    stage_number = size_of(reader, "--zero-stage", stage_text, minimum=0)
     if stage_number > 1:
         reader.unknown["--zero-stage"] = f"stage {stage_number} under Megatron-DeepSpeed is not modelled; 0 and 1 are"
     if stage_number == 0 and "--bf16" in arguments and "--deepspeed" in arguments:
@@ -228,6 +228,6 @@ def _set_vocabulary(reader: LaunchReader, arguments: Mapping[str, Any], megatron
             "--tokenizer-name-or-path",
             f"the size of {tokenizer_name[:60] or 'the tokenizer'} is in its files alone; expected --vocab-size too",
         )
-    multiple = size_of(reader, "--pad-vocab-size-to", arguments.get("--pad-vocab-size-to", tokenizer_size))
-    megatron_table["--vocab-size"] = str(max(tokenizer_size, multiple))
-    reader.notes.append(f"{tokenizer_name[:80]}: {max(tokenizer_size, multiple):,} tokens")
+    size_multiple = size_of(reader, "--pad-vocab-size-to", arguments.get("--pad-vocab-size-to", tokenizer_size))
+    megatron_table["--vocab-size"] = str(max(tokenizer_size, size_multiple))
+    reader.notes.append(f"{tokenizer_name[:80]}: {max(tokenizer_size, size_multiple):,} tokens")

@@ -68,10 +68,10 @@ def deepspeed_config(config_name: str) -> dict[str, Any] | None:
         if config_name not in ("zero0", "zero1", "zero2", "zero3"):
             return None
         stage = int(config_name[-1])
-    zero: dict[str, Any] = {"stage": stage, "offload_optimizer": {"device": device}, "overlap_comm": False}
-    zero["contiguous_gradients"] = True
+    zero_table: dict[str, Any] = {"stage": stage, "offload_optimizer": {"device": device}, "overlap_comm": False}
+    zero_table["contiguous_gradients"] = True
     if stage == 3:
-        zero |= {
+        zero_table |= {
             **AUTO_BUCKETS,
             "offload_param": {"device": device},
             "sub_group_size": 1_000_000_000,
@@ -79,8 +79,8 @@ def deepspeed_config(config_name: str) -> dict[str, Any] | None:
             "stage3_max_reuse_distance": 1_000_000_000,
         }
     else:
-        zero |= {"allgather_bucket_size": 200_000_000, "reduce_bucket_size": 200_000_000, "reduce_scatter": True}
-    return {"zero_optimization": zero, **AUTO_FORMATS, **AUTO_BATCH}
+        zero_table |= {"allgather_bucket_size": 200_000_000, "reduce_bucket_size": 200_000_000, "reduce_scatter": True}
+    return {"zero_optimization": zero_table, **AUTO_FORMATS, **AUTO_BATCH}
 
 
 def starts_program(command_line: CommandLine) -> bool:
@@ -103,16 +103,16 @@ def trains(command_line: CommandLine) -> bool:
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of an ms-swift command. Raises `InputError`, which names file and argument."""
     with reading_of(source_file) as reader:
-        model_flag, _, verb = command_line.program.partition(" ")
+        model_flag, _, swift_verb = command_line.program.partition(" ")
         if model_flag == "megatron" or "megatron" in command_line.program:
-            return _read_megatron_command(reader, command_line, verb)
-        verb = verb or command_line.program.rpartition(".")[2]
-        if verb not in TRAINING:
+            return _read_megatron_command(reader, command_line, swift_verb)
+        swift_verb = swift_verb or command_line.program.rpartition(".")[2]
+        if swift_verb not in TRAINING:
             raise reader.wrong(
-                f"line {command_line.line}: swift {verb}", "is no training; expected swift sft or swift pt"
+                f"line {command_line.line}: swift {swift_verb}", "is no training; expected swift sft or swift pt"
             )
         config = plain_arguments(arguments_of(command_line.words, source_file.where), reader, READ - {"model"})
-        rlhf_type = str(config.get("rlhf_type", "dpo")) if verb == "rlhf" else ""
+        rlhf_type = str(config.get("rlhf_type", "dpo")) if swift_verb == "rlhf" else ""
         if rlhf_type not in ("", "grpo", "gkd", *PAIRS):
             raise reader.wrong(
                 f"line {command_line.line}: swift rlhf --rlhf_type",
@@ -122,30 +122,30 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         arguments = arguments_of(command_line.words, source_file.where)
         model_flag = "--model" if "--model" in arguments else "--model_id_or_path"
         target = model_name(reader, model_flag, arguments.get(model_flag))
-        launched_run = launch_as_trainer(reader, _trainer_table(reader, config, rlhf_type, verb), target)
+        launched_run = launch_as_trainer(reader, _trainer_table(reader, config, rlhf_type, swift_verb), target)
         if (rlhf_type == "rm" or config.get("task_type") in TEXT_TASKS) and launched_run.layout.zero != 3:
             return replace(launched_run, settings={**launched_run.settings, "cross_entropy": "chunked"})
         if rlhf_type == "gkd":
             return with_teacher(reader, {**config, "model": target}, launched_run)
         if rlhf_type in PAIRS and launched_run.settings.get("cross_entropy") == "chunked":
             # `concatenated_forward` takes the labels away
-            note = "the chunked cross-entropy is of labels alone: this loss is counted with all logits"
+            loss_note = "the chunked cross-entropy is of labels alone: this loss is counted with all logits"
             settings = {**launched_run.settings, "cross_entropy": "eager"}
-            return replace(launched_run, settings=settings, notes=(*launched_run.notes, note))
+            return replace(launched_run, settings=settings, notes=(*launched_run.notes, loss_note))
         if rlhf_type != "grpo":
             return launched_run
-        completion = reader.size(config, "max_completion_length", 512)
-        launched_run = with_log_probabilities(launched_run, completion, launched_run.framework != "deepspeed")
+        completion_length = reader.size(config, "max_completion_length", 512)
+        launched_run = with_log_probabilities(launched_run, completion_length, launched_run.framework != "deepspeed")
         return replace(launched_run, rollout=rollout_of(reader, config, launched_run))
 
 
-def _read_megatron_command(reader: LaunchReader, command_line: CommandLine, verb: str) -> Launch:
+def _read_megatron_command(reader: LaunchReader, command_line: CommandLine, swift_verb: str) -> Launch:
     """Returns the training run of a command of Megatron-SWIFT."""
-    if verb == "export":
+    if swift_verb == "export":
         raise reader.wrong(f"line {command_line.line}: megatron export", "is no training; expected megatron sft or pt")
     arguments = arguments_of(command_line.words, reader.where)
     config = plain_arguments(arguments, reader, MEGATRON_READ - {"model"})
-    rlhf_type = str(config.get("rlhf_type")) if verb == "rlhf" else ""
+    rlhf_type = str(config.get("rlhf_type")) if swift_verb == "rlhf" else ""
     if rlhf_type not in ("", *MEGATRON_RLHF):
         raise reader.wrong(
             f"line {command_line.line}: megatron rlhf --rlhf_type",
@@ -172,8 +172,8 @@ def _task_arguments(reader: LaunchReader, config: Table, rlhf_type: str) -> tupl
     return ("loss_type", "num_labels", "problem_type")
 
 
-def _texts_of_sample(reader: LaunchReader, config: Table, rlhf_type: str) -> int:
-    """Returns the sequences of one sample: those of a task that compares texts, else 1.
+def _sequences_per_sample(reader: LaunchReader, config: Table, rlhf_type: str) -> int:
+    """Returns the number of sequences per sample: several for a task that compares texts, otherwise 1.
 
     An embedding's sample has an anchor and a positive text, a reranker's as many negatives for each positive as the
     variables say. Their heads make no logits of all words. Source: swift/template/base.py, `_embedding_data_collator`
@@ -185,13 +185,13 @@ def _texts_of_sample(reader: LaunchReader, config: Table, rlhf_type: str) -> int
     if task_type == "embedding":
         reader.notes.append("--task_type embedding: two texts a sample; negatives in the data are not counted")
         return 2
-    positives, negatives = (
-        size_of(reader, variable, reader.source.env.get(variable, default_count), least=least_count)
+    positive_count, negative_count = (
+        size_of(reader, variable, reader.source.env.get(variable, default_count), minimum=least_count)
         for variable, default_count, least_count in (("MAX_POSITIVE_SAMPLES", 1, 1), ("MAX_NEGATIVE_SAMPLES", 7, 0))
     )
-    texts = positives * (1 + negatives)
-    reader.notes.append(f"--task_type {task_type}: {texts} texts a sample (MAX_NEGATIVE_SAMPLES {negatives})")
-    return texts
+    text_count = positive_count * (1 + negative_count)
+    reader.notes.append(f"--task_type {task_type}: {text_count} texts a sample (MAX_NEGATIVE_SAMPLES {negative_count})")
+    return text_count
 
 
 def _check_visible_devices(reader: LaunchReader, config: Table) -> None:
@@ -232,7 +232,7 @@ def _adapter_arguments(reader: LaunchReader, config: Table) -> dict[str, Any]:
     )
 
 
-def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, verb: str) -> dict[str, Any]:
+def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, swift_verb: str) -> dict[str, Any]:
     """Returns the Trainer's arguments that correspond to ms-swift's. rlhf_type: empty for supervised training."""
     read_names = (*READ, *IGNORED, *TRAINER_IGNORED)
     read_names = (
@@ -246,11 +246,11 @@ def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, ve
         if argument in IGNORED or (argument in TRAINER_IGNORED and argument not in READ)
     ]
     unknown_keys(reader, swift_config, read_names, "", "no argument that is known")
-    tuner = swift_config.get("tuner_type", swift_config.get("train_type", swift_config.get("sft_type")))
-    if tuner is None:
-        tuner = reader.value(swift_config, "tuner_type", "full" if verb == "pt" else "lora")
-    if tuner not in ("full", "lora"):
-        raise reader.wrong("--tuner_type", f"{shown(tuner)} is not modelled; expected full or lora")
+    tuner_type = swift_config.get("tuner_type", swift_config.get("train_type", swift_config.get("sft_type")))
+    if tuner_type is None:
+        tuner_type = reader.value(swift_config, "tuner_type", "full" if swift_verb == "pt" else "lora")
+    if tuner_type not in ("full", "lora"):
+        raise reader.wrong("--tuner_type", f"{shown(tuner_type)} is not modelled; expected full or lora")
     if swift_config.get("deepspeed_autotp_size") not in (None, 1):
         reader.unknown["--deepspeed_autotp_size"] = "layers divided by AutoTP: --allow-unknown counts whole ones"
     _check_visible_devices(reader, swift_config)
@@ -269,36 +269,36 @@ def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, ve
         "optim": reader.value(swift_config, "optim", "adamw_torch_fused"),
         "attn_implementation": reader.value(swift_config, "attn_impl", "sdpa"),
     }
-    trainer_table["per_device_train_batch_size"] *= _texts_of_sample(reader, swift_config, rlhf_type)
+    trainer_table["per_device_train_batch_size"] *= _sequences_per_sample(reader, swift_config, rlhf_type)
     trainer_table |= {argument: swift_config.get(argument) for argument in PASSED_ON}
     trainer_table["bf16"] = trainer_table["torch_dtype"] == "bfloat16"
     trainer_table["fp16"] = not trainer_table["bf16"]
     if trainer_table["attn_implementation"] in ("flash_attn", "flash_attention_2", "flash_attention_3"):
         trainer_table["attn_implementation"] = "flash_attention_2"
-    length = swift_config.get("packing_length", swift_config.get("max_length"))
+    sequence_length = swift_config.get("packing_length", swift_config.get("max_length"))
     if rlhf_type == "grpo":
-        length = grpo_length(reader, swift_config, "max_length", tuner == "lora", GRPO_BETA)["seq"]
+        sequence_length = grpo_length(reader, swift_config, "max_length", tuner_type == "lora", GRPO_BETA)["seq"]
     # swift/sequence_parallel/*.py, Ulysses: each rank has a part of the tokens, and of their logits
     sequence_ranks = reader.sequence_ranks(swift_config, "sequence_parallel_size", world_size, "--")
-    if length is not None:
-        trainer_table["max_length"] = -(-size_of(reader, "max_length", length) // sequence_ranks)
+    if sequence_length is not None:
+        trainer_table["max_length"] = -(-size_of(reader, "max_length", sequence_length) // sequence_ranks)
     elif sequence_ranks > 1:
         raise reader.wrong("--max_length", "missing; --sequence_parallel_size divides its tokens; expected a number")
     if reader.flag(swift_config, "packing"):
         reader.notes.append("--packing: sequences of max_length tokens, all of them used")
-    if tuner == "lora":
+    if tuner_type == "lora":
         trainer_table |= _adapter_arguments(reader, swift_config)
     if swift_config.get("quant_bits") is not None or swift_config.get("quant_method") is not None:
-        bits = swift_config.get("quant_bits")
-        if swift_config.get("quant_method", "bnb") != "bnb" or bits not in (4, 8):
+        quantization_bits = swift_config.get("quant_bits")
+        if swift_config.get("quant_method", "bnb") != "bnb" or quantization_bits not in (4, 8):
             reader.unknown["--quant_bits"] = "weights in another format than bitsandbytes' 4 or 8 bits are not modelled"
-        trainer_table["load_in_8bit" if bits == 8 else "load_in_4bit"] = True
-        if bits == 4:
+        trainer_table["load_in_8bit" if quantization_bits == 8 else "load_in_4bit"] = True
+        if quantization_bits == 4:
             trainer_table["use_bnb_nested_quant"] = reader.flag(swift_config, "bnb_4bit_use_double_quant", True)
     if rlhf_type in PAIRS:
         reader.value(swift_config, "rlhf_type", rlhf_type)
-        trainer_table["per_device_train_batch_size"] = sequences_of(reader, rlhf_type, batch, tuner == "lora")
+        trainer_table["per_device_train_batch_size"] = sequences_of(reader, rlhf_type, batch, tuner_type == "lora")
     config = swift_config.get("deepspeed")
     if config is not None:
         trainer_table["deepspeed"] = deepspeed_config(str(config)) or config
-    return {argument_name: value for argument_name, value in trainer_table.items() if value is not False}
+    return {argument_name: setting for argument_name, setting in trainer_table.items() if setting is not False}

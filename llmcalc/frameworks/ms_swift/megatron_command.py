@@ -67,21 +67,21 @@ def run_of_megatron(
     rlhf_type: the `--rlhf_type` of `megatron rlhf`; empty (default) for supervised training.
     Raises `InputError`, which names file and argument.
     """
-    ignored = (IGNORED | other_ignored_names) - set(OFF)
+    ignored_names = (IGNORED | other_ignored_names) - set(OFF)
     rlhf_names = (*known_names(reader, config, rlhf_type), "mcore_ref_model", "offload_bridge") if rlhf_type else ()
-    reader.check_names(config, (*READ, *OFF, *HOST_OPTIMIZER, *rlhf_names), ignored)
+    reader.check_names(config, (*READ, *OFF, *HOST_OPTIMIZER, *rlhf_names), ignored_names)
     adapters = _adapter_settings(reader, config)
     reader.refuse_other_values(config, OFF, "--", " for a model that is named")
     if reader.flag(config, "moe_shared_expert_overlap"):
         reader.notes.append("--moe_shared_expert_overlap: shared experts are counted without overlap")
     parallel_sizes = {size_name: reader.size(config, size_name, 1) for size_name in SIZES}
-    granularity = reader.value(config, "recompute_granularity", "selective")
-    modules = config.get("recompute_modules")
-    length = config.get("packing_length", config.get("max_length"))
+    recompute_granularity = reader.value(config, "recompute_granularity", "selective")
+    recomputed_modules = config.get("recompute_modules")
+    sequence_length = config.get("packing_length", config.get("max_length"))
     if rlhf_type == "grpo":
-        length = grpo_length(reader, config, "max_length", bool(adapters), GRPO_BETA)["seq"]
+        sequence_length = grpo_length(reader, config, "max_length", bool(adapters), GRPO_BETA)["seq"]
         reader.notes.append(SFT_NOTE)
-    if length is None:
+    if sequence_length is None:
         raise reader.wrong("--max_length", "missing; the length is that of the model; expected --max_length N")
     parallel_run = MegatronRun(
         tp=parallel_sizes["tensor_model_parallel_size"],
@@ -96,11 +96,11 @@ def run_of_megatron(
         sequence_parallel=reader.flag(config, "sequence_parallel"),
         distributed_optimizer=reader.flag(config, "use_distributed_optimizer", True),
         batch=_sequences(reader, rlhf_type, parallel_sizes["micro_batch_size"], adapters),
-        seq=size_of(reader, "--max_length", length),
-        recompute_granularity=None if granularity in ("none", None) else granularity,
+        seq=size_of(reader, "--max_length", sequence_length),
+        recompute_granularity=None if recompute_granularity in ("none", None) else recompute_granularity,
         recompute_method=config.get("recompute_method"),
         recompute_num_layers=config.get("recompute_num_layers"),
-        recompute_modules=[modules] if isinstance(modules, str) else modules,
+        recompute_modules=[recomputed_modules] if isinstance(recomputed_modules, str) else recomputed_modules,
         fuses_cross_entropy=reader.flag(config, "cross_entropy_loss_fusion", True),
     )
     settings = {**adapters, **_optimizer_settings(reader, config), **optimizer_on_host(reader, config, "", 1.0)}
@@ -109,15 +109,15 @@ def run_of_megatron(
         settings["attn_implementation"] = "eager"
     elif attention not in ("auto", "fused") and not attention.startswith("flash"):
         raise reader.wrong("--attention_backend", f"{shown(attention)}; expected flash, fused, unfused, local or auto")
-    launch = megatron_run(reader, parallel_run, reader.source.world_size, settings)
+    launched_run = megatron_run(reader, parallel_run, reader.source.world_size, settings)
     global_batch = reader.size(config, "global_batch_size", 16)
-    rank_batch = parallel_sizes["micro_batch_size"] * launch.layout.dp
+    rank_batch = parallel_sizes["micro_batch_size"] * launched_run.layout.dp
     if global_batch % rank_batch:
         raise reader.wrong(
             "--global_batch_size", f"{global_batch}; expected a multiple of {rank_batch}, micro-batch · dp"
         )
-    launch.settings["num_microbatches"] = global_batch // rank_batch
-    return launch
+    launched_run.settings["num_microbatches"] = global_batch // rank_batch
+    return launched_run
 
 
 REFERENCE = FrozenModel("swift/megatron/trainers/rlhf_mixin.py", is_divided_as_trained=True)
@@ -126,12 +126,12 @@ REFERENCE = FrozenModel("swift/megatron/trainers/rlhf_mixin.py", is_divided_as_t
 
 def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the settings of low-rank adapters (mcore-bridge, tuners/lora.py); none for full training."""
-    tuner = config.get("tuner_type", config.get("train_type"))
-    tuner = reader.value(config, "tuner_type", "full") if tuner is None else tuner
-    if tuner == "full":
+    tuner_type = config.get("tuner_type", config.get("train_type"))
+    tuner_type = reader.value(config, "tuner_type", "full") if tuner_type is None else tuner_type
+    if tuner_type == "full":
         return {}
-    if tuner != "lora":
-        raise reader.wrong("--tuner_type", f"{shown(tuner)} is not modelled; expected full or lora")
+    if tuner_type != "lora":
+        raise reader.wrong("--tuner_type", f"{shown(tuner_type)} is not modelled; expected full or lora")
     targets = reader.value(config, "target_modules", ALL_LINEAR)
     if isinstance(targets, list) and ALL_LINEAR in targets:
         others = ", ".join(str(target)[:40] for target in targets if target != ALL_LINEAR)
@@ -163,8 +163,10 @@ def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the number formats of Transformer Engine's Adam (`--use_precision_aware_optimizer`)."""
     if not reader.flag(config, "use_precision_aware_optimizer"):
         return {}
-    formats = [str(reader.value(config, name, "fp32")) for name in ("exp_avg_dtype", "exp_avg_sq_dtype")]
-    if formats[0] != formats[1]:
-        reader.unknown["--exp_avg_sq_dtype"] = f"{shown(formats[1])} beside {shown(formats[0])} is not modelled here"
+    state_formats = [str(reader.value(config, argument, "fp32")) for argument in ("exp_avg_dtype", "exp_avg_sq_dtype")]
+    if state_formats[0] != state_formats[1]:
+        reader.unknown["--exp_avg_sq_dtype"] = (
+            f"{shown(state_formats[1])} beside {shown(state_formats[0])} is not modelled here"
+        )
     gradients = reader.value(config, "main_grads_dtype", "fp32")
-    return {"precision_aware_optimizer": True, "optimizer_dtype": formats[0], "grad_dtype": gradients}
+    return {"precision_aware_optimizer": True, "optimizer_dtype": state_formats[0], "grad_dtype": gradients}

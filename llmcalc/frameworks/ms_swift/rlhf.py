@@ -116,11 +116,11 @@ def with_teacher(reader: LaunchReader, config: Table, launched_run: Launch) -> L
         reader.notes.append("--teacher_model_server: the loss reads some words of each token, and is counted as SFT's")
         return replace(launched_run, notes=tuple(reader.notes))
     loaded_format = "float32" if config.get("torch_dtype") == "float32" else "bfloat16"
-    widths = GKD_BYTES_PER_LOGIT[format_of_logits(launched_run, loaded_format)]
-    width, chunk_width = widths[reader.value(config, "beta", 0.5) in (0, 1)]
+    bytes_per_logit = GKD_BYTES_PER_LOGIT[format_of_logits(launched_run, loaded_format)]
+    logit_bytes, chunk_width = bytes_per_logit[reader.value(config, "beta", 0.5) in (0, 1)]
     if config.get("sft_alpha") not in (None, 0):
-        width += SFT_BYTES_PER_LOGIT
-    loss = SecondLoss("swift/rlhf_trainers/gkd_loss.py", width, "divergence of logits", GKD_CHUNK, chunk_width)
+        logit_bytes += SFT_BYTES_PER_LOGIT
+    loss = SecondLoss("swift/rlhf_trainers/gkd_loss.py", logit_bytes, "divergence of logits", GKD_CHUNK, chunk_width)
     teacher = config.get("teacher_model")
     if teacher is None or (teacher == config.get("model") and launched_run.settings.get("lora_rank") is not None):
         reader.notes.append("the model is its own teacher (self-distillation), without further weights")
@@ -147,8 +147,8 @@ def rollout_of(reader: LaunchReader, config: Table, launched_run: Launch) -> Rol
         launched_run,
         utilization=0.9,
         beta=GRPO_BETA,
-        offloaded=frozenset(offloaded_states),
-        source="swift/rlhf_trainers/rollout_mixin.py, grpo_trainer.py",
+        offloaded_states=frozenset(offloaded_states),
+        citation="swift/rlhf_trainers/rollout_mixin.py, grpo_trainer.py",
         reference_bytes=4 if config.get("torch_dtype") == "float32" else 2,
     )
 
@@ -159,16 +159,16 @@ def megatron_rollout_of(reader: LaunchReader, config: Table, launched_run: Launc
     `--offload_model` puts main gradients and the reference model on the host too (swift/megatron/trainers/utils.py,
     `offload_megatron_model_to_cpu`; rollout_mixin.py), and rollouts are as many as `--generation_batch_size`.
     """
-    steps = reader.size(config, "steps_per_generation", 1)
-    batch = reader.size(config, "global_batch_size", 16) * steps
+    generation_steps = reader.size(config, "steps_per_generation", 1)
+    batch = reader.size(config, "global_batch_size", 16) * generation_steps
     rollout = rollout_of(reader, {"use_vllm": True, "generation_batch_size": batch, **config}, launched_run)
     layout = launched_run.layout
-    offloaded_with_weights: frozenset[States] = frozenset(
+    states_offloaded: frozenset[States] = frozenset(
         ("gradients", "reference") if "weights" in rollout.offloaded else ()
     )
     return replace(
         rollout,
         source="swift/megatron/trainers/rollout_mixin.py, grpo_trainer.py",
-        offloaded=rollout.offloaded | offloaded_with_weights,
+        offloaded=rollout.offloaded | states_offloaded,
         reference=replace(rollout.reference, ranks=layout.tp * layout.pp),
     )

@@ -53,19 +53,19 @@ PADDED, EXACT = 50_304, 50_257
 SIGNS = r"^(wandb_log|wandb_run_name|init_from|block_size|out_dir|always_save_checkpoint|eval_interval|n_layer)\s*="
 
 
-def is_python(text: str) -> bool:
+def is_python(file_text: str) -> bool:
     """Whether a Python file is train.py or one of its configurations."""
-    if "from model import GPTConfig" in text and "configurator.py" in text:
+    if "from model import GPTConfig" in file_text and "configurator.py" in file_text:
         return True
-    names = set(re.findall(SIGNS, text, re.MULTILINE))
-    return len(names) > 1 and re.search(r"^\s*(def|class|from) ", text, re.MULTILINE) is None
+    variable_names = set(re.findall(SIGNS, file_text, re.MULTILINE))
+    return len(variable_names) > 1 and re.search(r"^\s*(def|class|from) ", file_text, re.MULTILINE) is None
 
 
 def starts_program(command_line: CommandLine) -> bool:
     """Whether a command starts train.py with a Python configuration or with configuration keys."""
-    keys = [match[1] for command_word in command_line.words if (match := re.match(r"--(\w+)=", command_word))]
+    typed_keys = [match[1] for command_word in command_line.words if (match := re.match(r"--(\w+)=", command_word))]
     has_config = any(command_word.endswith(".py") for command_word in command_line.words[:1])
-    has_keys = any(key in ("block_size", "n_layer", "n_embd", "init_from", "max_iters") for key in keys)
+    has_keys = any(key in ("block_size", "n_layer", "n_embd", "init_from", "max_iters") for key in typed_keys)
     return (
         command_line.program == "train.py"
         and (has_config or has_keys)
@@ -79,21 +79,21 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         return _read_values(reader, _run_values(reader, {}, command_line.words))
 
 
-def read_python(text: str, source_file: LaunchSource) -> Launch:
+def read_python(file_text: str, source_file: LaunchSource) -> Launch:
     """Returns the training run of a nanoGPT configuration.
 
     The arguments of `source_file` are further configurations and `--key=value`.
     """
     with reading_of(source_file) as reader:
-        variables = constants(parse_python(text, source_file.where).body)
+        variables = constants(parse_python(file_text, source_file.where).body)
         if source_file.where.endswith("train.py"):
             variables.pop("dtype", None)  # chosen by the device
         return _read_values(reader, _run_values(reader, variables, source_file.arguments))
 
 
-def _run_values(reader: LaunchReader, names: Mapping[str, Any], command_words: Sequence[str]) -> dict[str, Any]:
+def _run_values(reader: LaunchReader, file_values: Mapping[str, Any], command_words: Sequence[str]) -> dict[str, Any]:
     """Returns key → value of a run, from the file, the command's configuration files, and `--key=value`."""
-    values_by_key = dict(names)
+    values_by_key = dict(file_values)
     for command_word in command_words:
         match = re.fullmatch(r"--(\w{1,60})=(.*)", command_word, re.DOTALL)
         if is_unresolved(command_word) and (match is None or match[1] in DEFAULTS):
@@ -104,44 +104,47 @@ def _run_values(reader: LaunchReader, names: Mapping[str, Any], command_words: S
             except (ValueError, SyntaxError, RecursionError, MemoryError):
                 values_by_key[match[1]] = match[2]
         elif command_word.endswith(".py") and reader.source.read_text is not None:
-            path, text = reader.source.read_text(command_word)
-            values_by_key |= constants(parse_python(text, path).body)
+            file_path, file_text = reader.source.read_text(command_word)
+            values_by_key |= constants(parse_python(file_text, file_path).body)
         else:
             raise reader.wrong("train.py", f"{shown(command_word)}; expected a configuration, or --key=value")
     return values_by_key
 
 
-def _read_values(reader: LaunchReader, values: Mapping[str, Any]) -> Launch:
-    known_values = {argument_name: value for argument_name, value in values.items() if argument_name in DEFAULTS}
-    for argument_name, value in known_values.items():
-        if isinstance(value, Unknown):
+def _read_values(reader: LaunchReader, file_values: Mapping[str, Any]) -> Launch:
+    known_values = {
+        argument_name: known_value for argument_name, known_value in file_values.items() if argument_name in DEFAULTS
+    }
+    for argument_name, known_value in known_values.items():
+        if isinstance(known_value, Unknown):
             raise reader.wrong(
                 argument_name, "an expression is not computed; expected a number, a text or True or False"
             )
-    reader.ignored += [argument_name for argument_name in values if argument_name not in DEFAULTS]
-    run_values = {name: reader.value(known_values, name, default) for name, default in DEFAULTS.items()}
+    reader.ignored += [argument_name for argument_name in file_values if argument_name not in DEFAULTS]
+    run_values = {key: reader.value(known_values, key, default_value) for key, default_value in DEFAULTS.items()}
     world_size = reader.device_count(reader.source.world_size)
-    steps = size_of(reader, "gradient_accumulation_steps", run_values["gradient_accumulation_steps"])
-    if steps % world_size:
+    accumulation_steps = size_of(reader, "gradient_accumulation_steps", run_values["gradient_accumulation_steps"])
+    if accumulation_steps % world_size:
         raise reader.wrong(
-            "gradient_accumulation_steps", f"{steps}; train.py divides it by {world_size} devices; expected a multiple"
+            "gradient_accumulation_steps",
+            f"{accumulation_steps}; train.py divides it by {world_size} devices; expected a multiple",
         )
-    formats: dict[str, dict[str, Any]] = {
+    format_settings: dict[str, dict[str, Any]] = {
         "bfloat16": {"precision": "autocast"},
         "float16": {"precision": "autocast"},
         "float32": {"precision": "fp32"},
     }
-    if run_values["dtype"] not in formats:
+    if run_values["dtype"] not in format_settings:
         raise reader.wrong("dtype", f"{shown(run_values['dtype'])}; expected bfloat16, float16 or float32")
     settings: dict[str, Any] = {
         "phase": "training",
         "batch": size_of(reader, "batch_size", run_values["batch_size"]),
         "seq": size_of(reader, "block_size", run_values["block_size"]),
-        "num_microbatches": steps // world_size,
+        "num_microbatches": accumulation_steps // world_size,
         "optimizer": "adamw",
         "optimizer_impl": "fused",
         "attn_implementation": "flash",
-        **formats[run_values["dtype"]],
+        **format_settings[run_values["dtype"]],
     }
     if run_values["compile"] is True:
         settings["compile"] = True
@@ -157,14 +160,14 @@ def _gpt_model(reader: LaunchReader, run_values: Mapping[str, Any]) -> ModelSpec
     if initial_weights != "scratch" and initial_weights not in GPT2:
         raise reader.wrong("init_from", f"{shown(initial_weights)}; expected scratch or one of {', '.join(GPT2)}")
     if initial_weights in GPT2:
-        layers, heads, width = GPT2[initial_weights]
-        biased, vocabulary = True, EXACT
+        layers, heads, hidden_size = GPT2[initial_weights]
+        has_bias, vocabulary_size = True, EXACT
     else:
-        layers, heads, width = (
+        layers, heads, hidden_size = (
             size_of(reader, argument_name, run_values[argument_name])
             for argument_name in ("n_layer", "n_head", "n_embd")
         )
-        biased, vocabulary = run_values["bias"] is True, VOCABULARIES.get(str(run_values["dataset"]), PADDED)
-    config = {"model_type": "nanogpt", "n_layer": layers, "n_head": heads, "n_embd": width, "bias": biased}
-    config |= {"vocab_size": vocabulary, "block_size": run_values["block_size"], "dropout": run_values["dropout"]}
+        has_bias, vocabulary_size = run_values["bias"] is True, VOCABULARIES.get(str(run_values["dataset"]), PADDED)
+    config = {"model_type": "nanogpt", "n_layer": layers, "n_head": heads, "n_embd": hidden_size, "bias": has_bias}
+    config |= {"vocab_size": vocabulary_size, "block_size": run_values["block_size"], "dropout": run_values["dropout"]}
     return validate(ModelSpec, read(config).model, reader.where)

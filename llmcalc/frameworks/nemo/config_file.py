@@ -128,9 +128,11 @@ def read_nemo(config: Table, source_file: LaunchSource) -> Launch:
     with reading_of(source_file) as reader:
         overrides = {key: plain_value(override) for key, override in overrides_of(source_file.arguments).items()}
         model = _model_values(reader, config, overrides)
-        name = str(config.get("name", ""))[:80]
-        if "encoder" in model or "decoder" in model or any(model_type in name for model_type in MODEL_TYPES):
-            raise reader.wrong("name", f"{shown(name)}: its layers are not read; expected a GPT, BERT or Mamba config")
+        model_name = str(config.get("name", ""))[:80]
+        if "encoder" in model or "decoder" in model or any(model_type in model_name for model_type in MODEL_TYPES):
+            raise reader.wrong(
+                "name", f"{shown(model_name)}: its layers are not read; expected a GPT, BERT or Mamba config"
+            )
         if model.get("peft.peft_scheme") not in (None, "none", "null"):
             raise reader.wrong("model.peft.peft_scheme", "adapters under Megatron-Core are not modelled; expected null")
         if model.get("num_layers") is None:
@@ -139,7 +141,7 @@ def read_nemo(config: Table, source_file: LaunchSource) -> Launch:
             )
         arguments = _megatron_arguments(reader, model, config)
         reader.check_unknown()
-        model_type = next((model_type for model_type in ("bert", "mamba") if model_type in name), "gpt")
+        model_type = next((model_type for model_type in ("bert", "mamba") if model_type in model_name), "gpt")
         devices = _device_count(reader, config, overrides) if source_file.world_size is None else source_file.world_size
         launched_run = read_megatron(
             arguments, replace(source_file, world_size=devices, script=f"pretrain_{model_type}.py", arguments=())
@@ -147,38 +149,40 @@ def read_nemo(config: Table, source_file: LaunchSource) -> Launch:
         return replace(reader.with_records(launched_run), ignored=tuple(reader.ignored))
 
 
-def _model_values(reader: LaunchReader, config: Table, overrides: Mapping[str, Any]) -> dict[str, Any]:
+def _model_values(reader: LaunchReader, config: Table, overrides_by_key: Mapping[str, Any]) -> dict[str, Any]:
     """Returns dotted key → value of the section `model`, with references resolved."""
     model = config["model"]
-    values = {str(key): value for key, value in model.items() if not isinstance(value, Mapping) or key in SECTIONS}
+    settings = {str(key): value for key, value in model.items() if not isinstance(value, Mapping) or key in SECTIONS}
     for section in ("optim", "tokenizer", "peft", "data"):
         section_table = model.get(section)
         if isinstance(section_table, Mapping):
-            values |= {f"{section}.{key}": value for key, value in section_table.items()}
-    values |= {key.partition(".")[2]: value for key, value in overrides.items() if key.startswith("model.")}
-    return {key: _resolved_value(reader, key, value, values) for key, value in values.items()}
+            settings |= {f"{section}.{key}": value for key, value in section_table.items()}
+    settings |= {key.partition(".")[2]: value for key, value in overrides_by_key.items() if key.startswith("model.")}
+    return {key: _resolved_value(reader, key, value, settings) for key, value in settings.items()}
 
 
 SECTIONS = ("encoder", "decoder")
 """Tables in `model` that show an encoder-decoder."""
 
 
-def _resolved_value(reader: LaunchReader, key: str, value: Any, model: Mapping[str, Any], depth: int = 0) -> Any:
+def _resolved_value(
+    reader: LaunchReader, model_key: str, written_value: Any, model: Mapping[str, Any], link_depth: int = 0
+) -> Any:
     """Returns a value, with a reference such as `${.encoder_seq_length}` replaced by the referenced value."""
-    reference = LINK.fullmatch(value) if isinstance(value, str) else None
-    if reference is None:
-        return value
-    referenced_key = reference[1].removeprefix(".").removeprefix("model.")
-    if depth > 8 or referenced_key not in model:
+    reference_match = LINK.fullmatch(written_value) if isinstance(written_value, str) else None
+    if reference_match is None:
+        return written_value
+    referenced_key = reference_match[1].removeprefix(".").removeprefix("model.")
+    if link_depth > 8 or referenced_key not in model:
         return None
-    return _resolved_value(reader, key, model[referenced_key], model, depth + 1)
+    return _resolved_value(reader, model_key, model[referenced_key], model, link_depth + 1)
 
 
-def _device_count(reader: LaunchReader, config: Table, overrides: Mapping[str, Any]) -> int:
+def _device_count(reader: LaunchReader, config: Table, overrides_by_key: Mapping[str, Any]) -> int:
     """Returns the number of devices of all machines."""
     trainer = {
         **config["trainer"],
-        **{key[8:]: override for key, override in overrides.items() if key.startswith("trainer.")},
+        **{key[8:]: override_value for key, override_value in overrides_by_key.items() if key.startswith("trainer.")},
     }
     return size_of(reader, "trainer.devices", trainer.get("devices", 1)) * size_of(
         reader, "trainer.num_nodes", trainer.get("num_nodes", 1)
@@ -188,13 +192,13 @@ def _device_count(reader: LaunchReader, config: Table, overrides: Mapping[str, A
 def _megatron_arguments(reader: LaunchReader, model: Mapping[str, Any], config: Table) -> dict[str, Any]:
     """Returns the equivalent arguments of Megatron-LM."""
     arguments: dict[str, Any] = {}
-    for key, flag in SIZES.items():
-        if model.get(key) is not None:
-            arguments[f"--{flag}"] = model[key]
+    for size_key, flag in SIZES.items():
+        if model.get(size_key) is not None:
+            arguments[f"--{flag}"] = model[size_key]
     if "mamba" in str(config.get("name", "")) and model.get("hybrid_override_pattern") is None:
         arguments["--hybrid-override-pattern"] = "M" * size_of(reader, "model.num_layers", model["num_layers"])
-    for key, (flag, flag_values) in FLAGS.items():
-        if model.get(key) is flag_values:
+    for size_key, (flag, flag_values) in FLAGS.items():
+        if model.get(size_key) is flag_values:
             arguments[f"--{flag}"] = True
     reader.refuse_other_values(model, OFF, "model.")
     arguments |= _layer_arguments(reader, model)
@@ -210,8 +214,8 @@ def _megatron_arguments(reader: LaunchReader, model: Mapping[str, Any], config: 
         reader.unknown["model.optim.name"] = f"{shown(model['optim.name'])[:60]} is not modelled"
     if model.get("optim.name") == "mcore_distributed_optim":
         arguments["--use-distributed-optimizer"] = True
-    reader.ignored += [key for key in config if key not in ("model", "trainer", "name")]
-    reader.ignored += [f"model.{key}" for key in model if not {key} & READ]
+    reader.ignored += [size_key for size_key in config if size_key not in ("model", "trainer", "name")]
+    reader.ignored += [f"model.{size_key}" for size_key in model if not {size_key} & READ]
     arguments["--vocab-size"] = _vocabulary_size(reader, model)
     return arguments
 
@@ -223,8 +227,8 @@ def _layer_arguments(reader: LaunchReader, model: Mapping[str, Any]) -> dict[str
     if norm not in NORMS:
         raise reader.wrong("model.normalization", f"{shown(norm)}; expected {', '.join(NORMS)}")
     if NORMS[norm]:
-        flag, setting = NORMS[norm]
-        arguments[flag] = setting
+        flag, flag_value = NORMS[norm]
+        arguments[flag] = flag_value
     activation = str(model.get("activation", "gelu"))
     if activation not in ACTIVATIONS:
         reader.unknown["model.activation"] = f"{shown(activation)[:60]} is not modelled"
@@ -235,9 +239,9 @@ def _layer_arguments(reader: LaunchReader, model: Mapping[str, Any]) -> dict[str
         reader.unknown["model.position_embedding_type"] = f"{shown(position_type)[:60]} is not modelled"
     else:
         arguments["--position-embedding-type"] = position_type
-    groups = model.get("num_query_groups")
-    if groups is not None and groups != model.get("num_attention_heads"):
-        arguments |= {"--group-query-attention": True, "--num-query-groups": groups}
+    query_groups = model.get("num_query_groups")
+    if query_groups is not None and query_groups != model.get("num_attention_heads"):
+        arguments |= {"--group-query-attention": True, "--num-query-groups": query_groups}
     return arguments
 
 
@@ -258,9 +262,9 @@ def _precision_arguments(reader: LaunchReader, model: Mapping[str, Any], config:
 
 def _vocabulary_size(reader: LaunchReader, model: Mapping[str, Any]) -> int:
     """Returns the vocabulary size before padding."""
-    for key in ("override_vocab_size", "vocab_size"):
-        if model.get(key) is not None:
-            return size_of(reader, f"model.{key}", model[key])
+    for size_key in ("override_vocab_size", "vocab_size"):
+        if model.get(size_key) is not None:
+            return size_of(reader, f"model.{size_key}", model[size_key])
     tokenizer_type = model.get("tokenizer.type")
     if tokenizer_type in WORDS:
         return WORDS[tokenizer_type]

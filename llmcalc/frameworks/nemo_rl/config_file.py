@@ -130,19 +130,21 @@ def is_nemo_rl(config: Table) -> bool:
 def read_nemo_rl(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a config. Raises `InputError`, which names file and key."""
     with reading_of(source_file) as reader:
-        merged_config = _with_bases(reader, config)
-        for name, reason in REFUSED.items():
-            if isinstance(merged_config.get(name), Mapping):
-                raise reader.wrong(name, f"{reason} is not modelled; expected a config of {', '.join(ALGORITHMS)}")
-        algorithm = next((name for name in ALGORITHMS if isinstance(merged_config.get(name), Mapping)), "")
+        merged_config = _with_base_configs(reader, config)
+        for section, problem in REFUSED.items():
+            if isinstance(merged_config.get(section), Mapping):
+                raise reader.wrong(section, f"{problem} is not modelled; expected a config of {', '.join(ALGORITHMS)}")
+        algorithm = next((section for section in ALGORITHMS if isinstance(merged_config.get(section), Mapping)), "")
         if not algorithm:
             raise reader.wrong("grpo", f"the file has no table of a training; expected one of {', '.join(ALGORITHMS)}")
-        values = _flat_values(reader, merged_config)
-        policy = {key.removeprefix("policy."): value for key, value in values.items() if key.startswith("policy.")}
+        flat_values = _flat_values(reader, merged_config)
+        policy = {
+            key.removeprefix("policy."): setting for key, setting in flat_values.items() if key.startswith("policy.")
+        }
         _check_keys(reader, policy)
         target = str(policy.get("model_name") or "")
         is_megatron = reader.flag(policy, "megatron_cfg.enabled")
-        world_size = _training_devices(reader, values, policy)
+        world_size = _training_devices(reader, flat_values, policy)
         read_run = _megatron_run if is_megatron else _fsdp_run
         launch_settings = read_run(reader, policy, world_size)
         if algorithm == "dpo":
@@ -152,35 +154,37 @@ def read_nemo_rl(config: Table, source_file: LaunchSource) -> Launch:
             reader.notes.append("GRPO: the loss of the update is counted as that of SFT; rollouts at their longest")
         elif algorithm == "distillation":
             reader.notes.append(TEACHER_NOTE)
-        rollout = _rollout(reader, values, policy) if algorithm in ("grpo", "distillation") else None
+        rollout = _rollout(reader, flat_values, policy) if algorithm in ("grpo", "distillation") else None
         framework = "megatron" if is_megatron else "torch" if launch_settings.own_settings is None else "fsdp2"
         return reader.launch(framework, launch_settings, target=target, rollout=rollout)
 
 
-def _with_bases(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    """Returns a config with the values of the configs that its `defaults` name. Its own values come first."""
-    merged_config, folder = dict(config), ""
+def _with_base_configs(reader: LaunchReader, config: Table) -> dict[str, Any]:
+    """Returns a config merged with the base configs in its `defaults`. Values of the config take precedence."""
+    merged_config, config_folder = dict(config), ""
     for _ in range(MOST_BASES):
         base_path = merged_config.pop("defaults", None)
         if base_path is None:
             return merged_config
         if not isinstance(base_path, str):
             raise reader.wrong("defaults", f"{shown(base_path)}; expected the path of one config of NeMo-RL")
-        path = posixpath.join(folder, base_path)
-        folder = posixpath.dirname(path)
-        merged_config = _merged(
-            reader.fetch_tables("defaults", path, "a config of NeMo-RL", BASE_CONFIGS), merged_config
+        base_config_path = posixpath.join(config_folder, base_path)
+        config_folder = posixpath.dirname(base_config_path)
+        merged_config = _merge_configs(
+            reader.fetch_tables("defaults", base_config_path, "a config of NeMo-RL", BASE_CONFIGS), merged_config
         )
     raise reader.wrong("defaults", f"more than {MOST_BASES} configs build on one another; expected fewer")
 
 
-def _merged(base_config: Table, config: Table) -> dict[str, Any]:
-    """Returns the tables of a base config with the values of another config in their place."""
+def _merge_configs(base_config: Table, config: Table) -> dict[str, Any]:
+    """Returns a base config in which the values of another config replace the base's."""
     merged_config = dict(base_config)
-    for key, setting in config.items():
-        inner_table = merged_config.get(key)
-        are_tables = isinstance(setting, Mapping) and isinstance(inner_table, Mapping)
-        merged_config[key] = _merged(merged_config[key], setting) if are_tables else setting
+    for config_key, config_value in config.items():
+        inner_table = merged_config.get(config_key)
+        are_tables = isinstance(config_value, Mapping) and isinstance(inner_table, Mapping)
+        merged_config[config_key] = (
+            _merge_configs(merged_config[config_key], config_value) if are_tables else config_value
+        )
     return merged_config
 
 
@@ -193,57 +197,57 @@ def _flat_values(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns dotted key → value of `policy`, `cluster` and `loss_fn`, with `${a.b}` and `${mul:a, b}` resolved."""
     flat_config: dict[str, Any] = {}
 
-    def add_flattened(nested_table: Table, prefix: str) -> None:
-        for key, setting in nested_table.items():
-            if isinstance(setting, Mapping):
-                add_flattened(setting, f"{prefix}{key}.")
+    def add_flattened(nested_table: Table, key_prefix: str) -> None:
+        for flat_key, flat_value in nested_table.items():
+            if isinstance(flat_value, Mapping):
+                add_flattened(flat_value, f"{key_prefix}{flat_key}.")
             else:
-                flat_config[f"{prefix}{key}"[:150]] = _with_full_names(setting, prefix.split("."))
+                flat_config[f"{key_prefix}{flat_key}"[:150]] = _with_full_names(flat_value, key_prefix.split("."))
 
     add_flattened({section: reader.table(config, section) for section in ("policy", "cluster", "loss_fn")}, "")
-    for key, setting in flat_config.items():
+    for flat_key, flat_value in flat_config.items():
         for _ in range(MOST_BASES):
-            if not isinstance(setting, str) or "${" not in setting:
+            if not isinstance(flat_value, str) or "${" not in flat_value:
                 break
-            setting = REFERENCE.sub(lambda match: str(flat_config.get(match[1], match[0])), setting)
-            setting = PRODUCT.sub(lambda match: str(int(match[1]) * int(match[2])), setting)
-        flat_config[key] = setting
+            flat_value = REFERENCE.sub(lambda match: str(flat_config.get(match[1], match[0])), flat_value)
+            flat_value = PRODUCT.sub(lambda match: str(int(match[1]) * int(match[2])), flat_value)
+        flat_config[flat_key] = flat_value
     return flat_config
 
 
-def _with_full_names(setting: Any, tables: list[str]) -> Any:
-    """Returns a value whose relative references, such as `${..name}`, have full names. tables: those around the key."""
-    if not isinstance(setting, str):
-        return setting
+def _with_full_names(written_value: Any, tables: list[str]) -> Any:
+    """Returns a value with full names in place of relative ones such as `${..name}`. tables: the enclosing tables."""
+    if not isinstance(written_value, str):
+        return written_value
     return RELATIVE.sub(
-        lambda match: "${" + ".".join([*tables[: len(tables) - len(match[1])], match[2]]) + "}", setting
+        lambda match: "${" + ".".join([*tables[: len(tables) - len(match[1])], match[2]]) + "}", written_value
     )
 
 
-def _check_keys(reader: LaunchReader, policy: Table) -> None:
-    """Records keys of `policy` that are ignored, and those whose values are not modelled."""
-    for key, setting in policy.items():
-        modelled_values = MODELLED.get(key)
-        if modelled_values is not None and setting is not None and setting not in modelled_values:
-            reader.unknown[f"policy.{key}"] = f"{shown(setting)[:60]} is not modelled"
-        elif modelled_values is not None or key in READ or key in OF_MEGATRON_CORE:
+def _check_keys(reader: LaunchReader, policy_table: Table) -> None:
+    """Records keys of `policy_table` that are ignored, and keys whose values are not modelled."""
+    for policy_key, policy_value in policy_table.items():
+        modelled_values = MODELLED.get(policy_key)
+        if modelled_values is not None and policy_value is not None and policy_value not in modelled_values:
+            reader.unknown[f"policy.{policy_key}"] = f"{shown(policy_value)[:60]} is not modelled"
+        elif modelled_values is not None or policy_key in READ or policy_key in OF_MEGATRON_CORE:
             continue
-        elif key in IGNORED or key.startswith(IGNORED_TABLES):
-            reader.ignored.append(f"policy.{key}")
-        elif setting not in (None, False):
-            reader.unknown[f"policy.{key}"] = "no key that is known"
+        elif policy_key in IGNORED or policy_key.startswith(IGNORED_TABLES):
+            reader.ignored.append(f"policy.{policy_key}")
+        elif policy_value not in (None, False):
+            reader.unknown[f"policy.{policy_key}"] = "no key that is known"
 
 
-def _training_devices(reader: LaunchReader, flat_config: Table, policy: Table) -> int:
-    """Returns the number of devices that train, without those of separate rollouts."""
-    nodes, node_devices = "cluster.num_nodes", "cluster.gpus_per_node"
-    world_size = reader.node_devices(flat_config, nodes, node_devices)
-    if policy.get("generation.colocated.enabled") is not False:
+def _training_devices(reader: LaunchReader, flat_config: Table, policy_table: Table) -> int:
+    """Returns the number of devices that train, without devices that only run rollouts."""
+    nodes_key, devices_key = "cluster.num_nodes", "cluster.gpus_per_node"
+    world_size = reader.node_devices(flat_config, nodes_key, devices_key)
+    if policy_table.get("generation.colocated.enabled") is not False:
         return world_size
-    engine_nodes = reader.optional_size(policy, "generation.colocated.resources.num_nodes") or 0
-    engine_devices = reader.optional_size(policy, "generation.colocated.resources.gpus_per_node")
-    node_size = reader.size(flat_config, node_devices, 8)
-    if reader.size(flat_config, nodes, 1) > 1:
+    engine_nodes = reader.optional_size(policy_table, "generation.colocated.resources.num_nodes") or 0
+    engine_devices = reader.optional_size(policy_table, "generation.colocated.resources.gpus_per_node")
+    node_size = reader.size(flat_config, devices_key, 8)
+    if reader.size(flat_config, nodes_key, 1) > 1:
         engine_devices = engine_nodes * (engine_devices or node_size)
     if not engine_devices or engine_devices >= world_size:
         raise reader.wrong(
@@ -254,24 +258,24 @@ def _training_devices(reader: LaunchReader, flat_config: Table, policy: Table) -
     return world_size - engine_devices
 
 
-def _batch_settings(reader: LaunchReader, policy: Table, replicas: int) -> dict[str, Any]:
-    """Returns sequences, tokens and micro-batches of a step. Packed sequences are one sequence of their tokens."""
-    tokens = reader.size(policy, "max_total_sequence_length", 512)
-    batch = reader.size(policy, "train_micro_batch_size", 1)
-    micro_batches = max(1, reader.size(policy, "train_global_batch_size", 512) // (batch * replicas))
+def _batch_settings(reader: LaunchReader, policy_table: Table, replicas: int) -> dict[str, Any]:
+    """Returns sequences, tokens and micro-batches of a step. Packed sequences count as one long sequence."""
+    tokens = reader.size(policy_table, "max_total_sequence_length", 512)
+    batch = reader.size(policy_table, "train_micro_batch_size", 1)
+    micro_batches = max(1, reader.size(policy_table, "train_global_batch_size", 512) // (batch * replicas))
     for packing_key in ("sequence_packing", "dynamic_batching"):
-        if reader.flag(policy, f"{packing_key}.enabled"):
-            packed_tokens = reader.size(policy, f"{packing_key}.train_mb_tokens", batch * tokens)
+        if reader.flag(policy_table, f"{packing_key}.enabled"):
+            packed_tokens = reader.size(policy_table, f"{packing_key}.train_mb_tokens", batch * tokens)
             reader.notes.append(f"{packing_key}: micro-batches of {packed_tokens} tokens, counted as one sequence")
             return {"batch": 1, "seq": packed_tokens, "num_microbatches": min(micro_batches, 2)}
     return {"batch": batch, "seq": tokens, "num_microbatches": micro_batches}
 
 
-def _fsdp_run(reader: LaunchReader, policy: Table, world_size: int) -> LaunchSettings:
+def _fsdp_run(reader: LaunchReader, policy_table: Table, world_size: int) -> LaunchSettings:
     """Returns the run under FSDP2 with shards and reduction in fp32, or on one device under autocast."""
-    tp = reader.size(policy, "dtensor_cfg.tensor_parallel_size", 1)
-    cp = reader.size(policy, "dtensor_cfg.context_parallel_size", 1)
-    replicas = reader.size(policy, "dtensor_cfg.dp_replicate_size", 1)
+    tp = reader.size(policy_table, "dtensor_cfg.tensor_parallel_size", 1)
+    cp = reader.size(policy_table, "dtensor_cfg.context_parallel_size", 1)
+    replicas = reader.size(policy_table, "dtensor_cfg.dp_replicate_size", 1)
     dp, remaining_devices = divmod(world_size, tp * cp)
     if remaining_devices or dp % replicas:
         raise reader.wrong(
@@ -281,29 +285,29 @@ def _fsdp_run(reader: LaunchReader, policy: Table, world_size: int) -> LaunchSet
         "phase": "training",
         "attn_implementation": "flash",
         **({"dtype": "bf16", "master_weights": "fp32"} if world_size > 1 else {"precision": "autocast"}),
-        **_batch_settings(reader, policy, dp),
-        **_optimizer_settings(reader, policy),
+        **_batch_settings(reader, policy_table, dp),
+        **_optimizer_settings(reader, policy_table),
     }
-    if reader.flag(policy, "dtensor_cfg.activation_checkpointing"):
+    if reader.flag(policy_table, "dtensor_cfg.activation_checkpointing"):
         settings["recompute"] = "full"
         reader.notes.append("activation_checkpointing: whole layers are recomputed, which run again module by module")
-    if reader.flag(policy, "dtensor_cfg.lora_cfg.enabled"):
-        targets = policy.get("dtensor_cfg.lora_cfg.target_modules")
-        is_everywhere = reader.flag(policy, "dtensor_cfg.lora_cfg.match_all_linear", True)
+    if reader.flag(policy_table, "dtensor_cfg.lora_cfg.enabled"):
+        targets = policy_table.get("dtensor_cfg.lora_cfg.target_modules")
+        adapts_all_layers = reader.flag(policy_table, "dtensor_cfg.lora_cfg.match_all_linear", True)
         settings |= lora_settings(
             reader,
-            rank=("policy.dtensor_cfg.lora_cfg.dim", reader.value(policy, "dtensor_cfg.lora_cfg.dim", 8)),
-            targets=("policy.dtensor_cfg.lora_cfg.target_modules", "all-linear" if is_everywhere else targets),
-            dropout=policy.get("dtensor_cfg.lora_cfg.dropout"),
+            rank=("policy.dtensor_cfg.lora_cfg.dim", reader.value(policy_table, "dtensor_cfg.lora_cfg.dim", 8)),
+            targets=("policy.dtensor_cfg.lora_cfg.target_modules", "all-linear" if adapts_all_layers else targets),
+            dropout=policy_table.get("dtensor_cfg.lora_cfg.dropout"),
         )
         if world_size > 1:
             reader.frozen = FP32_SHARDS
         reader.notes.append("frozen weights are in fp32")
     reader.expandable = any(
-        "expandable_segments:true" in str(policy.get(f"dtensor_cfg.env_vars.{variable}", "")).lower()
+        "expandable_segments:true" in str(policy_table.get(f"dtensor_cfg.env_vars.{variable}", "")).lower()
         for variable in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
     )
-    ep = reader.size(policy, "dtensor_cfg.expert_parallel_size", 1)
+    ep = reader.size(policy_table, "dtensor_cfg.expert_parallel_size", 1)
     if ep > 1 and (tp > 1 or (dp * cp) % ep):
         raise reader.wrong(
             "policy.dtensor_cfg.expert_parallel_size",
@@ -318,35 +322,35 @@ def _fsdp_run(reader: LaunchReader, policy: Table, world_size: int) -> LaunchSet
         ep=ep,
         zero=3 if world_size > 1 else 0,
         hsdp_replicas=replicas,
-        sequence_parallel=tp > 1 and reader.flag(policy, "dtensor_cfg.sequence_parallel"),
+        sequence_parallel=tp > 1 and reader.flag(policy_table, "dtensor_cfg.sequence_parallel"),
     )
     if world_size == 1:  # nemo_automodel/components/distributed/fsdp2.py leaves a model on one rank as it is
         return LaunchSettings(layout, settings)
-    offloads = reader.flag(policy, "dtensor_cfg.cpu_offload")
+    offloads = reader.flag(policy_table, "dtensor_cfg.cpu_offload")
     return LaunchSettings(layout, settings, TitanSettings(reduced="float32", reduces_each=True, offloads=offloads))
 
 
-def _optimizer_settings(reader: LaunchReader, policy: Table) -> dict[str, Any]:
-    """Returns the settings of torch's optimizer, which runs all tensors at once unless the file says otherwise."""
-    name = str(reader.value(policy, "optimizer.name", "torch.optim.AdamW"))
-    if name not in OPTIMIZERS:
-        reader.unknown["policy.optimizer.name"] = f"{shown(name)[:80]} is not modelled; torch.optim.AdamW is"
-    if reader.flag(policy, "optimizer.kwargs.fused"):
+def _optimizer_settings(reader: LaunchReader, policy_table: Table) -> dict[str, Any]:
+    """Returns the settings of torch's optimizer, by default with the foreach implementation."""
+    optimizer_name = str(reader.value(policy_table, "optimizer.name", "torch.optim.AdamW"))
+    if optimizer_name not in OPTIMIZERS:
+        reader.unknown["policy.optimizer.name"] = f"{shown(optimizer_name)[:80]} is not modelled; torch.optim.AdamW is"
+    if reader.flag(policy_table, "optimizer.kwargs.fused"):
         return {"optimizer": "adamw", "optimizer_impl": "fused"}
-    is_loop = policy.get("optimizer.kwargs.foreach") is False
-    return {"optimizer": "adamw", "optimizer_impl": "loop" if is_loop else "foreach"}
+    runs_in_loop = policy_table.get("optimizer.kwargs.foreach") is False
+    return {"optimizer": "adamw", "optimizer_impl": "loop" if runs_in_loop else "foreach"}
 
 
 def _megatron_run(reader: LaunchReader, policy: Table, world_size: int) -> LaunchSettings:
     """Returns the run under Megatron-Core (models/megatron/setup.py)."""
 
-    def megatron_size(name: str) -> int:
-        return reader.size(policy, f"megatron_cfg.{name}_parallel_size", 1)
+    def megatron_size(size_name: str) -> int:
+        return reader.size(policy, f"megatron_cfg.{size_name}_parallel_size", 1)
 
     tp, pp, cp = megatron_size("tensor_model"), megatron_size("pipeline_model"), megatron_size("context")
-    recompute = None
+    recompute_value = None
     if reader.flag(policy, "megatron_cfg.activation_checkpointing"):
-        recompute = str(reader.value(policy, "megatron_cfg.recompute_granularity", "full"))
+        recompute_value = str(reader.value(policy, "megatron_cfg.recompute_granularity", "full"))
     sums_in_fp32 = reader.flag(policy, "megatron_cfg.distributed_data_parallel_config.grad_reduce_in_fp32")
     parallel_run = MegatronRun(
         tp=tp,
@@ -358,7 +362,7 @@ def _megatron_run(reader: LaunchReader, policy: Table, world_size: int) -> Launc
         sequence_parallel=reader.flag(policy, "megatron_cfg.sequence_parallel"),
         distributed_optimizer=reader.flag(policy, "megatron_cfg.optimizer.use_distributed_optimizer", True),
         **_batch_settings(reader, policy, max(1, world_size // (tp * pp * cp))),
-        recompute_granularity=recompute,
+        recompute_granularity=recompute_value,
         recompute_modules=policy.get("megatron_cfg.recompute_modules"),
         grad_dtype="fp32" if sums_in_fp32 else "bf16",
     )
@@ -374,32 +378,32 @@ def _megatron_run(reader: LaunchReader, policy: Table, world_size: int) -> Launc
     return megatron_run(reader, parallel_run, world_size, settings)
 
 
-def _rollout(reader: LaunchReader, flat_config: Table, policy: Table) -> Rollout:
-    """Returns the engine on the training devices. During rollouts the policy and its states are on the host.
+def _rollout(reader: LaunchReader, flat_config: Table, policy_table: Table) -> Rollout:
+    """Returns the rollout engine on the training devices. During rollouts the policy and its states are on the host.
 
     Log-probabilities are those of logits in fp32 (algorithms/loss; models/automodel/train.py).
     """
-    is_colocated = reader.flag(policy, "generation.colocated.enabled", True)
-    engine = str(reader.value(policy, "generation.backend", "vllm"))
+    is_colocated = reader.flag(policy_table, "generation.colocated.enabled", True)
+    engine = str(reader.value(policy_table, "generation.backend", "vllm"))
     flags: dict[str, Any] = {}
     if engine not in ENGINES and is_colocated:
         reader.notes.append(f"policy.generation.backend {shown(engine)[:40]}: not modelled; its memory is not counted")
     elif is_colocated:
-        engine_table, names = ENGINES[engine]
-        for key, flag in names.items():
-            name = f"generation.{engine_table}.{key}"
+        engine_table, flags_by_key = ENGINES[engine]
+        for engine_key, flag in flags_by_key.items():
+            dotted_key = f"generation.{engine_table}.{engine_key}"
             if flag in ("gpu_memory_utilization", "mem_fraction_static"):
-                flags[flag] = share_of(reader, name, policy, 0.6)
+                flags[flag] = share_of(reader, dotted_key, policy_table, 0.6)
             elif flag == "enforce_eager":
-                flags[flag] = reader.flag(policy, name)
-            elif policy.get(name) is not None:
-                flags[flag] = reader.size(policy, name, 1)
+                flags[flag] = reader.flag(policy_table, dotted_key)
+            elif policy_table.get(dotted_key) is not None:
+                flags[flag] = reader.size(policy_table, dotted_key, 1)
         if engine == "vllm":
-            flags |= _eight_bit_flags(reader, policy)
-    _add_expert_ranks(reader, policy, flags)
+            flags |= _eight_bit_flags(reader, policy_table)
+    _add_expert_ranks(reader, policy_table, flags)
     if flat_config.get("loss_fn.reference_policy_kl_penalty") not in (None, 0, 0.0):
         reader.notes.append("the reference model is on the host; its weights take the place of the policy's")
-    tokens = reader.size(policy, "max_total_sequence_length", 512)
+    tokens = reader.size(policy_table, "max_total_sequence_length", 512)
     return Rollout(
         source="nemo_rl/models/policy/workers/*_policy_worker*.py, nemo_rl/models/generation/vllm/vllm_worker.py",
         engine=engine if is_colocated and engine in ENGINES else "",
@@ -407,30 +411,30 @@ def _rollout(reader: LaunchReader, flat_config: Table, policy: Table) -> Rollout
         sleeps=True,
         is_own_process=True,
         offloaded=frozenset({"weights", "optimizer", "gradients"}) if is_colocated else frozenset(),
-        sequences=reader.size(policy, "logprob_batch_size", 1),
+        sequences=reader.size(policy_table, "logprob_batch_size", 1),
         tokens=tokens,
         logit_tokens=tokens,
         logit_bytes=8,  # fp32, and their log-softmax
     )
 
 
-def _eight_bit_flags(reader: LaunchReader, policy: Table) -> dict[str, Any]:
+def _eight_bit_flags(reader: LaunchReader, policy_table: Table) -> dict[str, Any]:
     """Returns vLLM's flags of weights and caches in 8 bits (models/generation/vllm/quantization/fp8.py)."""
     flags: dict[str, Any] = {}
-    if policy.get("generation.vllm_cfg.precision") == "fp8":
+    if policy_table.get("generation.vllm_cfg.precision") == "fp8":
         reader.notes.append("policy.generation.vllm_cfg.precision fp8: scales of blocks of 128 × 128 are not counted")
         flags["quantization"] = "fp8"
-    if str(policy.get("generation.vllm_cfg.kv_cache_dtype", "auto")).startswith("fp8"):
+    if str(policy_table.get("generation.vllm_cfg.kv_cache_dtype", "auto")).startswith("fp8"):
         flags["kv_cache_dtype"] = "fp8"
     return flags
 
 
-def _add_expert_ranks(reader: LaunchReader, policy: Table, flags: dict[str, Any]) -> None:
-    """Adds vLLM's flag of ranks of experts, of which a rank group of tensor parallelism has as many as ranks."""
-    name = "generation.vllm_cfg.expert_parallel_size"
-    ranks = reader.size(policy, name, 1)
+def _add_expert_ranks(reader: LaunchReader, policy_table: Table, flags: dict[str, Any]) -> None:
+    """Adds vLLM's flag of expert parallelism, which is modelled over the tensor-parallel ranks."""
+    size_key = "generation.vllm_cfg.expert_parallel_size"
+    ranks = reader.size(policy_table, size_key, 1)
     if "tensor_parallel_size" not in flags or ranks == 1:
         return
     flags["enable_expert_parallel"] = True
     if ranks != flags["tensor_parallel_size"]:
-        reader.unknown[f"policy.{name}"] = "it is modelled equal to tensor_parallel_size"
+        reader.unknown[f"policy.{size_key}"] = "it is modelled equal to tensor_parallel_size"

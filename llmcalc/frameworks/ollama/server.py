@@ -155,13 +155,13 @@ class OllamaServer:
         server.__dict__["model"] = self.model
         return server
 
-    def _llama_server_flags(self, parallel: int, batch: int) -> dict[str, Any]:
+    def _llama_server_flags(self, sequences: int, batch: int) -> dict[str, Any]:
         """Returns the flags with which Ollama starts llama-server (llm/llama_server.go)."""
         layers = int(self.flags.get("num_gpu", -1))
         gpu_count = self.number_of_gpus
         return {
-            "ctx_size": self.num_ctx * parallel,
-            "parallel": parallel,
+            "ctx_size": self.num_ctx * sequences,
+            "parallel": sequences,
             "kv_unified": False,
             "cache_type_k": self.cache_type,
             "cache_type_v": self.cache_type,
@@ -175,22 +175,22 @@ class OllamaServer:
             **({} if self.flags.get("quantize") is None else {"quantize": self.flags["quantize"]}),
         }
 
-    def micro_batch(self, parallel: int) -> int:
+    def micro_batch(self, sequences: int) -> int:
         """Returns the tokens of a micro-batch: num_batch, or from 0.30 on by the context, if memory is free."""
         if "num_batch" in self.flags:
             return int(self.flags["num_batch"])
         if self.rules.runner == "estimate" or self.flash_attn == "off":
             return DEFAULT_BATCH
-        server = self._unfitted_server(**self._llama_server_flags(parallel, DEFAULT_BATCH))
-        placement = server.placement
-        used_bytes = sum(server.model_buffers(placement).values()) + sum(server.cache_buffers(placement).values())
+        server = self._unfitted_server(**self._llama_server_flags(sequences, DEFAULT_BATCH))
+        placements = server.placement
+        used_bytes = sum(server.model_buffers(placements).values()) + sum(server.cache_buffers(placements).values())
         free_bytes = server.free_bytes * len(server.devices)
         for context_limit, default_batch, larger_batch, largest_percent in BATCH_RULES:
             has_room = (
                 used_bytes <= free_bytes * largest_percent // 100
                 and used_bytes + larger_batch <= free_bytes * 80 // 100
             )
-            if self.num_ctx * parallel > context_limit and has_room:
+            if self.num_ctx * sequences > context_limit and has_room:
                 return default_batch
         return DEFAULT_BATCH
 
@@ -199,14 +199,14 @@ class OllamaServer:
         """The server after placement. Before 0.10, several sequences require the whole model on the GPUs."""
         chosen_parallel = int(self.flags.get("OLLAMA_NUM_PARALLEL", 0))
         parallel_choices = [chosen_parallel] if chosen_parallel else sorted({self.rules.parallel, 1}, reverse=True)
-        for parallel in parallel_choices:
-            fitted_server = self._fitted_with(parallel)
+        for sequences in parallel_choices:
+            fitted_server = self._fitted_with(sequences)
             if not host_layers(fitted_server):
                 return fitted_server
         return fitted_server
 
-    def _fitted_with(self, parallel: int) -> FittedServer:
-        server = self._unfitted_server(**self._llama_server_flags(parallel, self.micro_batch(parallel)))
+    def _fitted_with(self, sequences: int) -> FittedServer:
+        server = self._unfitted_server(**self._llama_server_flags(sequences, self.micro_batch(sequences)))
         if self.rules.runner == "llama-server" or not server.devices:
             return fit(server)
         if not server.asks_for_layers:
@@ -231,10 +231,10 @@ class OllamaServer:
 
 def host_layers(fitted_server: FittedServer) -> int:
     """Returns the number of layers with tensors on the host, counting the output as a layer."""
-    server, placement = fitted_server.server, fitted_server.placement
+    server, tensor_placement = fitted_server.server, fitted_server.placement
     layer_count = len(server.model.layers)
-    host_layer_count = sum(placement.layers.device(i) not in server.devices for i in range(layer_count + 1))
-    return host_layer_count + len(placement.host_experts) + len(placement.partial)
+    host_layer_count = sum(tensor_placement.layers.device(i) not in server.devices for i in range(layer_count + 1))
+    return host_layer_count + len(tensor_placement.host_experts) + len(tensor_placement.partial)
 
 
 def memory(server: OllamaServer) -> EngineMemory:
@@ -258,16 +258,16 @@ def memory(server: OllamaServer) -> EngineMemory:
         for flag_name, default_value in server.defaults.items()
         if flag_name not in flags and not (flag_name == "num_ctx" and "OLLAMA_CONTEXT_LENGTH" in flags)
     }
-    heading = ""
+    error_heading = ""
     if UNQUANTIZED_NOTE in answer_notes:
         answer_notes.remove(UNQUANTIZED_NOTE)
-        heading = UNQUANTIZED_HEADING
+        error_heading = UNQUANTIZED_HEADING
     return replace(
         computed_answer,
         max_model_len=server.num_ctx,
         assumed=assumed_options,
         notes=tuple(answer_notes),
-        heading=heading,
+        heading=error_heading,
     )
 
 
@@ -296,8 +296,8 @@ def flag_changes(server: OllamaServer) -> Iterator[tuple[str, dict[str, Any]]]:
 def longest_context(server: OllamaServer) -> int | None:
     """Returns the largest num_ctx (a multiple of 256) with the whole model on the GPUs; None without one."""
 
-    def fits_on_gpus(step: int) -> bool:
-        return not host_layers(server.with_flags(num_ctx=256 * step).fitted_server)
+    def fits_on_gpus(context_step_number: int) -> bool:
+        return not host_layers(server.with_flags(num_ctx=256 * context_step_number).fitted_server)
 
     return 256 * largest_number(max(1, server.num_ctx // 256), fits_on_gpus) or None
 

@@ -57,9 +57,9 @@ def read_olmo(config: Table, source_file: LaunchSource) -> Launch:
             "attn_implementation": "flash",
             **_step_settings(reader, config),
         }
-        reader.ignored += [key for key in config if key not in ("model", *STEP_KEYS)]
-        fsdp = reader.table(config, "fsdp")
-        is_sharded = bool(fsdp) and world_size > 1
+        reader.ignored += [config_key for config_key in config if config_key not in ("model", *STEP_KEYS)]
+        fsdp_table = reader.table(config, "fsdp")
+        is_sharded = bool(fsdp_table) and world_size > 1
         precision = str(reader.value(config, "precision", "amp_bf16"))
         if precision not in ("amp_bf16", "fp32"):
             raise reader.wrong("precision", f"{shown(precision)}; expected amp_bf16 or fp32")
@@ -68,7 +68,7 @@ def read_olmo(config: Table, source_file: LaunchSource) -> Launch:
             run_settings["precision"] = "fp32"
         elif is_sharded:
             run_settings |= {"dtype": "bf16", "master_weights": "fp32"}
-            reduction_format = "bfloat16" if reader.value(fsdp, "precision", "pure") == "pure" else ""
+            reduction_format = "bfloat16" if reader.value(fsdp_table, "precision", "pure") == "pure" else ""
         else:
             run_settings["precision"] = "autocast"
         if is_sharded:
@@ -80,13 +80,13 @@ def read_olmo(config: Table, source_file: LaunchSource) -> Launch:
 def _model_of(reader: LaunchReader, model: Table) -> ModelSpec:
     """Returns the model in the config's section `model`."""
     reader.refuse_other_values(model, OFF, "model.")
-    width, layers = (size_of(reader, f"model.{key}", model.get(key)) for key in ("d_model", "n_layers"))
+    hidden_size, layers = (size_of(reader, f"model.{key}", model.get(key)) for key in ("d_model", "n_layers"))
     heads = reader.size(model, "n_heads", 12)
     activation = str(reader.value(model, "activation_type", "swiglu"))
     if activation not in ("swiglu", "gelu", "relu"):
         raise reader.wrong("model.activation_type", f"{shown(activation)}; expected swiglu, gelu or relu")
     is_gated = activation == "swiglu"
-    inner_width = reader.optional_size(model, "mlp_hidden_size") or reader.size(model, "mlp_ratio", 4) * width
+    inner_width = reader.optional_size(model, "mlp_hidden_size") or reader.size(model, "mlp_ratio", 4) * hidden_size
     norm_type = str(reader.value(model, "layer_norm_type", "default"))
     if norm_type not in ("default", "low_precision", "rms", "amd_compatible"):
         raise reader.wrong("model.layer_norm_type", f"{shown(norm_type)}; expected default, low_precision or rms")
@@ -101,12 +101,12 @@ def _model_of(reader: LaunchReader, model: Table) -> ModelSpec:
     key_heads = 1 if model.get("multi_query_attention") else model.get("n_kv_heads")
     if key_heads is not None:
         attention["num_key_value_heads"] = size_of(reader, "model.n_kv_heads", key_heads)
-    positions = reader.size(model, "max_sequence_length", 1024)
+    position_count = reader.size(model, "max_sequence_length", 1024)
     decoder: dict[str, Any] = {"num_hidden_layers": layers, "final_norm": norm}
     if reader.flag(model, "rope"):
         attention["position"] = {"type": "rope"}
     else:
-        decoder["position"] = {"type": "learned", "max_position_embeddings": positions}
+        decoder["position"] = {"type": "learned", "max_position_embeddings": position_count}
     network = {
         "type": "mlp",
         "intermediate_size": inner_width // 2 if is_gated else inner_width,
@@ -114,16 +114,16 @@ def _model_of(reader: LaunchReader, model: Table) -> ModelSpec:
         "gated": is_gated,
     }
     if reader.flag(model, "attention_layer_norm"):
-        with_weight = reader.flag(model, "attention_layer_norm_with_affine", True)
-        attention["qk_norm"] = {"norm": {**norm, "weight": with_weight}, "scope": "projection"}
-    placement = "output" if reader.flag(model, "norm_after") else "pre"
-    decoder["block"] = {"attention": attention, "feed_forward": network, "norm": norm, "norm_placement": placement}
-    rows = model.get("embedding_size") or reader.value(model, "vocab_size", 50257)
+        norm_has_weight = reader.flag(model, "attention_layer_norm_with_affine", True)
+        attention["qk_norm"] = {"norm": {**norm, "weight": norm_has_weight}, "scope": "projection"}
+    norm_placement = "output" if reader.flag(model, "norm_after") else "pre"
+    decoder["block"] = {"attention": attention, "feed_forward": network, "norm": norm, "norm_placement": norm_placement}
+    embedding_rows = model.get("embedding_size") or reader.value(model, "vocab_size", 50257)
     spec_table = {
-        "vocab_size": size_of(reader, "model.embedding_size", rows),
-        "hidden_size": width,
+        "vocab_size": size_of(reader, "model.embedding_size", embedding_rows),
+        "hidden_size": hidden_size,
         "tie_word_embeddings": reader.flag(model, "weight_tying", True),
-        "max_position_embeddings": positions,
+        "max_position_embeddings": position_count,
         "decoder": decoder,
     }
     return validate(ModelSpec, spec_table, reader.where)

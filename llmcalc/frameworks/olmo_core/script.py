@@ -67,46 +67,48 @@ LENGTHS = ("common.max_sequence_length", "opts.sequence_length", "sequence_lengt
 LENGTH_CONSTANTS = ("SEQUENCE_LENGTH", "DEFAULT_SEQUENCE_LENGTH", "CONTEXT_LENGTH")
 
 
-def is_python(text: str) -> bool:
+def is_python(file_text: str) -> bool:
     """Whether a Python file configures training with OLMo-core."""
-    is_import = re.search(r"^\s*(from|import) olmo_core\b", text, re.MULTILINE) is not None
-    return is_import and (MODULE in text or COOKBOOK in text)
+    is_import = re.search(r"^\s*(from|import) olmo_core\b", file_text, re.MULTILINE) is not None
+    return is_import and (MODULE in file_text or COOKBOOK in file_text)
 
 
 MODULE = "TransformerTrainModuleConfig"
 """The class whose arguments configure a training step."""
 
 
-def read_python(text: str, source_file: LaunchSource) -> Launch:
+def read_python(script_text: str, source_file: LaunchSource) -> Launch:
     """Returns the training run of a script. Raises `InputError`, which names file and argument."""
     with reading_of(source_file) as reader:
-        syntax_tree = parse_python(text, source_file.where)
+        syntax_tree = parse_python(script_text, source_file.where)
         variables = dict(_variables(syntax_tree.body, {}))
-        length = next((variables[name] for name in LENGTH_CONSTANTS if name in variables), None)
-        variables |= dict.fromkeys(LENGTHS, length)
-        for function in (node for node in syntax_tree.body if isinstance(node, ast.FunctionDef)):
-            variables |= {name: value for name, value in _variables(function.body, variables) if name not in LENGTHS}
-        calls = [node for node in ast.walk(syntax_tree) if isinstance(node, ast.Call)]
+        sequence_length = next((variables[name] for name in LENGTH_CONSTANTS if name in variables), None)
+        variables |= dict.fromkeys(LENGTHS, sequence_length)
+        for function in (syntax_node for syntax_node in syntax_tree.body if isinstance(syntax_node, ast.FunctionDef)):
+            variables |= {name: number for name, number in _variables(function.body, variables) if name not in LENGTHS}
+        call_nodes = [syntax_node for syntax_node in ast.walk(syntax_tree) if isinstance(syntax_node, ast.Call)]
         reader.notes.append("overrides behind the script's name are not read")
-        changes = _changes_of_model(syntax_tree)
-        return _launch_of(reader, calls, variables, changes, OTHER_TOKENIZERS.search(text))
+        model_changes = _model_changes(syntax_tree)
+        return _launch_of_calls(reader, call_nodes, variables, model_changes, OTHER_TOKENIZERS.search(script_text))
 
 
 def _variables(statements: list[ast.stmt], variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yields (variable, value) of plain assignments of known whole numbers."""
-    known = dict(variables)
+    known_values = dict(variables)
     for statement in statements:
         if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
-            value = value_of(statement.value, known)
-            if isinstance(value, int):
-                known[statement.targets[0].id] = value
-                yield statement.targets[0].id, value
+            assigned_value = value_of(statement.value, known_values)
+            if isinstance(assigned_value, int):
+                known_values[statement.targets[0].id] = assigned_value
+                yield statement.targets[0].id, assigned_value
 
 
-def _changes_of_model(syntax_tree: ast.Module) -> dict[str, str]:
-    """Returns attribute → assigned expression of what a script sets in its model's configuration after the call."""
+def _model_changes(syntax_tree: ast.Module) -> dict[str, str]:
+    """Returns attribute → source text, for each attribute of the model config that the script assigns."""
     statements = [
-        node for node in ast.walk(syntax_tree) if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign)
+        syntax_node
+        for syntax_node in ast.walk(syntax_tree)
+        if isinstance(syntax_node, ast.Assign | ast.AnnAssign | ast.AugAssign)
     ]
     targets = [
         (statement.targets[0] if isinstance(statement, ast.Assign) else statement.target, statement.value)
@@ -114,31 +116,34 @@ def _changes_of_model(syntax_tree: ast.Module) -> dict[str, str]:
     ]
     models = {
         target.id
-        for target, value in targets
-        if isinstance(target, ast.Name) and isinstance(value, ast.Call) and dotted(value.func).startswith(MODEL)
+        for target, value_node in targets
+        if isinstance(target, ast.Name)
+        and isinstance(value_node, ast.Call)
+        and dotted(value_node.func).startswith(MODEL)
     }
-    changes = {}
-    for target, value in targets:
-        variable, _, attribute = dotted(target).partition(".")
-        if variable in models and attribute and value is not None:
-            changes[attribute] = dotted(value) or "…"
-    return changes
+    model_changes = {}
+    for target, value_node in targets:
+        variable, _, attribute_name = dotted(target).partition(".")
+        if variable in models and attribute_name and value_node is not None:
+            model_changes[attribute_name] = dotted(value_node) or "…"
+    return model_changes
 
 
 def _arguments(calls: list[ast.Call], class_name: str, variables: Mapping[str, Any]) -> dict[str, Any] | None:
     """Returns the evaluated arguments of the first call of a class; None without such a call."""
-    call = next((call for call in calls if dotted(call.func) == class_name), None)
-    return None if call is None else _values(call, variables)
+    call_node = next((call_node for call_node in calls if dotted(call_node.func) == class_name), None)
+    return None if call_node is None else _values(call_node, variables)
 
 
 def _values(call: ast.Call, variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns argument → value of a call; a name such as `DType.bfloat16` and a call stay their source's text."""
-    values = {keyword.arg: (keyword.value, value_of(keyword.value, variables)) for keyword in call.keywords}
+    """Returns argument → value of a call. Names such as `DType.bfloat16` and nested calls stay source text."""
+    argument_values = {keyword.arg: (keyword.value, value_of(keyword.value, variables)) for keyword in call.keywords}
     return {
-        str(name): dotted(node.func if isinstance(node, ast.Call) else node) or value.text
-        if isinstance(value, Unknown)
-        else value
-        for name, (node, value) in values.items()
+        str(argument_name): dotted(value_node.func if isinstance(value_node, ast.Call) else value_node)
+        or argument_value.text
+        if isinstance(argument_value, Unknown)
+        else argument_value
+        for argument_name, (value_node, argument_value) in argument_values.items()
     }
 
 
@@ -146,14 +151,14 @@ def _model_of(
     reader: LaunchReader,
     calls: list[ast.Call],
     variables: Mapping[str, Any],
-    changes: Mapping[str, str],
+    model_changes: Mapping[str, str],
     other_tokenizer: re.Match[str] | None,
 ) -> tuple[ModelSpec | None, str]:
-    """Returns the model of a script, and its name; no model where the script's is none of `MODELS`."""
-    model_name = next((dotted(call.func) for call in calls if dotted(call.func).startswith(MODEL)), "")
+    """Returns a script's model, or None and the model's name if the model is not in `MODELS` or is changed."""
+    model_name = next((dotted(call_node.func) for call_node in calls if dotted(call_node.func).startswith(MODEL)), "")
     preset = MODELS.get(model_name.rpartition(".")[2])
     others = [argument for argument in _arguments(calls, model_name, variables) or {} if argument not in HARMLESS]
-    others += [attribute for attribute in changes if attribute != FUSED_LOSS]
+    others += [attribute_name for attribute_name in model_changes if attribute_name != FUSED_LOSS]
     if preset is None or others:
         return None, f"{model_name or MODEL}{' with other ' * bool(others)}{', '.join(others)[:150]}"
     if other_tokenizer is not None:
@@ -187,7 +192,7 @@ def _sequence_ranks(
     variables: Mapping[str, Any],
     world_size: int,
 ) -> int:
-    """Returns the number of ranks that have a part of each sequence (`TransformerContextParallelConfig`)."""
+    """Returns the number of context-parallel ranks per sequence (`TransformerContextParallelConfig`)."""
     config = module.get("cp_config")
     if config is None:
         return 1
@@ -199,51 +204,51 @@ def _sequence_ranks(
     return reader.sequence_ranks(config, "degree", world_size, "cp_config.")
 
 
-def _launch_of(
+def _launch_of_calls(
     reader: LaunchReader,
     calls: list[ast.Call],
     variables: Mapping[str, Any],
-    changes: Mapping[str, str],
+    model_changes: Mapping[str, str],
     other_tokenizer: re.Match[str] | None,
 ) -> Launch:
-    """Returns the training run of a script's calls. changes: as of `_changes_of_model`."""
-    spec, target = _model_of(reader, calls, variables, changes, other_tokenizer)
+    """Returns the training run of a script's calls. model_changes: the result of `_model_changes`."""
+    spec, target = _model_of(reader, calls, variables, model_changes, other_tokenizer)
     module = _module_arguments(calls, variables)
     if module is None:
         raise reader.wrong(MODULE, "no call in the script; expected one, or TARGET with --fsdp and --devices")
     world_size = reader.device_count(reader.source.world_size)
     sequence_ranks = _sequence_ranks(reader, calls, module, variables, world_size)
     tokens = size_of(reader, "rank_microbatch_size", module.get("rank_microbatch_size"))
-    length = size_of(reader, "max_sequence_length", module.get("max_sequence_length", variables[LENGTHS[0]]))
-    if tokens % length:
+    sequence_length = size_of(reader, "max_sequence_length", module.get("max_sequence_length", variables[LENGTHS[0]]))
+    if tokens % sequence_length:
         raise reader.wrong(
-            "rank_microbatch_size", f"{tokens}; expected a multiple of the {length} tokens of a sequence"
+            "rank_microbatch_size", f"{tokens}; expected a multiple of the {sequence_length} tokens of a sequence"
         )
     run_settings = {
         "phase": "training",
-        "seq": -(-length // sequence_ranks),
-        "batch": tokens // length,
+        "seq": -(-sequence_length // sequence_ranks),
+        "batch": tokens // sequence_length,
         "num_microbatches": _micro_batches(reader, calls, variables, tokens * world_size // sequence_ranks),
         "attn_implementation": "flash",
         **_step_settings(reader, calls, module, variables),
     }
-    if changes.get(FUSED_LOSS, "").endswith("fused_linear"):
+    if model_changes.get(FUSED_LOSS, "").endswith("fused_linear"):
         run_settings["cross_entropy"] = "chunked"
-    parallel = _arguments(calls, "TransformerDataParallelConfig", variables) or {}
+    parallel_arguments = _arguments(calls, "TransformerDataParallelConfig", variables) or {}
     if "learning_rate" in module:  # the function of the cookbook
-        sizes = {"shard_degree": module.get("dp_shard_degree")}
-        parallel = {"name": "DataParallelType.hsdp", "param_dtype": "DType.bfloat16", **sizes}
-    is_sharded = parallel.get("name") != "DataParallelType.ddp" and world_size > 1
-    if parallel.get("param_dtype") == "DType.bfloat16" and is_sharded:
+        shard_sizes = {"shard_degree": module.get("dp_shard_degree")}
+        parallel_arguments = {"name": "DataParallelType.hsdp", "param_dtype": "DType.bfloat16", **shard_sizes}
+    is_sharded = parallel_arguments.get("name") != "DataParallelType.ddp" and world_size > 1
+    if parallel_arguments.get("param_dtype") == "DType.bfloat16" and is_sharded:
         run_settings |= {"dtype": "bf16", "master_weights": "fp32"}
     else:
-        run_settings["precision"] = "fp32" if parallel.get("param_dtype") is None else "autocast"
+        run_settings["precision"] = "fp32" if parallel_arguments.get("param_dtype") is None else "autocast"
     if module.get("z_loss_multiplier") is not None:
         reader.notes.append("z_loss_multiplier: the number per token that it saves is not counted")
     own_settings = TitanSettings() if is_sharded else None
     replicas = 1
-    if parallel.get("name") == "DataParallelType.hsdp" and is_sharded:
-        replicas = _replicas(reader, parallel, world_size, sequence_ranks)
+    if parallel_arguments.get("name") == "DataParallelType.hsdp" and is_sharded:
+        replicas = _replicas(reader, parallel_arguments, world_size, sequence_ranks)
     return sharded_launch(reader, world_size, run_settings, own_settings, replicas=replicas, spec=spec, target=target)
 
 
@@ -251,17 +256,17 @@ DEVICES_PER_NODE = 8
 """Devices of a node, of which each is a replica of the shards under `hsdp` without sizes."""
 
 
-def _replicas(reader: LaunchReader, parallel: Mapping[str, Any], world_size: int, sequence_ranks: int) -> int:
-    """Returns the replicas of all shards under `hsdp` (`DataParallelConfig.get_replicate_and_shard_degree`).
+def _replicas(reader: LaunchReader, parallel_arguments: Mapping[str, Any], world_size: int, sequence_ranks: int) -> int:
+    """Returns the number of replicas with hybrid sharding (`DataParallelConfig.get_replicate_and_shard_degree`).
 
     Ranks that have parts of one sequence are among those of the shards (parallel/__init__.py, `get_dp_model_mesh`).
     """
-    if parallel.get("num_replicas") is not None:
-        return size_of(reader, "num_replicas", parallel["num_replicas"])
-    if parallel.get("shard_degree") is None:
+    if parallel_arguments.get("num_replicas") is not None:
+        return size_of(reader, "num_replicas", parallel_arguments["num_replicas"])
+    if parallel_arguments.get("shard_degree") is None:
         reader.notes.append(f"hsdp: shards are those of a node with {DEVICES_PER_NODE} devices, each node a replica")
         return max(1, world_size // DEVICES_PER_NODE)
-    shards = size_of(reader, "shard_degree", parallel["shard_degree"]) * sequence_ranks
+    shards = size_of(reader, "shard_degree", parallel_arguments["shard_degree"]) * sequence_ranks
     if world_size % shards:
         raise reader.wrong(
             "shard_degree",
@@ -273,10 +278,10 @@ def _replicas(reader: LaunchReader, parallel: Mapping[str, Any], world_size: int
 def _micro_batches(
     reader: LaunchReader, calls: list[ast.Call], variables: Mapping[str, Any], tokens_at_once: int
 ) -> int:
-    """Returns the micro-batches per step, from the tokens of a step and of all ranks' micro-batches."""
+    """Returns the micro-batches per step: the tokens of a step, divided by the tokens of all ranks' micro-batches."""
     argument = "global_batch_size"
-    values = (_values(call, variables).get(argument) for call in calls)
-    tokens = next((value for value in values if isinstance(value, int)), None)
+    argument_values = (_values(call_node, variables).get(argument) for call_node in calls)
+    tokens = next((argument_value for argument_value in argument_values if isinstance(argument_value, int)), None)
     if tokens is None:
         reader.notes.append(f"{argument}: no number; one micro-batch per step is assumed")
         return 1
@@ -299,11 +304,11 @@ def _step_settings(
     step_settings: dict[str, Any] = {"optimizer": "adamw", "optimizer_impl": "fused" if is_fused else "foreach"}
     if optimizer == "SkipStepAdamWConfig":
         reader.notes.append("SkipStepAdamW: its step is counted as torch's foreach AdamW, which keeps fewer copies")
-    for name in PARALLEL_CONFIGS:
-        if module.get(name) is not None:
-            reader.unknown[name] = "only FSDP and parts of sequences are modelled with OLMo-core"
-    float8 = module.get("float8_config")
-    if float8 is not None and (_arguments(calls, "Float8Config", variables) or {}).get("enabled") is not False:
+    for config_name in PARALLEL_CONFIGS:
+        if module.get(config_name) is not None:
+            reader.unknown[config_name] = "only FSDP and parts of sequences are modelled with OLMo-core"
+    float8_config = module.get("float8_config")
+    if float8_config is not None and (_arguments(calls, "Float8Config", variables) or {}).get("enabled") is not False:
         reader.unknown["float8_config"] = "its products are not modelled; bf16 is"
     step_settings |= _recompute_settings(reader, calls, module, variables)
     if module.get("compile_model") is True:
@@ -321,26 +326,26 @@ def _recompute_settings(
     """
     config = module.get("ac_config")
     class_name = "TransformerActivationCheckpointingConfig"
-    if config is None and not any(dotted(call.func) == class_name for call in calls):
+    if config is None and not any(dotted(call_node.func) == class_name for call_node in calls):
         return {}
-    checkpointing = config if isinstance(config, Mapping) else _arguments(calls, class_name, variables) or {}
-    mode = str(checkpointing.get("mode", "full")).rpartition(".")[2]
+    checkpointing_arguments = config if isinstance(config, Mapping) else _arguments(calls, class_name, variables) or {}
+    mode = str(checkpointing_arguments.get("mode", "full")).rpartition(".")[2]
     if mode == "full":
         return {"recompute": "full"}
     if mode == "selected_modules" and _recomputes_networks(calls, class_name):
         return {"recompute": "nodes:mlp"}
-    budget = checkpointing.get("activation_memory_budget")
+    budget = checkpointing_arguments.get("activation_memory_budget")
     if mode == "budget" and isinstance(budget, float | int) and 0 <= budget <= 1:
         if budget in (0, 1):
             return {"recompute": "none" if budget else "full"}
         kept_layers = 1 / min(budget, 1 - budget)
-        period = math.floor(kept_layers + 1e-9) if budget < 0.5 else math.ceil(kept_layers - 1e-9)
-        layer_share = f"one of {period}" if budget < 0.5 else f"{period - 1} of {period}"
+        kept_period = math.floor(kept_layers + 1e-9) if budget < 0.5 else math.ceil(kept_layers - 1e-9)
+        layer_share = f"one of {kept_period}" if budget < 0.5 else f"{kept_period - 1} of {kept_period}"
         reader.notes.append(
             f"ac_config.activation_memory_budget {budget}: counted as if {layer_share} layers kept all that it saves, "
-            + ("an estimate" if abs(kept_layers - period) < 1e-6 else "an upper bound")
+            + ("an estimate" if abs(kept_layers - kept_period) < 1e-6 else "an upper bound")
         )
-        return {"recompute": f"but-every:{period}" if budget < 0.5 else f"every:{period}"}
+        return {"recompute": f"but-every:{kept_period}" if budget < 0.5 else f"every:{kept_period}"}
     reader.unknown["ac_config.mode"] = (
         f"'{mode[:60]}' is not modelled; full, budget, and selected_modules of feed_forward are; --allow-unknown "
         "counts no recomputation, which needs more"
@@ -350,12 +355,12 @@ def _recompute_settings(
 
 def _recomputes_networks(calls: list[ast.Call], class_name: str) -> bool:
     """Whether the modules that a call names are the feed-forward networks of all layers, listed or by a pattern."""
-    modules = (
+    module_lists = (
         ast.unparse(keyword.value)
-        for call in calls
-        if dotted(call.func) == class_name
-        for keyword in call.keywords
+        for call_node in calls
+        if dotted(call_node.func) == class_name
+        for keyword in call_node.keywords
         if keyword.arg == "modules"
     )
-    pattern = r"\[f?'blocks\.(\*|\{\w+\})\.feed_forward'( for \w+ in range\(\w+\))?\]"
-    return re.search(pattern, next(modules, "")) is not None
+    networks_pattern = r"\[f?'blocks\.(\*|\{\w+\})\.feed_forward'( for \w+ in range\(\w+\))?\]"
+    return re.search(networks_pattern, next(module_lists, "")) is not None

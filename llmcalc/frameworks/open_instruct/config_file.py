@@ -10,7 +10,7 @@ from typing import Any
 
 from ..argument_names import argument_names
 from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of
-from ..launch.trainer import TRAINER_IGNORED, keys_read, lora_settings, pair_settings, trainer_launch
+from ..launch.trainer import TRAINER_IGNORED, known_argument_names, lora_settings, pair_settings, trainer_launch
 
 READ = argument_names(__file__, "read")
 
@@ -36,7 +36,7 @@ def is_open_instruct(config: Table) -> bool:
 def read_open_instruct(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of an open-instruct config. Raises `InputError`, which names file and argument."""
     with reading_of(source_file) as reader:
-        reader.check_names(config, (*keys_read(), *READ), TRAINER_IGNORED | IGNORED)
+        reader.check_names(config, (*known_argument_names(), *READ), TRAINER_IGNORED | IGNORED)
         if config.get("sequence_parallel_size") not in (None, 1):
             reader.unknown["sequence_parallel_size"] = "it is modelled as 1"
         run_settings: dict[str, Any] = {
@@ -61,14 +61,16 @@ def read_open_instruct(config: Table, source_file: LaunchSource) -> Launch:
             run_settings |= pair_settings(reader, str(loss), run_settings, caches_reference=True)
             reader.notes.append("the reference model's log-probabilities are computed before the training, and cached")
         reader.notes.append("accelerate's own config says how devices divide the run; --zero and --fsdp say it here")
-        arguments = {argument_name: value for argument_name, value in config.items() if argument_name in keys_read()}
+        arguments = {
+            argument_name: value for argument_name, value in config.items() if argument_name in known_argument_names()
+        }
         return trainer_launch(reader, {**arguments, "bf16": True}, run_settings)
 
 
 def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     if reader.flag(config, "use_8bit_optimizer") or reader.flag(config, "use_qlora"):
-        bits = 8 if reader.flag(config, "use_8bit_optimizer") else 32
-        return {"optimizer": "adamw-8bit"} if bits == 8 else {"optimizer": "adamw", "optimizer_dtype": "fp32"}
+        state_bits = 8 if reader.flag(config, "use_8bit_optimizer") else 32
+        return {"optimizer": "adamw-8bit"} if state_bits == 8 else {"optimizer": "adamw", "optimizer_dtype": "fp32"}
     return {
         "optimizer": "adamw",
         "optimizer_impl": "fused" if reader.flag(config, "fused_optimizer", True) else "foreach",

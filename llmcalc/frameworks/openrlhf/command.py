@@ -91,33 +91,33 @@ def starts_program(command_line: CommandLine) -> bool:
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of an OpenRLHF command. Raises `InputError`, which names file and argument."""
     with reading_of(source_file) as reader:
-        verb = _module_name(command_line)
-        if verb == "train_kd":
+        module_verb = _module_name(command_line)
+        if module_verb == "train_kd":
             raise reader.wrong(
                 "--teacher_model", "a teacher beside the trained model is not modelled; expected train_sft"
             )
-        if verb not in LOSSES:
-            raise reader.wrong(f"line {command_line.line}: {verb}", f"is not read; expected {', '.join(LOSSES)}")
+        if module_verb not in LOSSES:
+            raise reader.wrong(f"line {command_line.line}: {module_verb}", f"is not read; expected {', '.join(LOSSES)}")
         arguments = {
-            _current_name(flag): setting
-            for flag, setting in arguments_of(command_line.words, source_file.where).items()
+            _current_name(flag): argument_value
+            for flag, argument_value in arguments_of(command_line.words, source_file.where).items()
         }
         read_names = frozenset(
             argument_name
             for argument_name in arguments
             if argument_name.startswith(READ_SECTIONS) or "max_len" in argument_name
         )
-        data = plain_arguments(arguments, reader, read_names)
-        data = {_current_name(argument): setting for argument, setting in data.items()}
+        plain_data = plain_arguments(arguments, reader, read_names)
+        plain_data = {_current_name(argument): argument_value for argument, argument_value in plain_data.items()}
         target = model_name(reader, "--actor.model_name_or_path", arguments.get("actor.model_name_or_path"))
-        _refuse_unmodelled(reader, data)
-        world_size = _actor_devices(reader, data) if verb == "train_ppo_ray" else source_file.world_size
-        config, settings = _deepspeed_config(reader, data, world_size), _other_settings(reader, data)
-        if LOSSES[verb]:
-            settings |= _pair_settings(reader, data, LOSSES[verb], config, settings)
+        _refuse_unmodelled(reader, plain_data)
+        world_size = _actor_devices(reader, plain_data) if module_verb == "train_ppo_ray" else source_file.world_size
+        config, settings = _deepspeed_config(reader, plain_data, world_size), _other_settings(reader, plain_data)
+        if LOSSES[module_verb]:
+            settings |= _pair_settings(reader, plain_data, LOSSES[module_verb], config, settings)
         launch_settings = run_of_program(reader, config, world_size, settings)
-        rollout = _rollout_of(reader, data, launch_settings.layout.dp) if verb == "train_ppo_ray" else None
-        reader.ignored += [argument for argument in data if argument.partition(".")[0] in IGNORED_SECTIONS]
+        rollout = _rollout_of(reader, plain_data, launch_settings.layout.dp) if module_verb == "train_ppo_ray" else None
+        reader.ignored += [argument for argument in plain_data if argument.partition(".")[0] in IGNORED_SECTIONS]
         return reader.launch("deepspeed", launch_settings, target=target, rollout=rollout)
 
 
@@ -136,9 +136,9 @@ def _current_name(flag: str) -> str:
 
 
 def _refuse_unmodelled(reader: LaunchReader, config: Table) -> None:
-    for argument, (setting, reason) in REFUSED.items():
-        if config.get(argument, setting) != setting:
-            reader.unknown[f"--{argument}"] = reason
+    for argument, (modelled_value, refusal_reason) in REFUSED.items():
+        if config.get(argument, modelled_value) != modelled_value:
+            reader.unknown[f"--{argument}"] = refusal_reason
 
 
 def _actor_devices(reader: LaunchReader, config: Table) -> int:
@@ -172,19 +172,19 @@ def _deepspeed_config(reader: LaunchReader, arguments: Table, world_size: int | 
     replica_count = max(1, (world_size or 1) // reader.size(arguments, "ds.ring_attn_size", 1))
     if arguments.get("train.dynamic_batch_enable"):
         micro_batch = 1
-    zero: dict[str, Any] = {
-        "stage": reader.size(arguments, "ds.zero_stage", 2, least=0),
+    zero_table: dict[str, Any] = {
+        "stage": reader.size(arguments, "ds.zero_stage", 2, minimum=0),
         "offload_optimizer": {"device": "cpu" if reader.flag(arguments, "ds.adam_offload") else "none"},
         **AUTO_BUCKETS,
     }
     if reader.flag(arguments, "ds.overlap_comm"):
-        zero["overlap_comm"] = True
+        zero_table["overlap_comm"] = True
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": micro_batch,
         "gradient_accumulation_steps": max(1, global_batch // (micro_batch * replica_count)),
         dtype: {"enabled": True},
         "gradient_clipping": 1.0,
-        "zero_optimization": zero,
+        "zero_optimization": zero_table,
     }
     if arguments.get("ds.grad_accum_dtype") is not None:
         config["data_types"] = {"grad_accum_dtype": arguments["ds.grad_accum_dtype"]}
@@ -216,21 +216,21 @@ def _sequence_length(reader: LaunchReader, config: Table) -> int:
     """Returns the tokens per sequence and rank in a micro-batch of the longest sequences."""
     ring = reader.size(config, "ds.ring_attn_size", 1)
     if reader.flag(config, "train.dynamic_batch_enable"):
-        length = reader.size(config, "train.max_tokens_per_gpu", 16192)
+        longest_length = reader.size(config, "train.max_tokens_per_gpu", 16192)
         reader.notes.append("--train.dynamic_batch_enable: micro-batches of train.max_tokens_per_gpu tokens")
-        return length
+        return longest_length
     if config.get("data.max_len") is None and config.get("data.generate_max_len") is not None:
         return size_of(reader, "--generate_max_len", config["data.generate_max_len"]) + reader.size(
             config, "data.prompt_max_len", 1024
         )
-    length = reader.size(config, "data.max_len", 2048)
+    longest_length = reader.size(config, "data.max_len", 2048)
     if ring > 1:
-        if length % ring:
-            raise reader.wrong("--ds.ring_attn_size", f"{ring}; expected a divisor of --data.max_len {length}")
+        if longest_length % ring:
+            raise reader.wrong("--ds.ring_attn_size", f"{ring}; expected a divisor of --data.max_len {longest_length}")
         reader.notes.append(
             f"--ds.ring_attn_size {ring}: each rank has 1/{ring} of a sequence; what it sends is not counted"
         )
-    return length // ring
+    return longest_length // ring
 
 
 SOURCE = "openrlhf/cli/train_ppo_ray.py, trainer/ray/vllm_engine.py"
@@ -245,20 +245,20 @@ def _rollout_of(reader: LaunchReader, config: Table, ranks: int) -> Rollout | No
         reader.notes.append("the training of the actor is counted, on devices of its own")
         return None
     has_engine = colocates_all and not reader.flag(config, "train.async_enable") and config.get("vllm.num_engines") != 0
-    sleeps = has_engine and reader.flag(config, "vllm.enable_sleep")
-    length = _sequence_length(reader, config)
+    engine_sleeps = has_engine and reader.flag(config, "vllm.enable_sleep")
+    sequence_length = _sequence_length(reader, config)
     return Rollout(
         source=SOURCE,
         engine="vllm" if has_engine else "",
         flags=_engine_flags(reader, config) if has_engine else {},
-        sleeps=sleeps,
+        sleeps=engine_sleeps,
         is_own_process=True,
         offloaded=frozenset(("optimizer", "gradients") if reader.flag(config, "ds.enable_sleep") else ()),
         reference=_reference_model(reader, config, ranks),
         critic=_critic_place(reader, config) if colocates_all else "none",
         sequences=reader.size(config, "rollout.micro_batch_size", 1),
-        tokens=length,
-        logit_tokens=length,
+        tokens=sequence_length,
+        logit_tokens=sequence_length,
         logit_bytes=6,  # logits in bf16, and their copy in float32 (models/actor.py)
     )
 

@@ -49,13 +49,13 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             )
         arguments = arguments_of(command_line.words, source_file.where)
         megatron_table: dict[str, Any] = {}
-        for flag, setting in arguments.items():
+        for flag, argument_value in arguments.items():
             if flag[2:] in IGNORED:
                 reader.ignored.append(flag)
             elif flag == "--moe-shared-expert-overlap":
                 reader.notes.append(f"{flag}: shared experts are counted without overlap, an estimate")
             else:
-                megatron_table[flag] = setting
+                megatron_table[flag] = argument_value
         _set_vocabulary(reader, arguments, megatron_table)
         if "--disable-vision-class-token" in arguments:
             reader.notes.append("the vision tower, which is beside the language model, is not counted")
@@ -79,5 +79,5 @@ def _set_vocabulary(reader: LaunchReader, arguments: dict[str, Any], megatron_ta
         )
     if is_unresolved(str(arguments.get("--extra-vocab-size"))):
         raise reader.wrong("--extra-vocab-size", unresolved_reason(str(arguments["--extra-vocab-size"])))
-    extra_tokens = size_of(reader, "--extra-vocab-size", arguments.get("--extra-vocab-size", 0), least=0)
+    extra_tokens = size_of(reader, "--extra-vocab-size", arguments.get("--extra-vocab-size", 0), minimum=0)
     megatron_table["--padded-vocab-size"] = str(WORDS[tokenizer_type] + extra_tokens)

@@ -63,8 +63,8 @@ _IGNORED_WORDS = field_names("""
 def accelerator_of(label: str) -> str:
     """Returns the accelerator's name from a node label or a machine type; empty for an unknown one."""
     label_text = label.strip().lower()[:100]
-    for pattern, machine_accelerator in MACHINE_TYPES:
-        if re.fullmatch(pattern, label_text):
+    for machine_pattern, machine_accelerator in MACHINE_TYPES:
+        if re.fullmatch(machine_pattern, label_text):
             return machine_accelerator
     if "mig" in label_text:
         return ""
@@ -86,7 +86,7 @@ def accelerator_of(label: str) -> str:
     return ""
 
 
-def _accelerator_name(chip: str, memory: str) -> str:
+def _accelerator_name(chip: str, memory_word: str) -> str:
     """Returns an accelerator's name with a memory size, such as `80gb`, from the label; empty if unknown."""
     if not re.search(r"[a-z]", chip) or re.fullmatch(r"[0-9.]+\s*[gmt]i?b", chip) or chip.endswith(".toml"):
         return ""
@@ -94,7 +94,7 @@ def _accelerator_name(chip: str, memory: str) -> str:
         hardware = find_hardware(chip)
     except InputError:
         return ""
-    stated_gb = int(memory.removesuffix("gb") or 0)
+    stated_gb = int(memory_word.removesuffix("gb") or 0)
     has_stated_memory = (
         not stated_gb
         or min(abs(hardware.memory_bytes / bytes_per_gb - stated_gb) for bytes_per_gb in (10**9, 2**30)) < TOLERANCE_GB

@@ -43,14 +43,14 @@ def read_arguments(
     program: ServerProgram,
     serving_engine: Engine,
     command_words: Sequence[str],
-    location: str,
+    place_in_file: str,
     read_named: ReadNamedFile,
     allow_unknown: bool,
     typed_fields: Sequence[str] = (),
 ) -> Arguments:
     """Returns the parsed arguments of a server's command. serving_engine: the engine.
 
-    location: the file and the place in messages.
+    place_in_file: the file and the place in messages.
     read_named: reads a configuration that the command names.
     typed_fields: fields of flags that are typed beside the file, whose values in it do not matter.
     Raises `InputError` for an unknown flag, for a word that is no flag's, and for a value that only a run has.
@@ -104,8 +104,8 @@ def read_arguments(
             parsed_arguments.values[flag_field] = flag_value
     except InputError as error:
         if any(TEMPLATE_WORD.match(command_word) for command_word in command_words):
-            raise InputError(f"{location}: a template with {{{{ … }}}}; expected the file that it makes") from None
-        raise InputError(f"{location}: {error}") from None
+            raise InputError(f"{place_in_file}: a template with {{{{ … }}}}; expected the file that it makes") from None
+        raise InputError(f"{place_in_file}: {error}") from None
     return parsed_arguments
 
 
@@ -129,14 +129,14 @@ MOST_FLAGS = 300
 """Number of flags up to which words say their engine."""
 
 
-def flags_of(program: ServerProgram, serving_engine: Engine) -> tuple[Flag, ...]:
+def flags_of(server_program: ServerProgram, serving_engine: Engine) -> tuple[Flag, ...]:
     """Returns the flags of a server program: the program's additional flags, then the engine's flags."""
     return (
-        Flag((*program.model_flags, f"--{MODEL_FLAG}")),
-        *([Flag(("--hf-file", "-hff"))] if "--hf-repo" in program.model_flags else []),
-        Flag((f"--{CONFIG_FLAG}", *program.config_flags)),
-        *(Flag((idle_spelling,), is_idle=True) for idle_spelling in program.idle),
-        *(Flag((idle_spelling,), "switch", is_idle=True) for idle_spelling in program.idle_switches),
+        Flag((*server_program.model_flags, f"--{MODEL_FLAG}")),
+        *([Flag(("--hf-file", "-hff"))] if "--hf-repo" in server_program.model_flags else []),
+        Flag((f"--{CONFIG_FLAG}", *server_program.config_flags)),
+        *(Flag((idle_spelling,), is_idle=True) for idle_spelling in server_program.idle),
+        *(Flag((idle_spelling,), "switch", is_idle=True) for idle_spelling in server_program.idle_switches),
         *serving_engine.known_flags(),
     )
 
@@ -146,13 +146,13 @@ def engine_of_flags(command_words: Sequence[str]) -> str:
     typed_names = {command_word.partition("=")[0] for command_word in command_words if command_word.startswith("--")}
     if not LEAST_FLAGS <= len(typed_names) <= MOST_FLAGS:
         return ""
-    for program in PROGRAMS:
-        if program.engine not in FOLDERS:
+    for server in PROGRAMS:
+        if server.engine not in FOLDERS:
             continue
-        flags_by_name = flags_by_spelling(reversed(flags_of(program, engine(program.engine))))
-        named_flags = [find_flag(flags_by_name, typed_name) for typed_name in typed_names - set(program.model_flags)]
+        flags_by_name = flags_by_spelling(reversed(flags_of(server, engine(server.engine))))
+        named_flags = [find_flag(flags_by_name, typed_name) for typed_name in typed_names - set(server.model_flags)]
         if all(named_flags) and any(match is not None and not match.flag.is_idle for match in named_flags):
-            return program.engine
+            return server.engine
     return ""
 
 

@@ -36,7 +36,7 @@ def container_of(command_words: Sequence[str], place_in_file: str) -> Container 
     if not argument_queue or argument_queue.popleft() not in ("run", "exec", "create"):
         return None
     env: dict[str, str] = {}
-    mounts: dict[str, str] = {}
+    host_by_folder: dict[str, str] = {}
     entrypoint: list[str] = []
     gpus = None
     while argument_queue and argument_queue[0].startswith("-"):
@@ -53,7 +53,7 @@ def container_of(command_words: Sequence[str], place_in_file: str) -> Container 
             if variable_equals:
                 env[variable] = variable_text
         elif option_name in ("-v", "--volume", "--mount"):
-            mounts |= mount_of(option_value)
+            host_by_folder |= mount_of(option_value)
         elif option_name == "--entrypoint":
             entrypoint = option_value.split()
         elif option_name == "--gpus":
@@ -61,32 +61,32 @@ def container_of(command_words: Sequence[str], place_in_file: str) -> Container 
     if not argument_queue:
         return None
     image_name = argument_queue.popleft()
-    return Container(place_in_file, (*entrypoint, *argument_queue), image_name, env, gpus=gpus, mounts=mounts)
+    return Container(place_in_file, (*entrypoint, *argument_queue), image_name, env, gpus=gpus, mounts=host_by_folder)
 
 
-def mount_of(volume: Any) -> dict[str, str]:
-    """Returns folder in the container → the host's path, of a volume in any spelling; empty for a volume without both.
+def mount_of(volume_entry: Any) -> dict[str, str]:
+    """Returns container folder → host path of a volume in any notation; empty if the volume lacks one of them.
 
     `/data/Qwen3-8B:/model:ro`, `type=bind,source=/data/Qwen3-8B,target=/model`, or a table with `source` and `target`.
     """
-    if isinstance(volume, Mapping):
-        mount_fields = {str(field_name): str(field_value) for field_name, field_value in volume.items()}
-    elif "=" in str(volume):
-        mount_fields = dict(field_text.partition("=")[::2] for field_text in str(volume).split(","))
+    if isinstance(volume_entry, Mapping):
+        mount_fields = {str(field_name): str(field_value) for field_name, field_value in volume_entry.items()}
+    elif "=" in str(volume_entry):
+        mount_fields = dict(field_text.partition("=")[::2] for field_text in str(volume_entry).split(","))
     else:
-        mount_fields = dict(zip(("source", "target"), str(volume).split(":"), strict=False))
+        mount_fields = dict(zip(("source", "target"), str(volume_entry).split(":"), strict=False))
     host_folder = mount_fields.get("source") or mount_fields.get("src", "")
     target = mount_fields.get("target") or mount_fields.get("dst") or mount_fields.get("destination", "")
     is_folder = "/" in host_folder and not is_unresolved(host_folder) and target.startswith("/") and target.rstrip("/")
     return {target.rstrip("/"): host_folder.rstrip("/")} if is_folder else {}
 
 
-def number_of_gpus(gpus_text: str, location: str) -> int | None:
+def number_of_gpus(gpus_text: str, place_in_file: str) -> int | None:
     """Returns the number of accelerators in `--gpus` (a number or a list of devices); None for all.
 
-    location: where the command stands, in messages. Raises `InputError` for a number that is no count.
+    place_in_file: where the command stands, in messages. Raises `InputError` for a number that is no count.
     """
     devices = re.search(r"device=([\w:,-]+)", gpus_text)
     if devices is not None and devices[1] != "all":
         return len(devices[1].split(","))
-    return accelerator_count(gpus_text.strip("'\"").removeprefix("count="), f"{location}: --gpus")
+    return accelerator_count(gpus_text.strip("'\"").removeprefix("count="), f"{place_in_file}: --gpus")

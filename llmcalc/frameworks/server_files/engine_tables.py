@@ -48,12 +48,12 @@ def servers_of_table(manifest_table: Mapping[str, Any]) -> Iterator[Container]:
     model = manifest_table.get("model")
     if isinstance(model, Mapping) and isinstance(model.get("model_id"), str) and "base_args" in model:
         yield from _recipe_servers(manifest_table, model)
-    for worker_key, program in WORKER_COMMANDS.items():
+    for worker_key, server_program in WORKER_COMMANDS.items():
         for worker_name, flags in inner_table(manifest_table, "backend", worker_key).items():
             if isinstance(flags, Mapping) and flags:
                 yield Container(
                     f"backend.{worker_key}.{worker_name}"[:80],
-                    words=(*program.split(), *words_of_arguments(flags)),
+                    words=(*server_program.split(), *words_of_arguments(flags)),
                     gpu=str(inner_table(manifest_table, "resources").get("gpu_type") or ""),
                     model=str(inner_table(manifest_table, "model").get("path") or ""),
                 )
@@ -69,22 +69,22 @@ def _recipe_servers(recipe_table: Mapping[str, Any], model: Mapping[str, Any]) -
     disabled_features = set(map(str, opt_in_features)) if isinstance(opt_in_features, list) else set()
     feature_words = [
         feature_word
-        for variant_name, feature in inner_table(recipe_table, "features").items()
-        if isinstance(feature, Mapping) and str(variant_name) not in disabled_features
-        for feature_word in _words_of_recipe(feature.get("args"))
+        for variant_name, feature_table in inner_table(recipe_table, "features").items()
+        if isinstance(feature_table, Mapping) and str(variant_name) not in disabled_features
+        for feature_word in _words_of_recipe(feature_table.get("args"))
     ]
-    variants = inner_table(recipe_table, "variants") or {"default": {}}
-    for variant_name, variant in variants.items():
-        if isinstance(variant, Mapping):
+    variants_by_name = inner_table(recipe_table, "variants") or {"default": {}}
+    for variant_name, variant_table in variants_by_name.items():
+        if isinstance(variant_table, Mapping):
             base_words, variant_words = (
                 _words_of_recipe(model.get("base_args")),
-                _words_of_recipe(variant.get("extra_args")),
+                _words_of_recipe(variant_table.get("extra_args")),
             )
             command_words = [*base_words, *feature_words, *variant_words]
             yield Container(
                 f"variants.{variant_name}"[:80],
-                words=("vllm", "serve", str(variant.get("model_id") or model["model_id"]), *command_words),
-                env=_environment_texts({**inner_table(model, "base_env"), **inner_table(variant, "extra_env")}),
+                words=("vllm", "serve", str(variant_table.get("model_id") or model["model_id"]), *command_words),
+                env=_environment_texts({**inner_table(model, "base_env"), **inner_table(variant_table, "extra_env")}),
             )
 
 
@@ -118,10 +118,10 @@ def _ray_server(ray_config: Mapping[str, Any]) -> Container:
     loading_config = ray_config["model_loading_config"]
     model_source = loading_config.get("model_source", loading_config.get("model_id", ""))
     model = model_source.get("bucket_uri", "") if isinstance(model_source, Mapping) else model_source
-    program = "sglang" if str(ray_config.get("llm_engine", "")).lower() == "sglang" else "vllm"
+    server_program = "sglang" if str(ray_config.get("llm_engine", "")).lower() == "sglang" else "vllm"
     return Container(
         "",
-        words=(program, "serve", str(model), *words_of_arguments(ray_config["engine_kwargs"])),
+        words=(server_program, "serve", str(model), *words_of_arguments(ray_config["engine_kwargs"])),
         env=_environment_texts(inner_table(ray_config, "runtime_env", "env_vars")),
         gpu=str(ray_config.get("accelerator_type") or ""),
     )  # fmt: skip
@@ -136,7 +136,7 @@ def _chart_server(chart_values: Mapping[str, Any]) -> Container:
 
 
 def _operator_server(operator_table: Mapping[str, Any], model: Mapping[str, Any]) -> Container:
-    flags = {key: model[key] for key in (*MODEL_FLAGS, *SWITCH_KEYS) if model.get(key) not in (None, False, "")}
+    flags = {flag: model[flag] for flag in (*MODEL_FLAGS, *SWITCH_KEYS) if model.get(flag) not in (None, False, "")}
     deployment = inner_table(operator_table, "deploymentConfig")
     image_name, gpus = inner_table(deployment, "image").get("name"), inner_table(deployment, "resources").get("gpu")
     return _stack_server(operator_table, model["modelURL"], flags, str(image_name or ""), gpus)
@@ -147,7 +147,7 @@ def _stack_server(
 ) -> Container:
     """Returns a server of vLLM's production stack. flags: flags beside `vllmConfig`. gpus: the stated number."""
     vllm_config = inner_table(stack_table, "vllmConfig")
-    all_flags = {**flags, **{key: value for key, value in vllm_config.items() if key not in WITHOUT_FLAG}}
+    all_flags = {**flags, **{key: config_value for key, config_value in vllm_config.items() if key not in WITHOUT_FLAG}}
     return Container(
         "",
         words=("vllm", "serve", model, *_flags_of_keys(all_flags), *_texts_of(vllm_config.get("extraArgs"))),
@@ -160,15 +160,16 @@ def _stack_server(
 def _flags_of_keys(values_by_key: Mapping[str, Any]) -> Iterator[str]:
     """Yields the flags equivalent to keys such as `maxModelLen` (`--max-model-len`)."""
     keys_by_flag_name = {
-        re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key.replace("LoRA", "Lora")).lower(): key for key in values_by_key
+        re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", table_key.replace("LoRA", "Lora")).lower(): table_key
+        for table_key in values_by_key
     }
-    return words_of_arguments({name: values_by_key[key] for name, key in keys_by_flag_name.items()})
+    return words_of_arguments({flag: values_by_key[table_key] for flag, table_key in keys_by_flag_name.items()})
 
 
-def inner_table(outer_table: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+def inner_table(outer_table: Mapping[str, Any], *nested_keys: str) -> Mapping[str, Any]:
     """Returns the table under a path of keys; empty if there is none."""
-    for key in keys:
-        inner_value = outer_table.get(key)
+    for table_key in nested_keys:
+        inner_value = outer_table.get(table_key)
         outer_table = inner_value if isinstance(inner_value, Mapping) else {}
     return outer_table
 

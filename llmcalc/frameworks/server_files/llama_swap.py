@@ -44,9 +44,9 @@ def servers_of_llama_swap(
         if not isinstance(model, Mapping) or not isinstance(model.get("cmd"), str):
             continue
         place_in_file = f"models.{one_line(str(model_name))[:60]}"
-        environment = {f"env.{variable}": variable_value for variable, variable_value in variables.items()}
-        macros = {"PORT": PORT, **environment, **shared_macros, **_read_macros(model), "MODEL_ID": str(model_name)}
-        command_text = _expand_macros(model["cmd"], macros, f"{name_in_errors}: {place_in_file}")
+        env_macros = {f"env.{variable}": variable_value for variable, variable_value in variables.items()}
+        macro_values = {"PORT": PORT, **env_macros, **shared_macros, **_read_macros(model), "MODEL_ID": str(model_name)}
+        command_text = _expand_macros(model["cmd"], macro_values, f"{name_in_errors}: {place_in_file}")
         command_lines = [
             command_line for command_line in command_text.split("\n") if not command_line.strip().startswith("#")
         ]
@@ -61,8 +61,8 @@ def servers_of_llama_swap(
 
 
 def _read_macros(macro_table: Mapping[str, Any]) -> dict[str, str]:
-    macros = macro_table.get("macros")
-    macro_texts = macros if isinstance(macros, Mapping) else {}
+    macro_list = macro_table.get("macros")
+    macro_texts = macro_list if isinstance(macro_list, Mapping) else {}
     return {
         str(macro_name): str(macro_text).lower() if isinstance(macro_text, bool) else str(macro_text)
         for macro_name, macro_text in macro_texts.items()
@@ -70,17 +70,17 @@ def _read_macros(macro_table: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _expand_macros(command: str, macros: Mapping[str, str], place_in_errors: str) -> str:
+def _expand_macros(command: str, values_by_macro: Mapping[str, str], place_in_errors: str) -> str:
     """Returns a command with all macros expanded, including nested macros. place_in_errors: the location in errors."""
     for _ in range(DEEPEST):
         macros_used = re.findall(r"\$\{([\w.-]{1,120})\}", command)
         if not macros_used:
             return command
-        if len(command) + sum(len(macros.get(macro, macro)) for macro in macros_used) > LONGEST_VALUE:
+        if len(command) + sum(len(values_by_macro.get(macro, macro)) for macro in macros_used) > LONGEST_VALUE:
             raise InputError(
                 f"{place_in_errors}: its command grows too long; expected at most {LONGEST_VALUE:,} letters"
             )
         command = re.sub(
-            r"\$\{([\w.-]{1,120})\}", lambda match: macros.get(match[1], unresolved(f"${match[1]}")), command
+            r"\$\{([\w.-]{1,120})\}", lambda match: values_by_macro.get(match[1], unresolved(f"${match[1]}")), command
         )
     raise InputError(f"{place_in_errors}: macros name each other; expected at most {DEEPEST} inside each other")

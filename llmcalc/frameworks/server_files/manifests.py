@@ -77,13 +77,13 @@ def servers_in_tables(
         for container in servers_of_llama_swap(config, server_finder.where, variables):
             yield from server_finder.in_words(container)
         return
-    documents = config if isinstance(config, list) else [config]
-    for document in documents:
+    yaml_documents = config if isinstance(config, list) else [config]
+    for document in yaml_documents:
         if isinstance(document, Mapping) and isinstance(document.get("run"), str) and "jobs" not in document:
             yield from _skypilot_servers(document, server_finder, variables)
     manifest_items = [
         manifest_item
-        for document in documents
+        for document in yaml_documents
         if isinstance(document, Mapping)
         for manifest_item in (document["items"] if isinstance(document.get("items"), list) else [document])
         if isinstance(manifest_item, Mapping)
@@ -135,7 +135,7 @@ def _compose_servers(
             field_key: _expand_variables(service_table.get(field_key), expand_variables)
             for field_key in (*COMMAND_KEYS, "environment", "image", "volumes")
         }
-        volumes = expanded_fields["volumes"] if isinstance(expanded_fields["volumes"], list) else []
+        volume_list = expanded_fields["volumes"] if isinstance(expanded_fields["volumes"], list) else []
         devices = inner_table(service_table, "deploy", "resources", "reservations").get("devices")
         container = Container(
             place=place_in_file,
@@ -147,7 +147,7 @@ def _compose_servers(
             image=str(expanded_fields["image"] or ""),
             env=_environment_variables(expanded_fields["environment"]),
             gpus=_reserved_accelerators(devices, f"{server_finder.where}: {place_in_file}"),
-            mounts={folder: host_folder for volume in volumes for folder, host_folder in mount_of(volume).items()},
+            mounts={folder: host_folder for volume in volume_list for folder, host_folder in mount_of(volume).items()},
         )
         command_words = tuple(command_word.replace(DOLLAR_MARK, "$") for command_word in container.words)
         yield from server_finder.in_words(replace(container, words=command_words))
@@ -195,18 +195,18 @@ def _skypilot_servers(
     config: Mapping[str, Any], server_finder: ServerFinder, variables: Mapping[str, str]
 ) -> Iterator[StartedServer]:
     """Yields the servers of a SkyPilot task, from its script `run` and its accelerators."""
-    alternatives = _task_accelerators(inner_table(config, "resources").get("accelerators"))
-    gpu, stated_count = alternatives[0] if len(alternatives) == 1 else ("", None)
-    accelerator_counts = {alternative_count for _, alternative_count in alternatives}
+    possible_accelerators = _task_accelerators(inner_table(config, "resources").get("accelerators"))
+    gpu, stated_count = possible_accelerators[0] if len(possible_accelerators) == 1 else ("", None)
+    accelerator_counts = {alternative_count for _, alternative_count in possible_accelerators}
     env = {**_environment_variables(config.get("envs")), **_environment_variables(config.get("secrets")), **variables}
     if len(accelerator_counts) == 1:
         stated_count = accelerator_counts.pop()
         env.setdefault("SKYPILOT_NUM_GPUS_PER_NODE", str(stated_count))
     setup_script = config.get("setup")
-    versions = versions_in(setup_script) if isinstance(setup_script, str) else {}
+    engine_versions = versions_in(setup_script) if isinstance(setup_script, str) else {}
     container = Container("run", image="script", gpu=gpu, gpus=stated_count)
     for started_server in server_finder.in_script(config["run"], env, (), container):
-        yield started_server.with_version_of(versions)
+        yield started_server.with_version_of(engine_versions)
 
 
 def _task_accelerators(accelerators: Any) -> list[tuple[str, int]]:
@@ -239,18 +239,18 @@ def _config_map_servers(config_map: Mapping[str, Any], server_finder: ServerFind
 
 
 def _inference_service_with_runtime(
-    inference_service: Mapping[str, Any], runtime: Mapping[str, Any], server_finder: ServerFinder
+    inference_service: Mapping[str, Any], serving_runtime: Mapping[str, Any], server_finder: ServerFinder
 ) -> Iterator[StartedServer]:
     """Yields the server of a KServe InferenceService, with the container and arguments of its runtime."""
     model = inner_table(inference_service, "spec", "predictor", "model")
-    containers = inner_table(runtime, "spec").get("containers")
+    containers = inner_table(serving_runtime, "spec").get("containers")
     for container in containers if isinstance(containers, list) else ():
         if isinstance(container, Mapping):
             joined_arguments = [
                 *_command_words(container.get("args"), server_finder.where),
                 *_command_words(model.get("args"), server_finder.where),
             ]
-            joined_variables = [*_env_list(container.get("env")), *_env_list(model.get("env"))]
+            joined_variables = [*_environment_list(container.get("env")), *_environment_list(model.get("env"))]
             joined_container = {
                 **container,
                 "args": joined_arguments,
@@ -266,9 +266,9 @@ def _llm_inference_service(
     inference_service: Mapping[str, Any], server_finder: ServerFinder
 ) -> Iterator[StartedServer]:
     """Yields the vLLM servers of KServe's LLMInferenceService, which may state no command."""
-    servers = list(_container_servers(inference_service, (), "LLMInferenceService", server_finder))
-    yield from servers
-    if servers:
+    found_servers = list(_container_servers(inference_service, (), "LLMInferenceService", server_finder))
+    yield from found_servers
+    if found_servers:
         return
     spec = inner_table(inference_service, "spec")
     for place_in_file, pod_table in (
@@ -316,9 +316,9 @@ def _container_servers(
         or (isinstance(manifest_table.get("image"), str) and outer_tables)
         or (_implied_engine((manifest_table,)) and _hub_model((manifest_table,)))
     ):
-        servers = list(_servers_of_container(manifest_table, outer_tables, place_in_file, server_finder))
-        if servers:
-            yield from servers
+        found_servers = list(_servers_of_container(manifest_table, outer_tables, place_in_file, server_finder))
+        if found_servers:
+            yield from found_servers
             return
     for table_key, table_value in manifest_table.items():
         if table_key in SKIPPED_KEYS:
@@ -390,7 +390,7 @@ def _environment_variables(environment_value: Any) -> dict[str, str]:
     return {variable_name: text for variable_name, text in env.items() if UNRESOLVED not in text}
 
 
-def _env_list(environment_value: Any) -> list[Any]:
+def _environment_list(environment_value: Any) -> list[Any]:
     return environment_value if isinstance(environment_value, list) else []
 
 
@@ -425,9 +425,9 @@ def _expand_container_variables(command_word: str, env: Mapping[str, str]) -> st
     return re.sub(r"\$\(([A-Za-z_]\w*)\)", lambda match: env.get(match[1], unresolved(f"${match[1]}")), command_word)
 
 
-def _container_image(tables: Sequence[Mapping[str, Any]]) -> str:
+def _container_image(outer_tables: Sequence[Mapping[str, Any]]) -> str:
     """Returns the container image in an outer table, as text or as `repository` and `tag`."""
-    for outer_table in reversed(tables):
+    for outer_table in reversed(outer_tables):
         image = outer_table.get("image")
         if isinstance(image, str):
             return image
@@ -437,9 +437,9 @@ def _container_image(tables: Sequence[Mapping[str, Any]]) -> str:
     return ""
 
 
-def _node_accelerator(tables: Sequence[Mapping[str, Any]]) -> str:
+def _node_accelerator(outer_tables: Sequence[Mapping[str, Any]]) -> str:
     """Returns the accelerator of the node on which a container runs; empty if no table names it."""
-    for outer_table in reversed(tables):
+    for outer_table in reversed(outer_tables):
         node_selector = {
             **inner_table(outer_table, "nodeSelector"),
             **inner_table(outer_table, "template", "nodeSelector"),
@@ -475,9 +475,9 @@ def _affinity_expressions(node_affinity: Mapping[str, Any]) -> Iterator[Mapping[
                 yield match_expression
 
 
-def _accelerator_limit(tables: Sequence[Mapping[str, Any]], name_in_errors: str) -> int | None:
+def _accelerator_limit(outer_tables: Sequence[Mapping[str, Any]], name_in_errors: str) -> int | None:
     """Returns the largest number of accelerators of a container; None if no table limits it."""
-    for outer_table in reversed(tables):
+    for outer_table in reversed(outer_tables):
         profile_match = re.fullmatch(r"[\w.-]{1,80}:([0-9]{1,4})", str(outer_table.get(PROFILE_KEY, "")))
         if profile_match is not None:
             return int(profile_match[1])
@@ -490,9 +490,9 @@ def _accelerator_limit(tables: Sequence[Mapping[str, Any]], name_in_errors: str)
     return None
 
 
-def _hub_model(tables: Sequence[Mapping[str, Any]]) -> str:
+def _hub_model(outer_tables: Sequence[Mapping[str, Any]]) -> str:
     """Returns the Hugging Face name of the model in a table, from its address; empty without an address."""
-    for outer_table in reversed(tables):
+    for outer_table in reversed(outer_tables):
         for address_table in (
             outer_table,
             inner_table(outer_table, "model"),
@@ -506,9 +506,9 @@ def _hub_model(tables: Sequence[Mapping[str, Any]]) -> str:
     return ""
 
 
-def _adapter_flags(tables: Sequence[Mapping[str, Any]]) -> list[str]:
+def _adapter_flags(outer_tables: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns the flags that KServe adds for a model's LoRA adapters (`model.lora` of LLMInferenceService)."""
-    for outer_table in tables:
+    for outer_table in outer_tables:
         lora_table = inner_table(outer_table, "model", "lora")
         adapter_list = lora_table.get("adapters")
         if isinstance(adapter_list, list) and adapter_list:
@@ -517,24 +517,24 @@ def _adapter_flags(tables: Sequence[Mapping[str, Any]]) -> list[str]:
     return []
 
 
-def _implied_engine(tables: Sequence[Mapping[str, Any]]) -> str:
+def _implied_engine(outer_tables: Sequence[Mapping[str, Any]]) -> str:
     """Returns the engine of a model format or framework name; empty for other names."""
-    formats = {"vllm": "vllm", "huggingface": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm"}
-    for outer_table in reversed(tables):
+    engine_by_format = {"vllm": "vllm", "huggingface": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm"}
+    for outer_table in reversed(outer_tables):
         for format_name in (
             inner_table(outer_table, "modelFormat").get("name"),
             outer_table.get("backendFramework"),
             outer_table.get("engine"),
         ):
-            if str(format_name).lower() in formats:
-                return formats[str(format_name).lower()]
+            if str(format_name).lower() in engine_by_format:
+                return engine_by_format[str(format_name).lower()]
     return ""
 
 
-def _parallel_sizes(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _parallel_sizes(outer_tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns the parallel sizes in a manifest's keys, outside of the server's command."""
     parallel_sizes: dict[str, Any] = {}
-    for outer_table in tables:
+    for outer_table in outer_tables:
         for size_key, size_value in inner_table(outer_table, "parallelism").items():
             if size_key in PARALLEL_SIZE_KEYS and _is_plain(size_value):
                 parallel_sizes[PARALLEL_SIZE_KEYS[size_key]] = str(size_value)

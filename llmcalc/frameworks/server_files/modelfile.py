@@ -1,4 +1,4 @@
-"""Reads Ollama's Modelfile, of which the instructions FROM and PARAMETER determine memory.
+"""Reads Ollama's Modelfile, whose instructions FROM and PARAMETER determine memory.
 
 The form is that of ollama's docs/modelfile.mdx and parser/parser.go: names of instructions in any case, texts in quotes
 or in three of them over several lines, comments that begin with #.
@@ -44,21 +44,21 @@ def _without_quoted_texts(modelfile_text: str) -> str:
 
 def server_in_modelfile(modelfile_text: str, name_in_errors: str, container: Container) -> StartedServer:
     """Returns the server of a Modelfile. Raises `InputError` for adapters and for a parameter without a value."""
-    program = program_named("ollama")
-    assert program is not None
+    server_program = program_named("ollama")
+    assert server_program is not None
     model, option_words = "", []
     for line_number, text_line in enumerate(_without_quoted_texts(modelfile_text).split("\n"), 1):
         match = _INSTRUCTION.match(text_line)
         if match is None or text_line.lstrip().startswith("#"):
             continue
-        instruction, instruction_value = match[1].lower(), match[2].strip()
-        if instruction == "from":
+        instruction_name, instruction_value = match[1].lower(), match[2].strip()
+        if instruction_name == "from":
             model = instruction_value
-        elif instruction == "adapter":
+        elif instruction_name == "adapter":
             raise InputError(
                 f"{name_in_errors}: line {line_number}: ADAPTER: adapters are not modelled; remove the line"
             )
-        elif instruction == "parameter":
+        elif instruction_name == "parameter":
             parameter_name, _, parameter_value = instruction_value.partition(" ")
             if not parameter_value.strip():
                 raise InputError(
@@ -66,4 +66,4 @@ def server_in_modelfile(modelfile_text: str, name_in_errors: str, container: Con
                     "the value is missing"
                 )
             option_words.append(f"--{parameter_name.lower()}={parameter_value.strip()}")
-    return StartedServer(ServerStart(program, tuple(option_words), model), container)
+    return StartedServer(ServerStart(server_program, tuple(option_words), model), container)

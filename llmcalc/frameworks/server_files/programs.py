@@ -164,7 +164,7 @@ class ServerStart(NamedTuple):
 
 def program_named(engine: str) -> ServerProgram | None:
     """Returns the program of an engine; None for an unknown name."""
-    return next((program for program in PROGRAMS if program.engine == engine), None)
+    return next((server_program for server_program in PROGRAMS if server_program.engine == engine), None)
 
 
 def server_start_of(command_words: Sequence[str], image: str = "") -> ServerStart | None:
@@ -173,26 +173,26 @@ def server_start_of(command_words: Sequence[str], image: str = "") -> ServerStar
     image: the image of the container; empty for a shell.
     """
     for i in range(min(len(command_words), LONGEST_PREFIX)):
-        server_start = _start_at_word(command_words, i, image)
+        server_start = _server_start_at_word(command_words, i, image)
         if server_start is not None:
             return server_start
     launcher_matches = [match for command_word in command_words if (match := WORKER_LAUNCHER.fullmatch(command_word))]
     if launcher_matches:
-        program = program_named(launcher_matches[0][1])
+        server_program = program_named(launcher_matches[0][1])
         models = (
             command_word.partition("=")[2]
             for command_word in command_words
             if re.match(r"--[a-z]+\.model\.repo_id=", command_word)
         )
-        if program is not None:
-            return ServerStart(program, tuple(match[2] for match in launcher_matches), next(models, ""))
-    program = program_of_image(image)
+        if server_program is not None:
+            return ServerStart(server_program, tuple(match[2] for match in launcher_matches), next(models, ""))
+    server_program = program_of_image(image)
     if (
-        program is not None
-        and program.entry
+        server_program is not None
+        and server_program.entry
         and (not command_words or command_words[0].startswith("-") or _is_model(command_words[0]))
     ):
-        return _start_at_word([*program.entry.split(), *command_words], 0, image)
+        return _server_start_at_word([*server_program.entry.split(), *command_words], 0, image)
     return None
 
 
@@ -209,7 +209,7 @@ def program_of_image(image_reference: str) -> ServerProgram | None:
     """Returns the server program of a container image by name; None for other images."""
     image_name = image_reference.lower().partition("@")[0]
     return next(
-        (program for program in PROGRAMS if any(image_part in image_name for image_part in program.images)), None
+        (candidate for candidate in PROGRAMS if any(image_part in image_name for image_part in candidate.images)), None
     )
 
 
@@ -217,33 +217,33 @@ def version_of_image(image_name: str) -> str:
     """Returns the engine version in a container image's tag; empty without a version."""
     if OTHER_VERSIONS.search(image_name):
         return ""
-    program = program_of_image(image_name)
+    server_program = program_of_image(image_name)
     image_tag = image_name.partition("@")[0].rpartition("/")[2].partition(":")[2]
-    match = None if program is None else re.match(rf"{program.versions}(?![0-9.])", image_tag)
+    match = None if server_program is None else re.match(rf"{server_program.versions}(?![0-9.])", image_tag)
     return "" if match is None else match[1]
 
 
-def _start_at_word(command_words: Sequence[str], i: int, image: str = "") -> ServerStart | None:
+def _server_start_at_word(command_words: Sequence[str], i: int, image: str = "") -> ServerStart | None:
     """Returns the server start at word number `i` of a command; None for another word."""
     command_word = command_words[i]
     next_word = command_words[i + 1] if i + 1 < len(command_words) else ""
     if command_word in ("-m", "--module") and i:
-        return _start_of_module(next_word, tuple(command_words[i + 2 :]))
+        return _server_start_of_module(next_word, tuple(command_words[i + 2 :]))
     if command_word.endswith(".py"):
         program_name = command_word.removesuffix(".py").replace("/", ".")
         python_module = next(
             (
                 module_program
-                for program in PROGRAMS
-                for module_program in program.modules
+                for server_program in PROGRAMS
+                for module_program in server_program.modules
                 if program_name.endswith(f".{module_program}") or program_name == module_program
             ),
             "",
         )
-        return _start_of_module(python_module, tuple(command_words[i + 1 :])) if python_module else None
+        return _server_start_of_module(python_module, tuple(command_words[i + 1 :])) if python_module else None
     program_name = command_word.rpartition("/")[2].removesuffix(".exe")
-    for program in PROGRAMS:
-        for command_name in sorted(program.commands, key=len, reverse=True):
+    for server_program in PROGRAMS:
+        for command_name in sorted(server_program.commands, key=len, reverse=True):
             first_word, _, second_word = command_name.partition(" ")
             if second_word:
                 is_command, arguments_start = program_name == first_word and next_word == second_word, i + 2
@@ -254,38 +254,40 @@ def _start_at_word(command_words: Sequence[str], i: int, image: str = "") -> Ser
                 )
             if is_command:
                 return ServerStart(
-                    _fork_of(program, f"{image} {command_word}".lower(), command_words[arguments_start:]),
+                    _fork_of(server_program, f"{image} {command_word}".lower(), command_words[arguments_start:]),
                     tuple(command_words[arguments_start:]),
                 )
     return None
 
 
-def _start_of_module(python_module: str, arguments: tuple[str, ...]) -> ServerStart | None:
+def _server_start_of_module(python_module: str, arguments: tuple[str, ...]) -> ServerStart | None:
     """Returns the server start of a Python module; None for modules that start no server."""
-    program = next((program for program in PROGRAMS if python_module in program.modules), None)
-    if program is None:
+    server_program = next(
+        (server_program for server_program in PROGRAMS if python_module in server_program.modules), None
+    )
+    if server_program is None:
         return None
     if arguments[:1] == ("serve",):
         arguments = arguments[1:]
-    return ServerStart(program, arguments)
+    return ServerStart(server_program, arguments)
 
 
-def _fork_of(program: ServerProgram, image_and_path: str, arguments: Sequence[str]) -> ServerProgram:
+def _fork_of(server_program: ServerProgram, image_and_path: str, arguments: Sequence[str]) -> ServerProgram:
     """Returns a program's fork, if the path or a flag indicates one.
 
     image_and_path: container image and program path.
     """
-    for fork in PROGRAMS:
-        if fork.fork_of == program.engine and (
-            any(image_part in image_and_path for image_part in fork.images)
-            or not _flags_of_fork(fork.engine, program.engine).isdisjoint(arguments)
+    for fork_program in PROGRAMS:
+        if fork_program.fork_of == server_program.engine and (
+            any(image_part in image_and_path for image_part in fork_program.images)
+            or not _flags_of_fork(fork_program.engine, server_program.engine).isdisjoint(arguments)
         ):
-            return fork
-    return program
+            return fork_program
+    return server_program
 
 
 @cache
-def _flags_of_fork(fork: str, engine_name: str) -> frozenset[str]:
+def _flags_of_fork(fork_name: str, engine_name: str) -> frozenset[str]:
     """Returns the spellings of the flags that only an engine's fork has."""
     engine_flags = flags_by_spelling(engine(engine_name).known_flags())
-    return frozenset(flags_by_spelling(engine(fork).known_flags())) - frozenset(engine_flags)
+    return frozenset(flags_by_spelling(engine(fork_name).known_flags())) - frozenset(engine_flags)

@@ -42,7 +42,7 @@ GPU_ARGUMENT = "gpu"
 def servers_in_python(
     source_text: str, server_finder: ServerFinder, variables: Mapping[str, str]
 ) -> Iterator[StartedServer]:
-    """Yields the servers that a Python file starts. server_finder: the caller. variables: environment variables.
+    """Yields the servers that a Python file starts. server_finder: finds servers in commands of the file.
 
     Raises `InputError` for a file that is no Python, and for one that starts an engine inside its own program alone.
     """
@@ -52,12 +52,12 @@ def servers_in_python(
         raise InputError(
             f"{server_finder.where}: {len(syntax_nodes):,} parts of Python; expected at most {MOST_NODES:,}"
         )
-    evaluator = _Evaluator(syntax_tree, variables)
+    module_evaluator = _Evaluator(syntax_tree, variables)
     server_count = 0
-    versions = versions_in(source_text)
-    for started_server in evaluator.servers(server_finder):
+    engine_versions = versions_in(source_text)
+    for started_server in module_evaluator.servers(server_finder):
         server_count += 1
-        yield started_server.with_version_of(versions)
+        yield started_server.with_version_of(engine_versions)
     if server_count:
         return
     modules_by_name = {
@@ -86,8 +86,8 @@ class _Evaluator:
         yield from self._servers_in_statements(self.module.body, Container(""), server_finder)
         outer_names = dict(self.names)
         for statement in self.module.body:
-            functions = [statement, *(statement.body if isinstance(statement, ast.ClassDef) else ())]
-            for function_node in functions:
+            function_nodes = [statement, *(statement.body if isinstance(statement, ast.ClassDef) else ())]
+            for function_node in function_nodes:
                 if isinstance(function_node, ast.FunctionDef | ast.AsyncFunctionDef):
                     self.names = dict(outer_names)
                     container = self._container_of(
@@ -95,50 +95,50 @@ class _Evaluator:
                     )
                     yield from self._servers_in_statements(function_node.body, container, server_finder)
 
-    def _container_of(self, decorators: list[ast.expr]) -> Container:
+    def _container_of(self, decorator_nodes: list[ast.expr]) -> Container:
         """Returns a container with the accelerators that Modal's decorators state."""
-        for decorator in decorators:
-            for keyword in decorator.keywords if isinstance(decorator, ast.Call) else ():
-                if keyword.arg == GPU_ARGUMENT:
-                    gpu, _, accelerator_count = str(self.evaluate(keyword.value)).partition(":")
+        for decorator_node in decorator_nodes:
+            for keyword_node in decorator_node.keywords if isinstance(decorator_node, ast.Call) else ():
+                if keyword_node.arg == GPU_ARGUMENT:
+                    gpu, _, accelerator_count = str(self.evaluate(keyword_node.value)).partition(":")
                     return Container(
                         "", gpu=gpu.rstrip("!"), gpus=int(accelerator_count) if accelerator_count.isdecimal() else 1
                     )
         return Container("")
 
     def _servers_in_statements(
-        self, statements: list[ast.stmt], container: Container, server_finder: ServerFinder, depth: int = 0
+        self, statement_nodes: list[ast.stmt], container: Container, server_finder: ServerFinder, nesting_depth: int = 0
     ) -> Iterator[StartedServer]:
         """Yields the servers that statements start, and evaluates assignments in order."""
-        commands: dict[str, int] = {}
-        for statement in statements if depth < DEEPEST else ():
+        lines_by_command: dict[str, int] = {}
+        for statement in statement_nodes if nesting_depth < DEEPEST else ():
             variable = _assigned_name(statement)
             if isinstance(statement, ast.Assign | ast.AnnAssign) and variable and statement.value is not None:
                 self.names[variable] = self.evaluate(statement.value)
             elif isinstance(statement, ast.AugAssign) and variable:
                 self.names[variable] = _add_values(self.names.get(variable), self.evaluate(statement.value))
-            elif _is_extension(statement):
-                call: Any = statement.value  # type: ignore[attr-defined]
-                added_value = self.evaluate(call.args[0])
-                variable = dotted(call.func.value)
+            elif _extends_list(statement):
+                call_node: Any = statement.value  # type: ignore[attr-defined]
+                added_value = self.evaluate(call_node.args[0])
+                variable = dotted(call_node.func.value)
                 self.names[variable] = _add_values(
-                    self.names.get(variable), added_value if call.func.attr == "extend" else [added_value]
+                    self.names.get(variable), added_value if call_node.func.attr == "extend" else [added_value]
                 )
             if variable and _is_command(self.names.get(variable)):
-                commands[variable] = statement.lineno
-            for call in (node for node in _direct_calls(statement)):
-                argument_table = self._configuration_arguments(call)
+                lines_by_command[variable] = statement.lineno
+            for call_node in (syntax_node for syntax_node in _direct_calls(statement)):
+                argument_table = self._configuration_arguments(call_node)
                 named_server = None if argument_table is None else server_of_table(argument_table)
                 if named_server is not None:
-                    yield from server_finder.in_words(replace(named_server, place=f"line {call.lineno}"))
+                    yield from server_finder.in_words(replace(named_server, place=f"line {call_node.lineno}"))
                     continue
-                for argument in call.args[:1]:
+                for argument in call_node.args[:1]:
                     argument_value = self.evaluate(argument)
                     if _is_command(argument_value) and not isinstance(argument, ast.Name):
-                        yield from self._servers_of_command(argument_value, container, call.lineno, server_finder)
+                        yield from self._servers_of_command(argument_value, container, call_node.lineno, server_finder)
             for inner_body in _inner_bodies(statement):
-                yield from self._servers_in_statements(inner_body, container, server_finder, depth + 1)
-        for variable, line_number in commands.items():
+                yield from self._servers_in_statements(inner_body, container, server_finder, nesting_depth + 1)
+        for variable, line_number in lines_by_command.items():
             if _is_command(self.names[variable]):
                 yield from self._servers_of_command(self.names[variable], container, line_number, server_finder)
 
@@ -157,11 +157,11 @@ class _Evaluator:
             command_words = [_word_of_value(list_element) for list_element in command_value[:MOST_WORDS]]
             yield from server_finder.in_words(replace(located_container, words=command_words))
 
-    def _configuration_arguments(self, call: ast.Call) -> dict[str, Any] | None:
+    def _configuration_arguments(self, call_node: ast.Call) -> dict[str, Any] | None:
         """Returns the arguments of a call that configures a server; None for any other call."""
-        if dotted(call.func).rpartition(".")[2] not in CONFIGURATION_CALLS:
+        if dotted(call_node.func).rpartition(".")[2] not in CONFIGURATION_CALLS:
             return None
-        keyword_values = {keyword.arg: self.evaluate(keyword.value) for keyword in call.keywords if keyword.arg}
+        keyword_values = {keyword.arg: self.evaluate(keyword.value) for keyword in call_node.keywords if keyword.arg}
         return {argument_name: _with_marks(argument_value) for argument_name, argument_value in keyword_values.items()}
 
     def evaluate(self, syntax_node: ast.expr, depth: int = 0) -> Any:
@@ -197,20 +197,22 @@ class _Evaluator:
             return self._call_result(syntax_node, depth)
         return value_of(syntax_node, self.names, depth)
 
-    def _list_items(self, list_node: ast.expr, depth: int) -> list[Any]:
+    def _list_items(self, list_node: ast.expr, nesting_depth: int) -> list[Any]:
         if not isinstance(list_node, ast.Starred):
-            return [self.evaluate(list_node, depth + 1)]
-        list_value = self.evaluate(list_node.value, depth + 1)
+            return [self.evaluate(list_node, nesting_depth + 1)]
+        list_value = self.evaluate(list_node.value, nesting_depth + 1)
         return list_value if isinstance(list_value, list) else [Unknown("*…")]
 
-    def _call_result(self, call: ast.Call, depth: int) -> Any:
+    def _call_result(self, call_node: ast.Call, depth: int) -> Any:
         """Returns the result of a call to a supported function, such as `dict`."""
         function_name, argument_values = (
-            dotted(call.func),
-            [self.evaluate(argument_node, depth + 1) for argument_node in call.args[:3]],
+            dotted(call_node.func),
+            [self.evaluate(argument_node, depth + 1) for argument_node in call_node.args[:3]],
         )
         if function_name == "dict":
-            return {keyword.arg: self.evaluate(keyword.value, depth + 1) for keyword in call.keywords if keyword.arg}
+            return {
+                keyword.arg: self.evaluate(keyword.value, depth + 1) for keyword in call_node.keywords if keyword.arg
+            }
         if function_name == "str" and len(argument_values) == 1:
             return _word_of_value(argument_values[0])
         if function_name == "json.dumps" and len(argument_values) == 1 and not isinstance(argument_values[0], Unknown):
@@ -219,11 +221,11 @@ class _Evaluator:
             return self.variables.get(
                 str(argument_values[0]), argument_values[1] if len(argument_values) > 1 else Unknown("$")
             )
-        if isinstance(call.func, ast.Attribute) and call.func.attr == "join" and len(argument_values) == 1:
-            separator = self.evaluate(call.func.value, depth + 1)
-            if isinstance(separator, str) and isinstance(argument_values[0], list):
-                return separator.join(map(_word_of_value, argument_values[0]))
-        return value_of(call, self.names, depth)
+        if isinstance(call_node.func, ast.Attribute) and call_node.func.attr == "join" and len(argument_values) == 1:
+            separator_text = self.evaluate(call_node.func.value, depth + 1)
+            if isinstance(separator_text, str) and isinstance(argument_values[0], list):
+                return separator_text.join(map(_word_of_value, argument_values[0]))
+        return value_of(call_node, self.names, depth)
 
 
 def _word_of_value(evaluated_value: Any) -> str:
@@ -234,7 +236,7 @@ def _word_of_value(evaluated_value: Any) -> str:
 def _with_marks(evaluated_value: Any) -> Any:
     """Returns a value, with marks on the parts that are known only when the file runs."""
     if isinstance(evaluated_value, dict):
-        return {key: _with_marks(inner_value) for key, inner_value in evaluated_value.items()}
+        return {table_key: _with_marks(inner_value) for table_key, inner_value in evaluated_value.items()}
     if isinstance(evaluated_value, list):
         return [_with_marks(inner_value) for inner_value in evaluated_value]
     return _word_of_value(evaluated_value) if isinstance(evaluated_value, Unknown) else evaluated_value
@@ -269,7 +271,7 @@ def _assigned_name(statement: ast.stmt) -> str:
     return dotted(statement.target) if isinstance(statement, ast.AnnAssign | ast.AugAssign) else ""
 
 
-def _is_extension(statement: ast.stmt) -> bool:
+def _extends_list(statement: ast.stmt) -> bool:
     """Whether a statement adds items to a list: `words.extend([…])`, `words.append(…)`."""
     extension_call = statement.value if isinstance(statement, ast.Expr) else None
     return (
@@ -282,12 +284,14 @@ def _is_extension(statement: ast.stmt) -> bool:
 
 def _direct_calls(statement: ast.stmt) -> Iterator[ast.Call]:
     """Yields the calls in a statement, without calls in nested statements."""
-    pending_nodes: list[ast.AST] = [node for node in ast.iter_child_nodes(statement) if not isinstance(node, ast.stmt)]
+    pending_nodes: list[ast.AST] = [
+        tree_node for tree_node in ast.iter_child_nodes(statement) if not isinstance(tree_node, ast.stmt)
+    ]
     while pending_nodes:
-        node = pending_nodes.pop()
-        if isinstance(node, ast.Call):
-            yield node
-        pending_nodes += [child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.stmt)]
+        tree_node = pending_nodes.pop()
+        if isinstance(tree_node, ast.Call):
+            yield tree_node
+        pending_nodes += [child for child in ast.iter_child_nodes(tree_node) if not isinstance(child, ast.stmt)]
 
 
 def _inner_bodies(statement: ast.stmt) -> Iterator[list[ast.stmt]]:

@@ -54,31 +54,31 @@ def servers_of(
     return servers_of_text(read_text(file, LARGEST), typed_path, allow_unknown, file.parent, typed_flags, typed_engine)
 
 
-def starts_any_server(path: str | Path) -> bool:
+def starts_any_server(typed_path: str | Path) -> bool:
     """Whether a file starts a server, even of an engine that is not modelled.
 
     A Python file that trains is not among them, though a server may write its data before.
     """
-    file = Path(typed_launch(str(path)).path)
-    if file.suffix == ".py" and TRAINS.search(read_text(file, LARGEST)) is not None:
+    file_path = Path(typed_launch(str(typed_path)).path)
+    if file_path.suffix == ".py" and TRAINS.search(read_text(file_path, LARGEST)) is not None:
         return False
-    return next(_servers_in_file(path), None) is not None
+    return next(_servers_in_file(typed_path), None) is not None
 
 
 TRAINS = re.compile(r"^\s*\w+\s*=\s*\w*Trainer\(", re.MULTILINE)
 """A line of Python that makes a trainer."""
 
 
-def _servers_in_file(path: str | Path) -> Iterator[StartedServer]:
-    typed_path = typed_launch(str(path))
-    file = Path(typed_path.path)
-    yield from _find_servers(read_text(file, LARGEST), typed_path, file.parent)
+def _servers_in_file(launch_path: str | Path) -> Iterator[StartedServer]:
+    typed_path = typed_launch(str(launch_path))
+    file_path = Path(typed_path.path)
+    yield from _find_servers(read_text(file_path, LARGEST), typed_path, file_path.parent)
 
 
-def engines_of(path: str | Path) -> list[str]:
+def engines_of(launch_path: str | Path) -> list[str]:
     """Returns the names of the engines whose servers a file starts; none for other files."""
     try:
-        started_servers = list(_servers_in_file(path))
+        started_servers = list(_servers_in_file(launch_path))
     except InputError:
         return []  # the same error is raised where the file is read for its servers
     engine_names = dict.fromkeys(server.start.program.engine for server in started_servers)
@@ -99,22 +99,22 @@ def servers_of_text(
         (default) to read no such file. Other parameters as of `servers_of`.
     """
     name_in_errors = typed_path.path
-    servers: list[LaunchedServer] = []
+    found_servers: list[LaunchedServer] = []
     for started_server in _find_servers(file_text, typed_path, folder):
         if typed_engine and started_server.start.program.engine != typed_engine:
             continue
         server = _read_server(started_server, name_in_errors, allow_unknown, folder, typed_flags)
-        if not _is_worker(started_server.start) and server not in servers:
-            servers.append(server)
-        if len(servers) > MOST_SERVERS:
+        if not _is_worker(started_server.start) and server not in found_servers:
+            found_servers.append(server)
+        if len(found_servers) > MOST_SERVERS:
             raise InputError(f"{name_in_errors}: starts too many servers; expected at most {MOST_SERVERS}")
-    return _without_copies(servers)
+    return _without_copies(found_servers)
 
 
-def _without_copies(servers: Sequence[LaunchedServer]) -> list[LaunchedServer]:
+def _without_copies(found_servers: Sequence[LaunchedServer]) -> list[LaunchedServer]:
     """Returns the servers that are not copies of earlier servers with another location or environment."""
     distinct_servers: dict[str, LaunchedServer] = {}
-    for server in servers:
+    for server in found_servers:
         server_text = repr(replace(server, place="", env={}, notes=()))
         first_server = distinct_servers.setdefault(server_text, server)
         if first_server is not server:
@@ -135,13 +135,13 @@ def _is_worker(server_start: ServerStart) -> bool:
 # ---- kinds of files
 
 
-def _find_servers(file_text: str, typed_path: TypedLaunch, folder: Path | None) -> Iterator[StartedServer]:
+def _find_servers(file_text: str, typed_path: TypedLaunch, launch_folder: Path | None) -> Iterator[StartedServer]:
     """Yields the servers that a launch file's text starts."""
-    name_in_errors, shell = typed_path.path, Container("")
+    name_in_errors, shell_container = typed_path.path, Container("")
     server_finder = ServerFinder(name_in_errors)
     file_name = name_in_errors.rpartition("/")[2].lower()
     if is_modelfile(file_text, file_name):
-        yield server_in_modelfile(file_text, name_in_errors, shell)
+        yield server_in_modelfile(file_text, name_in_errors, shell_container)
         return
     is_tables = file_name.endswith((".yaml", ".yml", ".json")) or (
         SERVER_KEYS.search(file_text) is not None and file_text[:2] != "#!"
@@ -153,16 +153,16 @@ def _find_servers(file_text: str, typed_path: TypedLaunch, folder: Path | None) 
             return
         if not starts_server(file_text) or file_name.endswith(".toml"):
             return
-        yield from server_finder.in_script(file_text, typed_path.variables, typed_path.arguments, shell)
+        yield from server_finder.in_script(file_text, typed_path.variables, typed_path.arguments, shell_container)
         return
-    variables = {**_read_env_file(folder), **typed_path.variables}
+    variables = {**_read_env_file(launch_folder), **typed_path.variables}
     documents = []
-    for document in _yaml_documents(file_text, name_in_errors):
+    for yaml_document in _yaml_documents(file_text, name_in_errors):
         try:
             documents.append(
-                parse_braces(document, name_in_errors)
-                if document.lstrip().startswith("{")
-                else parse_yaml(document, name_in_errors)
+                parse_braces(yaml_document, name_in_errors)
+                if yaml_document.lstrip().startswith("{")
+                else parse_yaml(yaml_document, name_in_errors)
             )
         except (InputError, MissingExtra):
             if not SERVER_KEYS.search(file_text) and not starts_server(file_text):
@@ -180,17 +180,17 @@ def _find_servers(file_text: str, typed_path: TypedLaunch, folder: Path | None) 
 
 def _yaml_documents(file_text: str, name_in_errors: str) -> list[str]:
     """Returns the documents of a YAML file, which are separated by lines of three hyphens."""
-    documents = [
+    yaml_documents = [
         document for document in re.split(r"^---(?:[ \t].*)?$", file_text, flags=re.MULTILINE) if document.strip()
     ]
-    if len(documents) > MOST_DOCUMENTS:
-        raise InputError(f"{name_in_errors}: {len(documents):,} documents; expected at most {MOST_DOCUMENTS}")
-    return documents
+    if len(yaml_documents) > MOST_DOCUMENTS:
+        raise InputError(f"{name_in_errors}: {len(yaml_documents):,} documents; expected at most {MOST_DOCUMENTS}")
+    return yaml_documents
 
 
-def _read_env_file(folder: Path | None) -> dict[str, str]:
+def _read_env_file(launch_folder: Path | None) -> dict[str, str]:
     """Returns the variables in the file `.env` beside a compose file; none without the file `.env`."""
-    env_path = None if folder is None else folder / ".env"
+    env_path = None if launch_folder is None else launch_folder / ".env"
     if env_path is None or not env_path.is_file():
         return {}
     assignments = (env_line.strip().removeprefix("export ") for env_line in read_text(env_path, LARGEST).split("\n"))
@@ -203,19 +203,19 @@ def _bare_configuration(config_file: Any) -> Iterator[StartedServer]:
     if isinstance(config_file, Mapping):
         engine_name = engine_of_flags(
             [
-                f"--{key}.{inner_key}"
-                for key, config_table in config_file.items()
+                f"--{table_key}.{inner_key}"
+                for table_key, config_table in config_file.items()
                 if isinstance(config_table, Mapping)
                 for inner_key in config_table
             ]
-            + [f"--{key}" for key, value in config_file.items() if not isinstance(value, Mapping)]
+            + [f"--{table_key}" for table_key, setting in config_file.items() if not isinstance(setting, Mapping)]
         )
-        program = program_named(engine_name)
-        if program is not None and program.config_flags:
+        server_program = program_named(engine_name)
+        if server_program is not None and server_program.config_flags:
             command_words = tuple(
-                words_of_tables(config_file, flags_by_spelling(reversed(flags_of(program, engine(engine_name)))))
+                words_of_tables(config_file, flags_by_spelling(reversed(flags_of(server_program, engine(engine_name)))))
             )
-            yield StartedServer(ServerStart(program, command_words), Container(""))
+            yield StartedServer(ServerStart(server_program, command_words), Container(""))
 
 
 # ---- servers
@@ -225,13 +225,13 @@ def _read_server(
     started_server: StartedServer,
     name_in_errors: str,
     allow_unknown: bool,
-    folder: Path | None,
+    launch_folder: Path | None,
     typed_flags: Mapping[str, Any],
 ) -> LaunchedServer:
     """Returns a server with parsed flags. Raises `InputError` for an unmodelled engine."""
-    start, container = started_server.start, started_server.container
+    server_start, container = started_server.start, started_server.container
     server_location = f"{name_in_errors}: {container.place}" if container.place else name_in_errors
-    engine_name = start.program.engine
+    engine_name = server_start.program.engine
     if engine_name not in FOLDERS:
         raise InputError(
             f"{server_location}: starts a server of {engine_name}, which is not modelled; expected one of "
@@ -245,11 +245,11 @@ def _read_server(
         )
     serving_engine = engine(engine_name)
     arguments = read_arguments(
-        start.program,
+        server_start.program,
         serving_engine,
-        (*_flags_of_variables(start.program, container.env), *start.arguments),
+        (*_flags_of_variables(server_start.program, container.env), *server_start.arguments),
         server_location,
-        _named_reader(name_in_errors, folder, started_server.files),
+        _reader_of_named_files(name_in_errors, launch_folder, started_server.files),
         allow_unknown,
         tuple(typed_flags),
     )
@@ -259,7 +259,7 @@ def _read_server(
     }
     all_fields = {flag.field for flag in serving_engine.known_flags()}
     parallel_sizes = {field: size for field, size in container.sizes.items() if field in all_fields}
-    model = start.model or arguments.model or container.model
+    model = server_start.model or arguments.model or container.model
     if container.model and not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
         model = container.model
     model = container.host_path(model)
@@ -270,7 +270,7 @@ def _read_server(
         version=started_server.version,
         target=f"${printable(model).lstrip('$')}" if is_unresolved(model) else model,
         values={**parallel_sizes, **environment_flags, **arguments.values},
-        env={variable: size[:200] for variable, size in container.env.items() if not SECRET_NAMES.search(variable)},
+        env={variable: value[:200] for variable, value in container.env.items() if not SECRET_NAMES.search(variable)},
         hardware=accelerator_of(container.gpu) if container.gpu else "",
         gpu=one_line(container.gpu)[:80],
         gpus=container.gpus,
@@ -327,7 +327,9 @@ SECRET_NAMES = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE
 """Names of variables that are not shown."""
 
 
-def _named_reader(name_in_errors: str, folder: Path | None, written_files: Mapping[str, str]) -> ReadNamedFile:
+def _reader_of_named_files(
+    name_in_errors: str, launch_folder: Path | None, written_files: Mapping[str, str]
+) -> ReadNamedFile:
     """Returns a function that reads a command's files, written by the script or beside the launch file."""
 
     def read(file_name: str) -> str:
@@ -338,8 +340,8 @@ def _named_reader(name_in_errors: str, folder: Path | None, written_files: Mappi
         )
         if file_text is not None:
             return file_text
-        paths = () if folder is None else (folder / file_name, folder / base_name)
-        file_path = next((file_path for file_path in paths if file_path.is_file()), None)
+        possible_paths = () if launch_folder is None else (launch_folder / file_name, launch_folder / base_name)
+        file_path = next((file_path for file_path in possible_paths if file_path.is_file()), None)
         if file_path is None:
             raise InputError(
                 f"{one_line(file_name)[:200]}: no such file beside {name_in_errors}; expected the configuration there"

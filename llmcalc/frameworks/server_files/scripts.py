@@ -54,7 +54,7 @@ class ServerFinder:
         variables: Mapping[str, str],
         arguments: Sequence[str],
         outer_container: Container,
-        depth: int = 0,
+        nesting_depth: int = 0,
     ) -> Iterator[StartedServer]:
         """Yields the servers that a shell script starts.
 
@@ -64,7 +64,7 @@ class ServerFinder:
         if self.scripts > MOST_SCRIPTS:
             raise InputError(f"{self.where}: too many scripts inside it; expected at most {MOST_SCRIPTS}")
         script = read_script(script_text, self.where, variables, arguments)
-        versions = versions_in(script_text)
+        engine_versions = versions_in(script_text)
         for command_line in script.commands:
             command_words = [
                 command_word for command_word in command_line.words if command_word not in ("&", "&&", "|", ";")
@@ -74,8 +74,8 @@ class ServerFinder:
             place_of_line = outer_container.place if outer_container.image else f"line {command_line.line}"
             command_environment = {**outer_container.env, **script.env(), **_known_variables(command_line.env)}
             container = replace(outer_container, place=place_of_line, words=command_words, env=command_environment)
-            for started_server in self.in_words(container, script.files, depth):
-                yield started_server.with_version_of(versions)
+            for started_server in self.in_words(container, script.files, nesting_depth):
+                yield started_server.with_version_of(engine_versions)
         yield from _modelfile_servers(script, self.where, outer_container)
 
     def in_words(
@@ -83,9 +83,11 @@ class ServerFinder:
     ) -> Iterator[StartedServer]:
         """Yields the servers that a container's command starts. files: file name → text that the script writes."""
         command_words = list(container.words)
-        program = program_named(container.engine)
-        if not command_words and program is not None and container.model:
-            yield StartedServer(ServerStart(program, ()), container, files or {}, version_of_image(container.image))
+        server_program = program_named(container.engine)
+        if not command_words and server_program is not None and container.model:
+            yield StartedServer(
+                ServerStart(server_program, ()), container, files or {}, version_of_image(container.image)
+            )
         if depth > DEEPEST or not command_words:
             return
         inner_container = container_of(command_words, container.place)
@@ -99,8 +101,8 @@ class ServerFinder:
             yield from self.in_script(script_text, container.env, script_arguments, container, depth + 1)
             return
         server_start = server_start_of(command_words, container.image)
-        if server_start is None and program is not None and command_words[0].startswith("-"):
-            server_start = ServerStart(program, tuple(command_words))
+        if server_start is None and server_program is not None and command_words[0].startswith("-"):
+            server_start = ServerStart(server_program, tuple(command_words))
         if server_start is not None:
             yield StartedServer(server_start, container, files or {}, version_of_image(container.image))
             return
@@ -111,7 +113,7 @@ class ServerFinder:
 
 def _known_variables(env: Mapping[str, str]) -> dict[str, str]:
     """Returns the environment variables whose values are known without running the file."""
-    return {name: value for name, value in env.items() if not is_unresolved(value)}
+    return {name: variable_value for name, variable_value in env.items() if not is_unresolved(variable_value)}
 
 
 def _modelfile_servers(script: Script, name_in_errors: str, outer_container: Container) -> Iterator[StartedServer]:
@@ -149,12 +151,12 @@ def _quoted_script(command_words: Sequence[str]) -> tuple[str, Sequence[str]]:
 def versions_in(file_text: str) -> Mapping[str, str]:
     """Returns engine → the single version that a text installs or names in an image's tag."""
     versions: dict[str, set[str]] = {}
-    for program in PROGRAMS:
-        if program.package:
-            for match in re.finditer(rf"\b{program.package}(?:\[[\w,]*\])?==([0-9][\w.]{{0,20}})", file_text):
-                versions.setdefault(program.engine, set()).add(match[1])
+    for server_program in PROGRAMS:
+        if server_program.package:
+            for match in re.finditer(rf"\b{server_program.package}(?:\[[\w,]*\])?==([0-9][\w.]{{0,20}})", file_text):
+                versions.setdefault(server_program.engine, set()).add(match[1])
     for match in re.finditer(r"[\w./-]{1,200}:[\w.-]{1,80}", file_text):
-        program_of_tag, version = program_of_image(match[0]), version_of_image(match[0])
-        if program_of_tag is not None and version:
-            versions.setdefault(program_of_tag.engine, set()).add(version)
+        program_of_tag, image_version = program_of_image(match[0]), version_of_image(match[0])
+        if program_of_tag is not None and image_version:
+            versions.setdefault(program_of_tag.engine, set()).add(image_version)
     return {engine: engine_versions.pop() for engine, engine_versions in versions.items() if len(engine_versions) == 1}

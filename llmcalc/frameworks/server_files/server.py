@@ -40,12 +40,12 @@ class Container:
     sizes: Mapping[str, Any] = field(default_factory=dict)
     mounts: Mapping[str, str] = field(default_factory=dict)
 
-    def host_path(self, path: str) -> str:
-        """Returns the host's path of a path in the container: `/data/Qwen3-8B` of `/model`; of others the same path."""
+    def host_path(self, container_path: str) -> str:
+        """Returns the host path of a path in the container, `/data/Qwen3-8B` for `/model`; else the path unchanged."""
         for container_folder, host_folder in self.mounts.items():
-            if path == container_folder or path.startswith(f"{container_folder}/"):
-                return host_folder + path[len(container_folder) :]
-        return path
+            if container_path == container_folder or container_path.startswith(f"{container_folder}/"):
+                return host_folder + container_path[len(container_folder) :]
+        return container_path
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,12 @@ class StartedServer:
     files: Mapping[str, str] = field(default_factory=dict)
     version: str = ""
 
-    def with_version_of(self, versions: Mapping[str, str]) -> StartedServer:
+    def with_version_of(self, engine_versions: Mapping[str, str]) -> StartedServer:
         """Returns the start with the engine version in the file's text, unless its command states a version.
 
-        versions: engine → version.
+        engine_versions: engine → version.
         """
-        return replace(self, version=self.version or versions.get(self.start.program.engine, ""))
+        return replace(self, version=self.version or engine_versions.get(self.start.program.engine, ""))
 
 
 @dataclass(frozen=True)
@@ -109,22 +109,22 @@ class LaunchedServer:
         """The file name, and the server's location in the file, for messages."""
         return f"{self.where}: {self.place}" if self.place else self.where
 
-    def data(self, program: str, version: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    def data(self, program: str, engine_version: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the launch file's values as part of a JSON document.
 
-        program: the engine's title. version: the version whose defaults are filled in. defaults: flag → its default.
+        program: the engine's title. engine_version: version of the defaults. defaults: flag → its default.
         """
         return {
             "file": self.where,
             "kind": self.engine,
             "place": self.place,
             "program": program,
-            "version": version,
+            "version": engine_version,
             "model": self.target or None,
             "filled_in": {flag: json_value_of(default_value) for flag, default_value in defaults.items()},
             "overridden": {
-                flag: {"file": json_value_of(override.file), "option": json_value_of(override.option)}
-                for flag, override in self.overridden.items()
+                flag: {"file": json_value_of(value_override.file), "option": json_value_of(value_override.option)}
+                for flag, value_override in self.overridden.items()
             },
             "env": dict(self.env),
             "gpu": self.gpu or None,

@@ -39,6 +39,6 @@ class AttentionRank(EngineRank):
         ).weights_by_component
         network_components = COMPONENTS_ON_ALL_RANKS | ({"lm_head"} if self.divides_head else frozenset())
         return sum(
-            (networks if component in network_components else self.weights_by_component)[component]
-            for component in self.weights_by_component
+            (networks if component_name in network_components else self.weights_by_component)[component_name]
+            for component_name in self.weights_by_component
         )

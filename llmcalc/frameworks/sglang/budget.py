@@ -17,7 +17,7 @@ from ...errors import InputError
 from ...parallel.layout import ONE_DEVICE, Layout
 from ...workload.setting import option
 from ..engines.engine import EngineMemory, Term
-from ..engines.rank import EngineRank, ReserveWithoutRest, architectures, compressed_layers, mixers
+from ..engines.rank import EngineRank, ReserveOfAllMemory, architectures, compressed_layers, mixers
 from ..engines.server import EngineServer
 from ..engines.versions import MeasuredContext
 from .adapters import adapter_bytes
@@ -85,14 +85,14 @@ class Server(EngineServer):
 
     @property
     def model_length(self) -> int | None:
-        """The model's context length in tokens: its positions times the factor of scaling without original positions.
+        """The model's context length in tokens: positions, times a RoPE scaling factor without original positions.
 
         From python/sglang/srt/hf_transformers_utils.py, `get_context_length`.
         """
-        length, scaling = super().model_length, self.preset.rope_parameters or {}
-        is_scaled = "original_max_position_embeddings" not in scaling and scaling.get("rope_type") != "llama3"
-        factor = scaling.get("factor", 1) if is_scaled else 1
-        return int(length * factor) if length and isinstance(factor, int | float) else length
+        positions, rope_scaling = super().model_length, self.preset.rope_parameters or {}
+        is_scaled = "original_max_position_embeddings" not in rope_scaling and rope_scaling.get("rope_type") != "llama3"
+        scaling_factor = rope_scaling.get("factor", 1) if is_scaled else 1
+        return int(positions * scaling_factor) if positions and isinstance(scaling_factor, int | float) else positions
 
     @property
     def engine_record(self) -> SGLangRecord:
@@ -136,13 +136,13 @@ class Server(EngineServer):
 
     @property
     def scales_latents(self) -> bool:
-        """Whether latents of 8 bits beside an indexer have scales (`calculate_mla_kv_cache_dim`).
+        """Whether 8-bit latents of sparse attention are stored with scales (`calculate_mla_kv_cache_dim`).
 
         Kernels of TensorRT-LLM, which Blackwell has by default, and those of AMD from 0.5.10 on read them without.
         """
-        backends = [self.flags.get(f"nsa_{serving_phase}_backend") for serving_phase in ("prefill", "decode")]
-        if any(backends):
-            return "trtllm" not in backends
+        attention_backends = [self.flags.get(f"nsa_{serving_phase}_backend") for serving_phase in ("prefill", "decode")]
+        if any(attention_backends):
+            return "trtllm" not in attention_backends
         if self.is_amd:
             return not self.rules.raw_latents_on_amd
         return float(self.hardware.compute_capability or 0) < BLACKWELL_CAPABILITY
@@ -171,9 +171,9 @@ class Server(EngineServer):
     def whole_layout(self) -> Layout:
         """The layout of all devices, with data-parallel replicas and expert-parallel groups (`--ep-size`)."""
         expert_ranks = int(self.flags.get("ep_size", 1))
-        etp = self.tp // expert_ranks if expert_ranks > 1 else None
+        expert_tp = self.tp // expert_ranks if expert_ranks > 1 else None
         tp = self.tp // self.dp if self.divides_attention else self.tp
-        return replace(self.layout, tp=tp, dp=self.dp, ep=expert_ranks, etp=etp)
+        return replace(self.layout, tp=tp, dp=self.dp, ep=expert_ranks, etp=expert_tp)
 
     @property
     def loads_towers(self) -> bool:
@@ -239,10 +239,10 @@ class Server(EngineServer):
     @property
     def draft_reserve_gib(self) -> float:
         """The GiB outside of the budget that are reserved for a draft model and its KV cache."""
-        algorithm, fraction_rule = self.flags.get("speculative_algorithm"), self.rules.fraction
-        if algorithm is None or fraction_rule == "by_tp" or (algorithm, fraction_rule) == ("ngram", "by_reserve"):
+        drafting, fraction_rule = self.flags.get("speculative_algorithm"), self.rules.fraction
+        if drafting is None or fraction_rule == "by_tp" or (drafting, fraction_rule) == ("ngram", "by_reserve"):
             return 0
-        return 6 if (algorithm, fraction_rule) == ("standalone", "by_reserve") else self.rules.draft_reserve_gib
+        return 6 if (drafting, fraction_rule) == ("standalone", "by_reserve") else self.rules.draft_reserve_gib
 
     @property
     def is_amd(self) -> bool:
@@ -292,7 +292,7 @@ class Server(EngineServer):
         memory_gib = self.nvidia_smi_gib
         reserved_gib = self.reserve_gib
         if reserved_gib >= memory_gib:
-            raise ReserveWithoutRest(
+            raise ReserveOfAllMemory(
                 "--mem-fraction-static",
                 f"--mem-fraction-static: of this layout SGLang's default reserves {reserved_gib:,.0f} GiB of "
                 f"{self.hardware.title}, which has {memory_gib:,.0f}; expected a share for weights and cache (0.85)",
@@ -304,11 +304,11 @@ class Server(EngineServer):
         """The GiB that the default fraction leaves beside weights and KV cache."""
         memory_gib, rules = self.nvidia_smi_gib, self.rules
         ranks = self.tp * self.pp
-        defaults = self.engine_record.defaults(self.version_numbers, memory_gib)
+        device_defaults = self.engine_record.defaults(self.version_numbers, memory_gib)
         if rules.fraction == "by_memory":
-            return defaults.reserve_gib + defaults.reserve_gib_per_rank * ranks + self.draft_reserve_gib
+            return device_defaults.reserve_gib + device_defaults.reserve_gib_per_rank * ranks + self.draft_reserve_gib
         chunk_tokens, max_running_requests = self.chunked_prefill_size, self.flags.get("max_running_requests")
-        decode_graph_mib = int(self.flags.get("cuda_graph_max_bs", defaults.cuda_graph_max_bs[self.tp >= 4]))
+        decode_graph_mib = int(self.flags.get("cuda_graph_max_bs", device_defaults.cuda_graph_max_bs[self.tp >= 4]))
         if rules.limits_graphs and max_running_requests is not None and "cuda_graph_max_bs" not in self.flags:
             decode_graph_mib = min(decode_graph_mib, int(max_running_requests))
         decode_graph_mib = max(self.flags.get("cuda_graph_bs") or [decode_graph_mib])
@@ -387,7 +387,7 @@ class Server(EngineServer):
     @property
     def outside_torch(self) -> int:
         """The bytes in use outside torch's allocator before the weights are loaded."""
-        return self.measured_or_computed("non_torch", self.cuda_context.mib * MIB)
+        return self.logged_or_computed_bytes("non_torch", self.cuda_context.mib * MIB)
 
     @property
     def free_bytes_before_loading(self) -> int:
@@ -421,15 +421,15 @@ class Server(EngineServer):
     @property
     def pool_ratios(self) -> tuple[float, float]:
         """Ratios of pool sizes: recurrent states to KV cache, and window layers' tokens to full layers' tokens."""
-        defaults = self.engine_record.ratios
+        default_ratios = self.engine_record.ratios
         return (
-            float(self.flags.get("mamba_full_memory_ratio", defaults.states)),
-            float(self.flags.get("swa_full_tokens_ratio", defaults.window)),
+            float(self.flags.get("mamba_full_memory_ratio", default_ratios.states)),
+            float(self.flags.get("swa_full_tokens_ratio", default_ratios.window)),
         )
 
     @property
     def multimodal_bytes(self) -> int:
-        """The bytes of the cache of encoders' outputs, which are taken from the KV cache's memory."""
+        """The bytes of the cache for encoder outputs, subtracted from the KV cache's memory."""
         if not self.rules.multimodal_mib or not self.has_encoder:
             return 0
         has_pool = self.flags.get("mm_feature_transport", "cpu") != "cpu"
@@ -479,13 +479,13 @@ class Server(EngineServer):
         """Returns the tokens of a rank's KV cache in `available_bytes`. Raises `InputError` if there is no cache."""
         if compressed_layers(rank):
             return self.compressed_tokens_in(rank, available_bytes)
-        caches = replace(rank, with_mtp=False).token_caches
+        token_caches = replace(rank, with_mtp=False).token_caches
         has_separate_pools = self.rules.divided_pools and not self.flags.get("disable_hybrid_swa_memory")
         _, window = self.pool_ratios
-        if not caches:
+        if not token_caches:
             raise rank.no_cache_error("sglang")
-        has_full_attention = any(cache.window is None for cache in caches)
-        full_layers = max((cache.layers for cache in caches if cache.window is None), default=0)
+        has_full_attention = any(cache.window is None for cache in token_caches)
+        full_layers = max((cache.layers for cache in token_caches if cache.window is None), default=0)
         drafting_layers = draft_layers(self.speculation, self.preset) if full_layers else 0
         token_bytes = sum(
             rank.token_bytes(cache, Fraction(self.cached_element_bytes), self.scales_latents)
@@ -494,46 +494,46 @@ class Server(EngineServer):
                 if has_separate_pools and has_full_attention and cache.window is not None
                 else cache.layers + (drafting_layers if cache.window is None else 0)
             )
-            for cache in caches
+            for cache in token_caches
         )
         return max(0, int(available_bytes // token_bytes))
 
 
 def memory(server: Server) -> EngineMemory:
     """Returns the memory of SGLang on its devices. Raises `InputError` for flags that contradict the model."""
-    rules, fraction, flags = server.rules, server.cache_fraction, server.flags
-    budget = int(server.free_bytes_before_loading * fraction)
+    version_rules, memory_fraction, flags = server.rules, server.cache_fraction, server.flags
+    budget_bytes = int(server.free_bytes_before_loading * memory_fraction)
     page_tokens = int(flags.get("page_size", 1))
-    stages = []
+    stage_memories = []
     for stage_number in range(server.pp):
         rank = server.rank_of_stage(stage_number)
-        weights = server.measured_or_computed("weights", server.loaded_bytes(rank))
-        cache_bytes = server.measured_or_computed("kv_cache", budget - weights - server.multimodal_bytes)
+        weights = server.logged_or_computed_bytes("weights", server.loaded_bytes(rank))
+        cache_bytes = server.logged_or_computed_bytes("kv_cache", budget_bytes - weights - server.multimodal_bytes)
         pool = server.state_pool_in(rank, cache_bytes)
         tokens = server.cache_tokens_in(rank, cache_bytes if pool is None else pool.left)
         has_slots = pool is None or pool.requests > 0
-        stages.append((tokens if has_slots else 0, cache_bytes, weights, rank, pool))
-    tokens, cache_bytes, weights, rank, pool = min(stages, key=lambda stage: stage[0])
+        stage_memories.append((tokens if has_slots else 0, cache_bytes, weights, rank, pool))
+    tokens, cache_bytes, weights, rank, pool = min(stage_memories, key=lambda stage: stage[0])
     tokens = min(tokens, int(flags.get("max_total_tokens", 10**15))) // page_tokens * page_tokens
     memory_terms = (
         Term(
             "budget",
-            budget,
+            budget_bytes,
             "estimate",
-            rules.source_place,
-            f"{round(fraction, 4)} × free before loading (--mem-fraction-static)",
+            version_rules.source_place,
+            f"{round(memory_fraction, 4)} × free before loading (--mem-fraction-static)",
         ),
         Term("weights", weights, "source", "tensors of the rank", rank.scheme or "as published"),
-        Term("profile_run", server.multimodal_bytes, "source", rules.source_place, server.profile_run_origin),
+        Term("profile_run", server.multimodal_bytes, "source", version_rules.source_place, server.profile_run_origin),
         Term("non_torch", max(0, server.outside_torch), "estimate", server.cuda_context.source, "outside the budget"),
-        Term("cuda_graphs", 0, "source", rules.source_place, "outside the budget; in what the fraction leaves"),
-        Term("kv_cache", max(cache_bytes, 0), "estimate", rules.source_place, f"{tokens:,} tokens"),
+        Term("cuda_graphs", 0, "source", version_rules.source_place, "outside the budget; in what the fraction leaves"),
+        Term("kv_cache", max(cache_bytes, 0), "estimate", version_rules.source_place, f"{tokens:,} tokens"),
     )
-    length = server.longest_request
+    request_length = server.longest_request
     startup_error = ""
     if tokens == 0:
         startup_error = server.engine_record.messages["no_cache" if pool is None or pool.requests else "no_states"]
-    concurrency = tokens / length
+    concurrency = tokens / request_length
     return EngineMemory(
         terms=server.with_receipt(memory_terms),
         kv_tokens=tokens,
@@ -541,7 +541,7 @@ def memory(server: Server) -> EngineMemory:
         max_concurrency=concurrency if pool is None else min(concurrency, pool.requests),
         starts=not startup_error,
         message=startup_error,
-        max_model_len=length,
+        max_model_len=request_length,
         devices=server.device_count,
         block_size=page_tokens,
         assumed=server.assumed,
@@ -552,7 +552,7 @@ def memory(server: Server) -> EngineMemory:
                 None,
                 (
                     server.version.note,
-                    _cache_note(tokens, length, bool(startup_error)),
+                    _cache_note(tokens, request_length, bool(startup_error)),
                     _states_note(pool, concurrency),
                     *_server_notes(server),
                 ),
@@ -564,17 +564,17 @@ def memory(server: Server) -> EngineMemory:
 def _server_notes(server: Server) -> list[str]:
     """Returns notes on a missing class, on draft models, and on data-parallel attention with a KV cache per replica."""
     class_note = server.engine_record.missing_class_note(architectures(server.preset), server.version)
-    notes = [
+    server_notes = [
         *filter(None, [class_note, server.long_request_note]),
         *host_expert_notes(server.rank_of_stage(0), server.flags),
     ]
     if "speculative_algorithm" in server.flags and not server.rules.counts_drafts:
-        notes.append(
+        server_notes.append(
             "the model that drafts tokens, and its cache, are outside the budget; they take what the fraction leaves"
         )
     if server.divides_attention:
-        notes.append(f"each of the {server.dp} replicas of attention has that many tokens")
-    return notes
+        server_notes.append(f"each of the {server.dp} replicas of attention has that many tokens")
+    return server_notes
 
 
 def _states_note(pool: StatePool | None, concurrency: float) -> str:
@@ -587,9 +587,9 @@ def _states_note(pool: StatePool | None, concurrency: float) -> str:
     )
 
 
-def _cache_note(cache_tokens: int, max_tokens: int, stops: bool) -> str:
+def _cache_note(cache_tokens: int, max_tokens: int, is_startup_error: bool) -> str:
     """Returns a note if the KV cache is too small for one request; otherwise an empty text."""
-    if stops or cache_tokens >= max_tokens:
+    if is_startup_error or cache_tokens >= max_tokens:
         return ""
     return (
         f"requests of more than {cache_tokens:,} tokens are refused: the cache holds fewer than --context-length "

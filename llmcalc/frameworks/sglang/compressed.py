@@ -79,7 +79,7 @@ def _cache_sizes(rank: EngineRank) -> CacheSizes:
 
 def compressed_tokens(
     rank: EngineRank,
-    rules: Rules,
+    version_rules: Rules,
     flags: Mapping[str, Any],
     available_bytes: int,
     rank_load: RankLoad,
@@ -92,10 +92,10 @@ def compressed_tokens(
     longest request. chunk_tokens: tokens of a prompt's chunk.
     Raises `InputError` for versions without such pools, and for formats of keys that are not modelled.
     """
-    if rules.compressed_states == "off":
+    if version_rules.compressed_states == "off":
         raise InputError("--engine sglang: compressed attention is modelled from SGLang 0.5.12 on")
     cache_sizes, draft_tokens, running_requests = _cache_sizes(rank), rank_load.draft_tokens, rank_load.requests
-    has_paged_states = rules.compressed_states == "paged"
+    has_paged_states = version_rules.compressed_states == "paged"
     window_share = float(flags.get("swa_full_tokens_ratio", WINDOW_SHARE))
     ring_slots = (16, 256) if draft_tokens else (8, 128)
     short_state_bytes = 4 * (cache_sizes.width + cache_sizes.index_width) * FLOAT32_BYTES * cache_sizes.short
@@ -118,7 +118,7 @@ def compressed_tokens(
             * _window_slots(cache_sizes, flags, running_requests, chunk_tokens, draft_tokens)
         )
     token_bytes = draft_layer_factor * (window_share * window_token + entry_bytes)
-    if rules.compressed_states == "pages":
+    if version_rules.compressed_states == "pages":
         token_bytes += draft_layer_factor * window_share * ring_slots[1] / STATE_PAGE * long_state_bytes
     else:
         if running_requests is None:

@@ -48,21 +48,21 @@ def speculation_of(
     architectures: names of the model's classes.
     Raises `InputError` where a draft is counted and cannot be read.
     """
-    algorithm = flags.get("speculative_algorithm")
-    if algorithm is None:
+    draft_algorithm = flags.get("speculative_algorithm")
+    if draft_algorithm is None:
         return NO_DRAFTS
-    tokens = _verified_tokens(flags, str(algorithm), architectures)
-    if algorithm in ALGORITHMS_WITHOUT_WEIGHTS or not is_counted:
+    tokens = _verified_tokens(flags, str(draft_algorithm), architectures)
+    if draft_algorithm in ALGORITHMS_WITHOUT_WEIGHTS or not is_counted:
         return Speculation(tokens)
     draft_path = flags.get("speculative_draft_model_path")
     if draft_path is None:
         if preset.model.mtp is None:
             raise InputError(
-                f"--speculative-algorithm {algorithm}: the model has no modules that draft; expected {FLAG} too"
+                f"--speculative-algorithm {draft_algorithm}: the model has no modules that draft; expected {FLAG} too"
             )
         return Speculation(tokens, with_mtp=True)
     draft = read_draft(draft_path, f"{FLAG}:", "a folder or a hub id")
-    if algorithm != "standalone" and states_of(draft.model) is None:
+    if draft_algorithm != "standalone" and states_of(draft.model) is None:
         if preset.model.mtp is None:
             raise InputError(
                 f"{FLAG}: {draft.name} reads no hidden states of its target; expected --speculative-algorithm "
@@ -73,22 +73,22 @@ def speculation_of(
     return Speculation(tokens, draft=draft)
 
 
-def _verified_tokens(flags: Mapping[str, Any], algorithm: str, architectures: tuple[str, ...]) -> int:
+def _verified_tokens(flags: Mapping[str, Any], draft_algorithm: str, architectures: tuple[str, ...]) -> int:
     """Returns the tokens that a request verifies at once (`auto_choose_speculative_params`)."""
     if "speculative_num_draft_tokens" in flags:
         return int(flags["speculative_num_draft_tokens"])
-    if algorithm == "ngram":
+    if draft_algorithm == "ngram":
         return 12
     if "speculative_num_steps" in flags:
         return int(flags["speculative_num_steps"]) + 1
-    return 8 if algorithm != "standalone" and "LlamaForCausalLM" in architectures else 4
+    return 8 if draft_algorithm != "standalone" and "LlamaForCausalLM" in architectures else 4
 
 
 def draft_layers(speculation: Speculation, preset: Preset) -> int:
-    """Returns the draft's layers that cache each token of the KV cache."""
+    """Returns the number of draft layers, each of which caches the same tokens as the target model."""
     if speculation.draft is not None:
         return sum(int(stack.num_hidden_layers) for _, stack in speculation.draft.model.stacks())
-    mtp = preset.model.mtp
-    if mtp is None or not speculation.with_mtp:
+    mtp_part = preset.model.mtp
+    if mtp_part is None or not speculation.with_mtp:
         return 0
-    return 1 if mtp.repeated else int(mtp.num_nextn_predict_layers)
+    return 1 if mtp_part.repeated else int(mtp_part.num_nextn_predict_layers)

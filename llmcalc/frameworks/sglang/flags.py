@@ -107,14 +107,14 @@ FLAGS = (
     *refused_flags(
         "the load balancing of experts",
         "--ep-num-redundant-experts",
-        switches="--enable-eplb --enable-elastic-expert-backup",
+        switch_names="--enable-eplb --enable-elastic-expert-backup",
     ),
-    *refused_flags("DeepEP's buffers", switches="--enable-ep-moe --enable-deepep-moe"),
-    *refused_flags("dual batches", switches="--enable-two-batch-overlap --enable-pdmux"),
+    *refused_flags("DeepEP's buffers", switch_names="--enable-ep-moe --enable-deepep-moe"),
+    *refused_flags("dual batches", switch_names="--enable-two-batch-overlap --enable-pdmux"),
     *refused_flags(
         "context parallelism",
         "--attention-context-parallel-size --attn-cp-size",
-        switches="--enable-nsa-prefill-context-parallel --enable-prefill-context-parallel",
+        switch_names="--enable-nsa-prefill-context-parallel --enable-prefill-context-parallel",
     ),
     Flag(("--moe-dense-tp-size",), "number", most=1),
     *refused_flags("another division of the layers", "--moe-data-parallel-size --moe-dp-size"),
@@ -124,15 +124,15 @@ FLAGS = (
         --ds-channel-config-path --ds-heavy-channel-num --ds-heavy-channel-type --ds-heavy-token-num
         --ds-sparse-decode-threshold --hierarchical-sparse-attention-extra-config --hisparse-config
         """,
-        switches="--enable-double-sparsity --enable-hisparse",
+        switch_names="--enable-double-sparsity --enable-hisparse",
     ),
-    *refused_flags("an online scheme", "--torchao-config --modelopt-quant", switches="--quantize-and-serve"),
+    *refused_flags("an online scheme", "--torchao-config --modelopt-quant", switch_names="--quantize-and-serve"),
     *refused_flags("a size of states", "--int8-mamba-ckpt-size"),
     *refused_flags("a pool of that ratio", "--hybrid-kvcache-ratio --num-reserved-decode-tokens"),
     *refused_flags(
         "such a model",
         "--dllm-algorithm",
-        switches="""
+        switch_names="""
         --is-embedding --encoder-only --language-only --enable-multi-layer-eagle
         --enable-draft-weights-cpu-backup --mm-enable-dp-encoder
         """,

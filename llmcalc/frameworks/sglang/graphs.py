@@ -29,29 +29,29 @@ FLAGS_WITHOUT_PROMPT_GRAPHS = (
 """Flags with which prompts are not compiled into pieces, so have no graphs."""
 
 
-def decode_graphs_mib(rules: Rules, flags: Mapping[str, Any], sequences: int) -> int:
+def decode_graphs_mib(version_rules: Rules, flags: Mapping[str, Any], sequences: int) -> int:
     """Returns the MiB reserved for graphs of decoding steps. sequences: sequences in the largest graph."""
     has_no_decode_graphs = flags.get("disable_cuda_graph") or flags.get("cuda_graph_backend_decode") == "disabled"
-    if rules.reserves_used_graphs and (has_no_decode_graphs or flags.get("disaggregation_mode") == "prefill"):
+    if version_rules.reserves_used_graphs and (has_no_decode_graphs or flags.get("disaggregation_mode") == "prefill"):
         return 0
     return 2 * sequences
 
 
 def prompt_graphs_mib(
-    rules: Rules,
+    version_rules: Rules,
     flags: Mapping[str, Any],
     rank: EngineRank,
     hardware: Hardware,
     architectures: tuple[str, ...],
     chunk_tokens: int,
-    stages: int,
+    stage_count: int,
 ) -> int:
     """Returns the MiB reserved for graphs of prompts.
 
-    architectures: names of the model's classes. chunk_tokens: tokens of a prompt's chunk. stages: stages of the
+    architectures: names of the model's classes. chunk_tokens: tokens of a prompt's chunk. stage_count: stages of the
         pipeline.
     """
-    if not _has_prompt_graphs(rules, flags, rank, hardware, architectures, stages):
+    if not _has_prompt_graphs(version_rules, flags, rank, hardware, architectures, stage_count):
         return 0
     if rank.latent_projections:
         return LATENT_PROMPTS_MIB
@@ -66,43 +66,44 @@ def prompt_graphs_mib(
 
 
 def _has_prompt_graphs(
-    rules: Rules,
+    version_rules: Rules,
     flags: Mapping[str, Any],
     rank: EngineRank,
     hardware: Hardware,
     architectures: tuple[str, ...],
-    stages: int,
+    stage_count: int,
 ) -> bool:
     """Whether prompts run as CUDA graphs in SGLang."""
-    backend = flags.get("cuda_graph_backend_prefill")
-    disables_all = rules.switches_all_graphs and bool(flags.get("disable_cuda_graph"))
+    graph_backend = flags.get("cuda_graph_backend_prefill")
+    disables_all = version_rules.switches_all_graphs and bool(flags.get("disable_cuda_graph"))
     if (
-        rules.prompt_graphs == "off"
+        version_rules.prompt_graphs == "off"
         or flags.get("disable_piecewise_cuda_graph")
-        or backend == "disabled"
+        or graph_backend == "disabled"
         or disables_all
     ):
         return False
-    if backend is not None:
+    if graph_backend is not None:
         return True
     disaggregation_mode = flags.get("disaggregation_mode", "null")
-    if stages > 1 or disaggregation_mode == "decode" or not hardware.vendor.upper().startswith("NVIDIA"):
+    if stage_count > 1 or disaggregation_mode == "decode" or not hardware.vendor.upper().startswith("NVIDIA"):
         return False
     has_encoder = bool(rank.preset.model.towers) or isinstance((rank.preset.config or {}).get("vision_config"), Mapping)
     has_encoder = has_encoder and not flags.get("language_model_only")
-    if rules.prompt_graphs == "compiled":
+    if version_rules.prompt_graphs == "compiled":
         return not (
             has_encoder
             or disaggregation_mode != "null"
             or any(flags.get(flag_field) for flag_field in FLAGS_WITHOUT_PROMPT_GRAPHS)
         )
     if rank.latent_projections and not (
-        rules.latent_prompt_graphs == "all" or (rules.latent_prompt_graphs == "selected" and rank.selects_latents)
+        version_rules.latent_prompt_graphs == "all"
+        or (version_rules.latent_prompt_graphs == "selected" and rank.selects_latents)
     ):
         return False
     if (
         any(isinstance(mixer, KimiDeltaAttention) for mixer, _ in mixers(rank.preset.model))
-        and not rules.kda_prompt_graphs
+        and not version_rules.kda_prompt_graphs
     ):
         return False
-    return not has_encoder or not {*architectures}.isdisjoint(rules.encoder_prompt_graphs)
+    return not has_encoder or not {*architectures}.isdisjoint(version_rules.encoder_prompt_graphs)

@@ -53,9 +53,9 @@ def host_share(rank: EngineRank, flags: Mapping[str, Any]) -> Fraction:
 def _expert_layers(rank: EngineRank) -> Iterator[tuple[int, int]]:
     """Yields (experts per layer, number of layers) for each group of equal layers."""
     for tree_node in rank.model.tree().walk():
-        op = tree_node.node.op
-        if isinstance(op, ExpertLinear) and not tree_node.optional and tree_node.node.name == "down_proj":
-            yield int(op.num_experts), int(tree_node.times)
+        node_op = tree_node.node.op
+        if isinstance(node_op, ExpertLinear) and not tree_node.optional and tree_node.node.name == "down_proj":
+            yield int(node_op.num_experts), int(tree_node.times)
 
 
 def expert_bytes(rank: EngineRank) -> int:

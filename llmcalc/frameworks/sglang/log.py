@@ -73,10 +73,10 @@ def _is_of_another_rank(log_line: str, first_rank: int) -> bool:
 
 
 def _memory_terms(log_values: LogValues, logged_flags: dict[str, Any]) -> Iterator[LogTerm]:
-    fraction = str(logged_flags.get("mem_fraction_static", ""))
+    memory_fraction = str(logged_flags.get("mem_fraction_static", ""))
     free_bytes = log_values.last_size("free")
-    if free_bytes is not None and re.fullmatch(r"0?\.[0-9]{1,12}|1(\.0)?", fraction):
-        yield LogTerm("budget", int(free_bytes * float(fraction)))
+    if free_bytes is not None and re.fullmatch(r"0?\.[0-9]{1,12}|1(\.0)?", memory_fraction):
+        yield LogTerm("budget", int(free_bytes * float(memory_fraction)))
     yield from log_values.largest_terms("weights", "cuda_graphs")
     left_bytes = log_values.last_size("left")
     if "weights" not in log_values and free_bytes is not None and left_bytes is not None:  # before 0.4.4

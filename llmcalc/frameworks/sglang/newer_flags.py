@@ -30,5 +30,5 @@ REFUSED_SWITCHES = """
 NEWER_FLAGS = (
     Flag(("--language-model-only",), "switch"),
     Flag(("--mm-feature-transport",), "word", ("cpu", "cuda_ipc", "cuda_vmm")),
-    *refused_flags("what it changes in memory", REFUSED, switches=REFUSED_SWITCHES),
+    *refused_flags("what it changes in memory", REFUSED, switch_names=REFUSED_SWITCHES),
 )

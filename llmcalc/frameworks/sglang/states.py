@@ -54,7 +54,7 @@ class StatePool(NamedTuple):
 
 def state_pool(
     rank: EngineRank,
-    rules: Rules,
+    version_rules: Rules,
     flags: Mapping[str, Any],
     available_bytes: int,
     state_share: float,
@@ -65,31 +65,31 @@ def state_pool(
     flags: values of SGLang's flags by their fields. available_bytes: bytes for states and cache together.
     state_share: parts of states to one part of cache.
     """
-    requests, replicas, draft_tokens = rank_load
+    rank_requests, replicas, draft_tokens = rank_load
     slot_bytes = slot_bytes_of(rank, flags)
-    padding_slots = int(rules.state_padding)
+    padding_slots = int(version_rules.state_padding)
     caches_prefixes = not flags.get("disable_radix_cache")
-    slots_per_request = _slots_of_request(rank, rules, flags) if caches_prefixes else 1
-    draft_slots = draft_tokens if rules.states_of_drafts == "slots" else 0
-    if draft_tokens and rules.states_of_drafts == "requests":
-        available_bytes -= slot_bytes * (requests or 0) * draft_tokens
+    slots_per_request = _slots_of_request(rank, version_rules, flags) if caches_prefixes else 1
+    draft_slots = draft_tokens if version_rules.states_of_drafts == "slots" else 0
+    if draft_tokens and version_rules.states_of_drafts == "requests":
+        available_bytes -= slot_bytes * (rank_requests or 0) * draft_tokens
     if "max_mamba_cache_size" in flags:
         slot_count = int(flags["max_mamba_cache_size"]) // replicas
     elif (
-        not caches_prefixes and (requests is not None or rules.states_of_drafts == "slots")
-    ) or not rules.shares_states:
-        slot_count = requests or DEFAULT_SLOTS
+        not caches_prefixes and (rank_requests is not None or version_rules.states_of_drafts == "slots")
+    ) or not version_rules.shares_states:
+        slot_count = rank_requests or DEFAULT_SLOTS
     else:
         state_budget = available_bytes * state_share / (1 + state_share)
-        states_of_drafts = draft_tokens if rules.states_of_drafts == "budget" else 0
+        states_of_drafts = draft_tokens if version_rules.states_of_drafts == "budget" else 0
         slot_count = int(
             (state_budget - padding_slots * slot_bytes * (1 + states_of_drafts))
             // (slot_bytes * (1 + draft_slots + states_of_drafts / slots_per_request))
         )
     concurrent_requests = slot_count // slots_per_request
-    if draft_tokens and rules.states_of_drafts == "budget":
+    if draft_tokens and version_rules.states_of_drafts == "budget":
         available_bytes -= (
-            slot_bytes * (min(requests or concurrent_requests, concurrent_requests) + padding_slots) * draft_tokens
+            slot_bytes * (min(rank_requests or concurrent_requests, concurrent_requests) + padding_slots) * draft_tokens
         )
     return StatePool(
         slot_count, concurrent_requests, available_bytes - slot_bytes * (1 + draft_slots) * (slot_count + padding_slots)
@@ -97,7 +97,7 @@ def state_pool(
 
 
 def slot_bytes_of(rank: EngineRank, flags: Mapping[str, Any]) -> int:
-    """Returns the bytes of the states of all layers.
+    """Returns the bytes of one state slot: the recurrent states of all layers.
 
     Those of Mamba and delta networks have the number format of `--mamba-ssm-dtype`, else the one that the config
     states, else float32 (configs/mamba_utils.py, `mamba2_state_dtype`).
@@ -108,13 +108,15 @@ def slot_bytes_of(rank: EngineRank, flags: Mapping[str, Any]) -> int:
     )
     format_name = str(flags.get("mamba_ssm_dtype") or rank.preset.state_dtype or "float32")
     format_ratios = {"recurrent_state": Fraction(DTYPE_BITS[format_name], 32)} if has_chosen_format else SAME_FORMATS
-    return sum(state.layers * state.bytes for state in rank.stored_states(format_ratios=format_ratios))
+    return sum(
+        state_cache.layers * state_cache.bytes for state_cache in rank.stored_states(format_ratios=format_ratios)
+    )
 
 
-def _slots_of_request(rank: EngineRank, rules: Rules, flags: Mapping[str, Any]) -> int:
-    """Returns the slots that a running request takes where prefixes are cached."""
+def _slots_of_request(rank: EngineRank, version_rules: Rules, flags: Mapping[str, Any]) -> int:
+    """Returns the number of state slots that a running request takes with prefix caching."""
     scheduler_strategy = flags.get("mamba_scheduler_strategy", "auto")
-    schedules_ahead = rules.overlaps_states and any(
+    schedules_ahead = version_rules.overlaps_states and any(
         isinstance(mixer, GatedDeltaNet | KimiDeltaAttention | Mamba2) for mixer, _ in mixers(rank.preset.model)
     )
     if scheduler_strategy == "no_buffer" or (scheduler_strategy == "auto" and not schedules_ahead):

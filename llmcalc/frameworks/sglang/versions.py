@@ -105,9 +105,9 @@ class SGLangRecord(EngineRecord[Rules]):
     context: tuple[MeasuredContext, ...] = Field(min_length=1)
     ratios: PoolRatios
 
-    def defaults(self, version: Numbers, memory_gib: float) -> DeviceDefaults:
+    def defaults(self, version_numbers: Numbers, memory_gib: float) -> DeviceDefaults:
         """Returns a version's defaults of a device with `memory_gib` GiB of memory."""
-        version_rows = ranges_at(self.devices, version)
+        version_rows = ranges_at(self.devices, version_numbers)
         return next(
             (device_defaults for device_defaults in version_rows if memory_gib < device_defaults.below_gib),
             version_rows[-1],

@@ -26,19 +26,19 @@ def unused_segment_bytes(rank: EngineRank, element_bytes: int) -> int:
     is_quantized = rank.scheme is not None or rank.preset.stored_as is not None
     if is_quantized or DTYPE_BITS[rank.dtype or rank.preset.dtype] < 16:
         return 0
-    elements_and_count: dict[tuple[str, str], tuple[int, int]] = {}
+    matrix_sizes: dict[tuple[str, str], tuple[int, int]] = {}
     for tree_node in rank.model.tree().walk():
         layer_op = tree_node.node.op
         if tree_node.optional or not isinstance(layer_op, Linear | ExpertLinear | Embedding):
             continue
-        matrix = (tree_node.path.rpartition(".")[0], FUSED_MATRICES.get(tree_node.node.name, tree_node.node.name))
-        elements_before, _ = elements_and_count.get(matrix, (0, 1))
-        elements_and_count[matrix] = (
+        matrix_key = (tree_node.path.rpartition(".")[0], FUSED_MATRICES.get(tree_node.node.name, tree_node.node.name))
+        elements_before, _ = matrix_sizes.get(matrix_key, (0, 1))
+        matrix_sizes[matrix_key] = (
             elements_before + sum(int(tensor.size) for tensor in layer_op.tensors()),
             int(tree_node.times),
         )
     tensor_sizes = (
-        (tensor_elements * element_bytes, matrix_count) for tensor_elements, matrix_count in elements_and_count.values()
+        (tensor_elements * element_bytes, matrix_count) for tensor_elements, matrix_count in matrix_sizes.values()
     )
     return sum(
         -tensor_bytes % SEGMENT_ROUNDING * matrix_count

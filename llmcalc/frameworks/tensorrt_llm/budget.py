@@ -116,12 +116,12 @@ class Server(EngineServer):
     def dummy_run_bytes(self, rank: EngineRank) -> int:
         """Returns the peak activation bytes of torch in the dummy run, in the widest layer of the rank."""
         intermediate_size, is_gated, experts = rank.widths
-        h, T = rank.hidden_size, self.max_num_tokens
+        hidden_size, token_count = rank.hidden_size, self.max_num_tokens
         inner_width = (3 if is_gated else 2) * intermediate_size
         if experts is not None:
             k, i = experts.top_k, experts.width
-            inner_width = max(inner_width, k * (max(2 * i, h) + i + h))
-        return T * 2 * (HIDDEN_VECTORS * h + inner_width)
+            inner_width = max(inner_width, k * (max(2 * i, hidden_size) + i + hidden_size))
+        return token_count * 2 * (HIDDEN_VECTORS * hidden_size + inner_width)
 
     def token_bytes(self, rank: EngineRank) -> int:
         """Returns the KV cache bytes per token on a rank. Layers with a sliding window cache all tokens."""
@@ -134,8 +134,8 @@ class Server(EngineServer):
         if not rank.token_caches:
             raise rank.no_cache_error(self.name)
         element_bytes = Fraction(self.cached_element_bytes)
-        caches = rank.token_caches
-        return int(sum(cache.layers * rank.token_bytes(cache, element_bytes, False) for cache in caches))
+        layer_caches = rank.token_caches
+        return int(sum(cache.layers * rank.token_bytes(cache, element_bytes, False) for cache in layer_caches))
 
     def blocks(self, available_bytes: int, token_bytes: int) -> int:
         """Returns the number of KV cache blocks, including a partly filled block."""
@@ -149,21 +149,21 @@ class Server(EngineServer):
         """Returns the memory of one rank of a pipeline stage."""
         rank = self.rank_of_stage(stage_number)
         memory_outside_torch = self.engine_record.outside_torch(self.hardware, self.tp * self.pp)
-        weights = self.measured_or_computed("weights", self.stored_weights(rank))
-        activations = self.measured_or_computed("profile_run", self.dummy_run_bytes(rank))
-        outside_bytes = self.measured_or_computed("non_torch", memory_outside_torch.mib * MIB)
-        peak_bytes = weights + activations + outside_bytes
-        cache_bytes = self.measured_or_computed(
+        weights = self.logged_or_computed_bytes("weights", self.stored_weights(rank))
+        activation_bytes = self.logged_or_computed_bytes("profile_run", self.dummy_run_bytes(rank))
+        outside_bytes = self.logged_or_computed_bytes("non_torch", memory_outside_torch.mib * MIB)
+        peak_bytes = weights + activation_bytes + outside_bytes
+        cache_bytes = self.logged_or_computed_bytes(
             "kv_cache", int(self.cache_fraction * (self.hardware.capacity_bytes - peak_bytes))
         )
-        blocks = self.blocks(cache_bytes, self.token_bytes(rank))
+        block_count = self.blocks(cache_bytes, self.token_bytes(rank))
         rules_source = self.rules.source_place
         budget_origin = f"the peak and {self.cache_fraction} of what it leaves (--kv_cache_free_gpu_memory_fraction)"
         tokens_origin = f"{self.max_num_tokens:,} tokens (--max_num_tokens)"
         memory_terms = (
             Term("budget", peak_bytes + max(cache_bytes, 0), "estimate", rules_source, budget_origin),
             Term("weights", weights, "source", "tensors of the rank", rank.scheme or "as published"),
-            Term("profile_run", activations, "estimate", rules_source, tokens_origin),
+            Term("profile_run", activation_bytes, "estimate", rules_source, tokens_origin),
             Term(
                 "non_torch",
                 outside_bytes,
@@ -177,10 +177,10 @@ class Server(EngineServer):
                 max(cache_bytes, 0),
                 "estimate",
                 rules_source,
-                f"{blocks:,} blocks of {self.tokens_per_block}",
+                f"{block_count:,} blocks of {self.tokens_per_block}",
             ),
         )
-        return StageMemory(self.with_receipt(memory_terms), blocks)
+        return StageMemory(self.with_receipt(memory_terms), block_count)
 
 
 class StageMemory(NamedTuple):
@@ -216,10 +216,10 @@ def memory(server: Server) -> EngineMemory:
     )
 
 
-def _cache_notes(server: Server, cache_tokens: int, stops: bool) -> list[str]:
+def _cache_notes(server: Server, cache_tokens: int, is_startup_error: bool) -> list[str]:
     """Returns notes on sliding windows, and on a KV cache that is too small for the longest request."""
     notes = []
-    if not stops and cache_tokens < server.longest_request:
+    if not is_startup_error and cache_tokens < server.longest_request:
         notes.append(
             f"requests of more than {cache_tokens:,} tokens are refused: --max_seq_len {server.longest_request:,} is "
             "shortened to what the cache holds"

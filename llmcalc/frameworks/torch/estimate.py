@@ -17,9 +17,9 @@ def estimate(memory_estimate: Memory) -> PeakEstimate:
     training_config = memory_estimate.training()
     trained_share = memory_estimate.states.trained / memory_estimate.states.count.total
     bucket_bytes = DTYPES[training_config.dtype].bytes * trained_share
-    transient = partial(transient_bytes, measure_optimizer_step(training_config), bucket_bytes)
+    transient_bytes_of = partial(transient_bytes, measure_optimizer_step(training_config), bucket_bytes)
     return estimate_with_torch_kernels(
-        memory_estimate, bytes_per_parameter(memory_estimate), training_config, transient
+        memory_estimate, bytes_per_parameter(memory_estimate), training_config, transient_bytes_of
     )
 
 

@@ -43,11 +43,11 @@ FRAGMENTED = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 def read_log(log_text: LogText) -> LogReading | None:
     """Returns the sizes in torch's last out-of-memory message, or in the Trainer's metrics; None if there are none."""
     trainer = _read_trainer_metrics(log_text)
-    messages = log_text.lines_with(OUT_OF_MEMORY)
-    if not messages:
+    error_messages = log_text.lines_with(OUT_OF_MEMORY)
+    if not error_messages:
         return trainer
-    log_values = LogValues(LogText(messages[-1]), PATTERNS)
-    other_terms = sum(LogValues(_with_process_lines(messages[-1]), (PROCESS,)).byte_sizes("process_has"))
+    log_values = LogValues(LogText(error_messages[-1]), PATTERNS)
+    other_terms = sum(LogValues(_with_process_lines(error_messages[-1]), (PROCESS,)).byte_sizes("process_has"))
     bytes_by_term = {
         term_name: log_values.last_size(term_name)
         for term_name in ("requested", "free", "process", "allocated", "unallocated")
@@ -64,14 +64,14 @@ def read_log(log_text: LogText) -> LogReading | None:
     ]
     memory_terms += [LogTerm("other_processes", other_terms)] if other_terms else []
     total_bytes = log_values.last_size("total")
-    term_at_fault, flag = _diagnose_shortage({term.name: term.value for term in memory_terms}, total_bytes or 0)
+    term_at_fault, flag = _diagnose_shortage({logged.name: logged.value for logged in memory_terms}, total_bytes or 0)
     return LogReading(
         program="torch" if trainer is None else trainer.program,
         title="torch" if trainer is None else trainer.title,
         terms=(*(trainer.terms if trainer else ()), *memory_terms),
         kind="oom",
         total=total_bytes,
-        message=messages[-1].strip(),
+        message=error_messages[-1].strip(),
         off=term_at_fault,
         flag=flag or ("" if trainer is None else trainer.oom_flag),
     )
@@ -80,9 +80,9 @@ def read_log(log_text: LogText) -> LogReading | None:
 PROCESS = pattern("Process ", rf"Process [0-9]{{1,12}} has (?P<process_has>{AMOUNT}) memory in use")
 
 
-def _with_process_lines(message: str) -> LogText:
+def _with_process_lines(error_message: str) -> LogText:
     """Returns the out-of-memory message, split into a line for each `Process N has …`."""
-    return LogText(message.replace("Process ", "\nProcess "))
+    return LogText(error_message.replace("Process ", "\nProcess "))
 
 
 def _diagnose_shortage(bytes_by_term: dict[str, int], total_bytes: int) -> tuple[str, str]:
@@ -98,9 +98,9 @@ def _diagnose_shortage(bytes_by_term: dict[str, int], total_bytes: int) -> tuple
 def _read_trainer_metrics(log_text: LogText) -> LogReading | None:
     """Returns the memory metrics that the Trainer printed (trainer_utils.py, `TrainerMemoryTracker`)."""
     log_values = LogValues(log_text, TRAINER_PATTERNS)
-    names = ("before_init", "init_allocated", "train_allocated", "train_peak")
+    metrics = ("before_init", "init_allocated", "train_allocated", "train_peak")
     memory_terms = [
-        LogTerm(term_name, log_values.byte_sizes(term_name)[-1]) for term_name in names if term_name in log_values
+        LogTerm(term_name, log_values.byte_sizes(term_name)[-1]) for term_name in metrics if term_name in log_values
     ]
     if "trainable" in log_values:
         memory_terms.append(LogTerm("trainable", log_values.whole_numbers("trainable")[-1], "parameters"))

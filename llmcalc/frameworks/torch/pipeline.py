@@ -72,11 +72,11 @@ class Chunk(TrainingRun):
 
     profiles: tuple[type[Eager], type[Eager]] = Eager, Divided
 
-    def __init__(self, setup: RankSetup, stage: Stage, memory_meter: Meter | Recorder) -> None:
+    def __init__(self, rank_setup: RankSetup, stage: Stage, memory_meter: Meter | Recorder) -> None:
         self.stage = stage
-        self.profile = self.profiles[setup.layout.tp > 1]
-        program = rank_program(setup.spec, setup.layout, setup.rank, stage)
-        super().__init__(setup.spec, setup.training, memory_meter=memory_meter, program=program)
+        self.profile = self.profiles[rank_setup.layout.tp > 1]
+        rank_flow = rank_program(rank_setup.spec, rank_setup.layout, rank_setup.rank, stage)
+        super().__init__(rank_setup.spec, rank_setup.training, memory_meter=memory_meter, program=rank_flow)
         self.lowering.first_layer_index = stage.layers.start
         self.number = 0
         self.passes: PassRecorder | PassPlayer | None = None
@@ -98,38 +98,38 @@ class Chunk(TrainingRun):
         stage_input = self.lowering.enter(self.program)
         if self.stage.first and self.stage.last:
             return MicroBatchInFlight(stage_input, self._run_forward(stage_input, self.forward))
-        output = self.run_layers()
+        output_tensor = self.run_layers()
         return (
-            MicroBatchInFlight(stage_input, self.compute_loss(output), output)
+            MicroBatchInFlight(stage_input, self.compute_loss(output_tensor), output_tensor)
             if self.stage.last
-            else MicroBatchInFlight(stage_input, output)
+            else MicroBatchInFlight(stage_input, output_tensor)
         )
 
     def backward_of(self, pass_in_flight: MicroBatchInFlight) -> None:
         """Runs the backward pass of a micro-batch, from the gradient received from another rank."""
-        output, pass_in_flight.out = pass_in_flight.out, None  # type: ignore[assignment]
+        output_tensor, pass_in_flight.out = pass_in_flight.out, None  # type: ignore[assignment]
         if self.stage.last:
-            self._run_backward([], partial(self.backward, output))
+            self._run_backward([], partial(self.backward, output_tensor))
         else:
             with counted_as(self.meter, "communication"):
-                output_gradient = self.graph.new_tensor(output.shape, output.dtype, output.strides)
-            self._backward_from(output, output_gradient)
+                output_gradient = self.graph.new_tensor(output_tensor.shape, output_tensor.dtype, output_tensor.strides)
+            self._backward_from(output_tensor, output_gradient)
         if pass_in_flight.entry is not None:
             pass_in_flight.entry.grad = None  # sent
 
     def run_layers(self) -> Tensor:
         """Runs the forward pass of the chunk's layers, without the loss."""
-        labels, self.labels = self.labels, None
+        token_labels, self.labels = self.labels, None
         try:
             return self.forward()
         finally:
-            self.labels = labels
+            self.labels = token_labels
 
-    def _backward_from(self, output: Tensor, output_gradient: Tensor) -> None:
+    def _backward_from(self, output_tensor: Tensor, output_gradient: Tensor) -> None:
         """Runs the backward pass from an output tensor and the output's gradient."""
         self.meter.place = Place("backward")
         self._take_workspace(2)
-        backward(self.graph, output, output_gradient, self.finish_backward)
+        backward(self.graph, output_tensor, output_gradient, self.finish_backward)
 
     # --- in a schedule of torch -------------------------------------------------------------------------------------
 
@@ -165,23 +165,23 @@ class Chunk(TrainingRun):
         self.meter.place = Place("forward")
         if self.received:
             self.lowering.inputs[ENTRY] = self.received[i]
-        output = self._run_forward(self.received[i] if self.received else None, self.run_layers)
-        self.flights[i] = output
-        return output
+        output_tensor = self._run_forward(self.received[i] if self.received else None, self.run_layers)
+        self.flights[i] = output_tensor
+        return output_tensor
 
     def forward_and_loss(self, i: int) -> Tensor | None:
         """Runs the forward pass of micro-batch `i`, and returns the loss on the last stage, otherwise None."""
-        output = self.forward_one_chunk(i)
-        return self.compute_loss(output) if self.stage.last else None
+        output_tensor = self.forward_one_chunk(i)
+        return self.compute_loss(output_tensor) if self.stage.last else None
 
     def perform_reduce_grad(self) -> None:
         """Hook after the last backward pass of a step, which does nothing without sharding."""
 
-    def compute_loss(self, output: Tensor) -> Tensor:
+    def compute_loss(self, output_tensor: Tensor) -> Tensor:
         """Computes the loss of the current micro-batch."""
         self.meter.place = Place("forward", path="loss")
-        compute_losses = partial(self._compute_losses, output)
-        return compute_losses() if self.passes is None else self.passes.loss(self.number, output, compute_losses)
+        compute_losses = partial(self._compute_losses, output_tensor)
+        return compute_losses() if self.passes is None else self.passes.loss(self.number, output_tensor, compute_losses)
 
     def _compute_losses(self, output: Tensor) -> Tensor:
         """Computes the loss, or without a language-model head a scalar whose gradient has the output's shape."""
@@ -191,16 +191,16 @@ class Chunk(TrainingRun):
         loss = new_tensor((), output.dtype)
         return record(self.graph, "loss", [output], loss, lambda g, _: [new_tensor(output.shape, output.dtype)])
 
-    def _run_forward(self, stage_input: Tensor | None, compute: Callable[[], Tensor]) -> Tensor:
+    def _run_forward(self, stage_input: Tensor | None, run_layers: Callable[[], Tensor]) -> Tensor:
         """Runs, records or replays a forward pass of the chunk."""
-        return compute() if self.passes is None else self.passes.forward(self.number, stage_input, compute)
+        return run_layers() if self.passes is None else self.passes.forward(self.number, stage_input, run_layers)
 
-    def _run_backward(self, stage_inputs: Sequence[Tensor], compute: Callable[[], None]) -> None:
+    def _run_backward(self, stage_inputs: Sequence[Tensor], run_layers: Callable[[], None]) -> None:
         """Runs, records or replays a backward pass of the chunk."""
         if self.passes is None:
-            compute()
+            run_layers()
         else:
-            self.passes.backward(self.number, [*stage_inputs, *self.parameters], compute)
+            self.passes.backward(self.number, [*stage_inputs, *self.parameters], run_layers)
 
     def backward_one_chunk(self, i: int, loss: Tensor | None) -> Tensor | None:
         """Runs the backward pass of micro-batch `i`. Returns the gradient of the stage's input, which is sent."""
@@ -232,26 +232,26 @@ class RankRun:
 
     chunk_type: type[Chunk] = Chunk
 
-    def __init__(self, setup: RankSetup, memory_meter: Meter | Recorder) -> None:
-        layout, training_config = setup.layout, setup.training
+    def __init__(self, rank_setup: RankSetup, memory_meter: Meter | Recorder) -> None:
+        layout, training_config = rank_setup.layout, rank_setup.training
         self.check(layout)
         most_microbatches = min(MOST_MICROBATCHES, MOST_FORWARD_PASSES // layout.vpp)
         if training_config.microbatches > most_microbatches:
-            what_runs, tensors = ("a pipeline", "buffers") if layout.pp > 1 else ("a step", "the loss")
+            run_name, tensors = ("a pipeline", "buffers") if layout.pp > 1 else ("a step", "the loss")
             raise InputError(
-                f"--num-microbatches {training_config.microbatches}: {what_runs} of torch has {tensors} of each "
+                f"--num-microbatches {training_config.microbatches}: {run_name} of torch has {tensors} of each "
                 f"micro-batch, and all are replayed; expected at most {most_microbatches:,}"
             )
-        coordinates = layout.coordinates(setup.rank)
-        self.setup: RankSetup = setup
+        coordinates = layout.coordinates(rank_setup.rank)
+        self.setup: RankSetup = rank_setup
         self.layout: Layout = layout
         self.training: Training = training_config
         self.meter: Meter | Recorder = memory_meter
-        layers = sum(stack.num_hidden_layers for _, stack in setup.spec.stacks())
+        layers = sum(stack.num_hidden_layers for _, stack in rank_setup.spec.stacks())
         rank_stages = [stage for stage in stages(layout, layers) if stage.rank == coordinates.pp]
-        self.chunks: list[Chunk] = [self.chunk_type(setup, stage, memory_meter) for stage in rank_stages]
+        self.chunks: list[Chunk] = [self.chunk_type(rank_setup, stage, memory_meter) for stage in rank_stages]
         for chunk_index, model_chunk in enumerate(self.chunks):
-            model_chunk.number, model_chunk.workspace = chunk_index, setup.workspace
+            model_chunk.number, model_chunk.workspace = chunk_index, rank_setup.workspace
             model_chunk.workspaces = self.chunks[0].workspaces
         group_size = torch_group(layout.pp, training_config.microbatches) if layout.vpp > 1 else None
         self.order: Sequence[Action] = pipeline(layout, training_config.microbatches, group_size).orders[coordinates.pp]
@@ -271,11 +271,11 @@ class RankRun:
 
     def _make_buckets(self) -> None:
         """Allocates buckets in the order in which the backward pass completes gradients (c10d `Reducer`)."""
-        width = DTYPES[self.training.dtype].bytes
+        element_bytes = DTYPES[self.training.dtype].bytes
         weights = (weight for chunk in reversed(self.chunks) for weight in reversed(chunk.parameters))
         self.buckets = [
             Storage(self.meter, bucket_bytes)
-            for bucket_bytes in bucket_sizes(weight.count * width for weight in weights)
+            for bucket_bytes in bucket_sizes(weight.count * element_bytes for weight in weights)
         ]
 
     def step(self) -> None:
@@ -295,9 +295,9 @@ class RankRun:
 
     def begin_step(self) -> None:
         """Counts a training step, and allocates the step's tokens."""
-        passes = self.chunks[0].passes
-        if passes is not None:
-            passes.begin_step()
+        pass_recorder = self.chunks[0].passes
+        if pass_recorder is not None:
+            pass_recorder.begin_step()
         if self.layout.pp > 1:
             self._take_batch()
 
@@ -322,7 +322,7 @@ class RankRun:
     def _run_schedule_order(self) -> None:
         """Runs the passes in the order of an interleaved schedule, or of a single stage."""
         flights_by_pass: dict[tuple[int, int], MicroBatchInFlight] = {}
-        losses: dict[tuple[int, int], Tensor] = {}
+        losses_by_pass: dict[tuple[int, int], Tensor] = {}
         for action_number, (pass_kind, chunk_index, microbatch, *_) in enumerate(self.order):
             chunk, flight_key = self.chunks[chunk_index], (chunk_index, microbatch)
             if self.layout.pp == 1:
@@ -335,10 +335,10 @@ class RankRun:
             if pass_kind == "F":
                 loss = chunk.forward_and_loss(microbatch)
                 if loss is not None:
-                    losses[flight_key] = loss
+                    losses_by_pass[flight_key] = loss
                 del loss
             else:
-                chunk.backward_one_chunk(microbatch, losses.get(flight_key))
+                chunk.backward_one_chunk(microbatch, losses_by_pass.get(flight_key))
                 if microbatch == self.training.microbatches - 1:
                     chunk.perform_reduce_grad()
 
@@ -352,12 +352,12 @@ class RankRun:
         fwd_mb_index = bwd_mb_index = 0
         internal_losses: list[Tensor] = []
         for _ in range(warmup_chunks):
-            output = model_chunk.forward_one_chunk(fwd_mb_index)
-            _fwd_sends = None if is_last_stage else output.detached()
+            output_tensor = model_chunk.forward_one_chunk(fwd_mb_index)
+            _fwd_sends = None if is_last_stage else output_tensor.detached()
             if fwd_mb_index != warmup_chunks - 1:
                 _send_work = _fwd_sends
             if is_last_stage:
-                internal_losses.append(model_chunk.compute_loss(output))
+                internal_losses.append(model_chunk.compute_loss(output_tensor))
             fwd_mb_index += 1
         while True:
             loss = internal_losses[bwd_mb_index] if is_last_stage else None
@@ -365,10 +365,10 @@ class RankRun:
             bwd_mb_index += 1
             if fwd_mb_index == microbatch_count:
                 break
-            output = model_chunk.forward_one_chunk(fwd_mb_index)
+            output_tensor = model_chunk.forward_one_chunk(fwd_mb_index)
             if is_last_stage:
-                internal_losses.append(model_chunk.compute_loss(output))
-            _fwd_sends = None if is_last_stage else output.detached()
+                internal_losses.append(model_chunk.compute_loss(output_tensor))
+            _fwd_sends = None if is_last_stage else output_tensor.detached()
             fwd_mb_index += 1
         _send_work = _bwd_sends
         while bwd_mb_index < microbatch_count:
@@ -403,8 +403,8 @@ def check_torch(layout: Layout) -> None:
             f"--schedule {layout.schedule}: in torch's own kernels it is not modelled; expected 1f1b or interleaved"
         )
     if layout.zero:
-        others = "deepspeed or megatron" if layout.zero == 1 else "fsdp2 or deepspeed"
-        raise InputError(f"--zero {layout.zero}: torch itself divides nothing; expected --framework {others}")
-    for size_name, size in (("cp", layout.cp), ("ep", layout.ep)):
-        if size > 1:
-            raise InputError(f"--{size_name} {size}: not in torch's own kernels; expected --framework megatron")
+        other_frameworks = "deepspeed or megatron" if layout.zero == 1 else "fsdp2 or deepspeed"
+        raise InputError(f"--zero {layout.zero}: torch itself divides nothing; expected --framework {other_frameworks}")
+    for size_name, group_size in (("cp", layout.cp), ("ep", layout.ep)):
+        if group_size > 1:
+            raise InputError(f"--{size_name} {group_size}: not in torch's own kernels; expected --framework megatron")

@@ -52,13 +52,13 @@ class RecordedRank:
     prefix_caches: dict[bool, PrefixCache] = field(default_factory=dict)
     replayed: dict[tuple[int, bool], ReplayResult] = field(default_factory=dict, compare=False)
 
-    def prefix_cache(self, expandable: bool) -> PrefixCache:
+    def prefix_cache(self, expandable_segments: bool) -> PrefixCache:
         """Returns the stored allocator states, with or without expandable segments."""
-        return self.prefix_caches.setdefault(expandable, PrefixCache(expandable))
+        return self.prefix_caches.setdefault(expandable_segments, PrefixCache(expandable_segments))
 
-    def layer_offsets(self, chunks: Sequence[Chunk]) -> list[int]:
+    def layer_offsets(self, model_chunks: Sequence[Chunk]) -> list[int]:
         """Returns for each chunk of a rank how many layers it starts after the recorded chunk."""
-        pairs = zip(chunks, self.layers_before, strict=True)
+        pairs = zip(model_chunks, self.layers_before, strict=True)
         return [model_chunk.lowering.first_layer_index - layers_before for model_chunk, layers_before in pairs]
 
 
@@ -66,12 +66,12 @@ RecordedRanks: TypeAlias = dict[tuple[object, ...], RecordedRank]
 """`passes_key` of a rank → its recorded passes."""
 
 
-def micro_batches_on_allocator(layout: Layout, chunks: Sequence[Chunk], micro_batches: int) -> int:
+def micro_batches_on_allocator(layout: Layout, model_chunks: Sequence[Chunk], micro_batches: int) -> int:
     """Returns the number of micro-batches to replay on the allocator.
 
     They are enough for the most that are in flight, twice, and those of interleaved stages keep the size of a group.
     """
-    layers = sum(len(model_chunk.stage.layers) for model_chunk in chunks)
+    layers = sum(len(model_chunk.stage.layers) for model_chunk in model_chunks)
     kept_microbatches = max(MOST_PASSES // (min(layout.pp, 3) * max(1, layers)), 2 * layout.pp * layout.vpp + 2)
     if layout.vpp > 1:
         if micro_batches % layout.pp:
@@ -81,52 +81,54 @@ def micro_batches_on_allocator(layout: Layout, chunks: Sequence[Chunk], micro_ba
 
 
 @without_garbage_collection()
-def replay_rank_on_allocator(setup: RankSetup, expandable: bool, recorded_ranks: RecordedRanks) -> ReplayResult:
-    """Replays a rank from recorded passes on the caching allocator, with the result of a replay of all passes.
+def replay_rank_on_allocator(rank_setup: RankSetup, expandable: bool, recorded_ranks: RecordedRanks) -> ReplayResult:
+    """Replays recorded passes of a rank on the caching allocator, which gives the same result as running all passes.
 
     expandable: whether the allocator has expandable segments.
     recorded_ranks: recorded passes of other ranks of the same run, to which this rank's are added.
     """
-    stage = setup.layout.coordinates(setup.rank).pp
-    cache_key = passes_key(RankRun(setup, EventMeter()))
-    is_recorded = setup.training.microbatches > MICROBATCHES_RUN_IN_FULL and not setup.training.optimizer_in_backward
+    stage = rank_setup.layout.coordinates(rank_setup.rank).pp
+    cache_key = passes_key(RankRun(rank_setup, EventMeter()))
+    is_recorded = (
+        rank_setup.training.microbatches > MICROBATCHES_RUN_IN_FULL and not rank_setup.training.optimizer_in_backward
+    )
     if cache_key not in recorded_ranks:
-        recorded_ranks[cache_key] = record_rank(setup) if is_recorded else RecordedRank(None, (), ())
+        recorded_ranks[cache_key] = record_rank(rank_setup) if is_recorded else RecordedRank(None, (), ())
     recorded_rank = recorded_ranks[cache_key]
     if (stage, expandable) not in recorded_rank.replayed:
-        recorded_rank.replayed[stage, expandable] = _replay_rank(setup, expandable, recorded_rank)
+        recorded_rank.replayed[stage, expandable] = _replay_rank(rank_setup, expandable, recorded_rank)
     return recorded_rank.replayed[stage, expandable]
 
 
-def _replay_rank(setup: RankSetup, expandable: bool, recorded_rank: RecordedRank) -> ReplayResult:
+def _replay_rank(rank_setup: RankSetup, expandable_segments: bool, recorded_rank: RecordedRank) -> ReplayResult:
     """Replays a rank from its recorded passes, or runs all passes if they do not repeat."""
-    rank_run = RankRun(setup, memory_meter := EventMeter())
+    rank_run = RankRun(rank_setup, memory_meter := EventMeter())
     if recorded_rank.traces is not None:
-        microbatches, prefix_cache = setup.training.microbatches, recorded_rank.prefix_cache(expandable)
-        played_microbatches = micro_batches_on_allocator(setup.layout, rank_run.chunks, microbatches)
+        microbatches, prefix_cache = rank_setup.training.microbatches, recorded_rank.prefix_cache(expandable_segments)
+        played_microbatches = micro_batches_on_allocator(rank_setup.layout, rank_run.chunks, microbatches)
         try:
-            _play_recorded(rank_run, memory_meter, recorded_rank, recorded_rank.traces)
+            _replay_recorded(rank_run, memory_meter, recorded_rank, recorded_rank.traces)
             if played_microbatches == microbatches:
                 return replay_steps_on_allocator(rank_run, memory_meter, prefix_cache)
-            shorter_setup = replace(setup, training=replace(setup.training, microbatches=played_microbatches))
+            shorter_setup = replace(rank_setup, training=replace(rank_setup.training, microbatches=played_microbatches))
             shorter_run = RankRun(shorter_setup, shorter_meter := EventMeter())
-            _play_recorded(shorter_run, shorter_meter, recorded_rank, recorded_rank.traces)
+            _replay_recorded(shorter_run, shorter_meter, recorded_rank, recorded_rank.traces)
             return replay_shorter_on_allocator(
                 (rank_run, memory_meter), (shorter_run, shorter_meter), prefix_cache, played_microbatches
             )
         except NotRepeating:
-            rank_run = RankRun(setup, memory_meter := EventMeter())
+            rank_run = RankRun(rank_setup, memory_meter := EventMeter())
     rank_run.set_up()
-    return replay_steps_on_allocator(rank_run, memory_meter, PrefixCache(expandable))
+    return replay_steps_on_allocator(rank_run, memory_meter, PrefixCache(expandable_segments))
 
 
-def _play_recorded(
-    rank_run: RankRun, memory_meter: EventMeter, recorded_rank: RecordedRank, traces: Mapping[PassCase, PassTrace]
+def _replay_recorded(
+    rank_run: RankRun, memory_meter: EventMeter, recorded_rank: RecordedRank, pass_traces: Mapping[PassCase, PassTrace]
 ) -> None:
-    """Sets up a run that replays recorded passes. traces: the recorded rank's traces."""
-    passes = PassPlayer(memory_meter, traces, recorded_rank.layer_offsets(rank_run.chunks))
+    """Sets up a run that replays recorded passes. pass_traces: the recorded rank's traces."""
+    pass_player = PassPlayer(memory_meter, pass_traces, recorded_rank.layer_offsets(rank_run.chunks))
     for model_chunk, parameters in zip(rank_run.chunks, recorded_rank.parameters, strict=True):
-        model_chunk.passes, model_chunk.lowering.known_parameters = passes, parameters
+        model_chunk.passes, model_chunk.lowering.known_parameters = pass_player, parameters
     rank_run.set_up()
 
 
@@ -138,38 +140,38 @@ def passes_key(rank_run: RankRun) -> tuple[object, ...]:
     vocabulary_shard = 0 if spec.vocab_size % layout.tp == 0 else coordinates.tp  # every other axis is divided evenly
     if len(stacks) > 1:
         return rank, is_last_stage
-    names = stacks[0].layer_names()
-    stages = [model_chunk.stage for model_chunk in rank_run.chunks]
+    layer_names = stacks[0].layer_names()
+    chunk_stages = [model_chunk.stage for model_chunk in rank_run.chunks]
     return (
         vocabulary_shard,
         is_last_stage,
-        *((stage.first, stage.last, *names[stage.layers.start : stage.layers.stop]) for stage in stages),
+        *((stage.first, stage.last, *layer_names[stage.layers.start : stage.layers.stop]) for stage in chunk_stages),
     )
 
 
-def record_rank(setup: RankSetup) -> RecordedRank:
+def record_rank(rank_setup: RankSetup) -> RecordedRank:
     """Records the forward and backward passes of a pipeline rank."""
-    traces: dict[PassCase, PassTrace] = {}
-    rank_run = RankRun(setup, recorder := Recorder())
+    pass_traces: dict[PassCase, PassTrace] = {}
+    rank_run = RankRun(rank_setup, recorder := Recorder())
     layers_before = [model_chunk.lowering.first_layer_index for model_chunk in rank_run.chunks]
-    parameters = _record_steps(rank_run, recorder, traces, STEPS[0])
+    parameters = _record_steps(rank_run, recorder, pass_traces, STEPS[0])
     if parameters is not None and len(rank_run.chunks) > 1:  # of one chunk some are always in flight
-        rank_run = RankRun(setup, recorder := Recorder())
-        if _record_steps(rank_run, recorder, traces, SMALL_GROUP) is None:
+        rank_run = RankRun(rank_setup, recorder := Recorder())
+        if _record_steps(rank_run, recorder, pass_traces, SMALL_GROUP) is None:
             parameters = None
-    return RecordedRank(None if parameters is None else traces, layers_before, parameters or ())
+    return RecordedRank(None if parameters is None else pass_traces, layers_before, parameters or ())
 
 
 def _record_steps(
-    rank_run: RankRun, recorder: Recorder, traces: dict[PassCase, PassTrace], group_size: int
+    rank_run: RankRun, recorder: Recorder, pass_traces: dict[PassCase, PassTrace], group_size: int
 ) -> list[ParameterSet | None] | None:
     """Runs steps and adds the passes to the traces. Returns each chunk's parameters; None if passes differ.
 
     group_size: micro-batches of a group in `run_in_groups`.
     """
-    passes = PassRecorder(recorder, len(rank_run.chunks))
+    pass_recorder = PassRecorder(recorder, len(rank_run.chunks))
     for model_chunk in rank_run.chunks:
-        model_chunk.passes = passes
+        model_chunk.passes = pass_recorder
     rank_run.set_up()
     parameters = [model_chunk.lowering.known_parameters for model_chunk in rank_run.chunks]
     for microbatch_count in STEPS:
@@ -182,7 +184,7 @@ def _record_steps(
         rank_run.update()
         rank_run.zero_grad()
     try:
-        if any(traces.setdefault(case, trace) != trace for case, trace in passes.traces().items()):
+        if any(pass_traces.setdefault(case, trace) != trace for case, trace in pass_recorder.traces().items()):
             return None
     except NotRepeating:
         return None
@@ -193,27 +195,27 @@ def _record_without_pipeline(rank_run: RankRun, microbatch_count: int) -> None:
     """Runs forward and backward pass of each micro-batch in sequence, for one stage."""
     (chunk,) = rank_run.chunks
     for _ in range(microbatch_count):
-        flight: MicroBatchInFlight | None = chunk.forward_of()
-        assert flight is not None
-        chunk.backward_of(flight)
-        flight = None
+        in_flight: MicroBatchInFlight | None = chunk.forward_of()
+        assert in_flight is not None
+        chunk.backward_of(in_flight)
+        in_flight = None
 
 
-def run_in_groups(chunks: Sequence[Chunk], microbatch_count: int, group_size: int) -> None:
+def run_in_groups(model_chunks: Sequence[Chunk], microbatch_count: int, group_size: int) -> None:
     """Runs micro-batches in groups: a group's forward passes, chunk by chunk, then its backward passes.
 
     In the chunk with the loss each backward pass comes before the next forward pass, as on the last stage of a
     pipeline. In other chunks several micro-batches are in flight.
     """
-    losses: list[list[Tensor | None]] = [[] for _ in chunks]
-    last_chunk = chunks[-1] if chunks[-1].stage.last else None
+    chunk_losses: list[list[Tensor | None]] = [[] for _ in model_chunks]
+    last_chunk = model_chunks[-1] if model_chunks[-1].stage.last else None
     for first_microbatch in range(0, microbatch_count, group_size):
         group_microbatches = range(first_microbatch, min(first_microbatch + group_size, microbatch_count))
-        for model_chunk in chunks:
+        for model_chunk in model_chunks:
             for microbatch in group_microbatches:
-                losses[model_chunk.number].append(model_chunk.forward_and_loss(microbatch))
+                chunk_losses[model_chunk.number].append(model_chunk.forward_and_loss(microbatch))
                 if model_chunk is last_chunk:
-                    model_chunk.backward_one_chunk(microbatch, losses[model_chunk.number][microbatch])
-        for model_chunk in reversed(chunks):
+                    model_chunk.backward_one_chunk(microbatch, chunk_losses[model_chunk.number][microbatch])
+        for model_chunk in reversed(model_chunks):
             for microbatch in () if model_chunk is last_chunk else group_microbatches:
-                model_chunk.backward_one_chunk(microbatch, losses[model_chunk.number][microbatch])
+                model_chunk.backward_one_chunk(microbatch, chunk_losses[model_chunk.number][microbatch])

@@ -17,20 +17,20 @@ from .pipeline_replay import replay_rank_on_allocator
 
 def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> DeviceMemory:
     """Returns the device memory of one rank. Raises `InputError` for a layout that is not supported or not modelled."""
-    spec, training = training_run.memory.spec, training_run.memory.training(cuda_runtime)
+    spec, training_config = training_run.memory.spec, training_run.memory.training(cuda_runtime)
     check_torch(training_run.layout)
-    if training.first_trained_layer is not None and training_run.layout.dp < training_run.layout.world:
+    if training_config.first_trained_layer is not None and training_run.layout.dp < training_run.layout.world:
         raise InputError("--trainable-layers: not modelled in a layout that divides layers; expected --dp N alone")
     is_alone = training_run.layout.world == 1
-    training = replace(training, pages_states=is_alone)
-    setup = RankSetup(spec, training, training_run.layout, rank, cuda_runtime.workspace)
+    training_config = replace(training_config, pages_states=is_alone)
+    rank_setup = RankSetup(spec, training_config, training_run.layout, rank, cuda_runtime.workspace)
     recorded_ranks = training_run.recorded_ranks(cuda_runtime)
-    replay = replay_rank_on_allocator(setup, cuda_runtime.expandable, recorded_ranks)
-    source = "torch/distributed/pipelining/stage.py, nn/parallel/distributed.py, replayed"
-    tensors = Term("tensors", 0, "source", source, TORCH)
+    replay_result = replay_rank_on_allocator(rank_setup, cuda_runtime.expandable, recorded_ranks)
+    citation = "torch/distributed/pipelining/stage.py, nn/parallel/distributed.py, replayed"
+    tensors = Term("tensors", 0, "source", citation, TORCH)
     if titan_settings(training_run.own_settings).float8 is not None:
         from ..fsdp2.rank_memory import IN_FLOAT8
 
         tensors = IN_FLOAT8
-    device = summarize(replay, cuda_runtime.context, layer_stacks(spec), tensors)
+    device = summarize(replay_result, cuda_runtime.context, layer_stacks(spec), tensors)
     return with_paged_states(device, training_run.memory.states) if is_alone else device

@@ -104,9 +104,9 @@ def read_torchtune(config: Table, source_file: LaunchSource) -> Launch:
         builder = _component_name(config["model"]).rpartition(".")[2]
         plain_name = builder.removeprefix("q").removeprefix("lora_") if "lora_" in builder[:6] else builder
         if plain_name not in MODELS:
-            suggestion = suggest(plain_name, list(MODELS))
+            spelling_hint = suggest(plain_name, list(MODELS))
             raise reader.wrong(
-                f"model.{COMPONENT}", f"{shown(builder)} is not known.{suggestion} Expected a text model"
+                f"model.{COMPONENT}", f"{shown(builder)} is not known.{spelling_hint} Expected a text model"
             )
         dtype = str(reader.value(config, "dtype", "fp32"))
         if dtype not in ("bf16", "fp32"):
@@ -124,13 +124,13 @@ def read_torchtune(config: Table, source_file: LaunchSource) -> Launch:
         }
         if reader.flag(config, "enable_activation_checkpointing"):
             run_settings["recompute"] = "full"
-        for key, setting in (
+        for config_key, config_value in (
             ("enable_activation_offloading", "offload_activations"),
             ("optimizer_in_bwd", "optimizer_in_backward"),
             ("compile", "compile"),
         ):
-            if reader.flag(config, key):
-                run_settings[setting] = True
+            if reader.flag(config, config_key):
+                run_settings[config_value] = True
         if plain_name != builder:
             run_settings |= _adapter_settings(reader, config["model"], dtype, builder.startswith("qlora"))
         if _component_name(config.get("loss")).endswith("DPOLoss"):
@@ -141,11 +141,11 @@ def read_torchtune(config: Table, source_file: LaunchSource) -> Launch:
         world_size = reader.device_count(source_file.world_size)
         if config.get("data_parallel_shard_dim") not in (None, -1, world_size):
             reader.unknown["data_parallel_shard_dim"] = "it is modelled as the number of devices"
-        reshard = reader.flag({"fsdp_reshard_after_forward": True, **config}, "fsdp_reshard_after_forward")
+        reshards = reader.flag({"fsdp_reshard_after_forward": True, **config}, "fsdp_reshard_after_forward")
         offloads = reader.flag(config, "fsdp_cpu_offload") or reader.flag(reader.table(config, "fsdp"), "cpu_offload")
         own_settings = TitanSettings(reduced="bfloat16" if dtype == "bf16" else "", offloads=offloads)
         launched_run = sharded_launch(
-            reader, world_size, run_settings, own_settings, reshard, target=MODELS[plain_name]
+            reader, world_size, run_settings, own_settings, reshards, target=MODELS[plain_name]
         )
         return _with_teacher(reader, config, launched_run, dtype) if config.get("teacher_model") else launched_run
 
@@ -168,14 +168,14 @@ def _with_teacher(reader: LaunchReader, config: Table, launched_run: Launch, dty
     if loss_class not in DISTILLATION:
         reader.unknown["kd_loss"] = f"'{loss_class}' is not modelled; {', '.join(DISTILLATION)} are"
         reader.check_unknown()
-    chunks = reader.size(loss_table, "num_output_chunks", DISTILLATION.get(loss_class, 1))
+    chunk_count = reader.size(loss_table, "num_output_chunks", DISTILLATION.get(loss_class, 1))
     tokens = launched_run.settings["batch"] * launched_run.settings.get("seq", USUAL_LENGTH)
     saved_bytes = (2 if dtype == "bf16" else 4) + 4 + 4 + 1
     loss = SecondLoss(
         "torchtune/modules/loss/kd_losses.py",
         saved_bytes,
         "distillation loss",
-        chunk=-(-tokens // chunks),
+        chunk=-(-tokens // chunk_count),
         chunk_width=8,
     )
     is_divided = launched_run.layout.zero == 3
@@ -203,11 +203,11 @@ def _length_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     optimizer_table = reader.table(config, "optimizer")
-    name = _component_name(optimizer_table)
-    if name not in OPTIMIZERS:
-        reader.unknown["optimizer"] = f"'{name}' is not modelled"
+    optimizer_name = _component_name(optimizer_table)
+    if optimizer_name not in OPTIMIZERS:
+        reader.unknown["optimizer"] = f"'{optimizer_name}' is not modelled"
         return {}
-    optimizer_settings = dict(OPTIMIZERS[name])
+    optimizer_settings = dict(OPTIMIZERS[optimizer_name])
     if optimizer_table.get("fused") is True:
         optimizer_settings["optimizer_impl"] = "fused"
     return optimizer_settings
@@ -222,7 +222,7 @@ def _loss_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 
 def _fake_quantization(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    """Returns the setting of quantization-aware training, whose recipes are those of the name `qat`.
+    """Returns the setting of quantization-aware training, for recipes whose name has `qat`.
 
     A tied output head rounds nothing: it is no `nn.Linear` (torchtune/modules/tied_linear.py).
     """
@@ -251,9 +251,9 @@ def _fake_quantization(reader: LaunchReader, config: Table) -> dict[str, Any]:
 def _adapter_settings(reader: LaunchReader, model: Table, dtype: str, is_quantized: bool) -> dict[str, Any]:
     """Returns the settings of LoRA adapters, which have the model's number format."""
     attention = model.get("lora_attn_modules")
-    if not isinstance(attention, list) or not all(str(name) in TARGETS for name in attention):
+    if not isinstance(attention, list) or not all(str(module) in TARGETS for module in attention):
         raise reader.wrong("model.lora_attn_modules", f"{shown(attention)}; expected a list of {', '.join(TARGETS)}")
-    targets = [*(TARGETS[str(name)] for name in attention), *(NETWORK if model.get("apply_lora_to_mlp") else ())]
+    targets = [*(TARGETS[str(module)] for module in attention), *(NETWORK if model.get("apply_lora_to_mlp") else ())]
     if model.get("apply_lora_to_output"):
         reader.notes.append(HEAD_ADAPTER)
     adapter_settings = lora_settings(

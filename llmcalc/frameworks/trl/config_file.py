@@ -18,7 +18,7 @@ from ..launch.trainer import (
     TRAINER_DEFAULTS,
     TRAINER_IGNORED,
     is_trainer,
-    keys_read,
+    known_argument_names,
     kto_settings,
     pair_settings,
     trainer_launch,
@@ -116,16 +116,16 @@ def read_trl(config: Table, source_file: LaunchSource) -> Launch:
     with reading_of(source_file) as reader:
         config = _with_model_arguments(reader, config)
         is_grpo = any(argument in config for argument in GRPO_SIGNS)
-        ignored = TRAINER_IGNORED | IGNORED | (IGNORED_WITH_TEACHER if config.get(TEACHER) else frozenset())
-        reader.check_names(config, (*keys_read(), *READ, *GRPO_READ, *PREFERENCE_SIGNS), ignored)
+        ignored_names = TRAINER_IGNORED | IGNORED | (IGNORED_WITH_TEACHER if config.get(TEACHER) else frozenset())
+        reader.check_names(config, (*known_argument_names(), *READ, *GRPO_READ, *PREFERENCE_SIGNS), ignored_names)
         known_loss_keys = (argument for argument in PREFERENCE_SIGNS if config.get(argument) is not None)
         is_pairs_loss = str(config.get("loss_type", SFT_LOSSES[0])) not in SFT_LOSSES
         has_teacher = bool(config.get(TEACHER))
         loss_key = "" if is_grpo or has_teacher else next(known_loss_keys, "loss_type" if is_pairs_loss else "")
         reader.refuse_set(config, {"cast_lm_head_to_fp32": "it is modelled without"})
         arguments = {**config, "bf16": reader.flag(config, "bf16", not config.get("fp16"))}
-        length = "" if is_grpo or config.get("max_seq_length") is not None else "max_length"
-        run_settings = trainer_settings(reader, arguments, DEFAULTS, preferred_name=length)
+        length_name = "" if is_grpo or config.get("max_seq_length") is not None else "max_length"
+        run_settings = trainer_settings(reader, arguments, DEFAULTS, preferred_name=length_name)
         if config.get("activation_offloading"):
             run_settings["offload_activations"] = True
         if is_grpo:
@@ -149,10 +149,10 @@ def read_trl(config: Table, source_file: LaunchSource) -> Launch:
             return with_teacher(reader, config, launched_run, loaded_bytes)
         if not is_grpo:
             return launched_run
-        completion = reader.size(config, "max_completion_length", 512)
+        completion_length = reader.size(config, "max_completion_length", 512)
         is_mixed = bool(arguments["bf16"]) or reader.flag(config, "fp16")
         has_wide_logits = is_mixed and launched_run.framework != "deepspeed"
-        launched_run = with_log_probabilities(launched_run, completion, has_wide_logits)
+        launched_run = with_log_probabilities(launched_run, completion_length, has_wide_logits)
         rollout = colocated_rollout(
             reader, config, launched_run, utilization=0.3, max_tokens=4096, reference_bytes=loaded_bytes
         )
@@ -170,19 +170,19 @@ def _has_log_probabilities(reader: LaunchReader, config: Table, launched_run: La
         return True
     if reader.flag(config, "use_vllm") and reader.flag(config, "vllm_importance_sampling_correction", True):
         return True
-    steps = accumulation = reader.size(config, "gradient_accumulation_steps", 1)
+    generation_steps = accumulation_steps = reader.size(config, "gradient_accumulation_steps", 1)
     if config.get("generation_batch_size") is not None:
         sequences_of_ranks = size_of(reader, "batch", launched_run.settings["batch"]) * launched_run.layout.world
-        steps = max(1, reader.size(config, "generation_batch_size", 1) // sequences_of_ranks)
-    steps = reader.optional_size(config, "steps_per_generation") or steps
-    return accumulation % (steps * reader.size(config, "num_iterations", 1)) != 0
+        generation_steps = max(1, reader.size(config, "generation_batch_size", 1) // sequences_of_ranks)
+    generation_steps = reader.optional_size(config, "steps_per_generation") or generation_steps
+    return accumulation_steps % (generation_steps * reader.size(config, "num_iterations", 1)) != 0
 
 
 def _with_model_arguments(reader: LaunchReader, config: Table) -> Table:
-    """Returns the arguments with those of `model_init_kwargs`, which a file has in place of its script's own."""
+    """Returns the arguments, with the entries of `model_init_kwargs` as arguments of the script."""
     model_arguments = reader.table(config, "model_init_kwargs")
-    for name, value in model_arguments.items():
-        if name not in (*MODEL_ARGUMENTS, *MODEL_ARGUMENTS_IGNORED) and value is not None:
+    for name, argument_value in model_arguments.items():
+        if name not in (*MODEL_ARGUMENTS, *MODEL_ARGUMENTS_IGNORED) and argument_value is not None:
             reader.unknown[f"model_init_kwargs.{name}"[:100]] = "it is modelled without"
     return {**{name: model_arguments[name] for name in MODEL_ARGUMENTS if name in model_arguments}, **config}
 
@@ -205,8 +205,8 @@ def _preference_settings(reader: LaunchReader, config: Table, run_settings: dict
         return pair_settings(reader, name, run_settings, caches_reference=bool(config.get("precompute_ref_log_probs")))
     settings = pair_settings(reader, name, {**run_settings, "cross_entropy": "eager"})
     loss = SecondLoss(LIGER_PAIRS, 0, "loss of a pair", 2 * size_of(reader, "seq", run_settings["seq"]), 6)
-    reference = reader.frozen
-    reader.frozen = replace(reference, loss=loss) if isinstance(reference, FrozenModel) else loss
+    reference_model = reader.frozen
+    reader.frozen = replace(reference_model, loss=loss) if isinstance(reference_model, FrozenModel) else loss
     reader.notes.append("Liger's loss has the logits of a pair, their gradient and the reference's: 6 bytes per logit")
     return {**settings, "cross_entropy": "chunked"}
 

@@ -28,18 +28,18 @@ the eager cross-entropy at its peak. Measured with torch on meta (tests/framewor
 """
 
 
-def with_teacher(reading: LaunchReader, arguments: Table, launch: Launch, loaded_bytes: int) -> Launch:
+def with_teacher(reader: LaunchReader, arguments: Table, launched_run: Launch, loaded_bytes: int) -> Launch:
     """Returns the run with a teacher's weights and loss. loaded_bytes: bytes per weight of a loaded model.
 
     Raises `InputError` for a teacher that cannot be read or whose memory is not modelled.
     """
     teacher_name = str(arguments[TEACHER])[:200]
     for option in ("load_in_4bit", "load_in_8bit", "use_liger_kernel"):
-        if reading.flag(arguments, option):
-            raise reading.wrong(option, f"true; with {TEACHER} it is not modelled; expected false")
+        if reader.flag(arguments, option):
+            raise reader.wrong(option, f"true; with {TEACHER} it is not modelled; expected false")
     loaded_format = "bfloat16" if loaded_bytes == 2 else "float32"
-    width = BYTES_PER_LOGIT[format_of_logits(launch, loaded_format)][arguments.get("beta", 0.5) in (0, 1)]
-    is_divided = launch.framework == "deepspeed" and launch.layout.zero == 3
-    loss = SecondLoss(SOURCE, width, "divergence of logits")
-    reading.notes.append(GENERATED)
-    return with_teacher_model(reading, launch, TEACHER, teacher_name, loaded_format, loss, is_divided)
+    logit_bytes = BYTES_PER_LOGIT[format_of_logits(launched_run, loaded_format)][arguments.get("beta", 0.5) in (0, 1)]
+    is_divided = launched_run.framework == "deepspeed" and launched_run.layout.zero == 3
+    loss = SecondLoss(SOURCE, logit_bytes, "divergence of logits")
+    reader.notes.append(GENERATED)
+    return with_teacher_model(reader, launched_run, TEACHER, teacher_name, loaded_format, loss, is_divided)

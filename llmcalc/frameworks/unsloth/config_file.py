@@ -46,25 +46,25 @@ def read_unsloth(config: Table, source_file: LaunchSource) -> Launch:
             "",
             "no key",
         )
-        training, lora = reader.table(config, "training"), reader.table(config, "lora")
-        unknown_keys(reader, training, TRAINING_READ | TRAINING_IGNORED, "training", "no key that is known")
-        unknown_keys(reader, lora, LORA_READ | LORA_IGNORED, "lora", "no key that is known")
+        training_table, lora_table = reader.table(config, "training"), reader.table(config, "lora")
+        unknown_keys(reader, training_table, TRAINING_READ | TRAINING_IGNORED, "training", "no key that is known")
+        unknown_keys(reader, lora_table, LORA_READ | LORA_IGNORED, "lora", "no key that is known")
         run_settings: dict[str, Any] = {
             "phase": "training",
-            "batch": reader.size(training, "batch_size", 2),
-            "num_microbatches": reader.size(training, "gradient_accumulation_steps", 4),
-            "seq": size_of(reader, "training.max_seq_length", training["max_seq_length"]),
+            "batch": reader.size(training_table, "batch_size", 2),
+            "num_microbatches": reader.size(training_table, "gradient_accumulation_steps", 4),
+            "seq": size_of(reader, "training.max_seq_length", training_table["max_seq_length"]),
             "dtype": "bf16",
             "master_weights": "none",
             "attn_implementation": "flash",
-            **optimizer_settings(reader, "training.optim", reader.value(training, "optim", "adamw_8bit")),
-            **recompute_settings(training.get("gradient_checkpointing", OFFLOADED_CHECKPOINTS)),
+            **optimizer_settings(reader, "training.optim", reader.value(training_table, "optim", "adamw_8bit")),
+            **recompute_settings(training_table.get("gradient_checkpointing", OFFLOADED_CHECKPOINTS)),
             **lora_settings(
                 reader,
-                rank=("lora.lora_r", reader.value(lora, "lora_r", 16)),
-                targets=("lora.target_modules", lora.get("target_modules")),
-                dropout=lora.get("lora_dropout"),
-                has_magnitudes=lora.get("use_dora"),
+                rank=("lora.lora_r", reader.value(lora_table, "lora_r", 16)),
+                targets=("lora.target_modules", lora_table.get("target_modules")),
+                dropout=lora_table.get("lora_dropout"),
+                has_magnitudes=lora_table.get("use_dora"),
             ),
             "base": "nf4-dq",
         }
@@ -79,8 +79,8 @@ OFFLOADED_CHECKPOINTS = "unsloth"
 """The default value of Unsloth's checkpointing, which moves the inputs of layers to the host."""
 
 
-def recompute_settings(setting: Any) -> dict[str, Any]:
+def recompute_settings(checkpointing_value: Any) -> dict[str, Any]:
     """Returns the settings of recomputation for a value of Unsloth's gradient checkpointing."""
-    if setting == OFFLOADED_CHECKPOINTS:
+    if checkpointing_value == OFFLOADED_CHECKPOINTS:
         return {"recompute": "full", "offload_activations": True}
-    return {"recompute": "full"} if setting in (True, "true", "True") else {}
+    return {"recompute": "full"} if checkpointing_value in (True, "true", "True") else {}

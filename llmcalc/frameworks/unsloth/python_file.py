@@ -42,42 +42,42 @@ FOUR_BITS = re.compile(r"-(unsloth-)?bnb-4bit$", re.IGNORECASE)
 MOST_CALLS = 2000
 
 
-def is_python(text: str) -> bool:
+def is_python(file_text: str) -> bool:
     """Whether a Python file imports Unsloth."""
-    return re.search(r"^\s*(from|import) unsloth\b", text, re.MULTILINE) is not None
+    return re.search(r"^\s*(from|import) unsloth\b", file_text, re.MULTILINE) is not None
 
 
-def read_python(text: str, source_file: LaunchSource) -> Launch:
+def read_python(file_text: str, source_file: LaunchSource) -> Launch:
     """Returns the training run of a file that uses Unsloth. Raises `InputError`, which names file and argument."""
     with reading_of(source_file) as reader:
-        syntax_tree = parse_python(text, source_file.where)
-        if re.search(r"\bvllm serve\b|vllm\.entrypoints", text) is not None:
+        syntax_tree = parse_python(file_text, source_file.where)
+        if re.search(r"\bvllm serve\b|vllm\.entrypoints", file_text) is not None:
             reader.notes.append("the file starts a server of vLLM, too, which is not counted beside the training")
-        functions = [node for node in syntax_tree.body if isinstance(node, ast.FunctionDef)]  # cells of marimo
-        cells = [statement for function in functions for statement in function.body]
-        variables = constants([*syntax_tree.body, *cells])
-        calls = list(_named_calls(syntax_tree))
-        model = _call_arguments(reader, calls, variables, lambda name: _is_method(name, "from_pretrained"))
+        function_nodes = [node for node in syntax_tree.body if isinstance(node, ast.FunctionDef)]  # cells of marimo
+        cell_statements = [statement for function_node in function_nodes for statement in function_node.body]
+        variables = constants([*syntax_tree.body, *cell_statements])
+        named_calls = list(_named_calls(syntax_tree))
+        model = _call_arguments(reader, named_calls, variables, lambda name: _is_method(name, "from_pretrained"))
         if model is None:
             raise reader.wrong(
                 "from_pretrained", f"no call of {', '.join(LOADERS)}; expected one, or TARGET with --phase training"
             )
-        adapters = _call_arguments(reader, calls, variables, lambda name: _is_method(name, "get_peft_model"))
-        kinds = dict.fromkeys(name for name, _ in calls if name in CONFIGS)
-        kind = "GRPOConfig" if "GRPOConfig" in kinds else next(iter(kinds), "")
-        if len(kinds) > 1:
-            reader.notes.append(f"the file trains with {', '.join(kinds)}; the run of {kind} is counted")
-        if not kind:
+        adapters = _call_arguments(reader, named_calls, variables, lambda name: _is_method(name, "get_peft_model"))
+        config_classes = dict.fromkeys(name for name, _ in named_calls if name in CONFIGS)
+        class_name = "GRPOConfig" if "GRPOConfig" in config_classes else next(iter(config_classes), "")
+        if len(config_classes) > 1:
+            reader.notes.append(f"the file trains with {', '.join(config_classes)}; the run of {class_name} is counted")
+        if not class_name:
             raise reader.wrong(
                 "SFTConfig", f"no call of a trainer's configuration; expected one of {', '.join(CONFIGS)}"
             )
-        config = _call_arguments(reader, calls, variables, lambda name: name == kind) or {}
-        trainer = _call_arguments(reader, calls, variables, lambda name: name.endswith("Trainer")) or {}
-        is_standby = STANDBY.search(text) is not None
-        return _read_calls(reader, model, adapters, {**trainer, **config}, CONFIGS[kind], is_standby)
+        config = _call_arguments(reader, named_calls, variables, lambda name: name == class_name) or {}
+        trainer = _call_arguments(reader, named_calls, variables, lambda name: name.endswith("Trainer")) or {}
+        is_standby = STANDBY.search(file_text) is not None
+        return _run_of_calls(reader, model, adapters, {**trainer, **config}, CONFIGS[class_name], is_standby)
 
 
-def _read_calls(
+def _run_of_calls(
     reader: LaunchReader,
     model: Mapping[str, Any],
     adapters: Mapping[str, Any] | None,
@@ -85,11 +85,11 @@ def _read_calls(
     loss: str,
     is_standby: bool,
 ) -> Launch:
-    """Returns the training run of three calls' arguments. adapters: None without adapters.
+    """Returns the training run of the calls that load, adapt and train a model. adapters: None without adapters.
 
     is_standby: whether vLLM frees its cache while the model is trained.
     """
-    length = next(
+    max_length = next(
         (
             config[argument_name]
             for argument_name in ("max_length", "max_seq_length")
@@ -102,7 +102,7 @@ def _read_calls(
         "batch": reader.size(config, "per_device_train_batch_size", 8),
         "num_microbatches": reader.size(config, "gradient_accumulation_steps", 1),
         "seq": size_of(
-            reader, "max_seq_length", reader.value(model, "max_seq_length", 2048) if length is None else length
+            reader, "max_seq_length", reader.value(model, "max_seq_length", 2048) if max_length is None else max_length
         ),
         "dtype": "fp16" if "float16" in str(model.get("dtype")).replace("bfloat16", "") else "bf16",
         "master_weights": "none",
@@ -110,7 +110,7 @@ def _read_calls(
         **optimizer_settings(reader, "optim", reader.value(config, "optim", "adamw_8bit")),
     }
     if loss == "grpo":
-        run_settings |= _whole_groups(reader, config, run_settings)
+        run_settings |= _batch_of_whole_groups(reader, config, run_settings)
     if adapters is None:
         if not reader.flag(model, "full_finetuning"):
             raise reader.wrong(
@@ -163,7 +163,9 @@ STANDBY = re.compile(r"""^(?!\s*#(?! get_ipython)).*UNSLOTH_VLLM_STANDBY["'\\]{1
 """A line that turns standby on; exported notebooks have it in the text of a cell."""
 
 
-def _whole_groups(reader: LaunchReader, config: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+def _batch_of_whole_groups(
+    reader: LaunchReader, config: Mapping[str, Any], settings: Mapping[str, Any]
+) -> dict[str, Any]:
     """Returns GRPO's batch size, rounded up to a whole group of completions (models/rl.py)."""
     if config.get("steps_per_generation") is not None or config.get("generation_batch_size") is not None:
         return {}
@@ -178,7 +180,7 @@ def _whole_groups(reader: LaunchReader, config: Mapping[str, Any], settings: Map
 
 def _adapter_settings(reader: LaunchReader, model: Mapping[str, Any], adapters: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of LoRA adapters and of the frozen weights."""
-    if any(name.startswith("finetune_") for name in adapters):
+    if any(argument.startswith("finetune_") for argument in adapters):
         reader.notes.append("adapters of the language model are counted; encoders, and the tokens of images, are not")
     adapter_settings = lora_settings(
         reader,
@@ -190,21 +192,23 @@ def _adapter_settings(reader: LaunchReader, model: Mapping[str, Any], adapters: 
     )
     adapter_settings |= recompute_settings(adapters.get("use_gradient_checkpointing", OFFLOADED_CHECKPOINTS))
     is_eight_bits = reader.flag(model, "load_in_8bit")
-    is_whole = any(reader.flag(model, name) for name in ("load_in_16bit", "load_in_fp8", "full_finetuning"))
-    if reader.flag(model, "load_in_4bit", not (is_eight_bits or is_whole)):
+    is_unquantized = any(
+        reader.flag(model, argument) for argument in ("load_in_16bit", "load_in_fp8", "full_finetuning")
+    )
+    if reader.flag(model, "load_in_4bit", not (is_eight_bits or is_unquantized)):
         return adapter_settings | {"base": "nf4-dq"}
     return adapter_settings | ({"base": "int8"} if is_eight_bits else {})
 
 
-def _is_method(called_name: str, method: str) -> bool:
-    return called_name in (f"{loader}.{method}" for loader in LOADERS)
+def _is_method(called_name: str, method_name: str) -> bool:
+    return called_name in (f"{loader_class}.{method_name}" for loader_class in LOADERS)
 
 
 def _named_calls(syntax_tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
     """Yields (dotted function name, call) for each call in a module, in line order."""
-    calls = [node for node in ast.walk(syntax_tree) if isinstance(node, ast.Call)][:MOST_CALLS]
-    for call in sorted(calls, key=lambda node: (node.lineno, node.col_offset)):
-        yield dotted(call.func).rpartition("trl.")[2], call
+    call_nodes = [tree_node for tree_node in ast.walk(syntax_tree) if isinstance(tree_node, ast.Call)][:MOST_CALLS]
+    for call_node in sorted(call_nodes, key=lambda tree_node: (tree_node.lineno, tree_node.col_offset)):
+        yield dotted(call_node.func).rpartition("trl.")[2], call_node
 
 
 DECIDING = field_names("""
@@ -218,22 +222,22 @@ GRPO_LENGTHS = ("max_prompt_length", "max_completion_length")
 
 
 def _call_arguments(
-    reader: LaunchReader, calls: list[tuple[str, ast.Call]], variables: Mapping[str, Any], matches: Any
+    reader: LaunchReader, named_calls: list[tuple[str, ast.Call]], variables: Mapping[str, Any], matches_name: Any
 ) -> dict[str, Any] | None:
     """Returns the evaluated arguments of the first call with a matching name; None without such a call.
 
     Prompts and completions whose lengths the file computes have all tokens of `max_seq_length` together.
     """
-    call = next((call for argument, call in calls if matches(argument)), None)
-    if call is None:
+    call_node = next((call_node for argument, call_node in named_calls if matches_name(argument)), None)
+    if call_node is None:
         return None
-    arguments = {keyword.arg: value_of(keyword.value, variables) for keyword in call.keywords if keyword.arg}
-    if call.args and "model_name" not in arguments:
-        arguments["model_name"] = value_of(call.args[0], variables)
-    unresolved_arguments = {argument for argument, setting in arguments.items() if isinstance(setting, Unknown)}
+    arguments = {keyword.arg: value_of(keyword.value, variables) for keyword in call_node.keywords if keyword.arg}
+    if call_node.args and "model_name" not in arguments:
+        arguments["model_name"] = value_of(call_node.args[0], variables)
+    unresolved_arguments = {argument for argument, value in arguments.items() if isinstance(value, Unknown)}
     for argument in sorted(DECIDING & unresolved_arguments):
         reader.unknown[argument] = "is known only when the file runs"
     if unresolved_arguments.intersection(GRPO_LENGTHS):
         reader.notes.append("the lengths of prompts and completions are computed: together max_seq_length tokens")
         unresolved_arguments.update(GRPO_LENGTHS)
-    return {argument: setting for argument, setting in arguments.items() if argument not in unresolved_arguments}
+    return {argument: value for argument, value in arguments.items() if argument not in unresolved_arguments}

@@ -60,15 +60,15 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
                 f"line {command_line.line}: {command_line.program}",
                 f"is not read; expected {TRAINERS[0]} or {ENGINE_SFT_TRAINER}",
             )
-        overrides = overrides_of(command_line.words)
-        config = _resolved_overrides(reader, overrides)
+        overrides_by_key = overrides_of(command_line.words)
+        config = _resolved_overrides(reader, overrides_by_key)
         if command_line.program in sft_models:
-            key = sft_models[command_line.program]
-            target = model_name(reader, key, overrides.get(key))
+            model_key = sft_models[command_line.program]
+            target = model_name(reader, model_key, overrides_by_key.get(model_key))
             if command_line.program == ENGINE_SFT_TRAINER:
                 config = with_keys_of_fsdp(reader, config)
             return reader.launch("fsdp2", run_of_sft(reader, config), target=target)
-        target = model_name(reader, f"{MODEL}.path", overrides.get(f"{MODEL}.path"))
+        target = model_name(reader, f"{MODEL}.path", overrides_by_key.get(f"{MODEL}.path"))
         reader.expandable = True  # verl/utils/device.py, `set_expandable_segments`, between rollouts
         megatron = config.get(f"{ACTOR}.strategy") == "megatron" or any(
             "megatron" in command_word
@@ -79,14 +79,14 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         world_size = _training_devices(reader, config)
         parallel_run = _megatron_run(reader, config, world_size) if megatron else _fsdp_run(reader, config, world_size)
         rollout = read_rollout(reader, config, parallel_run, megatron)
-        reader.ignored += [key for key in config if not _is_read(key, rollout)]
+        reader.ignored += [model_key for model_key in config if not _is_known_key(model_key, rollout)]
         return reader.launch("megatron" if megatron else "fsdp2", parallel_run, target=target, rollout=rollout)
 
 
-def _resolved_overrides(reader: LaunchReader, overrides: Mapping[str, str]) -> dict[str, Any]:
+def _resolved_overrides(reader: LaunchReader, overrides_by_key: Mapping[str, str]) -> dict[str, Any]:
     """Returns key → value of the overrides. Raises `InputError` for unresolved values other than paths."""
     settings = {}
-    for key, override in overrides.items():
+    for key, override in overrides_by_key.items():
         if is_unresolved(override) and key in DEVICES and reader.source.devices_typed:
             continue
         if is_unresolved(override) and key in DEVICES:
@@ -97,7 +97,7 @@ def _resolved_overrides(reader: LaunchReader, overrides: Mapping[str, str]) -> d
     return settings
 
 
-def _is_read(key: str, rollout: Rollout) -> bool:
+def _is_known_key(key: str, rollout: Rollout) -> bool:
     """Whether this reader handles a key, or refuses some of the key's values."""
     if key.startswith((MODEL, ACTOR, "data.max_", "trainer.n")) or key.rpartition(".")[2] in READ_BESIDE:
         return True
@@ -191,9 +191,9 @@ FP32, BF16 = ("fp32", "float32"), ("bf16", "bfloat16")
 
 def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSettings:
     """Returns the actor's run under FSDP, with fp32 shards and bf16 computation."""
-    strategy = str(reader.value(config, f"{ACTOR}.strategy", "fsdp"))
-    if strategy not in ("fsdp", "fsdp2"):
-        raise reader.wrong(f"{ACTOR}.strategy", f"{shown(strategy)}; expected fsdp, fsdp2 or megatron")
+    fsdp_strategy = str(reader.value(config, f"{ACTOR}.strategy", "fsdp"))
+    if fsdp_strategy not in ("fsdp", "fsdp2"):
+        raise reader.wrong(f"{ACTOR}.strategy", f"{shown(fsdp_strategy)}; expected fsdp, fsdp2 or megatron")
     section = f"{ACTOR}.fsdp_config"
     for offload_key in ("param_offload", "grad_offload", "optimizer_offload", "offload_policy"):
         if reader.flag(config, f"{section}.{offload_key}"):
@@ -223,24 +223,24 @@ def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSet
     if "lora_rank" in settings and weights in FP32:
         reader.frozen = FP32_SHARDS
         reader.notes.append(f"{section}.model_dtype fp32: shards of frozen weights have 4 bytes")
-    shard_count = reader.size(config, f"{section}.fsdp_size", -1, least=-1)
-    shards = world_size if shard_count < 1 or shard_count > world_size else shard_count
-    if world_size % shards:
+    shard_count = reader.size(config, f"{section}.fsdp_size", -1, minimum=-1)
+    shard_degree = world_size if shard_count < 1 or shard_count > world_size else shard_count
+    if world_size % shard_degree:
         raise reader.wrong(f"{section}.fsdp_size", f"{shard_count}; expected a divisor of {world_size} devices")
     layout = Layout(
         dp=world_size,
         zero=3 if world_size > 1 else 0,
-        hsdp_replicas=world_size // shards,
+        hsdp_replicas=world_size // shard_degree,
         reshard=reader.flag(config, f"{section}.reshard_after_forward", True),
     )
-    is_flat = strategy == "fsdp" and "lora_rank" not in settings  # its policy wraps each adapter on its own
-    formats = {
-        argument_name: str(config.get(f"{section}.mixed_precision.{argument_name}", default))
-        for argument_name, default in (("param_dtype", "bf16"), ("reduce_dtype", "fp32"))
+    is_flat = fsdp_strategy == "fsdp" and "lora_rank" not in settings  # its policy wraps each adapter on its own
+    number_formats = {
+        argument_name: str(config.get(f"{section}.mixed_precision.{argument_name}", default_format))
+        for argument_name, default_format in (("param_dtype", "bf16"), ("reduce_dtype", "fp32"))
     }
-    if formats["param_dtype"] not in BF16 or formats["reduce_dtype"] not in (*BF16, *FP32):
+    if number_formats["param_dtype"] not in BF16 or number_formats["reduce_dtype"] not in (*BF16, *FP32):
         reader.unknown[f"{section}.mixed_precision"] = "products in bf16 and sums in fp32 or bf16 alone are modelled"
-    reduce_dtype = "bfloat16" if formats["reduce_dtype"] in BF16 else "float32"
+    reduce_dtype = "bfloat16" if number_formats["reduce_dtype"] in BF16 else "float32"
     own_settings = TitanSettings(reduced=reduce_dtype, reduces_each=True, flat=is_flat)
     return LaunchSettings(layout, settings, own_settings)
 
@@ -252,10 +252,10 @@ def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> Launc
         if reader.flag(config, f"{section}.{argument_name}"):
             reader.notes.append(f"{section}.{argument_name}: counted as on the device, where it is during the update")
 
-    def section_size(name: str, default: int = 1) -> int:
-        return reader.size(config, f"{section}.{name}", default)
+    def section_size(size_name: str, default_size: int = 1) -> int:
+        return reader.size(config, f"{section}.{size_name}", default_size)
 
-    override = f"{section}.override_transformer_config"
+    override_section = f"{section}.override_transformer_config"
     tp, pp, cp = (
         section_size(f"{argument_name}_parallel_size")
         for argument_name in ("tensor_model", "pipeline_model", "context")
@@ -268,15 +268,15 @@ def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> Launc
         ep=section_size("expert_model_parallel_size"),
         etp=reader.optional_size(config, f"{section}.expert_tensor_parallel_size"),
         vpp=reader.optional_size(config, f"{section}.virtual_pipeline_model_parallel_size") or 1,
-        stage_ends=stage_ends(reader, config, f"{override}."),
+        stage_ends=stage_ends(reader, config, f"{override_section}."),
         sequence_parallel=reader.flag(config, f"{section}.sequence_parallel", True),
         distributed_optimizer=reader.flag(config, f"{section}.use_distributed_optimizer", True),
         batch=batch,
         seq=tokens,
         num_microbatches=_micro_batches(reader, config, batch, max(1, world_size // (tp * pp * cp))),
-        recompute_granularity=config.get(f"{override}.recompute_granularity"),
-        recompute_method=config.get(f"{override}.recompute_method"),
-        recompute_num_layers=config.get(f"{override}.recompute_num_layers"),
+        recompute_granularity=config.get(f"{override_section}.recompute_granularity"),
+        recompute_method=config.get(f"{override_section}.recompute_method"),
+        recompute_num_layers=config.get(f"{override_section}.recompute_num_layers"),
     )
     settings = {**_megatron_adapters(reader, config), **optimizer_on_host(reader, config, OPTIMIZER)}
     if reader.flag(config, f"{OPTIMIZER}use_precision_aware_optimizer"):

@@ -44,12 +44,12 @@ NOTED = {
 
 def check_keys(reader: LaunchReader, config: Table) -> None:
     """Adds a note on each ignored key of the actor and model that may change memory."""
-    for key, override in config.items():
-        if not key.startswith((ACTOR, MODEL)) or override in (None, False, 0, "none", "null"):
+    for override_key, override_value in config.items():
+        if not override_key.startswith((ACTOR, MODEL)) or override_value in (None, False, 0, "none", "null"):
             continue
-        short_key = key.removeprefix("actor_rollout_ref.")
+        short_key = override_key.removeprefix("actor_rollout_ref.")
         if short_key in NOTED:
-            note = f"{key}: {NOTED[short_key]}"
-            reader.notes += [note] * (override not in ("alltoall",))
+            key_note = f"{override_key}: {NOTED[short_key]}"
+            reader.notes += [key_note] * (override_value not in ("alltoall",))
         elif short_key not in READ | OF_MEGATRON_CORE and WITHOUT_MEMORY.fullmatch(short_key) is None:
-            reader.unknown[key[:100]] = f"{shown(override)[:40]} is not modelled"
+            reader.unknown[override_key[:100]] = f"{shown(override_value)[:40]} is not modelled"

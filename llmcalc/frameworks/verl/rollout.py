@@ -36,10 +36,10 @@ SOURCE = "verl/workers/fsdp_workers.py, megatron_workers.py"
 """Where the files of verl say what is on a device in each phase."""
 
 
-def read_rollout(reader: LaunchReader, config: Table, actor_run: LaunchSettings, megatron: bool) -> Rollout:
+def read_rollout(reader: LaunchReader, config: Table, actor_run: LaunchSettings, is_megatron: bool) -> Rollout:
     """Returns the rollout engine and the other models (trainer/config/rollout/rollout.yaml, ref, critic)."""
     layout, rank_tokens = actor_run.layout, actor_run.settings["seq"] // actor_run.layout.cp
-    section_kind = "megatron" if megatron else "fsdp_config"
+    section_kind = "megatron" if is_megatron else "fsdp_config"
     reader.notes.append("rollouts at their longest")
     engine_name, flags = _engine_and_flags(reader, config)
     sequences, tokens = _log_probability_batch(reader, config, actor_run.settings["batch"], rank_tokens)
@@ -53,19 +53,19 @@ def read_rollout(reader: LaunchReader, config: Table, actor_run: LaunchSettings,
         sleeps=reader.flag(config, f"{ROLLOUT}.free_cache_engine", True),
         is_own_process=True,
         offloaded=frozenset(
-            states
-            for argument_name, states in OFFLOADED.items()
+            offloaded_states
+            for argument_name, offloaded_states in OFFLOADED.items()
             if reader.flag(config, f"{ACTOR}.{section_kind}.{argument_name}")
         ),
-        reference=_reference_model(reader, config, layout, megatron),
-        critic=_critic_place(reader, config, megatron),
+        reference=_reference_model(reader, config, layout, is_megatron),
+        critic=_critic_place(reader, config, is_megatron),
         sequences=sequences,
         tokens=tokens,
         logit_tokens=tokens,
         logit_bytes=0
         if is_fused
         else 2
-        if is_compiled and not megatron
+        if is_compiled and not is_megatron
         else 6,  # a compiled entropy keeps no copy; else two more of bf16
         transfer_bytes=reader.size(config, bucket, 2048) << 20,
     )
@@ -78,14 +78,14 @@ def _engine_and_flags(reader: LaunchReader, config: Table) -> tuple[str, dict[st
         reader.notes.append(f"{ROLLOUT}.name {shown(engine_name)}: not modelled; its memory is not counted")
         return "", {}
     tp_flag, share_flag, length_flag = ENGINE_FLAGS[engine_name]
-    lengths = (
+    length_values = (
         reader.size(config, f"data.max_{prompt_or_response}_length", 512)
         for prompt_or_response in ("prompt", "response")
     )
     flags: dict[str, Any] = {
         tp_flag: reader.size(config, f"{ROLLOUT}.tensor_model_parallel_size", 2),
         share_flag: share_of(reader, f"{ROLLOUT}.gpu_memory_utilization", config, 0.5),
-        length_flag: reader.optional_size(config, f"{ROLLOUT}.max_model_len") or sum(lengths),
+        length_flag: reader.optional_size(config, f"{ROLLOUT}.max_model_len") or sum(length_values),
     }
     if engine_name == "vllm":
         flags["max_num_seqs"] = reader.size(config, f"{ROLLOUT}.max_num_seqs", 256)
@@ -102,14 +102,14 @@ def _engine_arguments(reader: LaunchReader, config: Table, engine_name: str) -> 
     section = f"{ROLLOUT}.engine_kwargs.{engine_name}."
     flag_by_field = {flag.field: flag for flag in engine(engine_name).known_flags()}
     flags: dict[str, Any] = {}
-    for key, setting in config.items():
-        argument = key.removeprefix(section)
+    for argument_key, argument_value in config.items():
+        argument = argument_key.removeprefix(section)
         if (
-            key.startswith(section)
-            and setting is not None
+            argument_key.startswith(section)
+            and argument_value is not None
             and not (argument in flag_by_field and flag_by_field[argument].is_idle)
         ):
-            flags[argument] = setting
+            flags[argument] = argument_value
     return flags
 
 
@@ -120,34 +120,34 @@ def _log_probability_batch(reader: LaunchReader, config: Table, sequences: int, 
     """
     if reader.flag(config, f"{ROLLOUT}.log_prob_use_dynamic_bsz", reader.flag(config, f"{ACTOR}.use_dynamic_bsz")):
         length_key = f"{ROLLOUT}.log_prob_max_token_len_per_gpu"
-        default = reader.size(config, f"{ACTOR}.ppo_max_token_len_per_gpu", 16384)
-        return 1, reader.size(config, length_key, default)
+        default_tokens = reader.size(config, f"{ACTOR}.ppo_max_token_len_per_gpu", 16384)
+        return 1, reader.size(config, length_key, default_tokens)
     micro_batch_value = config.get(f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu")
     if micro_batch_value is not None:
         sequences = size_of(reader, f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", micro_batch_value)
     return sequences, tokens
 
 
-def _reference_model(reader: LaunchReader, config: Table, layout: Layout, megatron: bool) -> Model:
+def _reference_model(reader: LaunchReader, config: Table, layout: Layout, is_megatron: bool) -> Model:
     """Returns the reference model; none without a KL term, or if the frozen weights serve as the reference."""
     has_kl_term = reader.flag(config, f"{ACTOR}.use_kl_loss") or reader.flag(config, "algorithm.use_kl_in_reward")
     has_adapters = any(config.get(f"{MODEL}.{lora_key}") not in (None, 0) for lora_key in ("lora_rank", "lora.rank"))
     if not has_kl_term or has_adapters:
         return Model()
-    section = f"{REFERENCE}.{'megatron' if megatron else 'fsdp_config'}"
-    weights = str(reader.value(config, f"{section}.model_dtype", "fp32")) if not megatron else "bf16"
+    section = f"{REFERENCE}.{'megatron' if is_megatron else 'fsdp_config'}"
+    weights = str(reader.value(config, f"{section}.model_dtype", "fp32")) if not is_megatron else "bf16"
     reference_place: Place = "host" if reader.flag(config, f"{section}.param_offload") else "device"
-    ranks = layout.tp * layout.pp if megatron else layout.dp // layout.hsdp_replicas
+    ranks = layout.tp * layout.pp if is_megatron else layout.dp // layout.hsdp_replicas
     return Model(reference_place, 4 if weights in ("fp32", "float32") else 2, ranks)
 
 
-def _critic_place(reader: LaunchReader, config: Table, megatron: bool) -> Place:
+def _critic_place(reader: LaunchReader, config: Table, is_megatron: bool) -> Place:
     """Returns where the critic is: on the actor's devices with generalized advantage estimation."""
     if str(reader.value(config, "algorithm.adv_estimator", "gae")) != "gae":
         return "none"
-    section = "critic.megatron" if megatron else "critic.model.fsdp_config"
-    offloads = all(
+    section = "critic.megatron" if is_megatron else "critic.model.fsdp_config"
+    offloads_to_host = all(
         reader.flag(config, f"{section}.{argument_name}") for argument_name in ("param_offload", "optimizer_offload")
     )
     reader.notes.append("the critic is counted as large as the actor")
-    return "host" if offloads else "device"
+    return "host" if offloads_to_host else "device"

@@ -60,18 +60,18 @@ def with_keys_of_fsdp(reader: LaunchReader, config: Table) -> dict[str, Any]:
     if str(config.get("engine.fsdp_size", -1)) != "-1":
         reader.unknown["engine.fsdp_size"] = "groups of fewer devices than all are not modelled"
     replaced_keys = ("engine", "optim", "engine.fsdp_size", "data.use_dynamic_bsz", "data.max_token_len_per_gpu")
-    reader.ignored += [key for key in config if key.startswith(ENGINE_IGNORED)]
-    renamed = {
-        ENGINE_KEYS.get(key, key): override
-        for key, override in config.items()
-        if key not in replaced_keys and not key.startswith(ENGINE_IGNORED)
+    reader.ignored += [override_key for override_key in config if override_key.startswith(ENGINE_IGNORED)]
+    renamed_overrides = {
+        ENGINE_KEYS.get(override_key, override_key): override_value
+        for override_key, override_value in config.items()
+        if override_key not in replaced_keys and not override_key.startswith(ENGINE_IGNORED)
     }
     if reader.flag(config, "data.use_dynamic_bsz", True):
         ranks = reader.size(config, "engine.ulysses_sequence_parallel_size", 1)
         tokens = reader.size(config, "data.max_token_len_per_gpu", 8192) * ranks
         reader.notes.append(f"data.use_dynamic_bsz: micro-batches of {tokens} tokens, counted as one sequence")
-        renamed |= {"data.micro_batch_size_per_gpu": 1, "data.max_length": tokens}
-    return {"model.strategy": "fsdp", **renamed}
+        renamed_overrides |= {"data.micro_batch_size_per_gpu": 1, "data.max_length": tokens}
+    return {"model.strategy": "fsdp", **renamed_overrides}
 
 
 def run_of_sft(reader: LaunchReader, config: Table) -> LaunchSettings:
@@ -83,9 +83,11 @@ def run_of_sft(reader: LaunchReader, config: Table) -> LaunchSettings:
             reader.unknown[argument_name[:100]] = "no key that is known"
     world_size = reader.device_count(reader.source.world_size)
     cp = reader.sequence_ranks(config, "ulysses_sequence_parallel_size", world_size)
-    length = reader.size(config, "data.max_length", 1024)
-    if length % cp:
-        raise reader.wrong("ulysses_sequence_parallel_size", f"{cp}; expected a divisor of data.max_length {length}")
+    max_length = reader.size(config, "data.max_length", 1024)
+    if max_length % cp:
+        raise reader.wrong(
+            "ulysses_sequence_parallel_size", f"{cp}; expected a divisor of data.max_length {max_length}"
+        )
     replica_count = world_size // cp
     if config.get("data.micro_batch_size") is not None:
         batch = max(1, size_of(reader, "data.micro_batch_size", config["data.micro_batch_size"]) // replica_count)
@@ -100,7 +102,7 @@ def run_of_sft(reader: LaunchReader, config: Table) -> LaunchSettings:
         "optimizer": "adamw",
         "attn_implementation": "flash",
         "batch": batch,
-        "seq": length // cp,
+        "seq": max_length // cp,
         "num_microbatches": max(1, reader.size(config, "data.train_batch_size", 256) // (batch * replica_count)),
         "dtype": "bf16",
         "master_weights": "fp32" if is_fp32 else "none",
@@ -116,13 +118,13 @@ def run_of_sft(reader: LaunchReader, config: Table) -> LaunchSettings:
         if is_fp32:
             reader.frozen = FP32_SHARDS
             reader.notes.append("model.fsdp_config.model_dtype fp32: shards of frozen weights have 4 bytes")
-    strategy = str(reader.value(config, "model.strategy", "fsdp2"))
-    if strategy not in ("fsdp", "fsdp2"):
-        raise reader.wrong("model.strategy", f"{shown(strategy)}; expected fsdp or fsdp2")
-    offloads = any(
+    fsdp_strategy = str(reader.value(config, "model.strategy", "fsdp2"))
+    if fsdp_strategy not in ("fsdp", "fsdp2"):
+        raise reader.wrong("model.strategy", f"{shown(fsdp_strategy)}; expected fsdp or fsdp2")
+    offloads_to_host = any(
         reader.flag(config, f"model.fsdp_config.{argument_name}") for argument_name in ("cpu_offload", "offload_params")
     )
     layout = Layout(dp=world_size, zero=3 if world_size > 1 else 0)
-    is_flat = strategy == "fsdp" and "lora_rank" not in settings  # its policy wraps each adapter on its own
-    own_settings = TitanSettings(reduced="float32", reduces_each=True, flat=is_flat, offloads=offloads)
+    is_flat = fsdp_strategy == "fsdp" and "lora_rank" not in settings  # its policy wraps each adapter on its own
+    own_settings = TitanSettings(reduced="float32", reduces_each=True, flat=is_flat, offloads=offloads_to_host)
     return LaunchSettings(layout, settings, own_settings)

@@ -29,13 +29,13 @@ ADAPTS_EXPERTS_FROM = (0, 19)
 
 def adapter_slots(flags: Mapping[str, Any]) -> tuple[int, int]:
     """Returns the number of adapter slots and the LoRA rank. Raises `InputError` for a rank that vLLM refuses."""
-    slots, lora_rank = int(flags.get("max_loras", 1)), int(flags.get("max_lora_rank", DEFAULT_LORA_RANK))
+    slot_count, lora_rank = int(flags.get("max_loras", 1)), int(flags.get("max_lora_rank", DEFAULT_LORA_RANK))
     if lora_rank not in LORA_RANKS:
         raise InputError(f"--max-lora-rank {lora_rank}: expected one of {', '.join(map(str, LORA_RANKS))}")
-    return slots, lora_rank
+    return slot_count, lora_rank
 
 
-def adapter_bytes(rank: EngineRank, flags: Mapping[str, Any], element_bytes: int, version: tuple[int, ...]) -> int:
+def adapter_bytes(rank: EngineRank, flags: Mapping[str, Any], element_bytes: int, numbers: tuple[int, ...]) -> int:
     """Returns the bytes of all LoRA adapter slots on a rank; 0 without adapters.
 
     element_bytes: bytes of an element of the model, which `--lora-dtype auto` takes.
@@ -43,14 +43,14 @@ def adapter_bytes(rank: EngineRank, flags: Mapping[str, Any], element_bytes: int
     """
     if not flags.get("enable_lora"):
         return 0
-    slots, lora_rank = adapter_slots(flags)
+    slot_count, lora_rank = adapter_slots(flags)
     if rank.state_caches or rank.latent_projections:
         raise InputError("--enable-lora: adapters of latent and of recurrent layers are not modelled; remove the flag")
     adapter_element_bytes = element_bytes if flags.get("lora_dtype", "auto") == "auto" else 2
-    return slots * lora_rank * adapter_element_bytes * _adapter_widths(rank, version)
+    return slot_count * lora_rank * adapter_element_bytes * _adapter_widths(rank, numbers)
 
 
-def _adapter_widths(rank: EngineRank, version: tuple[int, ...]) -> int:
+def _adapter_widths(rank: EngineRank, version_numbers: tuple[int, ...]) -> int:
     """Returns the sum of input and output widths over all matrices of a rank that have adapters."""
     total_width = 0
     vocab_size = rank.vocab_size
@@ -62,7 +62,7 @@ def _adapter_widths(rank: EngineRank, version: tuple[int, ...]) -> int:
             if isinstance(layer_op, Embedding | Linear) and vocab_size <= LARGEST_VOCABULARY:
                 total_width += int(tree_node.times) * (vocab_size + rank.hidden_size)
         elif isinstance(layer_op, ExpertLinear):
-            if version < ADAPTS_EXPERTS_FROM:
+            if version_numbers < ADAPTS_EXPERTS_FROM:
                 raise InputError("--enable-lora: adapters of experts are modelled from vLLM 0.19 on; remove the flag")
             total_width += int(tree_node.times * layer_op.num_experts * (layer_op.n_in + layer_op.n_out))
         elif isinstance(layer_op, Linear):

@@ -226,9 +226,9 @@ class Server(EngineServer):
             return self.rules.subtracts_graphs
         return bool(variable_value)
 
-    def has_class_of(self, classes: tuple[str, ...]) -> bool:
-        """Returns whether the model's class is one of `classes`."""
-        return not {*architectures(self.preset)}.isdisjoint(classes)
+    def has_class_of(self, class_names: tuple[str, ...]) -> bool:
+        """Returns whether the model's class is one of `class_names`."""
+        return not {*architectures(self.preset)}.isdisjoint(class_names)
 
     @cached_property
     def graphs(self) -> CUDAGraphs:
@@ -242,10 +242,10 @@ class Server(EngineServer):
     @property
     def model_length(self) -> int | None:
         """The model's context length in tokens, for LongRoPE that of its short factors."""
-        limit = scaled_length(self.preset)
-        starts_short = self.version_of_rules >= LONGROPE_STARTS_SHORT_FROM
-        short_length = short_rope_length(self.preset) if starts_short else None
-        return limit if limit is None or short_length is None else min(limit, short_length)
+        scaled_limit = scaled_length(self.preset)
+        uses_short_factors = self.version_of_rules >= LONGROPE_STARTS_SHORT_FROM
+        short_length = short_rope_length(self.preset) if uses_short_factors else None
+        return scaled_limit if scaled_limit is None or short_length is None else min(scaled_limit, short_length)
 
     @property
     def longest_length(self) -> int | None:
@@ -270,20 +270,20 @@ class Server(EngineServer):
     @cached_property
     def rules(self) -> Rules:
         """The version's memory rules, with the model runner and sampler of this server."""
-        rules = self.engine_record.rules(self.version_of_rules)
+        version_rules = self.engine_record.rules(self.version_of_rules)
         if self.second_runner is not None:
-            rules = rules_with_runner(rules, self.second_runner)
+            version_rules = rules_with_runner(version_rules, self.second_runner)
         return rules_with_sampler(
             self.engine_record,
             self.version_of_rules,
-            rules,
+            version_rules,
             self.flags,
             has_second_runner=self.second_runner is not None,
         )
 
     @cached_property
     def assumes_torch_sampler(self) -> bool:
-        """Whether torch's sort is counted where an installed FlashInfer would sample with fewer copies."""
+        """Whether torch's sampler is assumed, although an installed FlashInfer would need fewer copies of logits."""
         has_second_runner = self.second_runner is not None
         return assumes_torch_sampler(self.engine_record, self.version_of_rules, self.flags, has_second_runner)
 
@@ -293,7 +293,7 @@ class Server(EngineServer):
         return self.engine_record.state_rules(self.version_of_rules)
 
     def needs_blocks_of_sequences(self, pool: BlockPool) -> bool:
-        """Whether every sequence occupies a cache block: true for recurrent states decoded in full CUDA graphs."""
+        """Whether each sequence occupies a cache block, as with recurrent states decoded in full CUDA graphs."""
         decodes_in_graphs = self.graphs.number > 0 and graph_mode_of(self.compilation) != "PIECEWISE"
         return pool.has_states and self.state_rules.needs_blocks_of_sequences and decodes_in_graphs
 
@@ -342,7 +342,7 @@ class Server(EngineServer):
 
     @property
     def divides_prompts(self) -> bool:
-        """Whether prompts are read in chunks: by default always, in V0 where requests have more than 32,768 tokens."""
+        """Whether prefill is chunked: by default always, but in V0 only if requests have more than 32,768 tokens."""
         default_choice = self.rules.generation != "v0" or self.longest_request > 32768
         return bool(self.flags.get("enable_chunked_prefill", default_choice))
 
@@ -351,15 +351,15 @@ class Server(EngineServer):
         flag_value = self.flags.get("max_num_batched_tokens")
         if flag_value:
             return int(flag_value)
-        defaults = self.engine_record.defaults(self.version_of_rules, self.hardware)
-        default_tokens = defaults.max_num_batched_tokens * self.default_limit_factor
+        batch_defaults = self.engine_record.defaults(self.version_of_rules, self.hardware)
+        default_tokens = batch_defaults.max_num_batched_tokens * self.default_limit_factor
         if self.rules.generation == "v0" and self.divides_prompts:
             return self.rules.chunk_above_32k
         if not self.divides_prompts:
             default_tokens = max(self.longest_request, default_tokens)
         if self.rules.generation == "v0":
             return default_tokens
-        sequences = int(self.flags.get("max_num_seqs", defaults.max_num_seqs * self.default_limit_factor))
+        sequences = int(self.flags.get("max_num_seqs", batch_defaults.max_num_seqs * self.default_limit_factor))
         return max(
             min(default_tokens, sequences * self.longest_request), sequences if "max_num_seqs" in self.flags else 1
         )
@@ -371,8 +371,8 @@ class Server(EngineServer):
             return self.max_num_batched_tokens
         uses_ngrams = self.speculation.tokens and not self.speculation.with_mtp and self.speculation.draft is None
         is_async = self.flags.get("async_scheduling", not uses_ngrams and not self._has_first_ray_executor)
-        batches = self.pp + 1 if is_async and (self.second_runner is not None or self.pp == 1) else self.pp
-        return batches * self.max_num_batched_tokens
+        batch_count = self.pp + 1 if is_async and (self.second_runner is not None or self.pp == 1) else self.pp
+        return batch_count * self.max_num_batched_tokens
 
     @property
     def _has_first_ray_executor(self) -> bool:
@@ -447,7 +447,7 @@ class Server(EngineServer):
 
     @property
     def times_kernels(self) -> bool:
-        """Whether a start that compiles times kernels, which takes memory."""
+        """Whether compilation at the start benchmarks kernels (autotuning), which takes memory."""
         return times_kernels(self.version_of_rules, self.flags, self.compilation)
 
     @cached_property
@@ -465,7 +465,7 @@ class Server(EngineServer):
         if videos_as_images is not None:
             free_bytes = self.free_bytes_at_start - self.stored_weights(self.rank_of_stage(0))
             chunk_bytes = min(free_bytes // 2, self.total_memory // 10) if videos_as_images.reads_chunks else 0
-        request = EncoderRequest(
+        encoder_request = EncoderRequest(
             tokens=self.max_num_batched_tokens,
             sequences=self.max_num_seqs,
             length=self.longest_request,
@@ -478,7 +478,7 @@ class Server(EngineServer):
             videos=videos_as_images if has_videos else None,
             chunk_bytes=chunk_bytes,
         )
-        return encoder_run(self.preset.model, request, self.flags.get("mm_processor_kwargs", {}))
+        return encoder_run(self.preset.model, encoder_request, self.flags.get("mm_processor_kwargs", {}))
 
     def cuda_graph_bytes(self, rank: EngineRank) -> int:
         """Returns the memory that vLLM estimates for the CUDA graphs of a rank.
@@ -553,13 +553,13 @@ class Server(EngineServer):
             raise InputError(f"--kv-cache-dtype {cache_format}: of compressed attention is not modelled; expected fp8")
         if self.flags.get("block_size", ENTRY_BLOCK) != ENTRY_BLOCK:
             raise InputError(f"--block-size {self.block_size}: compressed attention has blocks of {ENTRY_BLOCK}")
-        for feature, is_used in (
+        for feature_name, is_used in (
             ("--disable-hybrid-kv-cache-manager", bool(self.flags.get("disable_hybrid_kv_cache_manager"))),
             ("--decode-context-parallel-size", self.context_ranks > 1),
             ("--speculative-config with a draft model", self.draft is not None),
         ):
             if is_used:
-                raise InputError(f"{feature}: is not modelled beside compressed attention; remove the flag")
+                raise InputError(f"{feature_name}: is not modelled beside compressed attention; remove the flag")
         has_fp4_indexer = bool(self.flags.get("attention_config", {}).get("use_fp4_indexer_cache"))
         return compressed_pool(rank, self.engine_record.page_layout(self.version_of_rules), has_fp4_indexer)
 
@@ -595,8 +595,8 @@ class Server(EngineServer):
         rank, profile_run, rules = self.rank_of_stage(stage_number), self.profile_run(stage_number), self.rules
         pool = self.kv_block_pool(rank)
         memory_outside_torch = self.engine_record.outside_torch(self.version_numbers, self.hardware, self.tp, self.pp)
-        graphs = self.measured_or_computed("cuda_graphs", self.cuda_graph_bytes(rank))
-        outside_bytes = self.measured_or_computed(
+        graph_bytes = self.logged_or_computed_bytes("cuda_graphs", self.cuda_graph_bytes(rank))
+        outside_bytes = self.logged_or_computed_bytes(
             "non_torch", memory_outside_torch.mib * MIB + self.penalty_bytes(rank)
         )
         budget = math.ceil(self.utilization * self.total_memory)
@@ -604,14 +604,14 @@ class Server(EngineServer):
         if self.draft is not None:
             weights += self.draft.weights + self.draft.rope_table_elements(VIDEO_FACTOR) * self.element_bytes
         weights += adapter_bytes(rank, self.flags, self.element_bytes, self.version_numbers)
-        weights = self.measured_or_computed("weights", weights)
-        profile_run_bytes = self.measured_or_computed("profile_run", profile_run.peak_bytes(rank, rules))
-        taken_bytes = weights + profile_run_bytes + outside_bytes + (graphs if self.subtracts_graphs else 0)
+        weights = self.logged_or_computed_bytes("weights", weights)
+        profile_run_bytes = self.logged_or_computed_bytes("profile_run", profile_run.peak_bytes(rank, rules))
+        taken_bytes = weights + profile_run_bytes + outside_bytes + (graph_bytes if self.subtracts_graphs else 0)
         cache_bytes = int(
-            self.flags.get("kv_cache_memory_bytes", self.measured_or_computed("kv_cache", budget - taken_bytes))
+            self.flags.get("kv_cache_memory_bytes", self.logged_or_computed_bytes("kv_cache", budget - taken_bytes))
         )
-        blocks = int(self.flags.get("num_gpu_blocks_override", pool.blocks(cache_bytes)))
-        estimate: TermStatus = "estimate"
+        block_count = int(self.flags.get("num_gpu_blocks_override", pool.blocks(cache_bytes)))
+        term_status: TermStatus = "estimate"
         graph_origin = "subtracted from the budget" if self.subtracts_graphs else "outside the budget"
         memory_terms = (
             Term(
@@ -621,21 +621,21 @@ class Server(EngineServer):
             Term(
                 "profile_run",
                 profile_run_bytes,
-                estimate if profile_run.workspace or profile_run.compilation_bytes else "source",
+                term_status if profile_run.workspace or profile_run.compilation_bytes else "source",
                 rules.source_place,
                 profile_run.origin(rank, rules),
             ),
-            Term("non_torch", outside_bytes, estimate, memory_outside_torch.source, self._non_torch_origin),
-            Term("cuda_graphs", graphs, estimate, self.engine_record.cuda_graphs.source, graph_origin),
+            Term("non_torch", outside_bytes, term_status, memory_outside_torch.source, self._non_torch_origin),
+            Term("cuda_graphs", graph_bytes, term_status, self.engine_record.cuda_graphs.source, graph_origin),
             Term(
                 "kv_cache",
                 max(cache_bytes, 0),
-                estimate,
+                term_status,
                 rules.source_place,
-                f"{blocks:,} blocks of {pool.block_size} tokens",
+                f"{block_count:,} blocks of {pool.block_size} tokens",
             ),
         )
-        return StageMemory(self.with_receipt(memory_terms), pool, cache_bytes, blocks, graphs)
+        return StageMemory(self.with_receipt(memory_terms), pool, cache_bytes, block_count, graph_bytes)
 
     @cached_property
     def fullest_stage(self) -> StageMemory:
@@ -683,14 +683,14 @@ def memory(server: Server) -> EngineMemory:
     if server.flags.get("max_model_len") in AUTO_WORDS:
         return memory(server.with_flags(max_model_len=longest_request(server) or server.longest_request))
     fullest_stage = server.fullest_stage
-    pool, blocks, rules = fullest_stage.pool, fullest_stage.blocks, server.rules
+    pool, block_count, version_rules = fullest_stage.pool, fullest_stage.blocks, server.rules
     longest_tokens, tokens_in_flight = server.longest_request, server.tokens_in_flight
-    concurrency = pool.max_concurrency(blocks, longest_tokens, tokens_in_flight)
+    concurrency = pool.max_concurrency(block_count, longest_tokens, tokens_in_flight)
     startup_error = _startup_error(server, fullest_stage, concurrency)
     return EngineMemory(
         terms=fullest_stage.terms,
-        kv_tokens=pool.printed_tokens(blocks, longest_tokens, tokens_in_flight, rules),
-        blocks=blocks,
+        kv_tokens=pool.printed_tokens(block_count, longest_tokens, tokens_in_flight, version_rules),
+        blocks=block_count,
         max_concurrency=concurrency,
         starts=not startup_error,
         message=startup_error,
@@ -709,8 +709,8 @@ def memory(server: Server) -> EngineMemory:
 
 def _startup_error(server: Server, stage_memory: StageMemory, concurrency: float) -> str:
     """Returns the error message with which vLLM fails to start; empty if vLLM starts."""
-    message_texts, rules, max_model_len = server.engine_record.messages, server.rules, server.longest_request
-    budget, batch_tokens, block_tokens = (
+    message_texts, version_rules, max_model_len = server.engine_record.messages, server.rules, server.longest_request
+    budget_bytes, batch_tokens, block_tokens = (
         stage_memory.terms[0].bytes,
         server.max_num_batched_tokens,
         stage_memory.pool.block_size,
@@ -718,7 +718,7 @@ def _startup_error(server: Server, stage_memory: StageMemory, concurrency: float
     if server.state_rules.needs_batch_of_a_block and stage_memory.pool.aligns_states and block_tokens > batch_tokens:
         message_start = message_texts["aligned_block"]
         return f"{message_start} (--max-num-batched-tokens {batch_tokens}); expected at least {block_tokens}"
-    if rules.checks_free_memory and server.free_bytes_at_start < budget:
+    if version_rules.checks_free_memory and server.free_bytes_at_start < budget_bytes:
         free_gib = server.free_bytes_at_start / GIB
         return f"{message_texts['free_memory']} ({server.utilization}): {free_gib:.2f} GiB are free"
     if stage_memory.available <= 0:
@@ -727,53 +727,53 @@ def _startup_error(server: Server, stage_memory: StageMemory, concurrency: float
         longest_request_tokens = stage_memory.pool.longest_request(
             stage_memory.blocks, server.tokens_in_flight, max_model_len
         )
-        message_start = message_texts["one_request_v0" if rules.generation == "v0" else "one_request"]
+        message_start = message_texts["one_request_v0" if version_rules.generation == "v0" else "one_request"]
         return f"{message_start} (--max-model-len {max_model_len}); the longest that fits is {longest_request_tokens}"
     if server.needs_blocks_of_sequences(stage_memory.pool) and server.max_num_seqs > stage_memory.blocks:
         return f"{message_texts['sequences']} (--max-num-seqs {server.max_num_seqs}); at most {stage_memory.blocks} fit"
-    unused_bytes = (server.total_memory if rules.counts_context else server.free_bytes_at_start) - budget
+    unused_bytes = (server.total_memory if version_rules.counts_context else server.free_bytes_at_start) - budget_bytes
     if not server.subtracts_graphs and unused_bytes < stage_memory.graphs:
         return message_texts["outside_budget"]
     return ""
 
 
 def _server_notes(server: Server) -> list[str]:
-    notes = [*filter(None, [*_class_notes(server), server.long_request_note])]
+    server_notes = [*filter(None, [*_class_notes(server), server.long_request_note])]
     if server.assumes_torch_sampler:
-        notes.append(
+        server_notes.append(
             f"the sampler is torch's, as without FlashInfer, which vLLM's images have: for these {SAMPLER_VARIABLE}=1"
         )
     if server.times_kernels:
-        notes += _compilation_notes(server)
+        server_notes += _compilation_notes(server)
     if server.hardware.driver_total is None:
-        notes.append(f"{server.hardware.title}: what the driver offers is not known; all memory is counted")
+        server_notes.append(f"{server.hardware.title}: what the driver offers is not known; all memory is counted")
     if server.speculation.tokens:
-        notes.append(
+        server_notes.append(
             "the passes that draft tokens, and their CUDA graphs, are not in the profile run; they may take more"
         )
     if server.preset.model.towers and server.loads_towers:
         if server.rules.generation == "v0" or image_tower(server.preset.model) is None:
-            notes.append("the profile run of the model's encoders is not modelled; it may take more")
+            server_notes.append("the profile run of the model's encoders is not modelled; it may take more")
         if server.flags.get("mm_encoder_tp_mode") == "data":
-            notes.append("each rank has the encoders whole; vLLM divides those whose classes have no such mode")
-    return notes
+            server_notes.append("each rank has the encoders whole; vLLM divides those whose classes have no such mode")
+    return server_notes
 
 
 def _class_notes(server: Server) -> list[str]:
-    """Returns notes if the version has no class for the model yet, or none any more."""
+    """Returns notes if the version lacks a class for the model: not yet added, or already removed."""
     engine_record, class_names = server.engine_record, architectures(server.preset)
-    notes = [engine_record.missing_class_note(class_names, server.version)]
+    server_notes = [engine_record.missing_class_note(class_names, server.version)]
     last_version = engine_record.last_version_of(class_names, server.version_numbers)
     if last_version is not None:
-        notes.append(
+        server_notes.append(
             f"vLLM {last_version} was the last version with a class for {class_names[0]}: a later one starts only if "
             f"transformers' own class runs in it; expected --engine vllm=={last_version}"
         )
-    return notes
+    return server_notes
 
 
 def _compilation_notes(server: Server) -> list[str]:
-    """Returns a note on the cache of a start that compiles, if it is smaller or not known."""
+    """Returns a note if a first start, which compiles the model, has a smaller or unknown KV cache."""
     if server.preset.model.towers:
         return ["a restart is counted; a first start, which compiles, may have less cache (vLLM issues 54122, 54383)"]
     first_start = server.with_flags(**{CACHE_VARIABLE: 1})

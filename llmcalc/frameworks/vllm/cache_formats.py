@@ -44,33 +44,33 @@ FLOAT8_LATENTS_FROM = (0, 24)
 """First version in which accelerators of compute capability 12 store latents in 8 bits by default."""
 
 
-def scales_latents(hardware: Hardware, version: tuple[int, ...], backend: str) -> bool:
-    """Whether latents of 8 bits beside an indexer have scales (`fp8_ds_mla`).
+def scales_latents(hardware: Hardware, version_numbers: tuple[int, ...], attention_backend: str) -> bool:
+    """Whether 8-bit latents of sparse attention are stored with scales (`fp8_ds_mla`).
 
     FlashMLA reads them so; accelerators of compute capability 10 prefer FlashInfer's kernel (platforms/cuda.py,
-    `_get_backend_priorities`). backend: `--attention-backend`.
+    `_get_backend_priorities`). attention_backend: `--attention-backend`.
     """
-    if backend:
-        return backend.upper() != "FLASHINFER_MLA_SPARSE"
-    return version < PLAIN_LATENTS_FROM or not _has_capability(hardware, 10)
+    if attention_backend:
+        return attention_backend.upper() != "FLASHINFER_MLA_SPARSE"
+    return version_numbers < PLAIN_LATENTS_FROM or not _has_capability(hardware, 10)
 
 
-def stores_latents_in_float8(hardware: Hardware, version: tuple[int, ...]) -> bool:
-    """Whether latents beside an indexer have 8 bits by default (`_canonicalize_sparse_mla_kv_cache_dtype`)."""
-    return version >= FLOAT8_LATENTS_FROM and _has_capability(hardware, 12)
+def stores_latents_in_float8(hardware: Hardware, version_numbers: tuple[int, ...]) -> bool:
+    """Whether sparse attention stores latents in float8 by default (`_canonicalize_sparse_mla_kv_cache_dtype`)."""
+    return version_numbers >= FLOAT8_LATENTS_FROM and _has_capability(hardware, 12)
 
 
-def _has_capability(hardware: Hardware, major: int) -> bool:
-    return hardware.compute_capability is not None and int(float(hardware.compute_capability)) == major
+def _has_capability(hardware: Hardware, major_version: int) -> bool:
+    return hardware.compute_capability is not None and int(float(hardware.compute_capability)) == major_version
 
 
-def packed_bytes(cache_format: str, rank: EngineRank, version: tuple[int, ...]) -> Fraction:
+def packed_bytes(cache_format: str, rank: EngineRank, version_numbers: tuple[int, ...]) -> Fraction:
     """Returns the bytes per element of the KV cache, with the element's part of the scales.
 
     cache_format: word of --kv-cache-dtype. rank: the model of a rank. Raises `InputError` for a model or a version that
     has no such cache.
     """
-    if version < PACKED_FORMATS_FROM:
+    if version_numbers < PACKED_FORMATS_FROM:
         raise InputError(f"--kv-cache-dtype {cache_format}: vLLM 0.19 and earlier have no such cache; expected fp8")
     if rank.latent_projections:
         raise InputError(f"--kv-cache-dtype {cache_format}: of latent attention is not modelled; expected fp8")
@@ -82,17 +82,17 @@ def packed_bytes(cache_format: str, rank: EngineRank, version: tuple[int, ...]) 
         raise InputError(f"--kv-cache-dtype {cache_format}: heads of several sizes are not modelled; expected fp8")
     head_dim = head_dims.pop()
     if cache_format in TURBOQUANT:
-        return _turboquant_bytes(cache_format, head_dim, rank, version)
+        return _turboquant_bytes(cache_format, head_dim, rank, version_numbers)
     return Fraction(1, 2 if cache_format.startswith("int4") else 1) + Fraction(SCALE_BYTES, head_dim)
 
 
-def _turboquant_bytes(cache_format: str, head_dim: int, rank: EngineRank, version: tuple[int, ...]) -> Fraction:
+def _turboquant_bytes(cache_format: str, head_dim: int, rank: EngineRank, version_numbers: tuple[int, ...]) -> Fraction:
     """Returns the bytes per element of keys and values in a format of TurboQuant. head_dim: elements of a head.
 
     Beside recurrent states all layers of full attention have the format; of other models the first two and the last
     two keep 16 bits (`get_boundary_skip_layers`).
     """
-    if version < TURBOQUANT_FROM:
+    if version_numbers < TURBOQUANT_FROM:
         raise InputError(f"--kv-cache-dtype {cache_format}: is modelled from vLLM 0.21 on; expected fp8")
     if not rank.state_caches or any(cache.window for cache in rank.token_caches):
         raise InputError(

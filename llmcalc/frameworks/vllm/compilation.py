@@ -1,4 +1,4 @@
-"""The memory of compiling a model in a start of vLLM that finds no compiled graphs (vllm/compilation/backends.py).
+"""The memory of compiling a model at a start of vLLM without cached graphs (vllm/compilation/backends.py).
 
 torch times each kernel that it may combine with others (`benchmark_combo_kernel` of vllm/config/compilation.py, pull
 request 26682) on random arguments of the same sizes (torch/_inductor/codegen/triton.py, `codegen_kernel_benchmark`).
@@ -20,12 +20,12 @@ TIMES_KERNELS_FROM = (0, 11, 1)
 """First version that has torch combine kernels."""
 
 
-def times_kernels(version: Numbers, flags: Mapping[str, Any], compilation: Mapping[str, Any]) -> bool:
-    """Whether a start that compiles times kernels. compilation: contents of `--compilation-config`."""
-    level = str(compilation.get("mode", compilation.get("level", 3)))
-    is_compiled = not flags.get("enforce_eager") and level not in ("0", "NONE")
+def times_kernels(version_numbers: Numbers, flags: Mapping[str, Any], compilation: Mapping[str, Any]) -> bool:
+    """Whether compilation benchmarks kernels (autotuning). compilation: contents of `--compilation-config`."""
+    compilation_level = str(compilation.get("mode", compilation.get("level", 3)))
+    is_compiled = not flags.get("enforce_eager") and compilation_level not in ("0", "NONE")
     is_timed = compilation.get("inductor_compile_config", {}).get("benchmark_combo_kernel", True)
-    return bool(version >= TIMES_KERNELS_FROM and is_compiled and is_timed)
+    return bool(version_numbers >= TIMES_KERNELS_FROM and is_compiled and is_timed)
 
 
 def compilation_bytes(rank: EngineRank, tokens: int, element_bytes: int) -> int:

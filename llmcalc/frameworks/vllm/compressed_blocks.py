@@ -62,7 +62,7 @@ def compressed_pool(rank: EngineRank, layout: PageLayout, has_fp4_indexer: bool 
     page_sizes = sorted({pages.bytes for pages in entry_pages})
     tuple_counts = [_number_of_tuples(entry_pages), *map(_number_of_tuples, pages_by_group.values())]
     tuples_per_group = _tuples_per_group(tuple_counts, tuple_counts[0])
-    groups, pages_per_block = [LayerGroup(1, None, block=ENTRY_BLOCK)], [_layers_by_size(entry_pages)]
+    layer_groups, pages_per_block = [LayerGroup(1, None, block=ENTRY_BLOCK)], [_layers_by_size(entry_pages)]
     for (block_tokens, window), group_pages in pages_by_group.items():
         if layout != "groups":  # pages have the bytes of the next larger page of entries
             group_pages = [
@@ -70,11 +70,11 @@ def compressed_pool(rank: EngineRank, layout: PageLayout, has_fp4_indexer: bool 
                 for pages in group_pages
             ]
         tuple_count = -(-_number_of_tuples(group_pages) // tuples_per_group)
-        groups.append(LayerGroup(tuple_count, window, block=block_tokens))
+        layer_groups.append(LayerGroup(tuple_count, window, block=block_tokens))
         pages_per_block.append(
             {page_bytes: -(-layers // tuple_count) for page_bytes, layers in _layers_by_size(group_pages).items()}
         )
-    return BlockPool(_block_bytes(pages_per_block, page_sizes, layout), ENTRY_BLOCK, tuple(groups))
+    return BlockPool(_block_bytes(pages_per_block, page_sizes, layout), ENTRY_BLOCK, tuple(layer_groups))
 
 
 def _pages_of_model(rank: EngineRank, has_fp4_entries: bool) -> Iterator[Pages]:
@@ -124,7 +124,7 @@ def _align_page(page_bytes: int) -> int:
 
 
 def _layers_by_size(group_pages: Iterable[Pages]) -> dict[int, int]:
-    """Bytes of a page → number of layers with pages of this size in a group."""
+    """Returns page bytes → number of a group's layers with pages of this size."""
     layers: dict[int, int] = {}
     for pages in group_pages:
         layers[pages.bytes] = layers.get(pages.bytes, 0) + pages.layers
@@ -132,7 +132,7 @@ def _layers_by_size(group_pages: Iterable[Pages]) -> dict[int, int]:
 
 
 def _number_of_tuples(group_pages: Iterable[Pages]) -> int:
-    """The number of page tuples (one page of each size) in a group."""
+    """Returns the number of page tuples (one page of each size) in a group."""
     return max(_layers_by_size(group_pages).values())
 
 
@@ -150,7 +150,7 @@ def _tuples_per_group(tuple_counts: list[int], least_tuples: int) -> int:
 def _block_bytes(pages_per_block: list[dict[int, int]], page_sizes: list[int], layout: PageLayout) -> int:
     """Returns the bytes of a block. pages_per_block: for each group, bytes of a page → number of pages in a block."""
     if layout == "tuples":
-        return sum(page_sizes) * max(max(pages.values()) for pages in pages_per_block)
+        return sum(page_sizes) * max(max(pages_by_size.values()) for pages_by_size in pages_per_block)
     if layout == "page sizes":
-        return sum(size * max(pages.get(size, 0) for pages in pages_per_block) for size in page_sizes)
-    return max(sum(size * count for size, count in pages.items()) for pages in pages_per_block)
+        return sum(size * max(pages_by_size.get(size, 0) for pages_by_size in pages_per_block) for size in page_sizes)
+    return max(sum(size * pages for size, pages in pages_by_size.items()) for pages_by_size in pages_per_block)

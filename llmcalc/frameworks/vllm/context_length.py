@@ -21,22 +21,22 @@ def scaled_length(preset: Preset) -> int | None:
 
     Linear and dynamic scaling multiply the model's positions, YaRN its original ones.
     """
-    length, factor = stated_length(preset), 1.0
-    if length is None or any(name.startswith(SCALED_ALREADY) for name in architectures(preset)):
-        return length
-    for scaling in _scaling_tables(preset.rope_parameters or {}):
-        rope_type = scaling.get("rope_type", scaling.get("type", "default"))
+    stated_tokens, scaling_factor = stated_length(preset), 1.0
+    if stated_tokens is None or any(class_name.startswith(SCALED_ALREADY) for class_name in architectures(preset)):
+        return stated_tokens
+    for rope_scaling in _scaling_tables(preset.rope_parameters or {}):
+        rope_type = rope_scaling.get("rope_type", rope_scaling.get("type", "default"))
         if rope_type in UNSCALED_TYPES:
             continue
-        factor = scaling.get("factor", factor)
+        scaling_factor = rope_scaling.get("factor", scaling_factor)
         if rope_type == "yarn":
-            length = scaling.get("original_max_position_embeddings", length)
-    is_number = isinstance(length, int) and isinstance(factor, int | float)
-    return int(length * factor) if is_number else stated_length(preset)
+            stated_tokens = rope_scaling.get("original_max_position_embeddings", stated_tokens)
+    is_number = isinstance(stated_tokens, int) and isinstance(scaling_factor, int | float)
+    return int(stated_tokens * scaling_factor) if is_number else stated_length(preset)
 
 
 def short_rope_length(preset: Preset) -> int | None:
-    """Returns the length up to which LongRoPE has short factors, where the config states it; None without LongRoPE."""
+    """Returns the longest length with LongRoPE's short factors; None without LongRoPE, or if it is not stated."""
     for scaling in _scaling_tables(preset.rope_parameters or {}):
         original_length = scaling.get("original_max_position_embeddings")
         is_stated = preset.config is None or "original_max_position_embeddings" in preset.config
@@ -46,6 +46,6 @@ def short_rope_length(preset: Preset) -> int | None:
 
 
 def _scaling_tables(rope_parameters: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Returns the scaling of every kind of layer, or the only one."""
-    tables_by_kind = [table for table in rope_parameters.values() if isinstance(table, Mapping)]
+    """Returns the tables of RoPE scaling: one per kind of layer, or a single table for all layers."""
+    tables_by_kind = [scaling_table for scaling_table in rope_parameters.values() if isinstance(scaling_table, Mapping)]
     return tables_by_kind if "full_attention" in rope_parameters else [rope_parameters]

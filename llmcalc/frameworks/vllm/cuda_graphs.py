@@ -38,7 +38,7 @@ WIDEST_HEAD = 256
 
 
 class CUDAGraphs(NamedTuple):
-    """The CUDA graphs of a server. piecewise: their number for mixed batches. full: their number for decoding.
+    """The CUDA graphs of a server. piecewise, full: the numbers of graphs for mixed batches and for decoding.
 
     largest_batch: sequences of the largest full graph. copies: 2 with graphs of adapters and without.
     """
@@ -54,7 +54,7 @@ class CUDAGraphs(NamedTuple):
         return (self.piecewise + self.full) * self.copies
 
     def estimated_bytes(
-        self, estimate: GraphEstimate, rank: EngineRank, split_bytes: int, graphs_ratio: float = 1
+        self, graph_estimate: GraphEstimate, rank: EngineRank, split_bytes: int, graphs_ratio: float = 1
     ) -> int:
         """Returns the memory that vLLM estimates for the graphs of a rank.
 
@@ -64,14 +64,14 @@ class CUDAGraphs(NamedTuple):
             return 0
         complex_layers = layers_with_many_kernels(rank)
         simple_layers = rank.number_of_layers - complex_layers
-        graph_mib = estimate.mib_per_layer * simple_layers + estimate.mib_per_complex_layer * complex_layers
-        further_graphs = sum(max(self.copies * graphs - 1, 0) for graphs in (self.piecewise, self.full))
+        graph_mib = graph_estimate.mib_per_layer * simple_layers + graph_estimate.mib_per_complex_layer * complex_layers
+        further_graphs = sum(max(self.copies * graph_count - 1, 0) for graph_count in (self.piecewise, self.full))
         return int(
-            max(estimate.shared_mib * MIB, split_bytes) + further_graphs * max(1, graph_mib) * graphs_ratio * MIB
+            max(graph_estimate.shared_mib * MIB, split_bytes) + further_graphs * max(1, graph_mib) * graphs_ratio * MIB
         )
 
     def split_buffer_bytes(self, rank: EngineRank, element_bytes: int, compute_capability: str | None) -> int:
-        """Returns the bytes of the float32 sums of parts of sequences that FlashAttention 3 keeps in full graphs.
+        """Returns the bytes of FlashAttention 3's float32 partial sums, which stay allocated for full graphs.
 
         A buffer holds each part of each query of the largest batch (csrc/flash_attn, `out_accum`).
         """
@@ -124,4 +124,4 @@ def layers_with_many_kernels(rank: EngineRank) -> int:
     _, _, experts = rank.widths
     if experts is not None or rank.selects_latents:
         return rank.number_of_layers
-    return max((state.layers for state in rank.state_caches), default=0)
+    return max((state_cache.layers for state_cache in rank.state_caches), default=0)

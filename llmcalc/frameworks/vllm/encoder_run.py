@@ -74,9 +74,9 @@ class EncoderRun(NamedTuple):
     pixel_bytes: int
 
 
-def input_limit(limit: Any) -> Any:
+def input_limit(limit_value: Any) -> Any:
     """Returns the largest number of inputs of a kind per request, from a number or the `count` of a table."""
-    return limit.get("count", DEFAULT_IMAGE_LIMIT) if isinstance(limit, Mapping) else limit
+    return limit_value.get("count", DEFAULT_IMAGE_LIMIT) if isinstance(limit_value, Mapping) else limit_value
 
 
 def image_limit(inputs_per_prompt: Mapping[str, Any]) -> int:
@@ -119,7 +119,7 @@ def patch_of_long_videos(spec: ModelSpec) -> int:
 
 
 def reads_chunks_of_images(spec: ModelSpec) -> bool:
-    """Whether the encoder scales images to a budget of tokens, as Gemma 4's, which vLLM gives some at a time."""
+    """Whether the encoder scales images to a token budget, as Gemma 4's; vLLM encodes a few images at a time."""
     tower = image_tower(spec)
     return tower is not None and isinstance(tower.image, Budget)
 
@@ -160,20 +160,20 @@ def encoder_run(spec: ModelSpec, request: EncoderRequest, processor_settings: Ma
     )
     token_budget = max(request.tokens, marked_tokens)
     prompt_images = max(1, min(request.limit, request.length // marked_tokens))
-    images = max(1, min(token_budget // marked_tokens, request.sequences * prompt_images))
+    image_count = max(1, min(token_budget // marked_tokens, request.sequences * prompt_images))
     patches_per_input = images_per_input * image_patches
     patch_elements = tower.patches.num_channels * tower.patches.temporal_patch_size * tower.patches.patch_size**2
     element_bytes = request.element_bytes
-    rank_patches = patches_per_input * -(-images // request.image_ranks)
+    rank_patches = patches_per_input * -(-image_count // request.image_ranks)
     if request.chunk_bytes is not None and tower.positions is not None:
         images_per_chunk = request.chunk_bytes // (image_patches * tower.positions.rows * POSITION_BYTES)
         rank_patches = min(rank_patches, image_patches * max(1, images_per_chunk))
     return EncoderRun(
-        images,
+        image_count,
         tokens,
         rank_patches * (patch_elements + _layer_elements(tower, request.ranks)) * element_bytes,
-        images * tokens * spec.hidden_size * element_bytes,
-        images * patches_per_input * patch_elements * element_bytes,
+        image_count * tokens * spec.hidden_size * element_bytes,
+        image_count * patches_per_input * patch_elements * element_bytes,
     )
 
 
@@ -182,9 +182,9 @@ def _processed_images(
 ) -> list[EncodedInput]:
     """Returns the images of these sizes after processing, without sizes that the processor refuses."""
     processed_images = []
-    for height, width in image_sizes:
+    for image_height, image_width in image_sizes:
         try:
-            processed_images.append(image_rule.encode(height, width, patch_size))
+            processed_images.append(image_rule.encode(image_height, image_width, patch_size))
         except InputError:
             continue
     if not processed_images:
@@ -215,8 +215,8 @@ def _apply_processor_limits(image_rule: ImageRule, processor_settings: Mapping[s
         raise InputError(f"--mm-processor-kwargs: size: {shown(size_settings)}; expected a table with longest_edge")
     most_pixels = settings.pop("max_pixels", size_settings.get("longest_edge"))
     min_pixels = settings.pop("min_pixels", None)
-    for key in [key for key in settings if key in IDLE_PROCESSOR_KEYS]:
-        settings.pop(key)
+    for setting in [setting for setting in settings if setting in IDLE_PROCESSOR_KEYS]:
+        settings.pop(setting)
     if settings or (most_pixels is not None and not isinstance(image_rule, SmartResize)):
         raise InputError(
             f"--mm-processor-kwargs: {shown(next(iter(settings), 'max_pixels'))} is not modelled for this model; "
@@ -225,12 +225,12 @@ def _apply_processor_limits(image_rule: ImageRule, processor_settings: Mapping[s
     if not isinstance(image_rule, SmartResize):
         return image_rule
     pixel_limits = {"max_pixels": most_pixels, "min_pixels": min_pixels}
-    for key, pixel_limit in pixel_limits.items():
+    for setting, pixel_limit in pixel_limits.items():
         if pixel_limit is not None and (
             isinstance(pixel_limit, bool) or not isinstance(pixel_limit, int) or not 0 < pixel_limit < 10**10
         ):
-            raise InputError(f"--mm-processor-kwargs: {key}: {shown(pixel_limit)}; expected a number of pixels")
-    changed_limits = {key: pixel_limit for key, pixel_limit in pixel_limits.items() if pixel_limit is not None}
+            raise InputError(f"--mm-processor-kwargs: {setting}: {shown(pixel_limit)}; expected a number of pixels")
+    changed_limits = {setting: pixel_limit for setting, pixel_limit in pixel_limits.items() if pixel_limit is not None}
     if most_pixels is not None and min_pixels is None:
         changed_limits["min_pixels"] = min(image_rule.min_pixels, most_pixels)
     return image_rule.model_copy(update=changed_limits)

@@ -50,7 +50,7 @@ FLAGS = (
     Flag(("--compilation-config", "-cc", "-O"), "table"),
     Flag(("--attention-config", "-ac"), "table"),
     Flag(("-O2", "-O3"), "switch", is_idle=True),
-    *refused_flags("a level of optimization", switches="-O0 -O1"),
+    *refused_flags("a level of optimization", switch_names="-O0 -O1"),
     Flag(("--cudagraph-capture-sizes", "--cuda-graph-sizes"), "numbers"),
     Flag(("--max-cudagraph-capture-size",), "number", least=0),
     Flag(("--kv-transfer-config",), "table"),
@@ -101,7 +101,7 @@ FLAGS = (
     *refused_flags("an adapter of a quantized checkpoint", "--qlora-adapter-name-or-path"),
     *refused_flags(
         "another layout of adapters",
-        switches="""
+        switch_names="""
         --fully-sharded-loras --enable-prompt-adapter --enable-lora-bias --specialize-active-lora
         --enable-mixed-moe-lora-format --enable-moe-shared-loras --enable-tower-connector-lora
         """,
@@ -111,12 +111,12 @@ FLAGS = (
     *refused_flags(
         "the load balancing of experts",
         "--eplb-config --num-redundant-experts --elastic-ep-max-dp-size",
-        switches="--enable-eplb --enable-elastic-ep",
+        switch_names="--enable-eplb --enable-elastic-ep",
     ),
     *refused_flags(
         "dual batches",
         "--ubatch-size --dbo-decode-token-threshold --dbo-prefill-token-threshold",
-        switches="--enable-dbo",
+        switch_names="--enable-dbo",
     ),
     *refused_flags(
         "prefetching of offloaded weights",
@@ -133,12 +133,12 @@ FLAGS = (
     *refused_flags(
         "another attention",
         "--override-attention-dtype --diffusion-config --engram-config",
-        switches="--use-replayssm --enable-return-routed-experts --enable-hc-sp",
+        switch_names="--use-replayssm --enable-return-routed-experts --enable-hc-sp",
     ),
     *refused_flags("an online scheme", "--quantization-config"),
     *refused_flags("a plugin's configuration", "--additional-config --override-neuron-config --model-class-overrides"),
     *refused_flags(
-        "a server without the decoder", switches="--mm-encoder-only --enable-multimodal-encoder-data-parallel"
+        "a server without the decoder", switch_names="--mm-encoder-only --enable-multimodal-encoder-data-parallel"
     ),
     Flag(("--disable-sliding-window",), "switch"),
     *(

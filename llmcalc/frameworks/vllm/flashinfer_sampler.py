@@ -17,7 +17,7 @@ SAMPLER_VARIABLE = "VLLM_USE_FLASHINFER_SAMPLER"
 
 
 def rules_with_sampler(
-    record: VLLMRecord, version: Numbers, rules: Rules, flags: Mapping[str, Any], has_second_runner: bool
+    record: VLLMRecord, version_numbers: Numbers, rules: Rules, flags: Mapping[str, Any], has_second_runner: bool
 ) -> Rules:
     """Returns the memory rules with FlashInfer's sampler if the variable selects it; otherwise `rules` unchanged.
 
@@ -25,7 +25,7 @@ def rules_with_sampler(
     """
     if not flags.get(SAMPLER_VARIABLE):
         return rules
-    version_rows = ranges_at(record.flashinfer_sampler, version)
+    version_rows = ranges_at(record.flashinfer_sampler, version_numbers)
     if not version_rows or has_second_runner:
         first_version, first_unsupported_version = record.flashinfer_sampler[0].start, record.flashinfer_sampler[-1].to
         supported_versions = (
@@ -41,10 +41,10 @@ def rules_with_sampler(
 
 
 def assumes_torch_sampler(
-    record: VLLMRecord, version: Numbers, flags: Mapping[str, Any], has_second_runner: bool
+    vllm_record: VLLMRecord, version_numbers: Numbers, flags: Mapping[str, Any], has_second_runner: bool
 ) -> bool:
-    """Whether an installed FlashInfer would be the sampler, without a variable that says so."""
-    version_rows = ranges_at(record.flashinfer_sampler, version)
+    """Whether an installed FlashInfer would be the default sampler, because no variable selects a sampler."""
+    version_rows = ranges_at(vllm_record.flashinfer_sampler, version_numbers)
     return (
         bool(version_rows) and version_rows[-1].is_automatic and SAMPLER_VARIABLE not in flags and not has_second_runner
     )

@@ -35,14 +35,14 @@ class LayerGroup:
     states: StateBlocks | None = None
     block: int | None = None
 
-    def blocks(self, length: int, block_tokens: int, tokens_in_flight: int) -> int:
-        """Returns the blocks of a request of `length` tokens. tokens_in_flight: scheduled ones, also in windows."""
+    def blocks(self, request_tokens: int, block_tokens: int, tokens_in_flight: int) -> int:
+        """Returns the blocks of a request of this length. tokens_in_flight: tokens that are scheduled at once."""
         block_tokens = self.block or block_tokens
         if self.states is not None:
-            return self.groups * self.states.blocks_of_request(length, block_tokens)
+            return self.groups * self.states.blocks_of_request(request_tokens, block_tokens)
         if self.window is None:
-            return self.groups * -(-length // block_tokens)
-        return self.groups * (-(-min(self.window - 1 + tokens_in_flight, length) // block_tokens) + 1)
+            return self.groups * -(-request_tokens // block_tokens)
+        return self.groups * (-(-min(self.window - 1 + tokens_in_flight, request_tokens) // block_tokens) + 1)
 
 
 @frozen
@@ -59,12 +59,12 @@ class BlockPool:
     @property
     def has_states(self) -> bool:
         """Whether a group has recurrent states."""
-        return any(group.states is not None for group in self.groups)
+        return any(layer_group.states is not None for layer_group in self.groups)
 
     @property
     def aligns_states(self) -> bool:
         """Whether recurrent states are stored at the ends of blocks, as prefix caching requires."""
-        return any(group.states is not None and group.states.mode == "align" for group in self.groups)
+        return any(layer_group.states is not None and layer_group.states.mode == "align" for layer_group in self.groups)
 
     def blocks(self, available_bytes: int) -> int:
         """Returns the number of blocks that fit into `available_bytes` bytes."""
@@ -72,35 +72,35 @@ class BlockPool:
 
     def blocks_of_request(self, length: int, tokens_in_flight: int) -> int:
         """Returns the number of blocks that a request of `length` tokens needs."""
-        return sum(group.blocks(length, self.block_size, tokens_in_flight) for group in self.groups)
+        return sum(layer_group.blocks(length, self.block_size, tokens_in_flight) for layer_group in self.groups)
 
-    def max_concurrency(self, blocks: int, length: int, tokens_in_flight: int) -> float:
-        """Returns the number of requests of `length` tokens that fit the blocks."""
+    def max_concurrency(self, block_count: int, request_length: int, tokens_in_flight: int) -> float:
+        """Returns the number of requests of `request_length` tokens that fit the blocks."""
         if len(self.groups) == 1 and self.groups[0].window is None and self.groups[0].states is None:
-            return blocks * self.block_size / length
-        return blocks / max(1, self.blocks_of_request(length, tokens_in_flight))
+            return block_count * self.block_size / request_length
+        return block_count / max(1, self.blocks_of_request(request_length, tokens_in_flight))
 
-    def printed_tokens(self, blocks: int, length: int, tokens_in_flight: int, rules: Rules) -> int:
+    def printed_tokens(self, block_count: int, request_length: int, tokens_in_flight: int, version_rules: Rules) -> int:
         """Returns the tokens of the KV cache in this vLLM version's log format.
 
-        A block of a request's current state counts as `length` tokens, those of the longest request.
+        A block of a request's current state counts as `request_length` tokens, those of the longest request.
         """
-        if rules.printed_tokens == "max_concurrency x max_model_len":
-            return int(self.max_concurrency(blocks, length, tokens_in_flight) * length)
-        if rules.printed_tokens == "blocks x block_size":
-            return blocks * self.block_size
+        if version_rules.printed_tokens == "max_concurrency x max_model_len":
+            return int(self.max_concurrency(block_count, request_length, tokens_in_flight) * request_length)
+        if version_rules.printed_tokens == "blocks x block_size":
+            return block_count * self.block_size
         has_current_states = any(group.states is not None and group.states.mode == "current" for group in self.groups)
-        smallest_block = min(self.block_size, length) if has_current_states else self.block_size
-        return blocks // sum(group.groups for group in self.groups) * smallest_block
+        smallest_block = min(self.block_size, request_length) if has_current_states else self.block_size
+        return block_count // sum(group.groups for group in self.groups) * smallest_block
 
-    def longest_request(self, blocks: int, tokens_in_flight: int, max_tokens: int) -> int:
+    def longest_request(self, block_count: int, tokens_in_flight: int, max_tokens: int) -> int:
         """Returns the longest request that fits the blocks: `max_tokens`, or whole blocks."""
-        smallest_block = min(group.block or self.block_size for group in self.groups)
-        if self.blocks_of_request(max_tokens, tokens_in_flight) <= blocks:
+        smallest_block = min(layer_group.block or self.block_size for layer_group in self.groups)
+        if self.blocks_of_request(max_tokens, tokens_in_flight) <= block_count:
             return max_tokens
-        lengths = range(smallest_block, max_tokens + 1, smallest_block)
+        block_multiples = range(smallest_block, max_tokens + 1, smallest_block)
         return smallest_block * bisect_right(
-            lengths, blocks, key=lambda length: self.blocks_of_request(length, tokens_in_flight)
+            block_multiples, block_count, key=lambda length: self.blocks_of_request(length, tokens_in_flight)
         )
 
 
@@ -108,7 +108,7 @@ def block_pool(
     rank: EngineRank,
     element_bytes: Fraction,
     block_size: int,
-    rules: Rules,
+    version_rules: Rules,
     has_full_windows: bool = False,
     draft_caches: Sequence[TokenCache] = (),
     context_ranks: int = 1,
@@ -125,36 +125,36 @@ def block_pool(
     Raises `InputError` for a model without a cache, for states in a version that has none, and for a model that drafts
     or that divides tokens beside layers of several kinds.
     """
-    caches, states = [*rank.token_caches, *draft_caches], stored_states(rank, state_blocks)
-    if not caches:
+    layer_caches, recurrent_states = [*rank.token_caches, *draft_caches], stored_states(rank, state_blocks)
+    if not layer_caches:
         raise rank.no_cache_error("vllm")
-    if states and not rules.grouped_layers:
+    if recurrent_states and not version_rules.grouped_layers:
         raise InputError("--engine vllm: recurrent states are modelled from vLLM 0.10 on; expected a newer version")
-    if not rules.grouped_layers or has_full_windows:
-        caches = [cache._replace(window=None) for cache in caches]
-    if all(cache.window is None for cache in caches) and not states:
+    if not version_rules.grouped_layers or has_full_windows:
+        layer_caches = [cache._replace(window=None) for cache in layer_caches]
+    if all(cache.window is None for cache in layer_caches) and not recurrent_states:
         token_bytes = math.ceil(
-            sum(cache.layers * rank.token_bytes(cache, element_bytes, has_scaled_latents) for cache in caches)
+            sum(cache.layers * rank.token_bytes(cache, element_bytes, has_scaled_latents) for cache in layer_caches)
         )
         return BlockPool(token_bytes * block_size, block_size * context_ranks, (LayerGroup(1, None),))
     if context_ranks > 1:
         raise InputError("--decode-context-parallel-size: is not modelled for layers of several kinds; remove the flag")
     if draft_caches:
         raise InputError("--speculative-config: a draft model beside layers of several kinds is not modelled")
-    return _pool_of_layer_groups(caches, states, element_bytes, block_size, state_blocks)
+    return _pool_of_layer_groups(layer_caches, recurrent_states, element_bytes, block_size, state_blocks)
 
 
 def _pool_of_layer_groups(
-    caches: Sequence[TokenCache],
-    states: Sequence[StateCache],
+    layer_caches: Sequence[TokenCache],
+    recurrent_states: Sequence[StateCache],
     element_bytes: Fraction,
     block_size: int,
     state_blocks: StateBlocks,
 ) -> BlockPool:
     """Returns the block pool of a model whose layers have several cache types."""
-    most_elements_per_token = max(cache.width for cache in caches)
+    most_elements_per_token = max(cache.width for cache in layer_caches)
     layers_by_kind: dict[tuple[int | None, int], int] = {}
-    for cache in caches:
+    for cache in layer_caches:
         if most_elements_per_token % cache.width:
             raise InputError(
                 f"--engine vllm: keys and values of {cache.width} elements beside {most_elements_per_token} are not "
@@ -163,19 +163,19 @@ def _pool_of_layer_groups(
         cache_kind = cache.window, most_elements_per_token // cache.width
         layers_by_kind[cache_kind] = layers_by_kind.get(cache_kind, 0) + cache.layers
     token_bytes = math.ceil(most_elements_per_token * element_bytes)
-    state_layers = max((state.layers for state in states), default=0)
-    if states:
-        state_bytes = sum(state.bytes * state.layers for state in states) // state_layers
-        alignment = state_blocks.alignment
-        state_block_tokens = -(-state_bytes // (token_bytes * alignment)) * alignment
+    state_layers = max((state_cache.layers for state_cache in recurrent_states), default=0)
+    if recurrent_states:
+        state_bytes = sum(state_cache.bytes * state_cache.layers for state_cache in recurrent_states) // state_layers
+        state_alignment = state_blocks.alignment
+        state_block_tokens = -(-state_bytes // (token_bytes * state_alignment)) * state_alignment
         block_size = max(block_size, state_block_tokens)
-    layer_counts = [*layers_by_kind.values(), *([state_layers] if states else [])]
+    layer_counts = [*layers_by_kind.values(), *([state_layers] if recurrent_states else [])]
     smallest_count, largest_count = min(layer_counts), max(layer_counts)
     layers_per_group = largest_count if largest_count < PADDING_RATIO * smallest_count else smallest_count
-    groups = [
+    layer_groups = [
         LayerGroup(-(-layers // layers_per_group), window, block=block_ratio * block_size)
         for (window, block_ratio), layers in layers_by_kind.items()
     ]
-    if states:
-        groups.append(LayerGroup(-(-state_layers // layers_per_group), None, state_blocks))
-    return BlockPool(token_bytes * block_size * layers_per_group, block_size, tuple(groups))
+    if recurrent_states:
+        layer_groups.append(LayerGroup(-(-state_layers // layers_per_group), None, state_blocks))
+    return BlockPool(token_bytes * block_size * layers_per_group, block_size, tuple(layer_groups))

@@ -114,10 +114,10 @@ def read_log(log_text: LogText) -> LogReading | None:
     """Returns the memory sizes that vLLM printed in a log; None if it has none."""
     log_values = LogValues(log_text, PATTERNS)
     memory_terms = tuple(_memory_terms(log_values))
-    refusal = next(iter(log_text.lines_with(*REFUSAL_MESSAGES)), "")
+    refusal_line = next(iter(log_text.lines_with(*REFUSAL_MESSAGES)), "")
     sampler_message = next(iter(log_text.lines_with(SAMPLER_MESSAGE)), "")
-    startup_message = refusal or sampler_message
-    is_out_of_memory = bool(sampler_message) and not refusal
+    startup_message = refusal_line or sampler_message
+    is_out_of_memory = bool(sampler_message) and not refusal_line
     logged_flags = _flags_in_log(log_text)
     has_program_name = "version" in log_values or any(term_name in log_values for term_name in ("kv_tokens", "budget"))
     if not (
@@ -145,17 +145,17 @@ def read_log(log_text: LogText) -> LogReading | None:
         flags=stated_values | logged_flags,
         has_arguments=bool(log_text.lines_with(*ARGUMENT_LINES)),
         message=startup_message.strip(),
-        refused=bool(refusal),
+        refused=bool(refusal_line),
         kind="oom" if is_out_of_memory else "startup",
-        off="profile_run" if is_out_of_memory else "budget" if TOO_LITTLE_FREE in refusal else "",
-        flag="--max-num-seqs" if is_out_of_memory else _advised_flag(refusal),
+        off="profile_run" if is_out_of_memory else "budget" if TOO_LITTLE_FREE in refusal_line else "",
+        flag="--max-num-seqs" if is_out_of_memory else _advised_flag(refusal_line),
         oom_flag="--max-num-seqs",
         note=FIRST_START if is_compiled else "",
     )
 
 
-def _advised_flag(refusal: str) -> str:
-    return next((flag for refusal_text, flag in ADVISED_FLAGS.items() if refusal_text in refusal), "")
+def _advised_flag(refusal_line: str) -> str:
+    return next((flag for refusal_text, flag in ADVISED_FLAGS.items() if refusal_text in refusal_line), "")
 
 
 def _memory_terms(log_values: LogValues) -> Iterator[LogTerm]:

@@ -27,18 +27,18 @@ ANY_DRAFT_FROM = (0, 30)
 
 
 def second_runner(
-    record: VLLMRecord, version: Numbers, rank: EngineRank, flags: Mapping[str, Any]
+    vllm_record: VLLMRecord, version_numbers: Numbers, rank: EngineRank, flags: Mapping[str, Any]
 ) -> SecondRunner | None:
     """Returns the second model runner's memory rules if the server uses it; None if it uses the first one.
 
     rank: the model of a rank. flags: values of vLLM's flags by their fields.
     Raises `InputError` where a variable chooses it in a version that was not read.
     """
-    version_rows = ranges_at(record.second_runner, version)
+    version_rows = ranges_at(vllm_record.second_runner, version_numbers)
     chosen_runner = flags.get(RUNNER_VARIABLE)
     if not version_rows:
         if chosen_runner:
-            first_version = record.second_runner[0].start
+            first_version = vllm_record.second_runner[0].start
             raise InputError(
                 f"{RUNNER_VARIABLE}=1: the second model runner is modelled from vLLM {first_version} on; remove it"
             )
@@ -46,11 +46,11 @@ def second_runner(
     runner_rules = version_rows[-1]
     if chosen_runner is not None:
         return runner_rules if chosen_runner else None
-    return runner_rules if _is_default_runner(runner_rules, version, rank, flags) else None
+    return runner_rules if _is_default_runner(runner_rules, version_numbers, rank, flags) else None
 
 
 def _is_default_runner(
-    runner_rules: SecondRunner, version: Numbers, rank: EngineRank, flags: Mapping[str, Any]
+    runner_rules: SecondRunner, version_numbers: Numbers, rank: EngineRank, flags: Mapping[str, Any]
 ) -> bool:
     """Whether the second model runner runs a model by default, without an environment variable."""
     if runner_rules.models == "all":
@@ -60,10 +60,10 @@ def _is_default_runner(
         speculative_config.get("method", "draft_model" if speculative_config.get("model") else "")
         or flags.get("spec_method", "")
     )
-    if drafting_method == "dspark" and version >= DSPARK_FROM:
+    if drafting_method == "dspark" and version_numbers >= DSPARK_FROM:
         return True
     if runner_rules.models == "chosen ones" or (
-        drafting_method and drafting_method not in RUNNER_DRAFTS and version < ANY_DRAFT_FROM
+        drafting_method and drafting_method not in RUNNER_DRAFTS and version_numbers < ANY_DRAFT_FROM
     ):
         return False
     is_dense = rank.widths[2] is None
@@ -74,13 +74,13 @@ def _is_default_runner(
     return is_listed_architecture and (runner_rules.models == "named" or (is_dense and not is_quantized))
 
 
-def rules_with_runner(rules: Rules, runner: SecondRunner) -> Rules:
+def rules_with_runner(version_rules: Rules, runner_rules: SecondRunner) -> Rules:
     """Returns the memory rules of a version with the second model runner."""
-    return rules.model_copy(
+    return version_rules.model_copy(
         update={
-            "logits_copies": runner.logits_copies,
+            "logits_copies": runner_rules.logits_copies,
             "sampler_rows_per_unit": 0,
-            "subtracts_graphs": rules.subtracts_graphs and runner.estimates_graphs,
+            "subtracts_graphs": version_rules.subtracts_graphs and runner_rules.estimates_graphs,
             "source": "vllm/v1/worker/gpu/model_runner.py",
             "function": "profile_run",
         }

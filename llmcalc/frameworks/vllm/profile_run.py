@@ -64,16 +64,16 @@ class ProfileRun(NamedTuple):
             return 0
         return self.encoder.output_bytes + (self.encoder.pixel_bytes if self.keeps_pixels else 0)
 
-    def layer_bytes(self, rank: EngineRank, rules: Rules) -> int:
+    def layer_bytes(self, rank: EngineRank, version_rules: Rules) -> int:
         """Returns the peak bytes inside a layer, in the dense network or the experts."""
         intermediate_size, is_gated, experts = rank.widths
-        h, T = rank.hidden_size, self.tokens
+        h, tokens = rank.hidden_size, self.tokens
         if experts is None:
-            hidden_vectors = EAGER_HIDDEN_VECTORS if rules.generation == "v0" else HIDDEN_VECTORS
-            embedding_bytes = layer_embedding_bytes(rank, T, self.element_bytes)
-            return int(T * 2 * (hidden_vectors * h + (3 if is_gated else 2) * intermediate_size)) + embedding_bytes
+            hidden_vectors = EAGER_HIDDEN_VECTORS if version_rules.generation == "v0" else HIDDEN_VECTORS
+            embedding_bytes = layer_embedding_bytes(rank, tokens, self.element_bytes)
+            return int(tokens * 2 * (hidden_vectors * h + (3 if is_gated else 2) * intermediate_size)) + embedding_bytes
         k, i = experts.top_k, experts.width
-        return T * 2 * EXPERT_VECTORS * h + T * k * 2 * (max(2 * i, h) + i + h)
+        return tokens * 2 * EXPERT_VECTORS * h + tokens * k * 2 * (max(2 * i, h) + i + h)
 
     def hidden_bytes(self, rank: EngineRank) -> int:
         """Returns the bytes of hidden states: of all tokens, of the sampled tokens, and those sent between stages."""
@@ -81,27 +81,28 @@ class ProfileRun(NamedTuple):
         sent_bytes = 2 * self.tokens * hidden_size * 2 if self.stages > 1 else 0
         return (self.tokens + self.sequences) * hidden_size * self.element_bytes + sent_bytes
 
-    def sampler_bytes(self, rank: EngineRank, rules: Rules) -> int:
+    def sampler_bytes(self, rank: EngineRank, engine_rules: Rules) -> int:
         """Returns the peak bytes in the sampler: copies of the logits in float32, and a buffer of top-k and top-p."""
         logits_bytes = self.sequences * rank.vocab_size * 4
-        logits_copies = rules.logits_copies
-        if rules.generation == "v0" and self.chunked and self.tokens <= 2048:
+        logits_copies = engine_rules.logits_copies
+        if engine_rules.generation == "v0" and self.chunked and self.tokens <= 2048:
             logits_copies = 1.5
         elif self.element_bytes == 4 and logits_copies < COPIES_WITH_SORT:
             logits_copies += 0.5  # the logits themselves are float32 already
-        return int(logits_copies * logits_bytes) + rules.sampler_rows_per_unit * self.units * rank.vocab_size * 4
+        return int(logits_copies * logits_bytes) + engine_rules.sampler_rows_per_unit * self.units * rank.vocab_size * 4
 
-    def peak_bytes(self, rank: EngineRank, rules: Rules) -> int:
+    def peak_bytes(self, rank: EngineRank, version_rules: Rules) -> int:
         """Returns the peak bytes of the profile run above the weights."""
         text_model_bytes = (
-            max(self.layer_bytes(rank, rules), self.bytes_after_layers(rank, rules)) + self.bytes_of_images
+            max(self.layer_bytes(rank, version_rules), self.bytes_after_layers(rank, version_rules))
+            + self.bytes_of_images
         )
         pass_bytes = max(text_model_bytes, self.encoder_bytes) + self.cublas_workspace + self.workspace
         return max(pass_bytes, self.compilation_bytes)
 
-    def bytes_after_layers(self, rank: EngineRank, rules: Rules) -> int:
+    def bytes_after_layers(self, rank: EngineRank, version_rules: Rules) -> int:
         """The peak after the layers: hidden states and, on the last stage, the sampler."""
-        return self.hidden_bytes(rank) + (self.sampler_bytes(rank, rules) if self.last_stage else 0)
+        return self.hidden_bytes(rank) + (self.sampler_bytes(rank, version_rules) if self.last_stage else 0)
 
     def origin(self, rank: EngineRank, rules: Rules) -> str:
         """Returns a short description of the tensors at the peak."""

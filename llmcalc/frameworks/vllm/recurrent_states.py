@@ -64,7 +64,7 @@ CURRENT_STATE = StateBlocks()
 
 def state_blocks(
     rank: EngineRank,
-    rules: StateRules,
+    version_rules: StateRules,
     hardware: Hardware,
     flags: Mapping[str, Any],
     draft_tokens: int,
@@ -77,12 +77,12 @@ def state_blocks(
     block_size: tokens of a block as `--block-size` or the default has them. element_bytes: bytes of an
     activation.
     """
-    format_ratios = _factors_of_formats(rank, rules, flags, element_bytes)
-    return _state_blocks(rank, rules, hardware, flags, draft_tokens, block_size)._replace(factors=format_ratios)
+    format_ratios = _factors_of_formats(rank, version_rules, flags, element_bytes)
+    return _state_blocks(rank, version_rules, hardware, flags, draft_tokens, block_size)._replace(factors=format_ratios)
 
 
 def _factors_of_formats(
-    rank: EngineRank, rules: StateRules, flags: Mapping[str, Any], element_bytes: int
+    rank: EngineRank, version_rules: StateRules, flags: Mapping[str, Any], element_bytes: int
 ) -> Mapping[str, Fraction]:
     """Returns the ratios of vLLM's bytes per state element to those of the classes in transformers.
 
@@ -95,12 +95,14 @@ def _factors_of_formats(
     ratios = {"conv_state": Fraction(conv_bytes, 2)}
     chosen_element_bytes = _bytes_of_format(flags, "mamba_ssm_cache_dtype")
     if any(isinstance(mixer, KimiDeltaAttention) for mixer in mixer_modules):
-        if chosen_element_bytes not in (None, 4) and not rules.chooses_delta_attention:
+        if chosen_element_bytes not in (None, 4) and not version_rules.chooses_delta_attention:
             raise InputError("--mamba-ssm-cache-dtype: Kimi Delta Attention has states of float32 in this version")
         return ratios | {"recurrent_state": Fraction(chosen_element_bytes or 4, 4)}
     if any(isinstance(mixer, Mamba | Mamba2 | SelectiveMamba2 | GatedDeltaNet) for mixer in mixer_modules):
         return ratios | {
-            "recurrent_state": Fraction(chosen_element_bytes or _stated_bytes(rank, rules) or conv_bytes, 4)
+            "recurrent_state": Fraction(
+                chosen_element_bytes or _state_element_bytes(rank, version_rules) or conv_bytes, 4
+            )
         }
     return ratios | {"recurrent_state": Fraction(conv_bytes, 2)} if "mamba_cache_dtype" in flags else ratios
 
@@ -111,18 +113,18 @@ def _bytes_of_format(flags: Mapping[str, Any], flag_field: str) -> int | None:
     return None if dtype_name in AUTO_WORDS else DTYPE_BITS[dtype_name] // 8
 
 
-def _stated_bytes(rank: EngineRank, rules: StateRules) -> int | None:
+def _state_element_bytes(rank: EngineRank, version_rules: StateRules) -> int | None:
     """Returns the bytes of a state element, from the config or the version's rule for the model class."""
-    if not rules.reads_config_dtype:
+    if not version_rules.reads_config_dtype:
         return None
     if rank.preset.state_dtype is not None:
         return DTYPE_BITS[rank.preset.state_dtype] // 8
-    return None if {*architectures(rank.preset)}.isdisjoint(rules.float32_architectures) else 4
+    return None if {*architectures(rank.preset)}.isdisjoint(version_rules.float32_architectures) else 4
 
 
 def _state_blocks(
     rank: EngineRank,
-    rules: StateRules,
+    engine_rules: StateRules,
     hardware: Hardware,
     flags: Mapping[str, Any],
     draft_tokens: int,
@@ -132,27 +134,27 @@ def _state_blocks(
     mixer_modules = [mixer for mixer, _ in mixers(rank.preset.model)]
     mamba_modules = [mixer for mixer in mixer_modules if isinstance(mixer, Mamba | Mamba2)]
     storage_mode = "current"
-    if flags.get("enable_prefix_caching", rules.caches_prefixes):
+    if flags.get("enable_prefix_caching", engine_rules.caches_prefixes):
         storage_mode = _state_storage_mode(
-            rules, bool(mamba_modules), str(flags.get("mamba_cache_mode", "none")), draft_tokens
+            engine_rules, bool(mamba_modules), str(flags.get("mamba_cache_mode", "none")), draft_tokens
         )
-    alignment = rules.latent_alignment if rank.latent_projections else ALIGNMENT
-    if "block_size" in flags and rules.aligns_to_block_size:
-        alignment = max(alignment, block_size)
+    state_alignment = engine_rules.latent_alignment if rank.latent_projections else ALIGNMENT
+    if "block_size" in flags and engine_rules.aligns_to_block_size:
+        state_alignment = max(state_alignment, block_size)
     if storage_mode == "all":
         chunk_tokens = max((getattr(mixer, "chunk_size", MAMBA_CHUNK_TOKENS) for mixer in mamba_modules), default=1)
-        alignment = math.lcm(alignment, chunk_tokens)
+        state_alignment = math.lcm(state_alignment, chunk_tokens)
     if storage_mode != "align":
-        return StateBlocks(storage_mode, draft_tokens, 0, alignment)
-    if _exports_delta_nets(rules, hardware) and any(isinstance(mixer, GatedDeltaNet) for mixer in mixer_modules):
-        return StateBlocks(storage_mode, draft_tokens, 1, math.lcm(alignment, CHECKPOINT_ALIGNMENT))
-    has_checkpoint = rules.checkpoints_of_mamba2 and any(isinstance(mixer, Mamba2) for mixer in mamba_modules)
-    return StateBlocks(storage_mode, draft_tokens, int(has_checkpoint), alignment)
+        return StateBlocks(storage_mode, draft_tokens, 0, state_alignment)
+    if _exports_delta_nets(engine_rules, hardware) and any(isinstance(mixer, GatedDeltaNet) for mixer in mixer_modules):
+        return StateBlocks(storage_mode, draft_tokens, 1, math.lcm(state_alignment, CHECKPOINT_ALIGNMENT))
+    has_checkpoint = engine_rules.checkpoints_of_mamba2 and any(isinstance(mixer, Mamba2) for mixer in mamba_modules)
+    return StateBlocks(storage_mode, draft_tokens, int(has_checkpoint), state_alignment)
 
 
-def _exports_delta_nets(rules: StateRules, hardware: Hardware) -> bool:
-    """Whether FlashInfer runs prompts of a Gated DeltaNet and can export a state inside a prompt."""
-    first_version = rules.checkpoints_of_delta_nets
+def _exports_delta_nets(version_rules: StateRules, hardware: Hardware) -> bool:
+    """Whether FlashInfer runs the prompts of Gated DeltaNet, and can export states from inside a prompt."""
+    first_version = version_rules.checkpoints_of_delta_nets
     return (
         first_version is not None
         and hardware.compute_capability is not None
@@ -160,11 +162,11 @@ def _exports_delta_nets(rules: StateRules, hardware: Hardware) -> bool:
     )
 
 
-def _state_storage_mode(rules: StateRules, has_mamba: bool, state_mode: str, draft_tokens: int) -> str:
+def _state_storage_mode(engine_rules: StateRules, has_mamba: bool, state_mode: str, draft_tokens: int) -> str:
     """Returns vLLM's storage mode of recurrent states for prefix caching. state_mode: `--mamba-cache-mode`."""
-    if rules.mode_of_prefixes != "all or align":
-        return rules.mode_of_prefixes
-    if not has_mamba or state_mode == "align" or (state_mode == "none" and draft_tokens and rules.aligns_drafts):
+    if engine_rules.mode_of_prefixes != "all or align":
+        return engine_rules.mode_of_prefixes
+    if not has_mamba or state_mode == "align" or (state_mode == "none" and draft_tokens and engine_rules.aligns_drafts):
         return "align"
     return "all"
 

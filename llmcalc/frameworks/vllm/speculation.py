@@ -58,34 +58,34 @@ def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
     draft_tokens = speculative_config.get("num_speculative_tokens", 1)
     if isinstance(draft_tokens, bool) or not isinstance(draft_tokens, int) or not 0 < draft_tokens <= 1000:
         raise InputError(f"{FLAG}: num_speculative_tokens: {shown(draft_tokens)}; expected a whole number up to 1,000")
-    method, model = speculative_config.get("method"), speculative_config.get("model")
-    if method is None:
-        method = "ngram" if model == "[ngram]" else "draft_model" if model else None
-    if method in METHODS_WITHOUT_WEIGHTS:
+    drafting, model = speculative_config.get("method"), speculative_config.get("model")
+    if drafting is None:
+        drafting = "ngram" if model == "[ngram]" else "draft_model" if model else None
+    if drafting in METHODS_WITHOUT_WEIGHTS:
         return Speculation(draft_tokens)
-    if str(method).endswith("mtp") and model is None:
+    if str(drafting).endswith("mtp") and model is None:
         if preset.model.mtp is None:
-            raise InputError(f"{FLAG}: method {shown(method)}: the model has no modules of multi-token prediction")
+            raise InputError(f"{FLAG}: method {shown(drafting)}: the model has no modules of multi-token prediction")
         return Speculation(draft_tokens, with_mtp=True)
-    if method not in ("draft_model", *STATE_METHODS) or not isinstance(model, str | Preset):
+    if drafting not in ("draft_model", *STATE_METHODS) or not isinstance(model, str | Preset):
         raise InputError(
-            f"{FLAG}: method {shown(method)}{'' if model is None else f' with {shown(model)}'} is not modelled; "
+            f"{FLAG}: method {shown(drafting)}{'' if model is None else f' with {shown(model)}'} is not modelled; "
             f"expected mtp without a model, draft_model, {', '.join(STATE_METHODS)} with one, ngram or suffix"
         )
     unmodelled_key = next((key for key in UNMODELLED_KEYS if speculative_config.get(key) is not None), None)
     if unmodelled_key is not None:
         raise InputError(f"{FLAG}: {unmodelled_key} is not modelled; remove the key")
     draft = read_draft(model, f"{FLAG}: the draft model", "a folder or a hub id as its model")
-    same_vocabulary = method == "draft_model" and not speculative_config.get("use_heterogeneous_vocab")
-    _check_draft(preset, draft, str(method), same_vocabulary)
+    same_vocabulary = drafting == "draft_model" and not speculative_config.get("use_heterogeneous_vocab")
+    _check_draft(preset, draft, str(drafting), same_vocabulary)
     return Speculation(draft_tokens, draft=draft)
 
 
-def draft_flags(method: str, draft: Preset | None, draft_tokens: int) -> dict[str, Any]:
-    """Returns the flags of speculative decoding. method: `mtp`, `ngram` or `model`. draft: the draft model's name."""
+def draft_flags(drafting: str, draft: Preset | None, draft_tokens: int) -> dict[str, Any]:
+    """Returns the flags of speculative decoding. drafting: `mtp`, `ngram` or `model`. draft: the draft model's name."""
     if draft is not None:
-        method = "draft_model" if states_of(draft.model) is None else STATE_METHODS[1]
-    return {"speculative_config": {"method": method, "model": draft, "num_speculative_tokens": draft_tokens}}
+        drafting = "draft_model" if states_of(draft.model) is None else STATE_METHODS[1]
+    return {"speculative_config": {"method": drafting, "model": draft, "num_speculative_tokens": draft_tokens}}
 
 
 def _check_draft(target_model: Preset, draft_model: Preset, method: str, same_vocabulary: bool) -> None:

@@ -133,8 +133,8 @@ class PaddedExperts(VersionRange):
         return up_bytes + down_bytes + (bias_element_bytes - 2) * (2 * intermediate_size + hidden_size)
 
 
-def _round_up(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple
+def _round_up(unpadded_size: int, multiple: int) -> int:
+    return -(-unpadded_size // multiple) * multiple
 
 
 class NonTorch(VersionRange, MeasuredOverhead):
@@ -188,19 +188,19 @@ class VLLMRecord(EngineRecord[Rules]):
     context: tuple[MeasuredContext, ...] = Field(min_length=1)
     cuda_graphs: GraphEstimate
 
-    def defaults(self, version: Numbers, hardware: Hardware) -> BatchDefaults:
+    def defaults(self, version_numbers: Numbers, hardware: Hardware) -> BatchDefaults:
         """Returns the default batch limits of a version on a device, by the device's memory and name."""
         memory_gib = hardware.capacity_bytes / 2**30
         device_names = f"{hardware.name} {hardware.title}".lower()
         return next(
             batch_defaults
-            for batch_defaults in ranges_at(self.batch_defaults, version)
+            for batch_defaults in ranges_at(self.batch_defaults, version_numbers)
             if batch_defaults.at_least_gib <= memory_gib
             and not any(device_name_part in device_names for device_name_part in batch_defaults.not_on)
         )
 
-    def last_version_of(self, class_names: tuple[str, ...], version: Numbers) -> str | None:
-        """Returns the last version with a class for a model; None if `version` has one.
+    def last_version_of(self, class_names: tuple[str, ...], version_numbers: Numbers) -> str | None:
+        """Returns the last version with a class for a model; None if `version_numbers` has one.
 
         class_names: the classes in `architectures` of the model's config.
         """
@@ -208,64 +208,64 @@ class VLLMRecord(EngineRecord[Rules]):
             (
                 last_version
                 for last_version, removed_classes in self.last_versions.items()
-                if numbers_of(last_version) < version and not {*removed_classes}.isdisjoint(class_names)
+                if numbers_of(last_version) < version_numbers and not {*removed_classes}.isdisjoint(class_names)
             ),
             None,
         )
 
-    def frames_of_videos(self, version: Numbers, patch_size: int) -> int:
+    def frames_of_videos(self, version_numbers: Numbers, patch_size: int) -> int:
         """Returns the frames of the longest video if its tokens are unlimited; otherwise 0."""
-        version_rows = ranges_at(self.video_frames, version)
+        version_rows = ranges_at(self.video_frames, version_numbers)
         return max((video_row.frames for video_row in version_rows if video_row.patch_size == patch_size), default=0)
 
-    def videos_as_images(self, version: Numbers) -> VideosOfImages | None:
+    def videos_as_images(self, version_numbers: Numbers) -> VideosOfImages | None:
         """Returns how a version reads videos as images of fewer tokens; None if it does not know such encoders."""
-        version_rows = ranges_at(self.videos_of_images, version)
+        version_rows = ranges_at(self.videos_of_images, version_numbers)
         return version_rows[-1] if version_rows else None
 
-    def state_rules(self, version: Numbers) -> StateRules:
+    def state_rules(self, version_numbers: Numbers) -> StateRules:
         """Returns a version's rules for recurrent states; earlier versions have the first rules."""
-        return (ranges_at(self.recurrent_states, version) or self.recurrent_states)[-1]
+        return (ranges_at(self.recurrent_states, version_numbers) or self.recurrent_states)[-1]
 
-    def page_layout(self, version: Numbers) -> PageLayout:
-        """Returns where a block of a version has the pages of compressed attention.
+    def page_layout(self, version_numbers: Numbers) -> PageLayout:
+        """Returns the arrangement of compressed attention's pages in a version's cache blocks.
 
         Raises `InputError` for a version before those that have it.
         """
-        version_rows = ranges_at(self.compressed_pages, version)
+        version_rows = ranges_at(self.compressed_pages, version_numbers)
         if not version_rows:
             first_layout = self.compressed_pages[0].start
             raise InputError(f"--engine vllm: compressed attention is modelled from vLLM {first_layout} on")
         return version_rows[-1].layout
 
-    def padded_experts(self, version: Numbers, hardware: Hardware) -> PaddedExperts:
+    def padded_experts(self, version_numbers: Numbers, hardware: Hardware) -> PaddedExperts:
         """Returns the padding of MXFP4 experts in a version on a device."""
         compute_capability = float(hardware.compute_capability or 10)  # AMD pads as Blackwell does
-        version_rows = ranges_at(self.mxfp4, version)
+        version_rows = ranges_at(self.mxfp4, version_numbers)
         return next(experts for experts in version_rows if experts.at_least <= compute_capability < experts.below)
 
-    def outside_torch(self, version: Numbers, hardware: Hardware, devices: int, stages: int) -> NonTorch:
-        """Returns the newest measured memory outside torch whose numbers of ranks do not exceed these.
+    def outside_torch(self, version_numbers: Numbers, hardware: Hardware, devices: int, stage_count: int) -> NonTorch:
+        """Returns the newest measured memory outside torch with at most this many devices and stages.
 
         A row of this accelerator alone comes before rows of its link, and those before rows of all accelerators.
         """
         matching_rows = [
-            overhead
-            for overhead in ranges_at(self.non_torch, version)
-            if overhead.devices <= devices
-            and overhead.stages <= stages
-            and (overhead.stages == 1 or devices == 1)
-            and has_link(hardware, overhead.link)
-            and hardware.name in (overhead.only_on or (hardware.name,))
+            measured_row
+            for measured_row in ranges_at(self.non_torch, version_numbers)
+            if measured_row.devices <= devices
+            and measured_row.stages <= stage_count
+            and (measured_row.stages == 1 or devices == 1)
+            and has_link(hardware, measured_row.link)
+            and hardware.name in (measured_row.only_on or (hardware.name,))
         ]
         return max(
             matching_rows,
-            key=lambda overhead: (
-                bool(overhead.only_on),
-                bool(overhead.link),
-                overhead.stages,
-                overhead.devices,
-                overhead.first_version,
+            key=lambda measured_row: (
+                bool(measured_row.only_on),
+                bool(measured_row.link),
+                measured_row.stages,
+                measured_row.devices,
+                measured_row.first_version,
             ),
         )
 

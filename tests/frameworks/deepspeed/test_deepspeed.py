@@ -166,8 +166,8 @@ def test_the_flat_tensor_is_a_multiple_of_two_elements_a_rank() -> None:
 
 
 def test_parameters_may_begin_at_multiples_of_16_bytes() -> None:
-    assert offsets([3, 10, 5], 2, aligned=False) == ([0, 3, 13], 18)
-    assert offsets([3, 10, 5], 2, aligned=True) == ([0, 8, 24], 29)  # 8 elements of 2 bytes
+    assert offsets([3, 10, 5], 2, is_aligned=False) == ([0, 3, 13], 18)
+    assert offsets([3, 10, 5], 2, is_aligned=True) == ([0, 8, 24], 29)  # 8 elements of 2 bytes
 
 
 def test_a_parameter_across_a_boundary_has_a_piece_on_each_side() -> None:

@@ -73,18 +73,18 @@ def test_passes_that_are_played_are_those_that_are_run(
     batches = batches if layout.vpp > 1 else batches // 2  # without chunks passes are played from half as many on
     one = memory(spec, Settings("training", seq=256, num_microbatches=batches, **options))
     played: list[bool] = []
-    play = rank_memory.played_stage
+    play = rank_memory.replay_stage
 
     def watched(*args: Any) -> Any:
         stage = play(*args)
         played.append(stage is not None)
         return stage
 
-    monkeypatch.setattr(rank_memory, "played_stage", watched)
+    monkeypatch.setattr(rank_memory, "replay_stage", watched)
     ranks = Cluster.with_framework(one, layout, "fsdp2", version, own).by_rank
     assert all(played)
     assert len(played) == len(ranks)
-    monkeypatch.setattr(rank_memory, "played_stage", lambda *_: None)
+    monkeypatch.setattr(rank_memory, "replay_stage", lambda *_: None)
     assert ranks == Cluster.with_framework(one, layout, "fsdp2", version, own).by_rank
 
 
@@ -114,14 +114,14 @@ def test_passes_recorded_with_few_layers_are_those_of_all_layers(
         return ranks, {key: rank.traces for key, rank in cluster.run.recorded_ranks(run.runtime).items()}
 
     shortened: list[bool] = []
-    record_traces = pipeline_replay._rehearsed_traces
+    record_traces = pipeline_replay._recorded_traces
 
     def watched(setup: Any, chunks: Any, stacks: Any) -> Any:
         traces = record_traces(setup, chunks, stacks)
         shortened.append(any(stacks))
         return traces
 
-    monkeypatch.setattr(pipeline_replay, "_rehearsed_traces", watched)
+    monkeypatch.setattr(pipeline_replay, "_recorded_traces", watched)
     few = recorded()
     assert shortened
     assert all(shortened)

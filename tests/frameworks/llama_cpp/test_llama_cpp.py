@@ -187,9 +187,9 @@ def test_a_wrong_pattern_is_refused(text: str) -> None:
 
 
 def test_buffers_of_a_graph() -> None:
-    weight = Tensor(100, operation="weight", device="CUDA0")
-    numbers = Tensor(128, operation="input", layout=(32, 4))
-    rows = Tensor(1024, (Tensor(0, operation="weight", device="CPU"), numbers), "new", (256, 4))
+    weight = Tensor(100, operation_name="weight", device="CUDA0")
+    numbers = Tensor(128, operation_name="input", layout=(32, 4))
+    rows = Tensor(1024, (Tensor(0, operation_name="weight", device="CPU"), numbers), "new", (256, 4))
     first = Tensor(2048, (weight, rows), "new", (512, 4))
     activated = Tensor(2048, (first,), "inplace", (512, 4))
     second = Tensor(4096, (weight, activated), "new", (1024, 4))

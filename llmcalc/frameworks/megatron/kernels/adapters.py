@@ -28,16 +28,16 @@ class AdapterKernels(DiscardedKernels):
 
     # --- layers with an adapter ---------------------------------------------------------------------------------------
 
-    def column_linear(self, operation: Step, x: Tensor, width: Number) -> Tensor:
+    def column_linear(self, operation: Step, x: Tensor, output_width: Number) -> Tensor:
         """Runs a column-parallel layer whose adapter reads the output of the norm that is fused with the layer."""
         adapters = self.adapter_of(operation)
         if adapters is None:
-            return super().column_linear(operation, x, width)
+            return super().column_linear(operation, x, output_width)
         self.norm_outputs = []
-        output = super().column_linear(operation, x, width)
+        output = super().column_linear(operation, x, output_width)
         x = self.norm_outputs.pop() if self.norm_outputs else x
         self.norm_outputs = None
-        lora_a, lora_b = self._adapter_weights(operation, adapters, "column", x.shape[1], width)
+        lora_a, lora_b = self._adapter_weights(operation, adapters, "column", x.shape[1], output_width)
         if adapters.library == "mcore-bridge":
             low_rank = self.unsharded_linear(self._with_dropout(x, adapters), lora_a)
             del x
@@ -84,22 +84,22 @@ class AdapterKernels(DiscardedKernels):
         del x, low_rank
         return self._add_scaled(output, lora_output)
 
-    def grouped_linear(self, operation: Step, x: Tensor, width: Number) -> Tensor:
+    def grouped_linear(self, operation: Step, x: Tensor, output_width: Number) -> Tensor:
         """Runs the experts' linear layer: mcore-bridge has an adapter per expert, Megatron-Bridge one per rank."""
-        adapters, output = self.adapter_of(operation), super().grouped_linear(operation, x, width)
+        adapters, output = self.adapter_of(operation), super().grouped_linear(operation, x, output_width)
         if adapters is None:
             return output
         x = self._with_dropout(x, adapters)
         previous_in_expert, self.in_expert = self.in_expert, self.rank_choices.ep > 1
         if adapters.library == "mcore-bridge":
             weights = [
-                self._adapter_weights(operation, adapters, "expert", x.shape[1], width, str(i))
+                self._adapter_weights(operation, adapters, "expert", x.shape[1], output_width, str(i))
                 for i in range(self.local_experts)
             ]
             low_rank = self.grouped_product(x, [lora_a for lora_a, _ in weights])
             lora_output = self.grouped_product(low_rank, [lora_b for _, lora_b in weights])
         else:
-            lora_a, lora_b = self._adapter_weights(operation, adapters, "expert", x.shape[1], width)
+            lora_a, lora_b = self._adapter_weights(operation, adapters, "expert", x.shape[1], output_width)
             low_rank = self._core_product(x, lora_a)
             lora_output = self._core_product(low_rank, lora_b)
         self.in_expert = previous_in_expert
@@ -123,12 +123,12 @@ class AdapterKernels(DiscardedKernels):
         """
         tp = self.rank_choices.tp if adapters.library == "megatron-bridge" and tensor_role != "expert" else 1
         rank = adapters.rank // tp if tensor_role in ("column", "matrix") else adapters.rank
-        width = output_width // tp if tensor_role in ("row", "matrix") else output_width
-        shapes: dict[str, Shape] = {"lora_A": (rank, input_width), "lora_B": (width, adapters.rank)}
+        local_width = output_width // tp if tensor_role in ("row", "matrix") else output_width
+        shapes_by_name: dict[str, Shape] = {"lora_A": (rank, input_width), "lora_B": (local_width, adapters.rank)}
         self.in_adapter = True
         lora_a, lora_b = (
-            self.with_role(tensor_role, partial(self.weight, f"{operation.name}.{name}.weight{expert}", shape))
-            for name, shape in shapes.items()
+            self.with_role(tensor_role, partial(self.weight, f"{operation.name}.{weight_name}.weight{expert}", shape))
+            for weight_name, shape in shapes_by_name.items()
         )
         self.in_adapter = False
         return lora_a, lora_b

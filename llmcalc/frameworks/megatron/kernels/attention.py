@@ -85,10 +85,12 @@ class AttentionKernels(LinearKernels):
                 qkv_parts[i] = self.dense_copy(qkv_parts[i])
         return qkv_parts
 
-    def split_along(self, x: Tensor, widths: Sequence[Number]) -> list[Tensor]:
+    def split_along(self, x: Tensor, part_widths: Sequence[Number]) -> list[Tensor]:
         """Returns views of a tensor's parts (`SplitAlongDim`). Gradients are copied unless they share a tensor."""
-        rows = x.shape[0]
-        views = [Tensor((rows, width), x.dtype, x.storage, (x.shape[1], 1)) for width in widths]
+        row_count = x.shape[0]
+        part_views = [
+            Tensor((row_count, part_width), x.dtype, x.storage, (x.shape[1], 1)) for part_width in part_widths
+        ]
         shape, dtype = x.shape, x.dtype
 
         def join_gradients(
@@ -103,8 +105,8 @@ class AttentionKernels(LinearKernels):
                 return [Tensor(shape, dtype, first_gradient.storage)]
             return [self.graph.new_tensor(shape, dtype)]
 
-        self.node("split", (x,), views, join_gradients)
-        return views
+        self.node("split", (x,), part_views, join_gradients)
+        return part_views
 
     # --- rotation ----------------------------------------------------------------------------------------------------
 
@@ -129,21 +131,21 @@ class AttentionKernels(LinearKernels):
         kernel_name = type(operation.op).__name__
         if kernel_name != "AttentionCore":
             raise self.unsupported(f"no kernels for '{kernel_name}'", operation.name)
-        reason = not_modelled(operation)
-        if reason:
-            raise self.unsupported(reason, operation.name)
+        refusal_reason = not_modelled(operation)
+        if refusal_reason:
+            raise self.unsupported(refusal_reason, operation.name)
         q, k, v = (self.tensor_read_by(operation, input_value) for input_value in operation.ins[:3])
         heads = operation.outs[0].axes[0].size
-        groups = (
+        kv_heads = (
             operation.ins[1].once.axes[0].size if operation.ins[1].once is not None else operation.ins[1].axes[0].size
         )
         is_cross_attention = operation.ins[1].rows != operation.ins[0].rows
         has_mask = self.rank_choices.has_padding_mask and (is_cross_attention or not operation.options["causal"])
-        width = operation.outs[0].width
+        output_width = operation.outs[0].width
 
         def run_attention(inputs: Sequence[Tensor]) -> Tensor:
             q, k, v = inputs
-            return self.attention(q, k, v, heads, groups, width, has_mask)
+            return self.attention(q, k, v, heads, kv_heads, output_width, has_mask)
 
         inputs = [q, k, v]
         del q, k, v
@@ -156,17 +158,17 @@ class AttentionKernels(LinearKernels):
         self.bind(operation.outs[0], output)
 
     def attention(
-        self, q: Tensor, k: Tensor, v: Tensor, heads: Number, groups: Number, width: Number, masked: bool
+        self, q: Tensor, k: Tensor, v: Tensor, heads: Number, kv_heads: Number, output_width: Number, masked: bool
     ) -> Tensor:
-        """Runs the run's attention backend."""
-        backend = self.rank_choices.attention_backend
-        if backend == "fused":
-            return self.cudnn_attention(q, k, v, heads, width)
-        if backend == "flash":
-            return self.flash_attention(q, k, v, heads, width)
-        return self.unfused_attention(q, k, v, heads, groups, width, masked)
+        """Runs attention with the run's attention backend."""
+        attention_backend = self.rank_choices.attention_backend
+        if attention_backend == "fused":
+            return self.cudnn_attention(q, k, v, heads, output_width)
+        if attention_backend == "flash":
+            return self.flash_attention(q, k, v, heads, output_width)
+        return self.unfused_attention(q, k, v, heads, kv_heads, output_width, masked)
 
-    def cudnn_attention(self, q: Tensor, k: Tensor, v: Tensor, heads: Number, width: Number) -> Tensor:
+    def cudnn_attention(self, q: Tensor, k: Tensor, v: Tensor, heads: Number, output_width: Number) -> Tensor:
         """Runs cuDNN's attention, which saves its inputs, output, and one logsumexp per query and head.
 
         Its backward pass has a workspace beside the gradients, where queries' gradients and a number per query and head
@@ -174,28 +176,28 @@ class AttentionKernels(LinearKernels):
         `softmax_sum`; transformer_engine/pytorch/csrc/extensions/attention.cpp allocates it). A deterministic one has
         another workspace, whose size the library alone knows: it is not counted.
         """
-        autograd_graph, rows = self.graph, q.shape[0]
-        sums = None if self.rank_choices.deterministic else (q.shape[0], q.shape[1])
+        autograd_graph, row_count = self.graph, q.shape[0]
+        query_sums_shape = None if self.rank_choices.deterministic else (q.shape[0], q.shape[1])
         if not (q.storage is k.storage is v.storage):
             q, k, v = (self.contiguous(x) for x in (q, k, v))
         inputs = (q, k, v)
         shares_storage = q.storage is k.storage
-        shapes = [x.shape for x in inputs]
-        product_shape = (rows, q.strides[0]) if shares_storage else None
-        output = self.new_tensor(rows, width)
-        logsumexp = self.new_tensor(rows, heads, FLOAT32)
+        input_shapes = [x.shape for x in inputs]
+        product_shape = (row_count, q.strides[0]) if shares_storage else None
+        output = self.new_tensor(row_count, output_width)
+        logsumexp = self.new_tensor(row_count, heads, FLOAT32)
         random_state = autograd_graph.new_tensor((2,), INT64)
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             if product_shape is None:
-                input_gradients = [autograd_graph.new_tensor(shape, output_gradient.dtype) for shape in shapes]
-                self.cudnn_workspace(sums, heads)
+                input_gradients = [autograd_graph.new_tensor(shape, output_gradient.dtype) for shape in input_shapes]
+                self.cudnn_workspace(query_sums_shape, heads)
                 return input_gradients
             product_gradient = autograd_graph.new_tensor(product_shape, output_gradient.dtype)
-            self.cudnn_workspace(sums, heads)
+            self.cudnn_workspace(query_sums_shape, heads)
             return [
                 Tensor(shape, output_gradient.dtype, product_gradient.storage, product_gradient.strides)
-                for shape in shapes
+                for shape in input_shapes
             ]
 
         self.node("attention", inputs, [output], backward, *inputs, output, logsumexp, random_state)
@@ -216,26 +218,26 @@ class AttentionKernels(LinearKernels):
             return attention_output
         return self.node_with_new_gradients("all_to_all", (attention_output,), self.like(attention_output))
 
-    def flash_attention(self, q: Tensor, k: Tensor, v: Tensor, heads: Number, width: Number) -> Tensor:
+    def flash_attention(self, q: Tensor, k: Tensor, v: Tensor, heads: Number, output_width: Number) -> Tensor:
         """Runs FlashAttention on [batch, tokens, heads, size], which takes copies unless the batch is 1."""
-        autograd_graph, rows, has_several_sequences = self.graph, q.shape[0], self.run_config.batch != 1
+        autograd_graph, row_count, has_several_sequences = self.graph, q.shape[0], self.run_config.batch != 1
         if has_several_sequences:
             q, k, v = (self.dense_copy(x) for x in (q, k, v))
         else:
             q, k, v = (self.contiguous(x) for x in (q, k, v))
         inputs = (q, k, v)
-        shapes = [x.shape for x in inputs]
-        output = self.new_tensor(rows, width)
-        logsumexp = self.new_tensor(rows, heads, FLOAT32)
+        input_shapes = [x.shape for x in inputs]
+        output = self.new_tensor(row_count, output_width)
+        logsumexp = self.new_tensor(row_count, heads, FLOAT32)
         random_state = autograd_graph.new_tensor((2,), INT64)
-        q_shape, splits = q.shape, 1
+        q_shape, split_count = q.shape, 1
         if self.rank_choices.deterministic:  # flash_api.cpp, `mha_bwd`: a sum of its own for each group of blocks
-            splits = ceil_div(self.rank_choices.multiprocessors, self.run_config.batch * heads)
+            split_count = ceil_div(self.rank_choices.multiprocessors, self.run_config.batch * heads)
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
-            input_gradients = [autograd_graph.new_tensor(shape, output_gradient.dtype) for shape in shapes]
-            logsumexp = self.new_tensor(rows, heads, FLOAT32)
-            query_gradient_sums = autograd_graph.new_tensor((splits * q_shape[0], q_shape[1]), FLOAT32)
+            input_gradients = [autograd_graph.new_tensor(shape, output_gradient.dtype) for shape in input_shapes]
+            logsumexp = self.new_tensor(row_count, heads, FLOAT32)
+            query_gradient_sums = autograd_graph.new_tensor((split_count * q_shape[0], q_shape[1]), FLOAT32)
             del query_gradient_sums, logsumexp
             return input_gradients
 
@@ -244,40 +246,40 @@ class AttentionKernels(LinearKernels):
         return self.dense_copy(output) if has_several_sequences else output
 
     def unfused_attention(
-        self, q: Tensor, k: Tensor, v: Tensor, heads: Number, groups: Number, width: Number, masked: bool
+        self, q: Tensor, k: Tensor, v: Tensor, heads: Number, kv_heads: Number, width: Number, is_masked: bool
     ) -> Tensor:
         """Computes all scores: UnfusedDotProductAttention (Transformer Engine), DotProductAttention (Megatron-Core)."""
         autograd_graph, kernel_choices, batch = self.graph, self.rank_choices, self.run_config.batch
-        rows, keys = q.shape[0], k.shape[0]
-        if groups != heads:  # keys and values repeated for each query head
+        row_count, keys = q.shape[0], k.shape[0]
+        if kv_heads != heads:  # keys and values repeated for each query head
             repeated_shape = (keys, q.shape[1])
             q = self.contiguous(q)
             k, v = self.copy_reordered("repeat", k, repeated_shape), self.copy_reordered("repeat", v, (keys, width))
         self.persistent.use_torch_workspace("forward")
-        scores_shape = (batch * heads * (rows // batch), keys // batch)
+        scores_shape = (batch * heads * (row_count // batch), keys // batch)
         engine = kernel_choices.transformer_engine
-        mask = autograd_graph.new_tensor((rows, keys // batch), BOOL) if masked and engine else None
+        mask = autograd_graph.new_tensor((row_count, keys // batch), BOOL) if is_masked and engine else None
         if engine:
             added_input: Tensor | None = autograd_graph.new_tensor(scores_shape, q.dtype)
         else:
             self.persistent.grow_gather_buffer(2 * scores_shape[0] * scores_shape[1])
             added_input = None
-        shapes = q.shape, k.shape
+        input_shapes = q.shape, k.shape
 
         def scores_backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             """Allocates the gradients of queries and keys."""
             self.persistent.use_torch_workspace("backward")
             input_gradients: list[Gradient] = []
-            for shape in shapes:  # a product, and the product times the scale (derivatives.yaml, `baddbmm`)
-                product = autograd_graph.new_tensor(shape, output_gradient.dtype)
-                input_gradients.append(self.like(product))
-                del product
+            for shape in input_shapes:  # a product, and the product times the scale (derivatives.yaml, `baddbmm`)
+                scores_gradient = autograd_graph.new_tensor(shape, output_gradient.dtype)
+                input_gradients.append(self.like(scores_gradient))
+                del scores_gradient
             return input_gradients
 
         raw_scores = autograd_graph.new_tensor(scores_shape, q.dtype)
         self.node("scores", (q, k), [raw_scores], scores_backward, q, k)
         del added_input, q, k
-        is_fused = engine or self.has_fused_softmax(batch * heads, rows // batch, keys // batch)
+        is_fused = engine or self.has_fused_softmax(batch * heads, row_count // batch, keys // batch)
         attention_probs = self.fused_softmax(raw_scores) if is_fused else self.unfused_softmax(raw_scores)
         if mask is not None:
             attention_probs = self.masked_copy(attention_probs, mask)
@@ -296,7 +298,7 @@ class AttentionKernels(LinearKernels):
                 autograd_graph.new_tensor(value_shape, output_gradient.dtype),
             ]
 
-        context = self.new_tensor(rows, width)
+        context = self.new_tensor(row_count, width)
         self.node("context", (attention_probs, v), [context], context_backward, attention_probs, v)
         del attention_probs, v
         output = self.dense_copy(context)  # its gradient is viewed in the other order
@@ -318,9 +320,9 @@ class AttentionKernels(LinearKernels):
         output = self.like(scores)
         return self.node_with_new_gradients("softmax", (scores,), output, output)
 
-    def has_fused_softmax(self, heads: Number, queries: Number, keys: Number) -> bool:
+    def has_fused_softmax(self, heads: Number, query_count: Number, key_count: Number) -> bool:
         """Whether FusedScaleMaskSoftmax has a kernel for these sizes (fused_softmax.py, `is_kernel_available`)."""
-        sizes_fit = 16 < keys <= LONGEST_FUSED and queries % 4 == 0 and keys % 4 == 0
+        sizes_fit = 16 < key_count <= LONGEST_FUSED and query_count % 4 == 0 and key_count % 4 == 0
         return bool(self.rank_choices.softmax_fusion and sizes_fit and heads % 4 == 0)
 
     def unfused_softmax(self, scores: Tensor) -> Tensor:

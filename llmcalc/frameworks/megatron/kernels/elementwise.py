@@ -44,9 +44,9 @@ class ElementwiseKernels(AttentionKernels):
         bias, self.activation_bias = self.activation_bias, None
         self.bind(operation.outs[0], self.activation(x, bias))
 
-    def _is_gate(self, value: Value) -> bool:
+    def _is_gate(self, program_value: Value) -> bool:
         """Whether a value is a gate that a later operation multiplies."""
-        return any(reader.verb == "mul" for reader, _ in self.readers.get(id(value.storage), ()))
+        return any(reader.verb == "mul" for reader, _ in self.readers.get(id(program_value.storage), ()))
 
     def activation(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Runs an activation that saves its input. Without fusion the bias is added first."""
@@ -86,14 +86,16 @@ class ElementwiseKernels(AttentionKernels):
         """Multiplies x by an activated gate in one fp32 kernel, which saves both inputs."""
         return self.node_with_new_gradients("gated", (x, gate), self.like(x), x, gate)
 
-    def gated_activation(self, x: Tensor, bias: Tensor | None, width: int) -> Tensor:
+    def gated_activation(self, x: Tensor, bias: Tensor | None, output_width: int) -> Tensor:
         """Computes act(gate) · up from one tensor that contains gate and up."""
         if self.rank_choices.bias_activation:
             inputs = [x] if bias is None else [x, bias]
-            return self.node_with_new_gradients("glu", inputs, self.graph.new_tensor((x.shape[0], width), x.dtype), x)
+            return self.node_with_new_gradients(
+                "glu", inputs, self.graph.new_tensor((x.shape[0], output_width), x.dtype), x
+            )
         if bias is not None:
             x = self.with_bias(x, bias)
-        gate, up = self.t.split(x, (width, width))
+        gate, up = self.t.split(x, (output_width, output_width))
         del x
         activated_gate = self.t.function("silu", gate)
         return self.t.mul(activated_gate, up)

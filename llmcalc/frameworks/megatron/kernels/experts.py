@@ -22,18 +22,20 @@ from .lowering import Gradients, SavedTensors, UncountedMeter
 class ExpertKernels(HeadKernels):
     """Kernels of mixtures of experts. `local_tensors`: the local variables of `MoELayer.forward`."""
 
-    def _look_for_readers(self, module_scope: Scope, module: Scope) -> None:
+    def _collect_readers(self, module_scope: Scope, module: Scope) -> None:
         """Moves shared experts before the router, or in versions before 2025-10-11 after the dispatch of tokens."""
         shared_experts = _shared_experts(module_scope)
         if shared_experts:
-            other_items = [item for item in module_scope.items if item not in shared_experts]
+            other_items = [module_item for module_item in module_scope.items if module_item not in shared_experts]
             router_position = 0
             if not self.rank_choices.shared_experts_first:
                 router_position = 1 + next(
-                    i for i, item in enumerate(other_items) if isinstance(item, Step) and item.verb == "dispatch"
+                    i
+                    for i, module_item in enumerate(other_items)
+                    if isinstance(module_item, Step) and module_item.verb == "dispatch"
                 )
             module_scope.items = [*other_items[:router_position], *shared_experts, *other_items[router_position:]]
-        super()._look_for_readers(module_scope, module)
+        super()._collect_readers(module_scope, module)
 
     # --- the router --------------------------------------------------------------------------------------------------
 
@@ -72,17 +74,17 @@ class ExpertKernels(HeadKernels):
     def router_linear(self, operation: Step, x: Tensor) -> Tensor:
         """Runs RouterGatingLinearFunction, always as a matrix product of Transformer Engine."""
         weight, bias = self.linear_weights(operation, operation.outs[0].width, "router")
-        dtype, (rows, width) = self.router_dtype, x.shape
+        dtype, (row_count, row_width) = self.router_dtype, x.shape
         self.persistent.use_engine_workspace()
-        output = self.graph.new_tensor((rows, weight.shape[0]), dtype)
+        output = self.graph.new_tensor((row_count, weight.shape[0]), dtype)
         is_fp32 = dtype is FLOAT32
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             autograd_graph = self.graph
             weight_copy = autograd_graph.new_tensor(weight.shape, dtype) if is_fp32 else None
-            input_gradient = autograd_graph.new_tensor((rows, width), dtype)
+            input_gradient = autograd_graph.new_tensor((row_count, row_width), dtype)
             del weight_copy
-            input_copy = autograd_graph.new_tensor((rows, width), dtype) if is_fp32 else None
+            input_copy = autograd_graph.new_tensor((row_count, row_width), dtype) if is_fp32 else None
             weight_gradient = autograd_graph.new_tensor(weight.shape, dtype)
             del input_copy
             if is_fp32:
@@ -108,29 +110,29 @@ class ExpertKernels(HeadKernels):
             operation.options["top_k"],
             self.graph,
         )
-        rows, experts = logits.shape
+        row_count, experts = logits.shape
         dtype = logits.dtype
-        expert_indices = autograd_graph.new_tensor((rows, k), INT64)
-        scores = [autograd_graph.new_tensor((rows, k), FLOAT32)]
+        expert_indices = autograd_graph.new_tensor((row_count, k), INT64)
+        scores = [autograd_graph.new_tensor((row_count, k), FLOAT32)]
         if operation.options["scoring"] != "softmax of chosen":
-            scores.append(autograd_graph.new_tensor((rows, experts), FLOAT32))
-        position_map = autograd_graph.new_tensor((rows, experts), INT32)
-        mask = autograd_graph.new_tensor((rows, experts), BOOL)
+            scores.append(autograd_graph.new_tensor((row_count, experts), FLOAT32))
+        position_map = autograd_graph.new_tensor((row_count, experts), INT32)
+        mask = autograd_graph.new_tensor((row_count, experts), BOOL)
         del position_map
-        probs = autograd_graph.new_tensor((rows, experts), dtype)
+        probs = autograd_graph.new_tensor((row_count, experts), dtype)
         saved_by_router = [expert_indices, *scores]
         if self.rank_choices.capacity_factor is not None:
-            saved_by_router.append(autograd_graph.new_tensor((rows, experts), BOOL))
-            probs = autograd_graph.new_tensor((rows, experts), dtype)
+            saved_by_router.append(autograd_graph.new_tensor((row_count, experts), BOOL))
+            probs = autograd_graph.new_tensor((row_count, experts), dtype)
         if self.rank_choices.aux_loss:
-            saved_by_router.append(autograd_graph.new_tensor((rows, experts), FLOAT32))
+            saved_by_router.append(autograd_graph.new_tensor((row_count, experts), FLOAT32))
         if self.rank_choices.z_loss:  # logsumexp
-            saved_by_router += [logits, autograd_graph.new_tensor((rows, 1), dtype)]
+            saved_by_router += [logits, autograd_graph.new_tensor((row_count, 1), dtype)]
         has_aux_loss = self.rank_choices.aux_loss
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
-            aux_gradient = autograd_graph.new_tensor((rows, experts), FLOAT32) if has_aux_loss else None
-            logits_gradient = autograd_graph.new_tensor((rows, experts), dtype)
+            aux_gradient = autograd_graph.new_tensor((row_count, experts), FLOAT32) if has_aux_loss else None
+            logits_gradient = autograd_graph.new_tensor((row_count, experts), dtype)
             del aux_gradient
             return [logits_gradient]
 
@@ -175,19 +177,19 @@ class ExpertKernels(HeadKernels):
         experts: int = self.all_experts // self.rank_choices.ep
         return experts
 
-    def received_rows(self, rows: Number) -> Number:
-        """Returns the number of token rows for this rank's experts. rows: tokens of each rank."""
-        return self.sent_rows(rows) * self.rank_choices.etp
+    def received_rows(self, row_count: Number) -> Number:
+        """Returns the number of token rows for this rank's experts. row_count: tokens of each rank."""
+        return self.sent_rows(row_count) * self.rank_choices.etp
 
-    def sent_rows(self, rows: Number) -> Number:
-        """Returns the number of token rows that a rank sends to experts. rows: the rank's tokens."""
+    def sent_rows(self, tokens: Number) -> Number:
+        """Returns the number of token rows that a rank sends to experts. tokens: the rank's tokens."""
         if self.rank_choices.capacity_factor is None:
-            return rows * self.top_k
-        return self.all_experts * math.ceil(rows * self.top_k / self.all_experts * self.rank_choices.capacity_factor)
+            return tokens * self.top_k
+        return self.all_experts * math.ceil(tokens * self.top_k / self.all_experts * self.rank_choices.capacity_factor)
 
-    def move_rows(self, operation_name: str, x: Tensor, rows: Number) -> Tensor:
+    def move_rows(self, operation_name: str, x: Tensor, row_count: Number) -> Tensor:
         """Copies token rows to other ranks or into another order, and the gradient back in the backward pass."""
-        return self.copy_reordered(operation_name, x, (rows, *x.shape[1:]))
+        return self.copy_reordered(operation_name, x, (row_count, *x.shape[1:]))
 
     def keep_in_dispatcher(self, *tensors: Tensor) -> None:
         """Keeps tensors referenced until the next forward pass of this layer's dispatcher.
@@ -199,19 +201,19 @@ class ExpertKernels(HeadKernels):
 
     def _all_gather_tokens(self, x: Tensor, local_tensors: dict[str, Tensor]) -> Tensor:
         """Runs MoEAllGatherTokenDispatcher: gathers all ranks' tokens and selects those of local experts."""
-        kernel_choices, autograd_graph, (rows, width) = self.rank_choices, self.graph, x.shape
+        kernel_choices, autograd_graph, (row_count, row_width) = self.rank_choices, self.graph, x.shape
         group_size, probs, mask = (
             kernel_choices.ep * kernel_choices.etp,
             local_tensors["probs"],
             local_tensors["routing_map"],
         )
-        all_rows, local_experts, dtype = rows * group_size, self.local_experts, local_tensors["probs"].dtype
-        expert_row_count = self.received_rows(rows)
+        all_rows, local_experts, dtype = row_count * group_size, self.local_experts, local_tensors["probs"].dtype
+        expert_row_count = self.received_rows(row_count)
         if group_size > 1:
             mask = autograd_graph.new_tensor((all_rows, self.all_experts), BOOL)
             probs = self.move_rows("gather", probs, all_rows)
-            self.persistent.grow_gather_buffer(2 * all_rows * width)
-            x = self.node_with_new_gradients("gather", (x,), Tensor((all_rows, width), x.dtype, self.empty_storage))
+            self.persistent.grow_gather_buffer(2 * all_rows * row_width)
+            x = self.node_with_new_gradients("gather", (x,), Tensor((all_rows, row_width), x.dtype, self.empty_storage))
         local_map = autograd_graph.new_tensor((all_rows, local_experts), BOOL)
         local_probs = self.node_with_new_gradients(
             "slice", (probs,), autograd_graph.new_tensor((all_rows, local_experts), dtype)
@@ -229,22 +231,22 @@ class ExpertKernels(HeadKernels):
         return expert_rows
 
     def permute(
-        self, x: Tensor, rows: Number, tokens: Number, experts: Number, probs: Tensor | None
+        self, x: Tensor, row_count: Number, tokens: Number, experts: Number, probs: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Sorts token rows by expert, and returns the sorted rows and the position map."""
-        autograd_graph, width = self.graph, x.shape[1]
+        autograd_graph, row_width = self.graph, x.shape[1]
         if self.rank_choices.permute_fusion:
             row_map = autograd_graph.new_tensor((tokens, 2 * experts + 1), INT32)
         else:
             transposed_map = autograd_graph.new_tensor((experts, tokens), BOOL)
             row_order = autograd_graph.new_tensor((experts * tokens,), INT64)
-            row_map = autograd_graph.new_tensor((rows,), INT64)
+            row_map = autograd_graph.new_tensor((row_count,), INT64)
             del transposed_map, row_order
-        output = autograd_graph.new_tensor((rows, width), x.dtype)
+        output = autograd_graph.new_tensor((row_count, row_width), x.dtype)
         if probs is None:
             return self.node_with_new_gradients("permute", (x,), output, row_map), row_map
         shape = x.shape
-        row_probs, probs_shape, dtype = autograd_graph.new_tensor((rows, 1), probs.dtype), probs.shape, probs.dtype
+        row_probs, probs_shape, dtype = autograd_graph.new_tensor((row_count, 1), probs.dtype), probs.shape, probs.dtype
         self.node(
             "permute",
             (x, probs),
@@ -258,7 +260,7 @@ class ExpertKernels(HeadKernels):
         self.row_probs = row_probs
         return output, row_map
 
-    def unpermute(self, expert_outputs: list[Tensor], tokens: Number, index: Tensor) -> Tensor:
+    def unpermute(self, expert_outputs: list[Tensor], tokens: Number, row_index: Tensor) -> Tensor:
         """Sums the expert outputs of each token."""
         autograd_graph, y = self.graph, expert_outputs.pop()
         shape, dtype = y.shape, y.dtype
@@ -266,13 +268,13 @@ class ExpertKernels(HeadKernels):
         if not self.rank_choices.permute_fusion and self.rank_choices.deterministic:
             output = autograd_graph.new_tensor((tokens, shape[1]), dtype)  # made twice (moe_utils.py, `unpermute`)
         saved_for_backward = (
-            [index, y] if self.rank_choices.deterministic and not self.rank_choices.permute_fusion else [index]
+            [row_index, y] if self.rank_choices.deterministic and not self.rank_choices.permute_fusion else [row_index]
         )
         return self.node_with_new_gradients("unpermute", (y,), output, *saved_for_backward)
 
     def _reduce_scatter_tokens(self, expert_outputs: list[Tensor], local_tensors: dict[str, Tensor]) -> Tensor:
         """Sums expert outputs per token and reduce-scatters the sums to the tokens' ranks."""
-        kernel_choices, width = self.rank_choices, expert_outputs[0].shape[1]
+        kernel_choices, row_width = self.rank_choices, expert_outputs[0].shape[1]
         x = local_tensors["hidden_states"]
         group_size, all_rows = kernel_choices.ep * kernel_choices.etp, x.shape[0]
         del x
@@ -280,17 +282,17 @@ class ExpertKernels(HeadKernels):
         if group_size == 1:
             return output
         combined_rows = self.t.to(output, self.router_dtype)
-        rows = all_rows // group_size
-        del width
-        reduced_rows = self.move_rows("reduce_scatter", combined_rows, rows)
+        row_count = all_rows // group_size
+        del row_width
+        reduced_rows = self.move_rows("reduce_scatter", combined_rows, row_count)
         return self.t.to(reduced_rows, BFLOAT16)
 
     def _send_rows(self, x: Tensor, local_tensors: dict[str, Tensor]) -> Tensor:
         """Runs MoEAlltoAllTokenDispatcher: sorts rows by expert, sends them to the experts' ranks, sorts them again."""
-        kernel_choices, (rows, _) = self.rank_choices, x.shape
+        kernel_choices, (tokens, _) = self.rank_choices, x.shape
         probs, mask = local_tensors["probs"], local_tensors["routing_map"]
-        row_count = self.sent_rows(rows)
-        expert_rows, row_map = self.permute(x, row_count, rows, self.all_experts, probs)
+        row_count = self.sent_rows(tokens)
+        expert_rows, row_map = self.permute(x, row_count, tokens, self.all_experts, probs)
         self.keep_in_dispatcher(row_map, mask, probs)
         local_tensors["index"] = row_map
         local_tensors["hidden_states"] = expert_rows
@@ -305,7 +307,7 @@ class ExpertKernels(HeadKernels):
         if self.local_experts > 1:
             expert_rows = self.move_rows("sort", expert_rows, row_count)
             self.row_probs = self.move_rows("sort", self.row_probs, row_count)
-        self.dispatched_tokens = rows
+        self.dispatched_tokens = tokens
         return expert_rows
 
     def _send_rows_by_hybridep(self, x: Tensor, local_tensors: dict[str, Tensor]) -> Tensor:
@@ -316,49 +318,49 @@ class ExpertKernels(HeadKernels):
         Source: DeepEP, hybrid-ep at 94a9f8f, csrc/hybrid_ep/executor/executor.cu, `metadata_preprocess_core`, and
         hybrid_ep.cu, `dispatch_with_permute`.
         """
-        kernel_choices, autograd_graph, (rows, width) = self.rank_choices, self.graph, x.shape
+        kernel_choices, autograd_graph, (tokens, row_width) = self.rank_choices, self.graph, x.shape
         ranks, local_experts, probs = kernel_choices.ep * kernel_choices.etp, self.local_experts, local_tensors["probs"]
         if probs.dtype is not FLOAT32:
             probs = self.t.to(probs, FLOAT32)
-        row_count, columns = self.received_rows(rows), self.all_experts * kernel_choices.etp
+        row_count, columns = self.received_rows(tokens), self.all_experts * kernel_choices.etp
         if kernel_choices.etp > 1:  # the map and the probabilities, for each rank that divides an expert
-            self.keep_in_dispatcher(autograd_graph.new_tensor((rows, columns), BOOL))
-            probs = self.copy_reordered("expand", probs, (rows, columns))
-        handle = [
-            autograd_graph.new_tensor((rows, ranks), INT32),
-            autograd_graph.new_tensor((rows, 1), BOOL),
-            autograd_graph.new_tensor((rows * ranks, local_experts), BOOL),
-            autograd_graph.new_tensor((rows * ranks, local_experts), INT32),
+            self.keep_in_dispatcher(autograd_graph.new_tensor((tokens, columns), BOOL))
+            probs = self.copy_reordered("expand", probs, (tokens, columns))
+        dispatch_handle = [
+            autograd_graph.new_tensor((tokens, ranks), INT32),
+            autograd_graph.new_tensor((tokens, 1), BOOL),
+            autograd_graph.new_tensor((tokens * ranks, local_experts), BOOL),
+            autograd_graph.new_tensor((tokens * ranks, local_experts), INT32),
         ]
         expert_rows, row_probs = (
-            autograd_graph.new_tensor((row_count, width), x.dtype),
+            autograd_graph.new_tensor((row_count, row_width), x.dtype),
             autograd_graph.new_tensor((row_count, 1), FLOAT32),
         )
         shape = x.shape
 
         def backward(saved_tensors: SavedTensors, gradients: list[Gradient], needs_input_grad: Needs) -> Gradients:
-            return [autograd_graph.new_tensor(shape, BFLOAT16), autograd_graph.new_tensor((rows, columns), FLOAT32)]
+            return [autograd_graph.new_tensor(shape, BFLOAT16), autograd_graph.new_tensor((tokens, columns), FLOAT32)]
 
-        self.node("dispatch", (x, probs), [expert_rows, row_probs], backward, *handle)
+        self.node("dispatch", (x, probs), [expert_rows, row_probs], backward, *dispatch_handle)
         self.keep_in_dispatcher(local_tensors["routing_map"], probs, row_probs)
         layer_indices = [module_call.layer_index for module_call in self.frames]
         self.persistent.module_tensors[(id(self), "handle", *self.module_path(), *layer_indices)] = (
-            handle  # the graph of its probabilities
+            dispatch_handle  # the graph of its probabilities
         )
         local_tensors["hidden_states"], local_tensors["dispatched_input"] = x, expert_rows
         self.row_probs = row_probs
-        self.dispatched_tokens = rows
-        self.dispatch_handle: list[Tensor] = handle
+        self.dispatched_tokens = tokens
+        self.dispatch_handle: list[Tensor] = dispatch_handle
         return expert_rows
 
     def _return_rows_by_hybridep(self, expert_outputs: list[Tensor], local_tensors: dict[str, Tensor]) -> Tensor:
         """Returns expert outputs to their tokens with HybridEP's kernel."""
-        autograd_graph, y, handle = self.graph, expert_outputs.pop(), self.dispatch_handle
+        autograd_graph, y, dispatch_handle = self.graph, expert_outputs.pop(), self.dispatch_handle
         self.dispatch_handle = []
         shape, dtype = y.shape, y.dtype
         local_tensors["output"] = y
         output = autograd_graph.new_tensor((self.dispatched_tokens, shape[1]), dtype)
-        return self.node_with_new_gradients("combine", (y,), output, *handle)
+        return self.node_with_new_gradients("combine", (y,), output, *dispatch_handle)
 
     def _return_rows(self, expert_outputs: list[Tensor], local_tensors: dict[str, Tensor]) -> Tensor:
         """Returns expert outputs to their tokens by all-to-all."""
@@ -388,36 +390,36 @@ class ExpertKernels(HeadKernels):
             return
         if self.rank_choices.grouped_gemm:
             fused_operations = self.fused_expert_steps(operation)
-            product = self.grouped_linear(
+            expert_output = self.grouped_linear(
                 operation,
                 self.tensor_read_by(operation, operation.ins[0]),
                 sum(reader.outs[0].width for reader in fused_operations),
             )
             for reader in fused_operations:
                 if reader is operation:
-                    self.bind(output, product)
+                    self.bind(output, expert_output)
                 else:
-                    self.pending_outputs[id(reader)] = product
+                    self.pending_outputs[id(reader)] = expert_output
             return
         raise self.unsupported("no kernels for an expert's layer outside of experts", operation.name)
 
     def module_kernel(self, module_scope: Scope) -> Callable[[], None] | None:
         """Returns the kernel that runs experts in sequence (SequentialMLP), for products that are not grouped."""
-        steps = [item for item in module_scope.items if isinstance(item, Step) and item.verb == "experts"]
-        if self.rank_choices.grouped_gemm or not steps:
+        expert_steps = [item_ for item_ in module_scope.items if isinstance(item_, Step) and item_.verb == "experts"]
+        if self.rank_choices.grouped_gemm or not expert_steps:
             return super().module_kernel(module_scope)
-        return lambda: self._run_sequential_experts(module_scope, steps)
+        return lambda: self._run_sequential_experts(module_scope, expert_steps)
 
-    def _run_sequential_experts(self, module_scope: Scope, operations: list[Step]) -> None:
+    def _run_sequential_experts(self, module_scope: Scope, layer_operations: list[Step]) -> None:
         """Runs the network of each expert in turn, and concatenates the outputs."""
         autograd_graph = self.graph
-        input_layers, output_layer = operations[:-1], operations[-1]
-        has_gate = any(isinstance(item, Step) and item.verb == "mul" for item in module_scope.items)
-        experts, width = self.local_experts, sum(layer.outs[0].width for layer in input_layers)
+        input_layers, output_layer = layer_operations[:-1], layer_operations[-1]
+        has_gate = any(isinstance(scope_item, Step) and scope_item.verb == "mul" for scope_item in module_scope.items)
+        experts, inner_width = self.local_experts, sum(layer.outs[0].width for layer in input_layers)
         hidden_width, output_width = output_layer.ins[0].width, output_layer.outs[0].width
         x, probs = self.tensor_of(input_layers[0].ins[0]), self.row_probs
-        rows = x.shape[0]
-        rows_per_expert = rows // experts
+        row_count = x.shape[0]
+        rows_per_expert = row_count // experts
         expert_inputs = [x] if experts == 1 else self.t.split(x, [rows_per_expert] * experts, 0)
         row_probs = [probs] if experts == 1 else self.t.split(probs, [rows_per_expert] * experts, 0)
         width_in = x.shape[1]
@@ -425,28 +427,28 @@ class ExpertKernels(HeadKernels):
         del x, probs
         expert_outputs: list[Tensor] = []
         for i, (expert_input, part_probs) in enumerate(zip(expert_inputs, row_probs, strict=True)):
-            product = self.expert_linear(input_layers[0], expert_input, i, width_in, width, "column")
+            expert_output = self.expert_linear(input_layers[0], expert_input, i, width_in, inner_width, "column")
             if has_gate:
                 if self.rank_choices.bias_activation:
-                    activation = self.weighted_glu(product, part_probs, hidden_width)
+                    activation = self.weighted_glu(expert_output, part_probs, hidden_width)
                 else:
                     activation = self.multiply_by_probabilities(
-                        self.gated_activation(product, None, hidden_width), part_probs
+                        self.gated_activation(expert_output, None, hidden_width), part_probs
                     )
             else:
-                activation = self.multiply_by_probabilities(self.activation(product, None), part_probs)
-            del product
+                activation = self.multiply_by_probabilities(self.activation(expert_output, None), part_probs)
+            del expert_output
             expert_outputs.append(self.expert_linear(output_layer, activation, i, hidden_width, output_width, "row"))
             del activation
         output = expert_outputs[0]
         if experts > 1:
-            shapes = [tensor.shape for tensor in expert_outputs]
+            output_shapes = [tensor.shape for tensor in expert_outputs]
             output = record(
                 autograd_graph,
                 "cat",
                 expert_outputs,
-                autograd_graph.new_tensor((rows, output_width), BFLOAT16),
-                lambda g, _: [Tensor(s, g.dtype, g.storage, g.strides) for s in shapes],
+                autograd_graph.new_tensor((row_count, output_width), BFLOAT16),
+                lambda g, _: [Tensor(tensor_shape, g.dtype, g.storage, g.strides) for tensor_shape in output_shapes],
             )
         del expert_outputs
         self.bind(output_layer.outs[0], output)
@@ -456,23 +458,23 @@ class ExpertKernels(HeadKernels):
     ) -> Tensor:
         """Runs the linear layer of a single expert."""
         previous_in_expert, self.in_expert = self.in_expert, self.rank_choices.ep > 1
-        path = (*self.module_path(), expert_index)
+        expert_path = (*self.module_path(), expert_index)
         weight = self.with_role(
-            weight_role, lambda: self.weight(f"{operation.name}.weight", (output_width, input_width), path)
+            weight_role, lambda: self.weight(f"{operation.name}.weight", (output_width, input_width), expert_path)
         )
         bias = (
-            self.with_role(weight_role, lambda: self.weight(f"{operation.name}.bias", (output_width,), path))
+            self.with_role(weight_role, lambda: self.weight(f"{operation.name}.bias", (output_width,), expert_path))
             if operation.options["bias"]
             else None
         )
         self.in_expert = previous_in_expert
-        engine, rows = self.rank_choices.transformer_engine, x.shape[0]
+        engine, row_count = self.rank_choices.transformer_engine, x.shape[0]
         self.use_workspace(engine, "forward")
-        output = self.new_tensor(rows, output_width)
+        output = self.new_tensor(row_count, output_width)
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             self.use_workspace(engine, "backward")
-            input_gradient = self.new_tensor(rows, input_width)
+            input_gradient = self.new_tensor(row_count, input_width)
             weight_gradient = self.weight_gradient(weight)
             if engine:
                 saved_tensors[0] = None
@@ -483,10 +485,10 @@ class ExpertKernels(HeadKernels):
 
     def fused_expert_steps(self, operation: Step) -> list[Step]:
         """Returns the expert layers with the same input, which run as one grouped matrix product."""
-        readers = self.readers[id(operation.ins[0].storage)]
+        output_readers = self.readers[id(operation.ins[0].storage)]
         return [
             reader
-            for reader, module in readers
+            for reader, module in output_readers
             if module is self.module_of_step[id(operation)] and reader.verb == "experts"
         ]
 
@@ -505,20 +507,20 @@ class ExpertKernels(HeadKernels):
         self.in_expert, self.role = previous_in_expert, previous_role
         return weights, biases
 
-    def grouped_linear(self, operation: Step, x: Tensor, width: Number) -> Tensor:
+    def grouped_linear(self, operation: Step, x: Tensor, output_width: Number) -> Tensor:
         """Runs TEGroupedLinear: each expert's rows times that expert's weight."""
-        return self.grouped_product(x, *self.expert_weights(operation, x.shape[1], width, "expert"))
+        return self.grouped_product(x, *self.expert_weights(operation, x.shape[1], output_width, "expert"))
 
     def grouped_product(self, x: Tensor, weights: list[Tensor], biases: Sequence[Tensor] = ()) -> Tensor:
         """Runs a grouped product, which saves its input for the gradients of trained weights."""
-        (rows, n_in), is_trained = x.shape, weights[0].needs_grad
+        (row_count, n_in), is_trained = x.shape, weights[0].needs_grad
         self.persistent.use_grouped_workspaces()
-        output = self.new_tensor(rows, weights[0].shape[0])
+        output = self.new_tensor(row_count, weights[0].shape[0])
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             self.persistent.use_grouped_workspaces()
             bias_gradients = [self.graph.new_tensor(parameter.shape, output_gradient.dtype) for parameter in biases]
-            input_gradient = self.new_tensor(rows, n_in)
+            input_gradient = self.new_tensor(row_count, n_in)
             weight_gradients = [self.weight_gradient(parameter) for parameter in weights]
             if is_trained:
                 saved_tensors[0] = None  # clear_tensor_data(*inputmats)
@@ -550,18 +552,18 @@ class ExpertKernels(HeadKernels):
             super().do_mul(operation)
             return
         gate = self.gate_and_up(operation)
-        width = operation.outs[0].width
+        output_width = operation.outs[0].width
         if not self.rank_choices.bias_activation:
-            activation = self.gated_activation(gate, None, width)
+            activation = self.gated_activation(gate, None, output_width)
             del gate
             self.bind(operation.outs[0], self.multiply_by_probabilities(activation, self.row_probs))
             return
-        self.bind(operation.outs[0], self.weighted_glu(gate, self.row_probs, width))
+        self.bind(operation.outs[0], self.weighted_glu(gate, self.row_probs, output_width))
 
-    def weighted_glu(self, x: Tensor, probs: Tensor, width: Number) -> Tensor:
+    def weighted_glu(self, x: Tensor, probs: Tensor, output_width: Number) -> Tensor:
         """Computes act(gate) · up · probability in one kernel, or act(x) · probability without a gate."""
         autograd_graph, shape = self.graph, x.shape
-        output, probs_format = autograd_graph.new_tensor((shape[0], width), x.dtype), (probs.shape, probs.dtype)
+        output, probs_format = autograd_graph.new_tensor((shape[0], output_width), x.dtype), (probs.shape, probs.dtype)
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             return [autograd_graph.new_tensor(shape, output_gradient.dtype), autograd_graph.new_tensor(*probs_format)]
@@ -581,9 +583,9 @@ class ExpertKernels(HeadKernels):
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             x_gradient = autograd_graph.new_tensor(shape, output_gradient.dtype)
-            product = autograd_graph.new_tensor(shape, output_gradient.dtype)
+            probs_product = autograd_graph.new_tensor(shape, output_gradient.dtype)
             probs_gradient = autograd_graph.new_tensor(probs_shape, dtype)
-            del product
+            del probs_product
             return [x_gradient, probs_gradient]
 
         self.node("mul", (x, probs), [output], backward, x, probs)
@@ -593,20 +595,20 @@ class ExpertKernels(HeadKernels):
 def _shared_experts(module_scope: Scope) -> list[Item]:
     """Returns the operations of a module's shared experts, including the output gate."""
     items = module_scope.items
-    positions = [
+    scope_positions = [
         i for i, item in enumerate(items) if isinstance(item, Scope) and item.about.get("kind") == "shared_expert"
     ]
-    if not positions:
+    if not scope_positions:
         return []
-    end_position = positions[-1] + 1
+    end_position = scope_positions[-1] + 1
     gate_positions = [
         i for i, item in enumerate(items) if isinstance(item, Step) and item.about.get("kind") == "shared_expert"
     ]
     if gate_positions:
         end_position = 1 + next(i for i in range(gate_positions[0], len(items)) if _operation_name(items[i]) == "mul")
-    return items[positions[0] : end_position]
+    return items[scope_positions[0] : end_position]
 
 
-def _operation_name(item: Item) -> str:
+def _operation_name(module_item: Item) -> str:
     """Returns an operation's name; empty for a scope of the program."""
-    return item.verb if isinstance(item, Step) else ""
+    return module_item.verb if isinstance(module_item, Step) else ""

@@ -34,31 +34,31 @@ class Quantized(NamedTuple):
     columns: list[Tensor]
 
 
-def quantized_specs(recipe: str, rows: Number, width: Number, weight: bool = False) -> tuple[Specs, Specs]:
-    """Returns shapes and formats of an 8-bit tensor's rowwise and columnwise parts. weight: 2D blocks."""
-    element_spec, transposed_spec = ((rows, width), UINT8), ((width, rows), UINT8)
+def quantized_specs(recipe: str, row_count: Number, row_width: Number, is_weight: bool = False) -> tuple[Specs, Specs]:
+    """Returns shapes and formats of an 8-bit tensor's rowwise and columnwise parts. is_weight: 2D blocks."""
+    element_spec, transposed_spec = ((row_count, row_width), UINT8), ((row_width, row_count), UINT8)
     if recipe == "mxfp8":
         return (
-            [element_spec, ((round_up(rows, 128), round_up(ceil_div(width, 32), 4)), UINT8)],
-            [element_spec, ((round_up(ceil_div(rows, 32), 4), round_up(width, 128)), UINT8)],
+            [element_spec, ((round_up(row_count, 128), round_up(ceil_div(row_width, 32), 4)), UINT8)],
+            [element_spec, ((round_up(ceil_div(row_count, 32), 4), round_up(row_width, 128)), UINT8)],
         )
     if recipe == "blockwise":
-        row_blocks, column_blocks = ceil_div(rows, 128), ceil_div(width, 128)
+        row_blocks, column_blocks = ceil_div(row_count, 128), ceil_div(row_width, 128)
         row_scales_shape, column_scales_shape = (
             ((row_blocks, round_up(column_blocks, 4)), (column_blocks, round_up(row_blocks, 4)))
-            if weight
-            else ((column_blocks, round_up(rows, 4)), (row_blocks, round_up(width, 4)))
+            if is_weight
+            else ((column_blocks, round_up(row_count, 4)), (row_blocks, round_up(row_width, 4)))
         )
         return [element_spec, (row_scales_shape, FLOAT32)], [transposed_spec, (column_scales_shape, FLOAT32)]
     return [element_spec, ((1,), FLOAT32)], [transposed_spec]
 
 
-def weight_sizes(kernel_choices: RankChoices, rows: Number, width: Number) -> list[int]:
+def weight_sizes(kernel_choices: RankChoices, row_count: Number, row_width: Number) -> list[int]:
     """Returns the bytes of each part of an 8-bit weight: elements and scales, rowwise, then columnwise."""
-    rowwise, columnwise = quantized_specs(kernel_choices.fp8_recipe, rows, width, weight=True)
+    rowwise_specs, columnwise_specs = quantized_specs(kernel_choices.fp8_recipe, row_count, row_width, is_weight=True)
     tensors = [
-        *rowwise,
-        *(columnwise if kernel_choices.fp8_recipe not in ONE_SCALE or kernel_choices.saves_transposed else []),
+        *rowwise_specs,
+        *(columnwise_specs if kernel_choices.fp8_recipe not in ONE_SCALE or kernel_choices.saves_transposed else []),
     ]
     return [int(count(shape)) * dtype.bytes for shape, dtype in tensors]
 
@@ -69,7 +69,7 @@ def state_sizes(kernel_choices: RankChoices) -> list[int]:
     Three belong to the input, weight and output, two to gradients.
     """
     return (
-        [4 * n for tensors in (3, 2) for n in (tensors, tensors * kernel_choices.amax_history)]
+        [4 * tensor_count for tensors in (3, 2) for tensor_count in (tensors, tensors * kernel_choices.amax_history)]
         if kernel_choices.fp8_recipe == "delayed"
         else []
     )
@@ -102,10 +102,12 @@ class Fp8Kernels(DeltaKernels):
         first_bf16_layers, last_bf16_layers = kernel_choices.bf16_layers
         return first_bf16_layers <= layer_index < kernel_choices.layers - last_bf16_layers
 
-    def quantize(self, rows: Number, width: Number, by_rows: bool = True, by_columns: bool = True) -> Quantized:
+    def quantize(
+        self, row_count: Number, row_width: Number, by_rows: bool = True, by_columns: bool = True
+    ) -> Quantized:
         """Returns an 8-bit tensor, quantized rowwise or columnwise as the products need."""
         kernel_choices = self.rank_choices
-        row_specs, column_specs = quantized_specs(kernel_choices.fp8_recipe, rows, width)
+        row_specs, column_specs = quantized_specs(kernel_choices.fp8_recipe, row_count, row_width)
         if kernel_choices.fp8_recipe not in ONE_SCALE:
             return Quantized(
                 [self.graph.new_tensor(*spec) for spec in row_specs] if by_rows else [],
@@ -120,35 +122,38 @@ class Fp8Kernels(DeltaKernels):
             return Quantized([*row_tensors, scale], [*row_tensors, scale])
         return Quantized([*row_tensors, scale], [*transposed_tensors, scale] if transposed_tensors else [])
 
-    def quantize_experts(self, rows: Number, width: Number, expert_count: int, by_columns: bool = True) -> Quantized:
+    def quantize_experts(
+        self, row_count: Number, width: Number, expert_count: int, by_columns: bool = True
+    ) -> Quantized:
         """Returns the 8-bit inputs of several experts, all with the same number of rows.
 
         Recipes with blocks allocate one tensor by rows and one by columns for all experts
         (csrc/extensions/cast.cpp, `bulk_allocate_fp8_blockwise_tensors`).
         """
         if self.rank_choices.fp8_recipe in ONE_SCALE:
-            quantized_experts = [self.quantize(rows, width, by_columns=by_columns) for _ in range(expert_count)]
+            quantized_experts = [self.quantize(row_count, width, by_columns=by_columns) for _ in range(expert_count)]
             return Quantized(
                 [x for expert_tensors in quantized_experts for x in expert_tensors.rows],
                 [x for expert_tensors in quantized_experts for x in expert_tensors.columns],
             )
-        sizes = []
-        for (data_shape, _), (scales_shape, dtype) in quantized_specs(self.rank_choices.fp8_recipe, rows, width):
-            size = expert_count * (round_up(count(data_shape), 256) + round_up(count(scales_shape) * dtype.bytes, 16))
-            sizes.append(size)
-        by_rows = [self.graph.new_tensor((sizes[0],), UINT8)]
-        return Quantized(by_rows, [self.graph.new_tensor((sizes[1],), UINT8)] if by_columns else [])
+        buffer_sizes = []
+        for (data_shape, _), (scales_shape, dtype) in quantized_specs(self.rank_choices.fp8_recipe, row_count, width):
+            nbytes = expert_count * (round_up(count(data_shape), 256) + round_up(count(scales_shape) * dtype.bytes, 16))
+            buffer_sizes.append(nbytes)
+        by_rows = [self.graph.new_tensor((buffer_sizes[0],), UINT8)]
+        return Quantized(by_rows, [self.graph.new_tensor((buffer_sizes[1],), UINT8)] if by_columns else [])
 
     def gather_quantized(
-        self, rows: Number, width: Number, by_rows: bool, by_columns: bool
+        self, row_count: Number, row_width: Number, by_rows: bool, by_columns: bool
     ) -> tuple[Quantized, list[Tensor]]:
         """All-gathers an 8-bit tensor over sequence-parallel ranks, and returns it with the sorting buffers."""
-        multiple = MULTIPLES.get(self.rank_choices.fp8_recipe, 1)
-        if exact_div(rows, self.rank_choices.tp) % multiple or width % multiple:
+        row_multiple = MULTIPLES.get(self.rank_choices.fp8_recipe, 1)
+        if exact_div(row_count, self.rank_choices.tp) % row_multiple or row_width % row_multiple:
             raise self.unsupported(
-                f"{rows} rows of {width} elements on {self.rank_choices.tp} ranks; expected multiples of {multiple}"
+                f"{row_count} rows of {row_width} elements on {self.rank_choices.tp} ranks; "
+                f"expected multiples of {row_multiple}"
             )
-        quantized_tensor = self.quantize(rows, width, by_rows, by_columns)
+        quantized_tensor = self.quantize(row_count, row_width, by_rows, by_columns)
         if self.rank_choices.fp8_recipe != "blockwise":
             return quantized_tensor, []
         sorting_buffers = [
@@ -180,12 +185,12 @@ class Fp8Kernels(DeltaKernels):
         )
         local_rows, n_in = x.shape
         rows, n_out = local_rows * self.rank_choices.tp if is_sharded else local_rows, weight.shape[0]
-        statistics: list[Tensor] = []
+        norm_statistics: list[Tensor] = []
         norm_output: Tensor | None = None
         if deferred_norm is not None:
             norm_output = None if self.rank_choices.fp8_recipe == "delayed" else self.like(x)
             has_mean = deferred_norm.options["spec"].type == "layernorm"
-            statistics = [self.statistics(local_rows) for _ in range(2 if has_mean else 1)]
+            norm_statistics = [self.statistics(local_rows) for _ in range(2 if has_mean else 1)]
         quantized_input = self.quantize(local_rows, n_in, by_columns=not gathers_rowwise_only and self.graph.enabled)
         del norm_output
         self.quantize_weight(weight)
@@ -210,7 +215,7 @@ class Fp8Kernels(DeltaKernels):
             self.use_overlap_workspaces()
             input_gradient: Tensor | None = None if in_user_buffers else new_tensor(rows, n_in)
             scattered_gradient = new_tensor(local_rows, n_in) if is_sharded and not in_user_buffers else None
-            transposed = (
+            transposed_copy = (
                 [new_tensor(n_in, rows, UINT8)] if gathers_rowwise_only and self.rank_choices.saves_transposed else []
             )
             weight_gradient = self.weight_gradient(weight)
@@ -219,7 +224,7 @@ class Fp8Kernels(DeltaKernels):
             for i in input_places:
                 saved_tensors[i] = None  # clear_tensor_data(ln_out)
             gathered_input.clear()
-            transposed.clear()
+            transposed_copy.clear()
             if is_sharded:
                 quantized_gradient.clear()
             if not has_norm:
@@ -234,7 +239,7 @@ class Fp8Kernels(DeltaKernels):
             ]
 
         saved_input = quantized_input.rows if gathers_rowwise_only else quantized_input.columns
-        saved_for_backward = [*saved_input, *([x] if has_norm else []), *statistics]
+        saved_for_backward = [*saved_input, *([x] if has_norm else []), *norm_statistics]
         input_places = range(len(saved_input))
         del quantized_input, saved_input
         self.node("norm_linear" if has_norm else "linear", inputs, [output], backward, *saved_for_backward)
@@ -253,36 +258,36 @@ class Fp8Kernels(DeltaKernels):
             self.gathers_rowwise_only and self.rank_choices.sequence_parallel,
         )
         local_rows, n_in = x.shape
-        rows, n_out = local_rows * self.rank_choices.tp if is_sharded else local_rows, weight.shape[0]
+        row_count, n_out = local_rows * self.rank_choices.tp if is_sharded else local_rows, weight.shape[0]
         quantized_input = self.quantize(local_rows, n_in, by_columns=False)
         self.quantize_weight(weight)
-        gathered_input = self.gather_quantized(rows, n_in, True, False) if is_sharded else None
+        gathered_input = self.gather_quantized(row_count, n_in, True, False) if is_sharded else None
         self.persistent.use_engine_workspace()
-        output = self.new_tensor(rows, n_out)
+        output = self.new_tensor(row_count, n_out)
         del gathered_input, quantized_input
         bias_shape = None if bias is None else bias.shape
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             bias_gradients = [] if bias_shape is None else [self.graph.new_tensor(bias_shape, output_gradient.dtype)]
-            quantized_gradient = [self.quantize(rows, n_out)]
-            requantized = [self.quantize(local_rows, n_in, self.gathers_rowwise_only, not gathers_rowwise_only)]
+            quantized_gradient = [self.quantize(row_count, n_out)]
+            requantized_input = [self.quantize(local_rows, n_in, self.gathers_rowwise_only, not gathers_rowwise_only)]
             gathered_input = (
-                [self.gather_quantized(rows, n_in, gathers_rowwise_only, not gathers_rowwise_only)]
+                [self.gather_quantized(row_count, n_in, gathers_rowwise_only, not gathers_rowwise_only)]
                 if is_sharded
                 else []
             )
             self.persistent.use_engine_workspace()
-            input_gradient = self.new_tensor(rows, n_in)
+            input_gradient = self.new_tensor(row_count, n_in)
             scattered_gradient = self.new_tensor(local_rows, n_in) if is_sharded else None
-            transposed = (
-                [self.new_tensor(n_in, rows, UINT8)]
+            transposed_copy = (
+                [self.new_tensor(n_in, row_count, UINT8)]
                 if gathers_rowwise_only and self.rank_choices.saves_transposed
                 else []
             )
             weight_gradient = self.weight_gradient(weight)
-            requantized.clear()
+            requantized_input.clear()
             gathered_input.clear()
-            transposed.clear()
+            transposed_copy.clear()
             if is_sharded:
                 quantized_gradient.clear()
             return [
@@ -294,30 +299,30 @@ class Fp8Kernels(DeltaKernels):
         self.node("linear", [x, weight, *([] if bias is None else [bias])], [output], backward, x)
         return output
 
-    def grouped_linear(self, operation: Step, x: Tensor, width: Number) -> Tensor:
+    def grouped_linear(self, operation: Step, x: Tensor, output_width: Number) -> Tensor:
         """Runs TEGroupedLinear on 8-bit inputs, with a scale per expert."""
         if not self.runs_in_fp8:
-            return super().grouped_linear(operation, x, width)
-        (rows, n_in), experts = x.shape, self.local_experts
-        rows_per_expert = rows // experts
-        multiple = MULTIPLES["mxfp8"] if self.rank_choices.fp8_recipe == "mxfp8" else ALIGNED
-        if rows_per_expert * experts != rows or rows_per_expert % multiple:
+            return super().grouped_linear(operation, x, output_width)
+        (row_count, n_in), experts = x.shape, self.local_experts
+        rows_per_expert = row_count // experts
+        row_multiple = MULTIPLES["mxfp8"] if self.rank_choices.fp8_recipe == "mxfp8" else ALIGNED
+        if rows_per_expert * experts != row_count or rows_per_expert % row_multiple:
             raise self.unsupported(
-                f"{rows} rows of {experts} experts in 8 bits; expected a multiple of {multiple} rows of each",
+                f"{row_count} rows of {experts} experts in 8 bits; expected a multiple of {row_multiple} rows of each",
                 operation.name,
             )
-        weights, biases = self.expert_weights(operation, n_in, width, "expert")
+        weights, biases = self.expert_weights(operation, n_in, output_width, "expert")
         quantized_input = self.quantize_experts(rows_per_expert, n_in, experts, self.graph.enabled)
         for parameter in weights:
             self.quantize_weight(parameter)
         self.persistent.use_grouped_workspaces()
-        output = self.new_tensor(rows, width)
+        output = self.new_tensor(row_count, output_width)
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             bias_gradients = [self.graph.new_tensor(parameter.shape, output_gradient.dtype) for parameter in biases]
-            _quantized_gradient = self.quantize_experts(rows_per_expert, width, experts)
+            _quantized_gradient = self.quantize_experts(rows_per_expert, output_width, experts)
             self.persistent.use_grouped_workspaces()
-            input_gradient = self.new_tensor(rows, n_in)
+            input_gradient = self.new_tensor(row_count, n_in)
             weight_gradients = [self.weight_gradient(parameter) for parameter in weights]
             saved_tensors[:] = [None] * len(saved_tensors)  # clear_tensor_data(*inputmats)
             return [input_gradient, *weight_gradients, *bias_gradients]
@@ -349,27 +354,29 @@ class Fp8Kernels(DeltaKernels):
             )
         return self.quantized_linear("linear", x, weight, False, False)
 
-    def quantized_linear(self, name: str, x: Tensor, weight: Tensor, saves_16_bits: bool, divided: bool) -> Tensor:
+    def quantized_linear(
+        self, workspace_name: str, x: Tensor, weight: Tensor, saves_16_bits: bool, is_divided: bool
+    ) -> Tensor:
         """Runs a linear layer with 8-bit inputs.
 
-        saves_16_bits: whether the saved input has 16 bits. divided: whether output rows are reduce-scattered.
+        saves_16_bits: whether the saved input has 16 bits. is_divided: whether output rows are reduce-scattered.
         """
         (rows, n_in), n_out = x.shape, weight.shape[0]
         quantized_input = self.quantize(rows, n_in, by_columns=not saves_16_bits and self.graph.enabled)
         self.quantize_weight(weight)
-        in_user_buffers = self.rank_choices.user_buffers and divided
-        if in_user_buffers:
+        uses_user_buffers = self.rank_choices.user_buffers and is_divided
+        if uses_user_buffers:
             self.use_overlap_workspaces()
         else:
             self.persistent.use_engine_workspace()
-        output = self.new_tensor(self.local_rows(rows) if in_user_buffers else rows, n_out)
-        if divided and not in_user_buffers:
+        output = self.new_tensor(self.local_rows(rows) if uses_user_buffers else rows, n_out)
+        if is_divided and not uses_user_buffers:
             output = self.new_tensor(self.local_rows(rows), n_out)
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
-            if in_user_buffers:
+            if uses_user_buffers:
                 quantized_gradient = [self.quantize(self.local_rows(rows), n_out)]
-            elif divided:
+            elif is_divided:
                 local_gradient = [self.quantize(self.local_rows(rows), n_out, by_columns=not self.gathers_rowwise_only)]
                 gathered_gradient, sorting_buffers = self.gather_quantized(rows, n_out, True, True)
                 quantized_gradient = [gathered_gradient]
@@ -377,18 +384,18 @@ class Fp8Kernels(DeltaKernels):
                 del gathered_gradient, sorting_buffers
             else:
                 quantized_gradient = [self.quantize(rows, n_out)]
-            requantized = [self.quantize(rows, n_in, by_rows=self.gathers_rowwise_only)] if saves_16_bits else []
+            requantized_input = [self.quantize(rows, n_in, by_rows=self.gathers_rowwise_only)] if saves_16_bits else []
             self.persistent.use_engine_workspace()
             input_gradient = self.new_tensor(rows, n_in)
             weight_gradient = self.weight_gradient(weight)
-            requantized.clear()
+            requantized_input.clear()
             if not saves_16_bits:
                 saved_tensors[:] = [None] * len(saved_tensors)  # clear_tensor_data(inputmat_total)
-            if divided:
+            if is_divided:
                 quantized_gradient.clear()
             return [input_gradient, weight_gradient]
 
         saved_for_backward = [x] if saves_16_bits else quantized_input.columns
         del quantized_input
-        self.node(name, (x, weight), [output], backward, *saved_for_backward)
+        self.node(workspace_name, (x, weight), [output], backward, *saved_for_backward)
         return output

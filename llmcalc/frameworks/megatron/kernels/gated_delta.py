@@ -32,8 +32,10 @@ class DeltaKernels(MambaKernels):
 
     def module_kernel(self, module_scope: Scope) -> Callable[[], None] | None:
         """Returns the kernel that runs a gated DeltaNet mixer."""
-        alternatives = [item for item in module_scope.items if isinstance(item, Alternatives)]
-        branch_steps = [operation for item in alternatives for operation in next(iter(item.branches.values())).steps()]
+        alternatives = [module_item for module_item in module_scope.items if isinstance(module_item, Alternatives)]
+        branch_steps = [
+            operation for module_item in alternatives for operation in next(iter(module_item.branches.values())).steps()
+        ]
         delta_step = next(
             (
                 operation
@@ -52,43 +54,43 @@ class DeltaKernels(MambaKernels):
         """Runs Megatron-Core's GatedDeltaNet.forward."""
         aten, op, batch = self.t, core_scope.op, self.run_config.batch
         assert isinstance(op, DeltaRule)
-        operations = steps_by_name(module_scope)
-        widths = [operations[projection].outs[0].width for projection in PROJECTIONS]
-        query_projection = operations[PROJECTIONS[0]]
+        named_steps = steps_by_name(module_scope)
+        projection_widths = [named_steps[projection_name].outs[0].width for projection_name in PROJECTIONS]
+        query_projection = named_steps[PROJECTIONS[0]]
         input_value = query_projection.ins[0]
         x = self.tensor_of(input_value)
         self.forget(input_value.storage)
-        product = self.column_linear(query_projection, x, sum(widths[1:], widths[0]))
+        projected_input = self.column_linear(query_projection, x, sum(projection_widths[1:], projection_widths[0]))
         del x
-        tokens = product.shape[0] // batch
-        qkvzba = aten.transpose(aten.reshape(product, (tokens, batch, product.shape[1])), 0, 1)
-        del product
-        channels = sum(widths[1:3], widths[0])
-        qkv, gate, beta, alpha = aten.split(qkvzba, [channels, *widths[3:]])
+        tokens = projected_input.shape[0] // batch
+        qkvzba = aten.transpose(aten.reshape(projected_input, (tokens, batch, projected_input.shape[1])), 0, 1)
+        del projected_input
+        conv_channels = sum(projection_widths[1:3], projection_widths[0])
+        qkv, gate, beta, alpha = aten.split(qkvzba, [conv_channels, *projection_widths[3:]])
         gate = aten.unflatten(gate, -1, (op.heads, op.value_dim))
-        kernel = operations["conv1d"].options["kernel"]
-        filters = self.weight("conv1d.weight", (channels, 1, kernel))
+        kernel = named_steps["conv1d"].options["kernel"]
+        conv_filters = self.weight("conv1d.weight", (conv_channels, 1, kernel))
         if self.rank_choices.deterministic:
             qkv = aten.contiguous(aten.transpose(qkv, 1, 2))
-            _conv_out = aten.convolution(qkv, filters, None, tokens + kernel - 1)
+            _conv_out = aten.convolution(qkv, conv_filters, None, tokens + kernel - 1)
             qkv = aten.transpose(aten.function("silu", aten.slice(_conv_out, tokens)), 1, 2)
         else:
-            qkv = fla.causal_conv1d(aten, qkv, aten.reshape(filters, (channels, kernel)))
+            qkv = fla.causal_conv1d(aten, qkv, aten.reshape(conv_filters, (conv_channels, kernel)))
         dt_bias, a_log = self.weight("dt_bias", (op.heads,)), self.weight("A_log", (op.heads,))
-        q, k, v, g, gate, beta_sigmoid = self._prepare_delta_inputs(
-            op, widths[0], qkv, gate, a_log, dt_bias, beta, alpha
+        q, k, v, log_decay, gate, beta_sigmoid = self._prepare_delta_inputs(
+            op, projection_widths[0], qkv, gate, a_log, dt_bias, beta, alpha
         )
         delta_rule = chunked_delta_rule if self.rank_choices.deterministic else fla.chunk_gated_delta_rule_alone
-        y = delta_rule(aten, q, k, v, g, beta_sigmoid)
-        output_projection = operations["o_proj"]
+        y = delta_rule(aten, q, k, v, log_decay, beta_sigmoid)
+        output_projection = named_steps["o_proj"]
         self.bind(
             output_projection.outs[0],
-            self.row_linear(output_projection, self._run_gated_norm(operations["norm"], op, y, gate)),
+            self.row_linear(output_projection, self._run_gated_norm(named_steps["norm"], op, y, gate)),
         )
 
     def _prepare_delta_inputs(
         self,
-        op: DeltaRule,
+        delta_rule: DeltaRule,
         key_width: Number,
         qkv: Tensor,
         gate: Tensor,
@@ -103,28 +105,28 @@ class DeltaKernels(MambaKernels):
         output gate are copied.
         """
         autograd_graph, (batch, tokens) = self.graph, qkv.shape[:2]
-        key_heads = exact_div(key_width, op.key_dim)
-        qk_shape, head_shape = (batch, tokens, 2 * key_width), (batch, tokens, op.heads)
+        key_heads = exact_div(key_width, delta_rule.key_dim)
+        qk_shape, head_shape = (batch, tokens, 2 * key_width), (batch, tokens, delta_rule.heads)
         contiguous_qk = autograd_graph.new_tensor(qk_shape, BFLOAT16)
         normalized_qk, qk_norms = (
             autograd_graph.new_tensor(qk_shape, BFLOAT16),
             autograd_graph.new_tensor((batch, tokens, 2 * key_heads), FLOAT32),
         )
         del contiguous_qk
-        q, k = (autograd_graph.new_tensor((*head_shape, op.key_dim), BFLOAT16) for _ in range(2))
-        v = autograd_graph.new_tensor((*head_shape, op.value_dim), BFLOAT16)
+        q, k = (autograd_graph.new_tensor((*head_shape, delta_rule.key_dim), BFLOAT16) for _ in range(2))
+        v = autograd_graph.new_tensor((*head_shape, delta_rule.value_dim), BFLOAT16)
         decay, beta_sigmoid = (
             autograd_graph.new_tensor(head_shape, FLOAT32),
             autograd_graph.new_tensor(head_shape, BFLOAT16),
         )
-        out_gate = autograd_graph.new_tensor((*head_shape, op.value_dim), BFLOAT16)
-        shapes = [x.shape for x in (qkv, gate, a_log, dt_bias, beta, alpha)]
+        out_gate = autograd_graph.new_tensor((*head_shape, delta_rule.value_dim), BFLOAT16)
+        input_shapes = [x.shape for x in (qkv, gate, a_log, dt_bias, beta, alpha)]
 
         def backward(saved_tensors: SavedTensors, gradients: list[Gradient], needs_input_grad: Needs) -> Gradients:
             normalized_gradients = autograd_graph.new_tensor(qk_shape, BFLOAT16)
             qk_gradients = autograd_graph.new_tensor(qk_shape, BFLOAT16)
             del normalized_gradients
-            input_gradients = [autograd_graph.new_tensor(shape, BFLOAT16) for shape in shapes]
+            input_gradients = [autograd_graph.new_tensor(shape, BFLOAT16) for shape in input_shapes]
             del qk_gradients
             return input_gradients
 
@@ -142,16 +144,16 @@ class DeltaKernels(MambaKernels):
         )
         return outputs
 
-    def _run_gated_norm(self, norm: Step, op: DeltaRule, y: Tensor, gate: Tensor) -> Tensor:
+    def _run_gated_norm(self, norm: Step, delta_rule: DeltaRule, y: Tensor, gate: Tensor) -> Tensor:
         """Runs _gated_norm_and_a2a: norm(y) · silu(gate), then moves the token axis before the batch axis."""
         aten, (batch, tokens) = self.t, y.shape[:2]
-        flat_shape = (batch * tokens * op.heads, op.value_dim)
-        normed = self.norm(aten.reshape(y, flat_shape), norm, self.module_path(), flat_shape[0])
-        output = self.times_gate(normed, aten.reshape(gate, flat_shape))
-        del normed
-        output = aten.reshape(output, (batch, tokens, op.heads * op.value_dim))
+        flat_shape = (batch * tokens * delta_rule.heads, delta_rule.value_dim)
+        normed_output = self.norm(aten.reshape(y, flat_shape), norm, self.module_path(), flat_shape[0])
+        output = self.times_gate(normed_output, aten.reshape(gate, flat_shape))
+        del normed_output
+        output = aten.reshape(output, (batch, tokens, delta_rule.heads * delta_rule.value_dim))
         output = aten.contiguous(aten.transpose(output, 0, 1))
-        return aten.reshape(output, (batch * tokens, op.heads * op.value_dim))
+        return aten.reshape(output, (batch * tokens, delta_rule.heads * delta_rule.value_dim))
 
 
 def chunked_delta_rule(aten: Aten, q: Tensor, k: Tensor, v: Tensor, output_gradient: Tensor, beta: Tensor) -> Tensor:
@@ -162,8 +164,8 @@ def chunked_delta_rule(aten: Aten, q: Tensor, k: Tensor, v: Tensor, output_gradi
     query, key, value, beta, output_gradient = [
         aten.to(aten.contiguous(aten.transpose(x, 1, 2)), FLOAT32) for x in (q, k, v, beta, output_gradient)
     ]
-    tokens, chunks = key.shape[2], ceil_div(key.shape[2], CHUNK)
-    padded_tokens = chunks * CHUNK
+    tokens, chunk_count = key.shape[2], ceil_div(key.shape[2], CHUNK)
+    padded_tokens = chunk_count * CHUNK
     query = aten.pad(query, padded_tokens, -2)
     key = aten.pad(key, padded_tokens, -2)
     value = aten.pad(value, padded_tokens, -2)
@@ -173,51 +175,52 @@ def chunked_delta_rule(aten: Aten, q: Tensor, k: Tensor, v: Tensor, output_gradi
     v_beta = aten.mul(value, aten.unsqueeze(beta, -1))
     k_beta = aten.mul(key, aten.unsqueeze(beta, -1))
     query, key, value, k_beta, v_beta = [
-        aten.unflatten(x, 2, (chunks, CHUNK)) for x in (query, key, value, k_beta, v_beta)
+        aten.unflatten(x, 2, (chunk_count, CHUNK)) for x in (query, key, value, k_beta, v_beta)
     ]
-    output_gradient = aten.unflatten(output_gradient, 2, (chunks, CHUNK))
+    output_gradient = aten.unflatten(output_gradient, 2, (chunk_count, CHUNK))
     mask = aten.new_tensor((CHUNK, CHUNK), BOOL)
     output_gradient = cumsum(aten, output_gradient)
     decay = tril(
         aten, aten.exp(tril(aten, aten.sub(aten.unsqueeze(output_gradient, -1), aten.unsqueeze(output_gradient, -2))))
     )
-    attn = aten.mul(aten.matmul(k_beta, aten.transpose(key, -1, -2)), decay)
-    attn = aten.scale(aten.masked_fill(attn, mask), "neg")
+    intra_chunk_attention = aten.mul(aten.matmul(k_beta, aten.transpose(key, -1, -2)), decay)
+    intra_chunk_attention = aten.scale(aten.masked_fill(intra_chunk_attention, mask), "neg")
     for i in range(1, CHUNK):
-        attention_row = aten.clone(aten.slice(aten.select(attn, -2), i))
-        previous_rows = aten.clone(aten.slice(aten.slice(attn, i, -2), i))
-        attn = aten.write_into(
-            attn, aten.add(attention_row, aten.sum(aten.mul(aten.unsqueeze(attention_row, -1), previous_rows), -2))
+        attention_row = aten.clone(aten.slice(aten.select(intra_chunk_attention, -2), i))
+        previous_rows = aten.clone(aten.slice(aten.slice(intra_chunk_attention, i, -2), i))
+        intra_chunk_attention = aten.write_into(
+            intra_chunk_attention,
+            aten.add(attention_row, aten.sum(aten.mul(aten.unsqueeze(attention_row, -1), previous_rows), -2)),
         )
-    attn = aten.add(attn, aten.new_tensor((CHUNK, CHUNK), FLOAT32))
-    value = aten.matmul(attn, v_beta)
-    k_cumdecay = aten.matmul(attn, aten.mul(k_beta, aten.unsqueeze(aten.exp(output_gradient), -1)))
-    state = aten.new_tensor((*key.shape[:2], key.shape[-1], value.shape[-1]), FLOAT32)
+    intra_chunk_attention = aten.add(intra_chunk_attention, aten.new_tensor((CHUNK, CHUNK), FLOAT32))
+    value = aten.matmul(intra_chunk_attention, v_beta)
+    k_cumdecay = aten.matmul(intra_chunk_attention, aten.mul(k_beta, aten.unsqueeze(aten.exp(output_gradient), -1)))
+    kv_state = aten.new_tensor((*key.shape[:2], key.shape[-1], value.shape[-1]), FLOAT32)
     output = aten.new_tensor(value.shape, FLOAT32)
     mask = aten.new_tensor((CHUNK, CHUNK), BOOL)
-    for _ in range(int(chunks)):
+    for _ in range(int(chunk_count)):
         q_i, k_i, v_i = (aten.select(x, 2) for x in (query, key, value))
-        attn = masked_fill_in_place(
+        intra_chunk_attention = masked_fill_in_place(
             aten, aten.mul(aten.matmul(q_i, aten.transpose(k_i, -1, -2)), aten.select(decay, 2)), mask
         )
-        v_prime = aten.matmul(aten.select(k_cumdecay, 2), state)
+        v_prime = aten.matmul(aten.select(k_cumdecay, 2), kv_state)
         v_new = aten.sub(v_i, v_prime)
-        attn_inter = aten.matmul(aten.mul(q_i, aten.exp(aten.unsqueeze(aten.select(output_gradient, 2), -1))), state)
-        output = aten.write_into(output, aten.add(attn_inter, aten.matmul(attn, v_new)))
+        attn_inter = aten.matmul(aten.mul(q_i, aten.exp(aten.unsqueeze(aten.select(output_gradient, 2), -1))), kv_state)
+        output = aten.write_into(output, aten.add(attn_inter, aten.matmul(intra_chunk_attention, v_new)))
         decayed_state = aten.mul(
-            state, aten.exp(aten.unsqueeze(aten.unsqueeze(aten.select(aten.select(output_gradient, 2), -1), -1), -1))
+            kv_state, aten.exp(aten.unsqueeze(aten.unsqueeze(aten.select(aten.select(output_gradient, 2), -1), -1), -1))
         )
         remaining_decay = aten.exp(
             aten.sub(
                 aten.unsqueeze(aten.select(aten.select(output_gradient, 2), -1), -1), aten.select(output_gradient, 2)
             )
         )
-        state = aten.add(
+        kv_state = aten.add(
             decayed_state,
             aten.matmul(aten.transpose(aten.mul(k_i, aten.unsqueeze(remaining_decay, -1)), -1, -2), v_new),
         )
         del decayed_state, remaining_decay
-    del state
+    del kv_state
     output = aten.slice(aten.flatten(output, 2, 3), tokens, 2)
     return aten.to(aten.contiguous(aten.transpose(output, 1, 2)), q.dtype)
 
@@ -226,10 +229,10 @@ def cumsum(aten: Aten, x: Tensor) -> Tensor:
     """Returns cumulative sums along the last axis, with torch's gradient (`cumsum_backward`)."""
 
     def backward(output_gradient: Tensor, _: Needs) -> Gradients:
-        flipped = aten.like(output_gradient)
-        flipped_sums = aten.like(flipped)
+        flipped_gradient = aten.like(output_gradient)
+        flipped_sums = aten.like(flipped_gradient)
         gradient = aten.like(flipped_sums)
-        del flipped, flipped_sums
+        del flipped_gradient, flipped_sums
         return (gradient,)
 
     return record(aten.graph, "cumsum", (x,), aten.like(x), backward)

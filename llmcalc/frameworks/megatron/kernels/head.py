@@ -26,10 +26,10 @@ class HeadKernels(ElementwiseKernels):
         """Looks up embeddings of tokens, positions or segments."""
         index_kind, output = operation.options["by"], operation.outs[0]
         weight = self.shared_table("table", operation) if index_kind == "ids" else self.positions(operation)
-        rows = self.rows(output)
-        ids = self.graph.new_tensor((rows, 1), INT64) if index_kind == "ids" else None
-        embeddings = self.new_tensor(rows, weight.shape[1])
-        saved_for_backward = [] if ids is None else [ids]
+        row_count = self.rows(output)
+        token_ids = self.graph.new_tensor((row_count, 1), INT64) if index_kind == "ids" else None
+        embeddings = self.new_tensor(row_count, weight.shape[1])
+        saved_for_backward = [] if token_ids is None else [token_ids]
         self.node_with_new_gradients("embedding", (weight,), embeddings, *saved_for_backward)
         del saved_for_backward
         self.bind(output, self.enter_layers(embeddings) if self.in_multi_token_prediction else embeddings)
@@ -89,44 +89,44 @@ class HeadKernels(ElementwiseKernels):
 
         The method `uniform` recomputes groups of equal size, `block` the first layers.
         """
-        method, group_size = self.rank_choices.recompute, self.rank_choices.recompute_layers
-        if method == "none":
+        recompute_method, group_size = self.rank_choices.recompute, self.rank_choices.recompute_layers
+        if recompute_method == "none":
             super().layers(layer_scopes)
             return
         stack_input, stack_output = layer_scopes[0].first_input, layer_scopes[-1].output
         assert stack_input is not None
         assert stack_output is not None
         if any(
-            value.rows != stack_input.rows
+            encoder_value.rows != stack_input.rows
             for layer_kind in layer_scopes
             for operation in layer_kind.steps()
-            for value in self._encoder_inputs(operation)
+            for encoder_value in self._encoder_inputs(operation)
         ):
             raise self.unsupported(
                 "no kernels for layers that run again and read an encoder; expected no recomputation"
             )
-        hidden = self.tensor_of(stack_input)
+        hidden_states = self.tensor_of(stack_input)
         self._free_layer_input(stack_input)
         layer_order = shortened(layer_kinds(layer_scopes), self.run_only.get(self.stack_number))
         self.stack_number += 1
         group_start = 0
         while group_start < len(layer_order):
-            is_recomputed = method == "uniform" or group_start < group_size
-            group_end = min(len(layer_order), group_start + (group_size if method == "uniform" else 1))
+            is_recomputed = recompute_method == "uniform" or group_start < group_size
+            group_end = min(len(layer_order), group_start + (group_size if recompute_method == "uniform" else 1))
             group_frames = [
                 Frame(layer_order[i], layer_index=self.first_layer_index + i, owner=self.first_layer_index + i)
                 for i in range(group_start, group_end)
             ]
-            layer_input = hidden
-            del hidden
-            hidden = (
+            layer_input = hidden_states
+            del hidden_states
+            hidden_states = (
                 self.checkpoint(self._layer_group(group_frames), [layer_input])
                 if is_recomputed
                 else self.layer(group_frames[0], layer_input)
             )
             del layer_input
             group_start = group_end
-        self.values[id(stack_output)] = hidden
+        self.values[id(stack_output)] = hidden_states
 
     def layer(self, module_call: Frame, x: Tensor) -> Tensor:
         """Runs one layer, whose input may be detached, and whose weights may have to be gathered."""
@@ -165,15 +165,16 @@ class HeadKernels(ElementwiseKernels):
             caller_state = self.values, self.bound, self.frames, self.memo
             self.values, self.bound, self.frames, self.memo = {}, {}, list(outer_frames), {}
             try:
-                hidden = arguments[0]
-                for frame in layer_frames:
-                    layer_input = hidden
-                    del hidden
-                    hidden = self.layer(
-                        Frame(frame.scope, layer_index=frame.layer_index, owner=frame.owner), layer_input
+                hidden_states = arguments[0]
+                for layer_frame in layer_frames:
+                    layer_input = hidden_states
+                    del hidden_states
+                    hidden_states = self.layer(
+                        Frame(layer_frame.scope, layer_index=layer_frame.layer_index, owner=layer_frame.owner),
+                        layer_input,
                     )
                     del layer_input
-                return hidden
+                return hidden_states
             finally:
                 self.values, self.bound, self.frames, self.memo = caller_state
 
@@ -181,7 +182,7 @@ class HeadKernels(ElementwiseKernels):
 
     # --- tokens further ahead ----------------------------------------------------------------------------------------
 
-    def _look_for_readers(self, module_scope: Scope, module: Scope) -> None:
+    def _collect_readers(self, module_scope: Scope, module: Scope) -> None:
         """Moves multi-token-prediction modules and losses before the output layer."""
         mtp_modules = [
             item for item in module_scope.items if isinstance(item, Scope) and item.about.get("kind") == "mtp"
@@ -192,7 +193,7 @@ class HeadKernels(ElementwiseKernels):
             ]
             moved_modules = [*mtp_modules, *output_modules]
             module_scope.items = [*(item for item in module_scope.items if item not in moved_modules), *moved_modules]
-        super()._look_for_readers(module_scope, module)
+        super()._collect_readers(module_scope, module)
 
     def do_add_output(self, operation: Step) -> None:
         """Computes the loss of a multi-token-prediction module, whose logits stay referenced until the main loss."""
@@ -219,15 +220,17 @@ class HeadKernels(ElementwiseKernels):
 
         Source: multi_token_prediction.py, `_concat_embeddings`. A rank's tokens are a view of all tokens.
         """
-        kernel_choices, width, rows = self.rank_choices, operation.outs[0].width, x.shape[0]
-        weight, _ = self.linear_weights(operation, width // kernel_choices.tp, "column")
-        projected = self.engine_column_linear(x, weight, None, [], None)
+        kernel_choices, output_width, row_count = self.rank_choices, operation.outs[0].width, x.shape[0]
+        weight, _ = self.linear_weights(operation, output_width // kernel_choices.tp, "column")
+        projected_input = self.engine_column_linear(x, weight, None, [], None)
         if kernel_choices.tp > 1:
-            projected = self.copy_reordered("gather", projected, (projected.shape[0], width))
+            projected_input = self.copy_reordered("gather", projected_input, (projected_input.shape[0], output_width))
         if not kernel_choices.sequence_parallel:
-            return projected
+            return projected_input
         return self.node_with_new_gradients(
-            "scatter", (projected,), Tensor((rows, width), projected.dtype, projected.storage)
+            "scatter",
+            (projected_input,),
+            Tensor((row_count, output_width), projected_input.dtype, projected_input.storage),
         )
 
     def output(self, operation: Step, x: Tensor) -> Tensor:
@@ -236,13 +239,13 @@ class HeadKernels(ElementwiseKernels):
             x = self.dense_copy(x)
         if self.further_outputs and not self.in_multi_token_prediction:
             mtp_losses, self.further_outputs = self.further_outputs, []
-            scaled_hidden, shapes = Tensor(x.shape, x.dtype, x.storage), [tensor.shape for tensor in mtp_losses]
+            scaled_hidden, loss_shapes = Tensor(x.shape, x.dtype, x.storage), [tensor.shape for tensor in mtp_losses]
             new_tensor = self.graph.new_tensor
             self.node(
                 "loss_scaler",
                 (x, *mtp_losses),
                 [scaled_hidden],
-                lambda saved_tensors, g, needs_input_grad: [g, *(new_tensor(s, FLOAT32) for s in shapes)],
+                lambda saved_tensors, g, needs_input_grad: [g, *(new_tensor(shape, FLOAT32) for shape in loss_shapes)],
             )
             del mtp_losses
             x = scaled_hidden
@@ -259,8 +262,8 @@ class HeadKernels(ElementwiseKernels):
 
     def _engine_loss(self, logits: Tensor) -> Tensor:
         """Runs Transformer Engine's loss, whose forward pass overwrites the logits with the gradient."""
-        rows = logits.shape[0]
-        loss, softmax_sums = self.new_tensor(rows, 1, FLOAT32), self.new_tensor(rows, 3, FLOAT32)
+        row_count = logits.shape[0]
+        loss, softmax_sums = self.new_tensor(row_count, 1, FLOAT32), self.new_tensor(row_count, 3, FLOAT32)
         del softmax_sums
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
@@ -271,22 +274,22 @@ class HeadKernels(ElementwiseKernels):
 
     def _core_loss(self, logits: Tensor) -> Tensor:
         """Runs Megatron-Core's loss on a float32 copy of the logits, with softmax and gradient in place."""
-        autograd_graph, (rows, width) = self.graph, logits.shape
+        autograd_graph, (rows, vocab_width) = self.graph, logits.shape
         is_fused = self.rank_choices.loss_implementation == "native"
-        logits_fp32 = autograd_graph.new_tensor((rows, width), FLOAT32)
+        logits_fp32 = autograd_graph.new_tensor((rows, vocab_width), FLOAT32)
         row_max = self.statistics(rows)
         mask, target_indices = autograd_graph.new_tensor((rows, 1), BOOL), autograd_graph.new_tensor((rows, 1), INT64)
-        index = autograd_graph.new_tensor((rows, 1), INT64)
+        target_index = autograd_graph.new_tensor((rows, 1), INT64)
         target_logits = self.statistics(rows)
         exp_sums = self.statistics(rows)
-        del row_max, index
+        del row_max, target_index
         loss = self.statistics(rows)
         del target_logits, exp_sums
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             if is_fused:
-                logits_copy = autograd_graph.new_tensor((rows, width), FLOAT32)
-                logits_gradient = autograd_graph.new_tensor((rows, width), BFLOAT16)
+                logits_copy = autograd_graph.new_tensor((rows, vocab_width), FLOAT32)
+                logits_gradient = autograd_graph.new_tensor((rows, vocab_width), BFLOAT16)
                 del logits_copy
                 return [logits_gradient]
             return [saved_tensors[0]]

@@ -49,16 +49,18 @@ class LinearKernels(RankKernels):
         """Returns the weight and bias of a norm."""
         spec: Norm = operation.options["spec"]
         shape = (self.element_count(operation.options["over"]),)
-        names = [name for name, is_present in (("weight", spec.weight), ("bias", spec.has_bias)) if is_present]
-        return [self.weight(f"{operation.name}.{name}", shape, module_path) for name in names]
+        weight_names = [
+            weight_name for weight_name, is_present in (("weight", spec.weight), ("bias", spec.has_bias)) if is_present
+        ]
+        return [self.weight(f"{operation.name}.{weight_name}", shape, module_path) for weight_name in weight_names]
 
     def norm(self, x: Tensor, operation: Step, module_path: Path, row_count: Number) -> Tensor:
         """Runs an unfused norm, which saves its input, and one or two statistics per row. row_count: number of rows."""
         weights, spec = self.norm_weights(operation, module_path), operation.options["spec"]
         x = self.contiguous(x)
         output = self.like(x)
-        statistics = [self.statistics(row_count) for _ in range(2 if spec.type == "layernorm" else 1)]
-        return self.node_with_new_gradients("norm", (x, *weights), output, x, *statistics)
+        norm_statistics = [self.statistics(row_count) for _ in range(2 if spec.type == "layernorm" else 1)]
+        return self.node_with_new_gradients("norm", (x, *weights), output, x, *norm_statistics)
 
     def has_norm_before(self, operation: Step) -> bool:
         """Whether a column-parallel layer and the norm before it are one fused module.
@@ -66,9 +68,9 @@ class LinearKernels(RankKernels):
         Cross-attention is an exception (core/models/T5/t5_spec.py).
         """
         return self.is_column_parallel(operation) and all(
-            item.ins[0].rows == item.ins[1].rows
-            for item in self.module_of_step[id(operation)].items
-            if isinstance(item, Step) and item.verb == "attention"
+            module_item.ins[0].rows == module_item.ins[1].rows
+            for module_item in self.module_of_step[id(operation)].items
+            if isinstance(module_item, Step) and module_item.verb == "attention"
         )
 
     # --- linear layers -----------------------------------------------------------------------------------------------
@@ -95,9 +97,9 @@ class LinearKernels(RankKernels):
         assert operation.weight is not None
         table_key = "", id(operation.weight)
         if table_key not in self.weights:
-            width = operation.weight.ins if operation.weight.out[0].name == "vocab" else operation.weight.out
-            rows = operation.weight.out if operation.weight.out[0].name == "vocab" else operation.weight.ins
-            shape = self.element_count(rows), self.element_count(width)
+            row_width = operation.weight.ins if operation.weight.out[0].name == "vocab" else operation.weight.out
+            row_count = operation.weight.out if operation.weight.out[0].name == "vocab" else operation.weight.ins
+            shape = self.element_count(row_count), self.element_count(row_width)
             self.weights[table_key] = self.with_role(table_role, lambda: self.weight(f"{operation.name}.weight", shape))
         return self.weights[table_key]
 
@@ -134,9 +136,9 @@ class LinearKernels(RankKernels):
     def _run_column_layers(self, operation: Step, x: Tensor) -> None:
         """Runs fused column-parallel layers, and assigns an output to each layer."""
         fused_steps = self.fused_column_steps(operation)
-        widths = [fused_step.outs[0].width for fused_step in fused_steps]
-        product = self.column_linear(operation, x, sum(widths[1:], widths[0]))
-        layer_outputs = self.split_product(fused_steps, product, widths) if len(fused_steps) > 1 else [product]
+        output_widths = [fused_step.outs[0].width for fused_step in fused_steps]
+        product = self.column_linear(operation, x, sum(output_widths[1:], output_widths[0]))
+        layer_outputs = self.split_product(fused_steps, product, output_widths) if len(fused_steps) > 1 else [product]
         del product, x
         for fused_step, layer_output in zip(fused_steps, layer_outputs, strict=True):
             if fused_step is operation:
@@ -149,25 +151,25 @@ class LinearKernels(RankKernels):
         return [product for _ in widths]
 
     def linear_weights(
-        self, operation: Step, width: Number, weight_role: str, bias: bool | None = None
+        self, operation: Step, output_width: Number, weight_role: str, bias: bool | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Returns a linear layer's weight and bias. width: total outputs of all fused layers."""
-        shape = width, operation.ins[0].width
+        """Returns a linear layer's weight and bias. output_width: total outputs of all fused layers."""
+        shape = output_width, operation.ins[0].width
         module_path = self.module_path()
         weight = self.with_role(weight_role, lambda: self.weight(f"{operation.name}.weight", shape, module_path))
         has_bias = operation.options["bias"] if bias is None else bias
         bias_tensor = (
-            self.with_role(weight_role, lambda: self.weight(f"{operation.name}.bias", (width,), module_path))
+            self.with_role(weight_role, lambda: self.weight(f"{operation.name}.bias", (output_width,), module_path))
             if has_bias
             else None
         )
         return weight, bias_tensor
 
-    def column_linear(self, operation: Step, x: Tensor, width: Number) -> Tensor:
+    def column_linear(self, operation: Step, x: Tensor, output_width: Number) -> Tensor:
         """Runs a column-parallel layer, fused with a preceding norm if there is one."""
         deferred_norm = self.waiting_norms.get(id(operation.ins[0].storage))
         norm = [] if deferred_norm is None else self.norm_weights(*deferred_norm)
-        weight, bias = self.linear_weights(operation, width, "column")
+        weight, bias = self.linear_weights(operation, output_width, "column")
         if not self.rank_choices.transformer_engine:
             return self.core_column_linear(x, weight, bias, self.adds_bias(operation))
         unadded_bias = None if bias is None or self.adds_bias(operation) else bias
@@ -190,11 +192,11 @@ class LinearKernels(RankKernels):
         """
         kernel_choices, is_sharded = self.rank_choices, self.rank_choices.sequence_parallel
         local_rows, n_in = x.shape
-        rows = local_rows * kernel_choices.tp if is_sharded else local_rows
-        norm_output, statistics = (x, []) if deferred_norm is None else self._fused_norm(x, deferred_norm)
-        gathered_input = self.new_tensor(rows, n_in) if is_sharded and not kernel_choices.user_buffers else None
+        row_count = local_rows * kernel_choices.tp if is_sharded else local_rows
+        norm_output, norm_statistics = (x, []) if deferred_norm is None else self._fused_norm(x, deferred_norm)
+        gathered_input = self.new_tensor(row_count, n_in) if is_sharded and not kernel_choices.user_buffers else None
         self.use_overlap_workspaces()
-        output = self.new_tensor(rows, weight.shape[0])
+        output = self.new_tensor(row_count, weight.shape[0])
         has_norm, is_trained = deferred_norm is not None, weight.needs_grad
         returns_norm = has_norm and self.norm_outputs is not None
         returns_gathered = returns_norm and is_sharded and self.adapters_read_gathered_rows
@@ -207,13 +209,13 @@ class LinearKernels(RankKernels):
         def backward(saved_tensors: SavedTensors, gradients: Any, needs_input_grad: Needs) -> Gradients:
             new_tensor, in_user_buffers = self.new_tensor, kernel_choices.user_buffers
             output_gradient, norm_gradient = gradients if returns_norm else (gradients, None)
-            gathered_input = new_tensor(rows, n_in) if is_sharded and not in_user_buffers and is_trained else None
+            gathered_input = new_tensor(row_count, n_in) if is_sharded and not in_user_buffers and is_trained else None
             self.use_overlap_workspaces()
             input_gradient: Tensor | None = (
-                None if in_user_buffers or not needs_input_grad[0] else new_tensor(rows, n_in)
+                None if in_user_buffers or not needs_input_grad[0] else new_tensor(row_count, n_in)
             )
             if returns_gathered:
-                input_gradient = new_tensor(rows, n_in)  # the sum with the gradient of the returned rows
+                input_gradient = new_tensor(row_count, n_in)  # the sum with the gradient of the returned rows
             scattered_gradient = (
                 new_tensor(local_rows, n_in) if is_sharded and not in_user_buffers and needs_input_grad[0] else None
             )
@@ -238,7 +240,7 @@ class LinearKernels(RankKernels):
             ]
 
         saved_norm_output = [norm_output] if is_trained or returns_norm else []
-        saved_for_backward = [x, *saved_norm_output, *statistics] if has_norm else saved_norm_output
+        saved_for_backward = [x, *saved_norm_output, *norm_statistics] if has_norm else saved_norm_output
         del norm_output, saved_norm_output
         outputs = [output]
         if returns_norm and self.norm_outputs is not None and returned_norm is not None:
@@ -256,11 +258,11 @@ class LinearKernels(RankKernels):
     def core_column_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, adds_bias: bool) -> Tensor:
         """Runs ColumnParallelLinear, which gathers rows in a buffer for all such layers."""
         is_sharded, (local_rows, n_in) = self.rank_choices.sequence_parallel, x.shape
-        rows = local_rows * self.rank_choices.tp if is_sharded else local_rows
+        row_count = local_rows * self.rank_choices.tp if is_sharded else local_rows
         if is_sharded:
-            self.persistent.grow_gather_buffer(2 * rows * n_in)
+            self.persistent.grow_gather_buffer(2 * row_count * n_in)
         self.persistent.use_torch_workspace("forward")
-        output = self.new_tensor(rows, weight.shape[0])
+        output = self.new_tensor(row_count, weight.shape[0])
         self.activation_bias = None if adds_bias else bias
         if bias is not None and adds_bias:
             output = self.like(output)
@@ -268,21 +270,21 @@ class LinearKernels(RankKernels):
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             if is_sharded:
-                self.persistent.grow_gather_buffer(2 * rows * n_in)
-            return self._core_gradients(output_gradient, rows, (local_rows, n_in), weight, added_bias)
+                self.persistent.grow_gather_buffer(2 * row_count * n_in)
+            return self._core_gradients(output_gradient, row_count, (local_rows, n_in), weight, added_bias)
 
         self.node("column_linear", (x, weight, *([] if added_bias is None else [added_bias])), [output], backward, x)
         return output
 
     def _core_gradients(
-        self, output_gradient: Tensor, rows: int, shape: tuple[int, int], weight: Tensor, bias: Tensor | None
+        self, output_gradient: Tensor, row_count: int, shape: tuple[int, int], weight: Tensor, bias: Tensor | None
     ) -> Gradients:
         """Runs the end of ColumnParallelLinear's backward pass: gradients of input, weight and bias.
 
-        rows: rows of the gathered input. shape: the shape of the rank's input.
+        row_count: rows of the gathered input. shape: the shape of the rank's input.
         """
         self.persistent.use_torch_workspace("backward")
-        input_gradient = self.new_tensor(rows, shape[1])
+        input_gradient = self.new_tensor(row_count, shape[1])
         scattered_gradient = self.new_tensor(*shape) if self.rank_choices.sequence_parallel else None
         weight_gradient = self.weight_gradient(weight)
         bias_gradient = [] if bias is None else [self.graph.new_tensor(bias.shape, output_gradient.dtype)]
@@ -301,18 +303,18 @@ class LinearKernels(RankKernels):
 
     def engine_row_linear(self, x: Tensor, weight: Tensor) -> Tensor:
         """Runs Linear in row-parallel mode, which saves its input for the gradient of a trained weight."""
-        is_sharded, (rows, n_in), n_out = self.rank_choices.sequence_parallel, x.shape, weight.shape[0]
-        in_user_buffers, is_trained = self.rank_choices.user_buffers, weight.needs_grad
+        is_sharded, (row_count, n_in), n_out = self.rank_choices.sequence_parallel, x.shape, weight.shape[0]
+        uses_user_buffers, is_trained = self.rank_choices.user_buffers, weight.needs_grad
         self.use_overlap_workspaces()
-        output = self.new_tensor(self.local_rows(rows) if in_user_buffers else rows, n_out)
-        if is_sharded and not in_user_buffers:
-            output = self.new_tensor(self.local_rows(rows), n_out)
+        output = self.new_tensor(self.local_rows(row_count) if uses_user_buffers else row_count, n_out)
+        if is_sharded and not uses_user_buffers:
+            output = self.new_tensor(self.local_rows(row_count), n_out)
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
-            gathered_gradient = self.new_tensor(rows, n_out) if is_sharded and not in_user_buffers else None
+            gathered_gradient = self.new_tensor(row_count, n_out) if is_sharded and not uses_user_buffers else None
             self.use_overlap_workspaces()
-            input_gradient = self.new_tensor(rows, n_in)
-            if in_user_buffers:
+            input_gradient = self.new_tensor(row_count, n_in)
+            if uses_user_buffers:
                 self.persistent.use_engine_workspace()
             weight_gradient = self.weight_gradient(weight)
             if is_trained:
@@ -325,18 +327,18 @@ class LinearKernels(RankKernels):
 
     def core_row_linear(self, x: Tensor, weight: Tensor) -> Tensor:
         """Runs RowParallelLinear, whose reduction over ranks is a separate graph node."""
-        is_sharded, (rows, n_in), n_out = self.rank_choices.sequence_parallel, x.shape, weight.shape[0]
+        is_sharded, (row_count, n_in), n_out = self.rank_choices.sequence_parallel, x.shape, weight.shape[0]
         self.persistent.use_torch_workspace("forward")
-        output = self.new_tensor(rows, n_out)
+        output = self.new_tensor(row_count, n_out)
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             self.persistent.use_torch_workspace("backward")
-            return [self.new_tensor(rows, n_in), self.weight_gradient(weight)]
+            return [self.new_tensor(row_count, n_in), self.weight_gradient(weight)]
 
         self.node("row_linear", (x, weight), [output], backward, x)
         if not is_sharded:
             return output
-        unreduced_output, output = output, self.new_tensor(self.local_rows(rows), n_out)
+        unreduced_output, output = output, self.new_tensor(self.local_rows(row_count), n_out)
         return self.node_with_new_gradients("reduce_scatter", (unreduced_output,), output)
 
     def undivided_linear(self, operation: Step, x: Tensor) -> Tensor:
@@ -369,12 +371,12 @@ class LinearKernels(RankKernels):
         else:
             self.persistent.use_engine_workspace()
 
-    def use_workspace(self, engine: bool, thread: str) -> None:
+    def use_workspace(self, engine: bool, thread_name: str) -> None:
         """Allocates the cuBLAS workspace of Transformer Engine, or of torch in a thread."""
         if engine:
             self.persistent.use_engine_workspace()
         else:
-            self.persistent.use_torch_workspace(thread)
+            self.persistent.use_torch_workspace(thread_name)
 
     def output(self, operation: Step, x: Tensor) -> Tensor:
         """Computes the logits of the rank's vocabulary shard with torch's product."""
@@ -387,11 +389,11 @@ class LinearKernels(RankKernels):
         if not weight.needs_grad:
             return self._frozen_output(x, weight, bias)
         is_sharded, (local_rows, n_in) = self.rank_choices.sequence_parallel, x.shape
-        rows = local_rows * self.rank_choices.tp if is_sharded else local_rows
+        row_count = local_rows * self.rank_choices.tp if is_sharded else local_rows
         if is_sharded:
-            self.persistent.grow_gather_buffer(2 * rows * n_in)
+            self.persistent.grow_gather_buffer(2 * row_count * n_in)
         self.persistent.use_torch_workspace("forward")
-        output = self.new_tensor(rows, weight.shape[0])
+        output = self.new_tensor(row_count, weight.shape[0])
         if bias is not None:
             output = self.like(output)
 
@@ -405,9 +407,9 @@ class LinearKernels(RankKernels):
             if is_deferred and layer_input is not None:
                 self.persistent.deferred_gradients.append((layer_input, output_gradient, chunk_entry))
             elif is_sharded:
-                self.persistent.grow_gather_buffer(2 * rows * n_in)
+                self.persistent.grow_gather_buffer(2 * row_count * n_in)
             del layer_input
-            return self._core_gradients(output_gradient, rows, (local_rows, n_in), weight, bias)
+            return self._core_gradients(output_gradient, row_count, (local_rows, n_in), weight, bias)
 
         self.node("output_layer", (x, weight, *([] if bias is None else [bias])), [output], backward, x)
         return output
@@ -418,24 +420,24 @@ class LinearKernels(RankKernels):
         Source: Megatron-LM, megatron/core/tensor_parallel/layers.py, `linear_with_frozen_weight`.
         """
         local_rows, n_in = x.shape
-        rows = local_rows * self.rank_choices.tp if self.rank_choices.sequence_parallel else local_rows
+        row_count = local_rows * self.rank_choices.tp if self.rank_choices.sequence_parallel else local_rows
         if self.rank_choices.sequence_parallel:
-            x = self.copy_reordered("gather", x, (rows, n_in))
+            x = self.copy_reordered("gather", x, (row_count, n_in))
         self.persistent.use_torch_workspace("forward")
-        output = self.new_tensor(rows, weight.shape[0])
+        output = self.new_tensor(row_count, weight.shape[0])
         if bias is not None:
             output = self.like(output)
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             self.persistent.use_torch_workspace("backward")
-            return [self.new_tensor(rows, n_in)]
+            return [self.new_tensor(row_count, n_in)]
 
         self.node("output_layer", (x,), [output], backward)
         return output
 
 
-def is_divided(axis: Axis | JoinedShapes) -> bool:
+def is_divided(weight_axis: Axis | JoinedShapes) -> bool:
     """Whether tensor parallelism shards an axis, or each of several concatenated axes."""
-    if isinstance(axis, JoinedShapes):
-        return all(is_divided(axis_part[0]) for axis_part in axis.parts)
-    return axis.name in COLUMNS
+    if isinstance(weight_axis, JoinedShapes):
+        return all(is_divided(axis_part[0]) for axis_part in weight_axis.parts)
+    return weight_axis.name in COLUMNS

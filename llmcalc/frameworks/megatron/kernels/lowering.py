@@ -54,9 +54,9 @@ PRODUCTS = ("column", "row", "matrix", "expert")
 """The roles of the weights of linear layers."""
 
 
-def steps_by_name(scope: Scope) -> dict[str, Step]:
+def steps_by_name(module_scope: Scope) -> dict[str, Step]:
     """Returns the named steps that are directly in a scope."""
-    return {item.name: item for item in scope.items if isinstance(item, Step) and item.name}
+    return {step.name: step for step in module_scope.items if isinstance(step, Step) and step.name}
 
 
 class Parameter(NamedTuple):
@@ -92,9 +92,9 @@ class Parameter(NamedTuple):
 class UncountedMeter(NoMeter):
     """A meter that counts nothing, for weights inside buffers that are counted elsewhere."""
 
-    def allocate(self, size: Number) -> Any:
+    def allocate(self, byte_count: Number) -> Any:
         """Returns a block without counting its bytes."""
-        return Block(size, "weights")
+        return Block(byte_count, "weights")
 
 
 GATHER_BUFFER = "gather buffer"
@@ -112,19 +112,19 @@ def detached_argument(
         argument_gradients[i] = output_gradient
         return (None,)
 
-    leaf = empty(UncountedMeter(), (), BFLOAT16, leaf=True)
-    argument.node = Node(autograd_graph, "argument", (leaf,), store_gradient)
+    leaf_tensor = empty(UncountedMeter(), (), BFLOAT16, leaf=True)
+    argument.node = Node(autograd_graph, "argument", (leaf_tensor,), store_gradient)
     return argument
 
 
 class WeightGathering(Protocol):
-    """Gathers the weights of layers, where ranks of data parallelism divide them."""
+    """Gathers the weights of layers that data-parallel ranks shard."""
 
     def gather(self, layer_index: int | None) -> None:
-        """Gathers a layer's weights, or with None those outside of layers."""
+        """Gathers the weights of a layer, or with None the weights outside of layers."""
 
     def run_layer(
-        self, autograd_graph: Graph, layer_index: int, x: Tensor, compute: Callable[[Tensor], Tensor]
+        self, autograd_graph: Graph, layer_index: int, layer_input: Tensor, run_modules: Callable[[Tensor], Tensor]
     ) -> Tensor:
         """Runs a layer between gathering and freeing its weights, in both passes."""
 
@@ -161,9 +161,9 @@ class PersistentTensors:
         self.quantized_weights: dict[int, list[Storage]] = {}
         self.shared: dict[str | Shape, list[Block]] = {}
 
-    def use_torch_workspace(self, thread: str) -> None:
+    def use_torch_workspace(self, thread_name: str) -> None:
         """Allocates torch's cuBLAS workspace for a thread."""
-        self._keep_workspace(f"cuBLAS, {thread}", self.cublas_bytes)
+        self._keep_workspace(f"cuBLAS, {thread_name}", self.cublas_bytes)
 
     def use_engine_workspace(self) -> None:
         """Allocates Transformer Engine's cuBLAS workspace."""
@@ -175,8 +175,8 @@ class PersistentTensors:
 
     def use_grouped_workspaces(self) -> None:
         """Allocates the workspaces of grouped products, which use four streams (`get_num_compute_streams`)."""
-        for stream in range(4):
-            self._keep_workspace(f"Transformer Engine, stream {stream}", self.engine_bytes)
+        for stream_number in range(4):
+            self._keep_workspace(f"Transformer Engine, stream {stream_number}", self.engine_bytes)
 
     def _keep_workspace(self, operation_name: str, workspace_bytes: Number) -> None:
         """Allocates the workspace `operation_name` on first use."""
@@ -216,11 +216,11 @@ class PersistentTensors:
         """Allocates the causal mask of `tokens` tokens, which stays allocated."""
         self._keep_workspace(f"mask of {tokens}", tokens * tokens)
 
-    def keep_quantized_weight(self, weight: Tensor, sizes: Sequence[int]) -> None:
-        """Allocates a weight's 8-bit copy and scales. sizes: bytes of each tensor."""
+    def keep_quantized_weight(self, weight: Tensor, buffer_sizes: Sequence[int]) -> None:
+        """Allocates a weight's 8-bit copy and scales. buffer_sizes: bytes of each tensor."""
         if id(weight) not in self.quantized_weights:
             with counted_as(self.meter, "weights"):
-                self.quantized_weights[id(weight)] = [Storage(self.meter, size) for size in sizes]
+                self.quantized_weights[id(weight)] = [Storage(self.meter, nbytes) for nbytes in buffer_sizes]
 
     def dummy_gradient(self, weight: Tensor, autograd_graph: Graph) -> Tensor:
         """Returns the dummy gradient of a weight, which all weights of a shape share.
@@ -292,16 +292,18 @@ class RankKernels(Lowering):
             self.first_layer_index,
         )
         entry_tensor = None
-        entry = program.entry
-        if entry is not None:
-            entry_tensor = unmetered.graph.new_tensor((self.local_rows(self.rows(entry)), entry.width), BFLOAT16)
+        entry_value = program.entry
+        if entry_value is not None:
+            entry_tensor = unmetered.graph.new_tensor(
+                (self.local_rows(self.rows(entry_value)), entry_value.width), BFLOAT16
+            )
         unmetered.run_rank(program, entry_tensor)
         self.weights.update(unmetered.weights)
-        tables = [
+        position_tables = [
             parameter for parameter in unmetered.ordered_parameters if parameter.role in TABLES
         ]  # the embedding is made before the layers
         self.ordered_parameters = [
-            *tables,
+            *position_tables,
             *(parameter for parameter in unmetered.ordered_parameters if parameter.role not in TABLES),
         ]
         return self.ordered_parameters
@@ -310,35 +312,35 @@ class RankKernels(Lowering):
         """Runs a program. entry_tensor: the hidden states received from the previous pipeline stage."""
         self.pending_outputs = {}
         if not self.readers:
-            self._look_for_readers(program.root, program.root)
+            self._collect_readers(program.root, program.root)
         self.has_entry = program.entry is not None
         if entry_tensor is not None:
             self.inputs[ENTRY] = entry_tensor
         del entry_tensor
         return self.run(program)
 
-    def _look_for_readers(self, module_scope: Scope, module: Scope) -> None:
+    def _collect_readers(self, module_scope: Scope, module: Scope) -> None:
         """Collects the operations that read each value, and the module of each operation."""
-        for item in module_scope.items:
-            if isinstance(item, Alternatives):
-                self._look_for_readers(next(iter(item.branches.values())), module)
-            elif isinstance(item, Scope):
-                self._look_for_readers(item, item)
+        for module_item in module_scope.items:
+            if isinstance(module_item, Alternatives):
+                self._collect_readers(next(iter(module_item.branches.values())), module)
+            elif isinstance(module_item, Scope):
+                self._collect_readers(module_item, module_item)
             else:
-                self.module_of_step[id(item)] = module
-                for value in item.ins:
-                    if item.verb not in ("hold", "keep", "cache", "mask"):
-                        self.readers.setdefault(id(value.storage), []).append((item, module))
+                self.module_of_step[id(module_item)] = module
+                for input_value in module_item.ins:
+                    if module_item.verb not in ("hold", "keep", "cache", "mask"):
+                        self.readers.setdefault(id(input_value.storage), []).append((module_item, module))
 
     # --- rows --------------------------------------------------------------------------------------------------------
 
-    def rows(self, value: Value) -> Number:
+    def rows(self, program_value: Value) -> Number:
         """Returns a value's rows (tokens) per micro-batch, before tensor parallelism divides them."""
-        return self.run_config.rows(value.rows)
+        return self.run_config.rows(program_value.rows)
 
-    def local_rows(self, rows: Number) -> Number:
+    def local_rows(self, row_count: Number) -> Number:
         """Returns the number of rows on this rank with sequence parallelism."""
-        return rows // self.rank_choices.tp if self.rank_choices.sequence_parallel else rows
+        return row_count // self.rank_choices.tp if self.rank_choices.sequence_parallel else row_count
 
     # --- parameters --------------------------------------------------------------------------------------------------
 
@@ -356,9 +358,9 @@ class RankKernels(Lowering):
         """Whether the current layer has 8-bit matrix products."""
         return False
 
-    def with_role(self, role: str, make_tensor: Callable[[], Tensor]) -> Tensor:
+    def with_role(self, tensor_role: str, make_tensor: Callable[[], Tensor]) -> Tensor:
         """Returns the parameter that `make_tensor` creates, marked with a role."""
-        previous_role, self.role = self.role, role
+        previous_role, self.role = self.role, tensor_role
         try:
             return make_tensor()
         finally:
@@ -402,30 +404,30 @@ class RankKernels(Lowering):
         Attention creates its output projection first, a mixture of experts its shared experts last, and a model its
         pooler after the head, with the scores before the vector.
         """
-        first, module_scope = len(self.ordered_parameters), module_call.scope
+        first_index, module_scope = len(self.ordered_parameters), module_call.scope
         super()._module(module_call)
-        parameters = self.ordered_parameters[first:]
+        parameters = self.ordered_parameters[first_index:]
         if not parameters and not self.later_parameters:
             return
         module_kind = module_scope.about.get("kind")
         if any(operation.verb == "attention" for operation in direct_steps(module_scope)):
-            self.ordered_parameters[first:] = sorted(parameters, key=lambda parameter: parameter.role != "row")
+            self.ordered_parameters[first_index:] = sorted(parameters, key=lambda parameter: parameter.role != "row")
         elif module_kind == "shared_expert":
             self.later_parameters += parameters
-            del self.ordered_parameters[first:]
+            del self.ordered_parameters[first_index:]
         elif module_kind == "pooler":
-            pairs = [parameters[i : i + 2] for i in range(0, len(parameters), 2)]  # a weight and a bias
-            self.later_parameters = [parameter for pair in reversed(pairs) for parameter in pair]
-            del self.ordered_parameters[first:]
+            parameter_pairs = [parameters[i : i + 2] for i in range(0, len(parameters), 2)]  # a weight and a bias
+            self.later_parameters = [parameter for pair in reversed(parameter_pairs) for parameter in pair]
+            del self.ordered_parameters[first_index:]
         elif module_kind in ("experts", "lm_head") and module_scope.argument is not None:
             self.ordered_parameters += self.later_parameters
             self.later_parameters = []
 
     # --- operations --------------------------------------------------------------------------------------------------
 
-    def new_tensor(self, rows: Number, width: Number, dtype: Dtype = BFLOAT16) -> Tensor:
+    def new_tensor(self, row_count: Number, row_width: Number, dtype: Dtype = BFLOAT16) -> Tensor:
         """Allocates a tensor [rows, width]."""
-        return self.graph.new_tensor((rows, width), dtype)
+        return self.graph.new_tensor((row_count, row_width), dtype)
 
     def like(self, x: Tensor, dtype: Dtype | None = None) -> Tensor:
         """Allocates a tensor of the same shape."""
@@ -478,7 +480,7 @@ class RankKernels(Lowering):
         ) -> Gradients:
             """Recomputes the function with autograd, then runs the backward pass."""
             argument_gradients: dict[int, Tensor] = {}
-            enabled, autograd_graph.enabled = autograd_graph.enabled, True
+            was_enabled, autograd_graph.enabled = autograd_graph.enabled, True
             outer_place = autograd_graph.meter.place
             output = compute(
                 [
@@ -487,7 +489,7 @@ class RankKernels(Lowering):
                 ]
             )
             backward(autograd_graph, output, output_gradient)
-            autograd_graph.enabled, autograd_graph.meter.place = enabled, outer_place
+            autograd_graph.enabled, autograd_graph.meter.place = was_enabled, outer_place
             return [argument_gradients.get(i) for i in range(len(saved_tensors))]
 
         with autograd_graph.no_grad():
@@ -527,9 +529,9 @@ class RankKernels(Lowering):
         adapters = self.rank_choices.adapters
         return adapters is not None and adapters.library == "megatron-bridge"
 
-    def statistics(self, rows: Number) -> Tensor:
+    def statistics(self, row_count: Number) -> Tensor:
         """Allocates a norm's statistics, one fp32 number per row."""
-        return self.graph.new_tensor((rows, 1), FLOAT32)
+        return self.graph.new_tensor((row_count, 1), FLOAT32)
 
     def element_count(self, shape: Any) -> Number:
         """Returns the number of elements of a shape on this rank."""
@@ -538,8 +540,8 @@ class RankKernels(Lowering):
 
 def direct_steps(module_scope: Scope) -> Iterator[Step]:
     """Yields a module's operations without submodules, and of alternative branches the first."""
-    for item in module_scope.items:
-        if isinstance(item, Step):
-            yield item
-        elif isinstance(item, Alternatives):
-            yield from direct_steps(next(iter(item.branches.values())))
+    for module_item in module_scope.items:
+        if isinstance(module_item, Step):
+            yield module_item
+        elif isinstance(module_item, Alternatives):
+            yield from direct_steps(next(iter(module_item.branches.values())))

@@ -30,43 +30,43 @@ class MambaKernels(LatentKernels):
             return super().module_kernel(module_scope)
         return lambda: self._run_mixer(module_scope, scan_step)
 
-    def _run_mixer(self, module_scope: Scope, scan: Step) -> None:
+    def _run_mixer(self, module_scope: Scope, scan_step: Step) -> None:
         """Runs Megatron-Core's Mamba-2 mixer (`_ssm_training`)."""
-        aten, op = self.t, scan.op
+        aten, op = self.t, scan_step.op
         assert isinstance(op, ChunkedScan)
-        operations = steps_by_name(module_scope)
+        named_operations = steps_by_name(module_scope)
         input_projection, output_projection, convolution_step = (
-            operations["in_proj"],
-            operations["out_proj"],
-            operations["conv1d"],
+            named_operations["in_proj"],
+            named_operations["out_proj"],
+            named_operations["conv1d"],
         )
         self.do_linear(input_projection)
-        value = input_projection.outs[0]
-        zxbcdt = self.tensor_of(value)
-        self.forget(value.storage)
+        projected_value = input_projection.outs[0]
+        zxbcdt = self.tensor_of(projected_value)
+        self.forget(projected_value.storage)
         batch, ranks = self.run_config.batch, self.rank_choices.cp
-        inner_width, channels = op.heads * op.head_dim, convolution_step.outs[0].width
-        groups = exact_div(exact_div(channels - inner_width, 2), op.state)
+        inner_width, conv_channels = op.heads * op.head_dim, convolution_step.outs[0].width
+        group_count = exact_div(exact_div(conv_channels - inner_width, 2), op.state)
         group_copies, local_groups = (
-            max(1, ranks // groups),
-            max(1, groups // ranks),
+            max(1, ranks // group_count),
+            max(1, group_count // ranks),
         )  # copies of a group; groups of this rank
-        if op.heads % ranks or max(groups, ranks) % min(groups, ranks):
+        if op.heads % ranks or max(group_count, ranks) % min(group_count, ranks):
             raise ImpossibleLayout(
-                f"--cp {ranks}: its ranks do not divide a rank's {op.heads} heads and {groups} groups of Mamba-2; "
+                f"--cp {ranks}: its ranks do not divide a rank's {op.heads} heads and {group_count} groups of Mamba-2; "
                 "expected fewer"
             )
         if ranks > 1:
-            part_widths = (inner_width, inner_width, groups * op.state, groups * op.state, op.heads)
+            part_widths = (inner_width, inner_width, group_count * op.state, group_count * op.state, op.heads)
             zxbcdt = self.exchange_to_heads(zxbcdt, part_widths, group_copies)
-        rows, width = zxbcdt.shape
-        zxbcdt = aten.reshape(self.swap_batch_and_tokens(zxbcdt), (batch, rows // batch, width))
-        filters = self.weight("conv1d.weight", (channels, 1, convolution_step.options["kernel"]))
-        bias = self.weight("conv1d.bias", (channels,)) if convolution_step.options["bias"] else None
-        dt_bias, a_log, skip = (self.weight(name, (op.heads,)) for name in ("dt_bias", "A_log", "D"))
+        row_count, projected_width = zxbcdt.shape
+        zxbcdt = aten.reshape(self.swap_batch_and_tokens(zxbcdt), (batch, row_count // batch, projected_width))
+        conv_filters = self.weight("conv1d.weight", (conv_channels, 1, convolution_step.options["kernel"]))
+        bias = self.weight("conv1d.bias", (conv_channels,)) if convolution_step.options["bias"] else None
+        dt_bias, a_log, skip = (self.weight(weight_name, (op.heads,)) for weight_name in ("dt_bias", "A_log", "D"))
         if ranks > 1:
             local_channels = exact_div(inner_width, ranks) + 2 * local_groups * op.state
-            filters = self.parameter_shard(filters, (local_channels, 1, convolution_step.options["kernel"]))
+            conv_filters = self.parameter_shard(conv_filters, (local_channels, 1, convolution_step.options["kernel"]))
             bias = None if bias is None else self.parameter_shard(bias, (local_channels,))
             dt_bias, a_log, skip = (self.parameter_shard(x, (op.heads // ranks,)) for x in (dt_bias, a_log, skip))
         dt_bias_fp32 = aten.to(dt_bias, FLOAT32)
@@ -74,7 +74,7 @@ class MambaKernels(LatentKernels):
         y = mamba_ssm.mamba_split_conv1d_scan_combined(
             aten,
             zxbcdt,
-            filters,
+            conv_filters,
             bias,
             dt_bias_fp32,
             negative_a,
@@ -87,11 +87,11 @@ class MambaKernels(LatentKernels):
             None,
         )
         del zxbcdt
-        y = self.swap_batch_and_tokens(aten.reshape(y, (rows, exact_div(inner_width, ranks))))
+        y = self.swap_batch_and_tokens(aten.reshape(y, (row_count, exact_div(inner_width, ranks))))
         if ranks > 1:
             y = self.exchange_to_tokens(y, inner_width)
-        if "norm" in operations:
-            y = mamba_ssm.rmsnorm_fn(aten, y, self.weight("norm.weight", (inner_width,)), None, groups)
+        if "norm" in named_operations:
+            y = mamba_ssm.rmsnorm_fn(aten, y, self.weight("norm.weight", (inner_width,)), None, group_count)
         assert module_scope.output is not None or output_projection.outs
         self.bind(output_projection.outs[0], self.row_linear(output_projection, y))
 
@@ -100,15 +100,17 @@ class MambaKernels(LatentKernels):
 
         Groups read by several ranks are repeated (mamba_context_parallel.py).
         """
-        cp_ranks, rows = self.rank_choices.cp, x.shape[0]
+        cp_ranks, row_count = self.rank_choices.cp, x.shape[0]
         parts_of_tensor = self.t.split(x, part_widths, 1)
         del x
         sent_pieces: list[Tensor] = []
         for i, tensor_part in enumerate(parts_of_tensor):
-            width = part_widths[i] * (group_copies if i in (2, 3) else 1)
-            if width != part_widths[i]:
-                tensor_part = self.copy_reordered("repeat", tensor_part, (rows, width))
-            grouped_by_rank = self.copy_reordered("cat", tensor_part, (rows * cp_ranks, exact_div(width, cp_ranks)))
+            part_width = part_widths[i] * (group_copies if i in (2, 3) else 1)
+            if part_width != part_widths[i]:
+                tensor_part = self.copy_reordered("repeat", tensor_part, (row_count, part_width))
+            grouped_by_rank = self.copy_reordered(
+                "cat", tensor_part, (row_count * cp_ranks, exact_div(part_width, cp_ranks))
+            )
             sent_pieces.append(self.copy_reordered("all_to_all", grouped_by_rank, grouped_by_rank.shape))
             del tensor_part, grouped_by_rank
         del parts_of_tensor
@@ -116,13 +118,15 @@ class MambaKernels(LatentKernels):
         del sent_pieces
         return self.copy_reordered("balance", joined_parts, joined_parts.shape)
 
-    def exchange_to_tokens(self, x: Tensor, width: Number) -> Tensor:
+    def exchange_to_tokens(self, x: Tensor, row_width: Number) -> Tensor:
         """Returns a tensor with all heads and a shard of the tokens, from a shard of heads (`post_conv_ssm`)."""
         reordered_heads = self.copy_reordered("balance", x, x.shape)
         del x
         exchanged_tokens = self.copy_reordered("all_to_all", reordered_heads, reordered_heads.shape)
         del reordered_heads
-        return self.copy_reordered("cat", exchanged_tokens, (exchanged_tokens.shape[0] // self.rank_choices.cp, width))
+        return self.copy_reordered(
+            "cat", exchanged_tokens, (exchanged_tokens.shape[0] // self.rank_choices.cp, row_width)
+        )
 
     def parameter_shard(self, x: Tensor, shape: Shape) -> Tensor:
         """Returns this rank's shard of a parameter, whose gradient covers the full parameter."""

@@ -17,13 +17,13 @@ class LatentKernels(ExpertKernels):
     """Kernels that split and join the rotary and non-rotary parts of heads."""
 
     def do_split(self, operation: Step) -> None:
-        """Splits a latent vector into views, but no heads, whose parts one kernel reads together."""
+        """Splits a latent vector into views. Heads stay whole, because one kernel reads all their parts."""
         x = self.tensor_of(operation.ins[0])
         if len(operation.ins[0].axes) == 1:
-            for output, view in zip(
+            for output, part_view in zip(
                 operation.outs, self.split_along(x, [output.width for output in operation.outs]), strict=True
             ):
-                self.bind(output, view)
+                self.bind(output, part_view)
             return
         self.split_parts[id(operation.ins[0])] = operation.outs
         for output in operation.outs:
@@ -31,13 +31,13 @@ class LatentKernels(ExpertKernels):
 
     def do_rope(self, operation: Step) -> None:
         """Rotates the rotary part of queries, or of the key shared by all heads."""
-        value = operation.ins[0]
-        if value.of is None:
+        input_value = operation.ins[0]
+        if input_value.of is None:
             super().do_rope(operation)
-        elif len(value.axes) == 1:
-            self.bind(operation.outs[0], self._gather_shared_key(self.tensor_of(value)))
+        elif len(input_value.axes) == 1:
+            self.bind(operation.outs[0], self._gather_shared_key(self.tensor_of(input_value)))
         else:
-            self.bind(operation.outs[0], self.tensor_of(value))  # in place, or by what joins the parts
+            self.bind(operation.outs[0], self.tensor_of(input_value))  # in place, or by what joins the parts
 
     def _gather_shared_key(self, x: Tensor) -> Tensor:
         """Gathers the tokens of the rotary key part, which all heads share, over the tensor-parallel ranks."""
@@ -75,11 +75,11 @@ class LatentKernels(ExpertKernels):
         self, x: Tensor, shared_key: Tensor, key_output: Value, value_output: Value
     ) -> tuple[Tensor, Tensor]:
         """Assembles keys, with the rotary part shared by all heads, and values from one projection."""
-        autograd_graph, rows, shapes = self.graph, x.shape[0], (x.shape, shared_key.shape)
-        outputs = self.new_tensor(rows, key_output.width), self.new_tensor(rows, value_output.width)
+        autograd_graph, row_count, input_shapes = self.graph, x.shape[0], (x.shape, shared_key.shape)
+        outputs = self.new_tensor(row_count, key_output.width), self.new_tensor(row_count, value_output.width)
 
         def backward(saved_tensors: SavedTensors, gradients: list[Gradient], needs_input_grad: Needs) -> Gradients:
-            return [autograd_graph.new_tensor(shape, BFLOAT16) for shape in shapes]
+            return [autograd_graph.new_tensor(shape, BFLOAT16) for shape in input_shapes]
 
         self.node("key_and_value", (x, shared_key), outputs, backward)
         return outputs

@@ -35,13 +35,13 @@ class DiscardedOutputs:
     def __init__(
         self,
         autograd_graph: Graph,
-        part: Part,
+        discardable_part: Part,
         arguments: Sequence[Tensor],
         outputs: Sequence[Tensor],
         input_storage_id: int,
     ) -> None:
         self.graph: Graph = autograd_graph
-        self.run: Part = part
+        self.run: Part = discardable_part
         self.reads: int = input_storage_id
         self.arguments: list[Tensor] = list(arguments)
         self.storages: list[Storage] = [output.storage for output in outputs]
@@ -51,12 +51,12 @@ class DiscardedOutputs:
     def recompute(self) -> None:
         """Recomputes the outputs with autograd, and restores the storages."""
         autograd_graph, argument_gradients = self.graph, self.argument_gradients
-        enabled, autograd_graph.enabled = autograd_graph.enabled, True
+        was_enabled, autograd_graph.enabled = autograd_graph.enabled, True
         outer_place = autograd_graph.meter.place
         self.recomputed = self.run(
             [detached_argument(autograd_graph, argument_gradients, i, x) for i, x in enumerate(self.arguments)]
         )
-        autograd_graph.enabled, autograd_graph.meter.place = enabled, outer_place
+        autograd_graph.enabled, autograd_graph.meter.place = was_enabled, outer_place
         for storage, recomputed_tensor in zip(self.storages, self.recomputed, strict=True):
             storage.share(recomputed_tensor.storage)
         self.storages = []
@@ -66,7 +66,7 @@ class DiscardedOutputs:
     ) -> Gradients:
         """Runs the backward pass of the recomputed graph."""
         autograd_graph, argument_gradients = self.graph, self.argument_gradients
-        enabled, autograd_graph.enabled = autograd_graph.enabled, True
+        was_enabled, autograd_graph.enabled = autograd_graph.enabled, True
         outer_place = autograd_graph.meter.place
         output_gradients = gradients if isinstance(gradients, list) else [gradients]
         end_tensor = empty(UncountedMeter(), (1,), BFLOAT16)
@@ -76,7 +76,7 @@ class DiscardedOutputs:
         self.recomputed = []
         backward(autograd_graph, end_tensor, empty(UncountedMeter(), (1,), BFLOAT16))
         del end_tensor
-        autograd_graph.enabled, autograd_graph.meter.place = enabled, outer_place
+        autograd_graph.enabled, autograd_graph.meter.place = was_enabled, outer_place
         return [argument_gradients.get(i) for i in range(len(saved_tensors))]
 
 
@@ -97,18 +97,18 @@ class DiscardedKernels(SparseKernels):
             return discardable_part(arguments), None
         with autograd_graph.no_grad():
             outputs = discardable_part(arguments)
-        discarded = DiscardedOutputs(autograd_graph, discardable_part, arguments, outputs, input_storage_id)
-        self.node("checkpoint", arguments, outputs, discarded.backward, *arguments)
-        return outputs, discarded
+        discarded_outputs = DiscardedOutputs(autograd_graph, discardable_part, arguments, outputs, input_storage_id)
+        self.node("checkpoint", arguments, outputs, discarded_outputs.backward, *arguments)
+        return outputs, discarded_outputs
 
-    def discard_outputs(self, hook: Tensor, discarded: DiscardedOutputs) -> Tensor:
+    def discard_outputs(self, hook: Tensor, discarded_outputs: DiscardedOutputs) -> Tensor:
         """Frees the outputs of a function, and recomputes them when tensor `hook` receives its gradient."""
-        for storage in discarded.storages:
+        for storage in discarded_outputs.storages:
             storage.release()
         hook_output = Tensor(hook.shape, hook.dtype, hook.storage, hook.strides)
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
-            discarded.recompute()
+            discarded_outputs.recompute()
             return [output_gradient]
 
         self.node("recompute", (hook,), [hook_output], backward)
@@ -116,13 +116,13 @@ class DiscardedKernels(SparseKernels):
 
     # --- shared experts ----------------------------------------------------------------------------------------------
 
-    def _look_for_readers(self, module_scope: Scope, module: Scope) -> None:
+    def _collect_readers(self, module_scope: Scope, module: Scope) -> None:
         """Marks the input and output of shared experts for recomputation."""
-        for item in module_scope.items if "shared_expert" in self.rank_choices.recompute_kinds else ():
-            if isinstance(item, Scope) and item.about.get("kind") == "shared_expert":
-                steps = [operation for operation in item.items if isinstance(operation, Step)]
-                item.argument, item.output = steps[0].ins[0], steps[-1].outs[0]
-        super()._look_for_readers(module_scope, module)
+        for module_item in module_scope.items if "shared_expert" in self.rank_choices.recompute_kinds else ():
+            if isinstance(module_item, Scope) and module_item.about.get("kind") == "shared_expert":
+                module_steps = [operation for operation in module_item.items if isinstance(operation, Step)]
+                module_item.argument, module_item.output = module_steps[0].ins[0], module_steps[-1].outs[0]
+        super()._collect_readers(module_scope, module)
 
     # --- norms of a layer --------------------------------------------------------------------------------------------
 
@@ -134,12 +134,14 @@ class DiscardedKernels(SparseKernels):
         value, module_path = operation.ins[0], self.module_path()
         x = self.tensor_read_by(operation, value)
         row_count = x.shape[0] * (value.width // self.element_count(operation.options["over"]))
-        outputs, discarded = self.run_discardable(
-            lambda xs: [self.norm(xs[0], operation, module_path, row_count)], [x], input_storage_id=id(value.storage)
+        outputs, discarded_outputs = self.run_discardable(
+            lambda xs: [self.norm(xs[0], operation, module_path, row_count)],
+            [x],
+            input_storage_id=id(value.storage),
         )
         del x
-        if discarded is not None:
-            self.discarded_norms[id(self.frames[-2])] = discarded
+        if discarded_outputs is not None:
+            self.discarded_norms[id(self.frames[-2])] = discarded_outputs
         self.bind(operation.outs[0], outputs[0])
 
     def _is_sublayer_norm(self) -> bool:
@@ -169,12 +171,12 @@ class DiscardedKernels(SparseKernels):
         if not self._recomputes_activation(operation) or self._is_gate(operation.outs[0]):
             super().do_act(operation)
             return
-        width = operation.outs[0].width
+        output_width = operation.outs[0].width
 
-        def run_activation(xs: Sequence[Tensor]) -> list[Tensor]:
-            x, probs = xs
+        def run_activation(input_tensors: Sequence[Tensor]) -> list[Tensor]:
+            x, probs = input_tensors
             if self.rank_choices.weighted_activation:
-                return [self.weighted_glu(x, probs, width)]
+                return [self.weighted_glu(x, probs, output_width)]
             return [self.multiply_by_probabilities(self.activation(x, None), probs)]
 
         self._run_discardable_activation(operation, run_activation, self.tensor_read_by(operation, operation.ins[0]))
@@ -185,31 +187,31 @@ class DiscardedKernels(SparseKernels):
             super().do_mul(operation)
             return
         gate = self.gate_and_up(operation)
-        width = operation.outs[0].width
+        output_width = operation.outs[0].width
 
-        def run_gated_activation(xs: Sequence[Tensor]) -> list[Tensor]:
-            x, probs = xs
+        def run_gated_activation(input_tensors: Sequence[Tensor]) -> list[Tensor]:
+            x, probs = input_tensors
             if self.rank_choices.bias_activation:
-                return [self.weighted_glu(x, probs, width)]
-            return [self.multiply_by_probabilities(self.gated_activation(x, None, width), probs)]
+                return [self.weighted_glu(x, probs, output_width)]
+            return [self.multiply_by_probabilities(self.gated_activation(x, None, output_width), probs)]
 
         self._run_discardable_activation(operation, run_gated_activation, gate)
 
-    def _run_discardable_activation(self, operation: Step, part: Part, x: Tensor) -> None:
+    def _run_discardable_activation(self, operation: Step, discardable_part: Part, x: Tensor) -> None:
         """Runs an activation whose output can be freed and recomputed."""
-        outputs, self.discarded_activation = self.run_discardable(part, [x, self.row_probs])
+        outputs, self.discarded_activation = self.run_discardable(discardable_part, [x, self.row_probs])
         self.bind(operation.outs[0], outputs[0])
 
     def do_experts(self, operation: Step) -> None:
         """Runs an expert layer and frees its input activation for recomputation."""
-        discarded = self.discarded_activation
+        discarded_outputs = self.discarded_activation
         x = self.values.get(id(operation.ins[0]))
-        reads_discarded = discarded is not None and x is not None and x.storage is discarded.storages[0]
+        reads_discarded = discarded_outputs is not None and x is not None and x.storage is discarded_outputs.storages[0]
         del x
         super().do_experts(operation)
-        if reads_discarded and discarded is not None:
+        if reads_discarded and discarded_outputs is not None:
             self.discarded_activation = None
-            self.bind(operation.outs[0], self.discard_outputs(self.tensor_of(operation.outs[0]), discarded))
+            self.bind(operation.outs[0], self.discard_outputs(self.tensor_of(operation.outs[0]), discarded_outputs))
 
     # --- projections of latents --------------------------------------------------------------------------------------
 
@@ -218,18 +220,18 @@ class DiscardedKernels(SparseKernels):
         if not (self.rank_choices.recompute_up and self.graph.enabled):
             super().items(items)
             return
-        alternatives = [item for item in items if isinstance(item, Alternatives)]
-        if not alternatives or all(item.name != "kv_a_proj" for item in items if isinstance(item, Step)):
+        alternative_items = [part for part in items if isinstance(part, Alternatives)]
+        if not alternative_items or all(part.name != "kv_a_proj" for part in items if isinstance(part, Step)):
             super().items(items)
             return
-        form_position = items.index(alternatives[0])
-        branch_items = self.branch(alternatives[0]).items
+        form_position = items.index(alternative_items[0])
+        branch_items = self.branch(alternative_items[0]).items
         core_position = next(
-            i for i, item in enumerate(branch_items) if isinstance(item, Step) and item.verb == "attention"
+            i for i, part in enumerate(branch_items) if isinstance(part, Step) and part.verb == "attention"
         )
         attention = branch_items[core_position]
         assert isinstance(attention, Step)
-        steps_before = [item for item in items[:form_position] if isinstance(item, Step)]
+        steps_before = [part for part in items[:form_position] if isinstance(part, Step)]
         down_steps = [
             operation
             for operation in steps_before
@@ -249,19 +251,21 @@ class DiscardedKernels(SparseKernels):
                 if id(input_value.storage) not in new_storages
             }
             new_storages |= {id(output.storage) for output in operation.outs}
-        early_values = {key: self.values[key] for key in tensors_read if key in self.values}
+        early_values = {value_id: self.values[value_id] for value_id in tensors_read if value_id in self.values}
         super().items(down_steps)
-        inputs = [(value, early_values.get(key) or self.tensor_of(value)) for key, value in tensors_read.items()]
+        inputs = [
+            (value, early_values.get(value_id) or self.tensor_of(value)) for value_id, value in tensors_read.items()
+        ]
         early_values.clear()
-        values, tensors = [value for value, _ in inputs], [tensor for _, tensor in inputs]
+        input_values, tensors = [value for value, _ in inputs], [tensor for _, tensor in inputs]
         del inputs
         outer_frames = [Frame(outer.scope, layer_index=outer.layer_index, owner=outer.owner) for outer in self.frames]
         attention_inputs = attention.ins[:3]
 
-        def run_up_projections(xs: Sequence[Tensor]) -> list[Tensor]:
+        def run_up_projections(input_tensors: Sequence[Tensor]) -> list[Tensor]:
             """Runs the up-projections on a copy of the module stack."""
             caller_state = self.values, self.bound, self.frames, self.memo
-            tensors_by_value = {id(value): x for value, x in zip(values, xs, strict=True)}
+            tensors_by_value = {id(value): x for value, x in zip(input_values, input_tensors, strict=True)}
             self.values, self.bound, self.frames, self.memo = tensors_by_value, {}, list(outer_frames), {}
             try:
                 for operation in up_steps:
@@ -270,20 +274,20 @@ class DiscardedKernels(SparseKernels):
             finally:
                 self.values, self.bound, self.frames, self.memo = caller_state
 
-        outputs, discarded = self.run_discardable(run_up_projections, tensors)
+        outputs, discarded_outputs = self.run_discardable(run_up_projections, tensors)
         del tensors
-        for value in values:
+        for value in input_values:
             self.forget(value.storage)
         for value, output in zip(attention_inputs, outputs, strict=True):
             self.bind(value, output)
         del outputs
         self.step(attention)
-        if discarded is not None:
+        if discarded_outputs is not None:
             attention_output = attention.outs[0]
-            self.bind(attention_output, self.discard_outputs(self.tensor_of(attention_output), discarded))
+            self.bind(attention_output, self.discard_outputs(self.tensor_of(attention_output), discarded_outputs))
         super().items([*branch_items[core_position + 1 :], *items[form_position + 1 :]])
 
-    def _splits_latent(self, operation: Step, operations: list[Step]) -> bool:
+    def _splits_latent(self, operation: Step, module_operations: list[Step]) -> bool:
         """Whether an operation splits the output of the latent down-projection."""
-        down_projection = next(candidate for candidate in operations if candidate.name == "kv_a_proj")
+        down_projection = next(candidate for candidate in module_operations if candidate.name == "kv_a_proj")
         return operation.ins[0] is down_projection.outs[0]

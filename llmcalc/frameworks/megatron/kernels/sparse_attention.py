@@ -31,7 +31,8 @@ class SparseKernels(Fp8Kernels):
     def module_kernel(self, module_scope: Scope) -> Callable[[], None] | None:
         """Returns the kernel that runs attention with an indexer."""
         indexer = next(
-            (item for item in module_scope.items if isinstance(item, Scope) and item.name == "indexer"), None
+            (scope for scope in module_scope.items if isinstance(scope, Scope) and scope.name == "indexer"),
+            None,
         )
         if indexer is None:
             return super().module_kernel(module_scope)
@@ -41,13 +42,13 @@ class SparseKernels(Fp8Kernels):
 
     def _run_absorbed_attention(self, module_scope: Scope, indexer: Scope) -> None:
         """Runs Megatron-Core's AbsorbedMLASelfAttention.forward."""
-        aten, operations = self.t, steps_by_name(module_scope)
-        if "q_a_proj" not in operations:
+        aten, named_operations = self.t, steps_by_name(module_scope)
+        if "q_a_proj" not in named_operations:
             raise self.unsupported("no kernels for an indexer of attention without latents")
         query_down, query_up, kv_down, output_projection = (
-            operations[norm_name] for norm_name in ("q_a_proj", "q_b_proj", "kv_a_proj", "o_proj")
+            named_operations[norm_name] for norm_name in ("q_a_proj", "q_b_proj", "kv_a_proj", "o_proj")
         )
-        branches = next(item for item in module_scope.items if isinstance(item, Alternatives))
+        branches = next(module_item for module_item in module_scope.items if isinstance(module_item, Alternatives))
         kv_up = next(operation for operation in branches.branches["expanded"].steps() if operation.name == "kv_b_proj")
         kv_axes = kv_down.outs[0].axes[0]
         assert isinstance(kv_axes, JoinedShapes)
@@ -63,10 +64,10 @@ class SparseKernels(Fp8Kernels):
         del kv_latent_and_rope
         k_rope = self._all_gather_rows(k_rope)
         for norm_name in ("q_a_norm", "kv_a_norm"):
-            if norm_name in operations:
+            if norm_name in named_operations:
                 normed = self.norm(
                     query_latent if norm_name == "q_a_norm" else kv_latent,
-                    operations[norm_name],
+                    named_operations[norm_name],
                     self.module_path(),
                     kv_latent.shape[0],
                 )
@@ -74,17 +75,17 @@ class SparseKernels(Fp8Kernels):
                 del normed
         kv_latent = self._all_gather_rows(kv_latent)
         q = self.column_linear(query_up, query_latent, query_up.outs[0].width)
-        rows, batch = q.shape[0], self.run_config.batch
-        shape = (exact_div(rows, batch), batch)
+        row_count, batch = q.shape[0], self.run_config.batch
+        shape = (exact_div(row_count, batch), batch)
         kv_up_weight = self.with_role(
             "column", lambda: self.weight("kv_b_proj.weight", (heads * (nope + value_dim), latent))
         )
         query, key = self._absorb_projections(q, kv_latent, k_rope, kv_up_weight, (heads, nope, rope, value_dim), shape)
         del q, kv_latent, k_rope
         kv_up_by_head = aten.unflatten(kv_up_weight, 0, (heads, nope + value_dim))
-        values = aten.contiguous(aten.slice(kv_up_by_head, value_dim, 1))
-        y = self._sparse_attention(indexer, x, query_latent, query, key, values, shape)
-        del query, key, values, kv_up_by_head, kv_up_weight, x, query_latent
+        value_up_weight = aten.contiguous(aten.slice(kv_up_by_head, value_dim, 1))
+        y = self._sparse_attention(indexer, x, query_latent, query, key, value_up_weight, shape)
+        del query, key, value_up_weight, kv_up_by_head, kv_up_weight, x, query_latent
         self.bind(output_projection.outs[0], self.row_linear(output_projection, y))
 
     def _all_gather_rows(self, x: Tensor) -> Tensor:
@@ -92,8 +93,8 @@ class SparseKernels(Fp8Kernels):
         if not self.rank_choices.sequence_parallel:
             return x
         gathered_rows = self.new_tensor(x.shape[0] * self.rank_choices.tp, x.shape[1])
-        dense = self.like(x) if not x.is_contiguous else None
-        del dense
+        contiguous_copy = self.like(x) if not x.is_contiguous else None
+        del contiguous_copy
         return self.node_with_new_gradients("gather", (x,), gathered_rows)
 
     def _absorb_projections(
@@ -102,21 +103,21 @@ class SparseKernels(Fp8Kernels):
         kv_latent: Tensor,
         k_rope: Tensor,
         weight: Tensor,
-        sizes: tuple[Number, Number, Number, Number],
-        rows: tuple[Number, Number],
+        head_sizes: tuple[Number, Number, Number, Number],
+        token_shape: tuple[Number, Number],
     ) -> tuple[Tensor, Tensor]:
         """Runs qkv_up_proj_and_rope_apply: queries in latent space, and one key for all heads."""
-        aten, (heads, nope, rope, value_dim) = self.t, sizes
-        weight_by_head = aten.unflatten(weight, 0, (heads, nope + value_dim))
-        keys = aten.slice(weight_by_head, nope, 1)
-        q_nope, q_rope = aten.split(aten.reshape(q, (*rows, heads, nope + rope)), [nope, rope])
-        query_rows = aten.permute(aten.reshape(q_nope, (rows[0] * rows[1], heads, nope)), (1, 0, 2))
-        absorbed_query = aten.permute(aten.bmm(query_rows, keys), (1, 0, 2))
-        absorbed_query = aten.reshape(aten.contiguous(absorbed_query), (*rows, heads, keys.shape[-1]))
+        aten, (heads, nope_dim, rope, value_dim) = self.t, head_sizes
+        weight_by_head = aten.unflatten(weight, 0, (heads, nope_dim + value_dim))
+        key_up_weight = aten.slice(weight_by_head, nope_dim, 1)
+        q_nope, q_rope = aten.split(aten.reshape(q, (*token_shape, heads, nope_dim + rope)), [nope_dim, rope])
+        query_rows = aten.permute(aten.reshape(q_nope, (token_shape[0] * token_shape[1], heads, nope_dim)), (1, 0, 2))
+        absorbed_query = aten.permute(aten.bmm(query_rows, key_up_weight), (1, 0, 2))
+        absorbed_query = aten.reshape(aten.contiguous(absorbed_query), (*token_shape, heads, key_up_weight.shape[-1]))
         q_rope = self.rotate(q_rope)
-        k_rope = self.rotate(aten.reshape(k_rope, (*rows, 1, rope)))
+        k_rope = self.rotate(aten.reshape(k_rope, (*token_shape, 1, rope)))
         return aten.cat([absorbed_query, q_rope]), aten.cat(
-            [aten.reshape(kv_latent, (*rows, 1, kv_latent.shape[1])), k_rope]
+            [aten.reshape(kv_latent, (*token_shape, 1, kv_latent.shape[1])), k_rope]
         )
 
     def _sparse_attention(
@@ -126,30 +127,32 @@ class SparseKernels(Fp8Kernels):
         query_latent: Tensor,
         query: Tensor,
         key: Tensor,
-        values: Tensor,
-        rows: tuple[Number, Number],
+        value_weight: Tensor,
+        token_shape: tuple[Number, Number],
     ) -> Tensor:
         """Runs DSAttention.forward, with the indexer's inputs detached."""
         aten, autograd_graph = self.t, self.graph
         indexer_input, query_latent = x.detached(), query_latent.detached()
         key_starts, key_ends = (
-            autograd_graph.new_tensor((rows[0],), INT64),
-            autograd_graph.new_tensor((rows[0],), INT64),
+            autograd_graph.new_tensor((token_shape[0],), INT64),
+            autograd_graph.new_tensor((token_shape[0],), INT64),
         )
         select_step = next(operation for operation in indexer.steps() if operation.verb == "select")
         top_k = select_step.options["top_k"]
         loss: Tensor | None = None
         if self.rank_choices.indexer_loss:
-            q, k, weights = self._run_indexer(indexer, indexer_input, query_latent, rows)
+            q, k, weights = self._run_indexer(indexer, indexer_input, query_latent, token_shape)
             selected_keys, loss = indexer_loss(aten, q, weights, k, query.detached(), key.detached(), top_k)
         else:
             with autograd_graph.no_grad():
-                q, k, weights = self._run_indexer(indexer, indexer_input, query_latent, rows)
+                q, k, weights = self._run_indexer(indexer, indexer_input, query_latent, token_shape)
                 scores, selected_keys = select_top_keys(aten, q, k, weights, top_k)
                 del scores
-        y = absorbed_attention(aten, query, key, selected_keys, values.shape[-1])
-        y = aten.permute(aten.bmm(self._rows_by_head(y), aten.transpose(values, 1, 2)), (1, 0, 2))
-        y = aten.reshape(aten.contiguous(y), (rows[0] * rows[1], values.shape[0] * values.shape[1]))
+        y = absorbed_attention(aten, query, key, selected_keys, value_weight.shape[-1])
+        y = aten.permute(aten.bmm(self._rows_by_head(y), aten.transpose(value_weight, 1, 2)), (1, 0, 2))
+        y = aten.reshape(
+            aten.contiguous(y), (token_shape[0] * token_shape[1], value_weight.shape[0] * value_weight.shape[1])
+        )
         if loss is not None:
             output = Tensor(y.shape, y.dtype, y.storage, y.strides)
             y = record(
@@ -165,11 +168,11 @@ class SparseKernels(Fp8Kernels):
 
     def _rows_by_head(self, y: Tensor) -> Tensor:
         """Reshapes [tokens, batch, heads, latent] to [heads, rows, latent]."""
-        tokens, batch, heads, width = y.shape
-        return self.t.permute(self.t.reshape(y, (tokens * batch, heads, width)), (1, 0, 2))
+        tokens, batch, heads, head_width = y.shape
+        return self.t.permute(self.t.reshape(y, (tokens * batch, heads, head_width)), (1, 0, 2))
 
     def _run_indexer(
-        self, module_scope: Scope, x: Tensor, query_latent: Tensor, rows: tuple[Number, Number]
+        self, module_scope: Scope, x: Tensor, query_latent: Tensor, token_shape: tuple[Number, Number]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Runs DSAIndexer.forward_before_topk: queries, keys and a weight per head."""
         aten, operations = self.t, steps_by_name(module_scope)
@@ -178,21 +181,21 @@ class SparseKernels(Fp8Kernels):
         rope = next(
             operation for operation in module_scope.items if isinstance(operation, Step) and operation.verb == "rope"
         )
-        rotary = rope.options["spec"].rotary_size(dim)
+        rotary_dim = rope.options["spec"].rotary_size(dim)
         x, query_latent = self._all_gather_rows(x), self._all_gather_rows(query_latent)
-        q = aten.reshape(self._undivided_indexer_linear(operations["q_proj"], query_latent), (*rows, heads, dim))
-        q = self._rotate_part(q, rotary)
+        q = aten.reshape(self._undivided_indexer_linear(operations["q_proj"], query_latent), (*token_shape, heads, dim))
+        q = self._rotate_part(q, rotary_dim)
         k = self._undivided_indexer_linear(operations["k_proj"], x)
         k = self.norm(k, operations["k_norm"], self.module_path(), k.shape[0])
-        k = self._rotate_part(aten.reshape(k, (*rows, 1, normed_key.width)), rotary)
-        k = aten.reshape(k, (*rows, normed_key.width))
+        k = self._rotate_part(aten.reshape(k, (*token_shape, 1, normed_key.width)), rotary_dim)
+        k = aten.reshape(k, (*token_shape, normed_key.width))
         q, k = self._rotate_activation(q), self._rotate_activation(k)
         weights = aten.scale(aten.scale(self._undivided_indexer_linear(operations["weights_proj"], x)))
-        return q, k, aten.reshape(weights, (*rows, heads))
+        return q, k, aten.reshape(weights, (*token_shape, heads))
 
-    def _rotate_part(self, x: Tensor, rotary: Number) -> Tensor:
+    def _rotate_part(self, x: Tensor, rotary_dim: Number) -> Tensor:
         """Applies rotary embeddings to the first elements of each head."""
-        rotated_part, unrotated = self.t.split(x, [rotary, x.shape[-1] - rotary])
+        rotated_part, unrotated = self.t.split(x, [rotary_dim, x.shape[-1] - rotary_dim])
         rotated_part = self.rotate(rotated_part)
         return self.t.cat([rotated_part, unrotated])
 
@@ -238,10 +241,10 @@ def einsum_of_heads(aten: Aten, q: Tensor, k: Tensor) -> Tensor:
     return aten.permute(aten.reshape(output, (batch, tokens, heads, k.shape[0])), (1, 0, 2, 3))
 
 
-def valid_key_mask(aten: Aten, tokens: Number, keys: Number) -> Tensor:
+def valid_key_mask(aten: Aten, tokens: Number, key_count: Number) -> Tensor:
     """Runs build_valid_mask_from_starts_ends, a mask of the keys that precede each query."""
-    is_after_start = aten.new_tensor((tokens, keys), BOOL)
-    is_before_end = aten.new_tensor((tokens, keys), BOOL)
+    is_after_start = aten.new_tensor((tokens, key_count), BOOL)
+    is_before_end = aten.new_tensor((tokens, key_count), BOOL)
     return aten.like(is_after_start, is_before_end, dtype=BOOL)
 
 
@@ -257,11 +260,11 @@ def select_top_keys(aten: Aten, q: Tensor, k: Tensor, weights: Tensor, top_k: Nu
     scores = index_scores(aten, q, weights, k)
     scores = mask_future_keys(aten, scores)
     selection_shape = (*scores.shape[:-1], min(top_k, k.shape[0]))
-    top_scores, indices = aten.new_tensor(selection_shape, FLOAT32), aten.new_tensor(selection_shape, INT64)
+    top_scores, top_indices = aten.new_tensor(selection_shape, FLOAT32), aten.new_tensor(selection_shape, INT64)
     is_invalid = aten.new_tensor(selection_shape, BOOL)
-    indices = aten.like(indices)
+    top_indices = aten.like(top_indices)
     del top_scores, is_invalid
-    return scores, indices
+    return scores, top_indices
 
 
 def scatter_selected_keys(aten: Aten, mask: Tensor, selected_keys: Tensor) -> None:
@@ -287,7 +290,7 @@ def masked_softmax(aten: Aten, logits: Tensor, key_is_valid: Tensor) -> Tensor:
         return aten.masked_fill(x, invalid_keys)
 
     masked_logits = mask_invalid_keys(logits)
-    _any = aten.new_tensor(row_shape, BOOL)
+    _any_valid = aten.new_tensor(row_shape, BOOL)
     row_max, max_indices = aten.new_tensor(row_shape, FLOAT32), aten.new_tensor(row_shape, INT64)
     shape = logits.shape
     row_max = record(
@@ -305,7 +308,7 @@ def masked_softmax(aten: Aten, logits: Tensor, key_is_valid: Tensor) -> Tensor:
         (row_max,),
         aten.new_tensor(row_shape, FLOAT32),
         lambda g, _, c: (autograd_graph.new_tensor(row_shape, g.dtype),),
-        _any,
+        _any_valid,
     )
     probs = aten.exp(aten.sub(masked_logits, row_max))
     probs = mask_invalid_keys(probs)
@@ -315,15 +318,15 @@ def masked_softmax(aten: Aten, logits: Tensor, key_is_valid: Tensor) -> Tensor:
 
 def absorbed_attention(aten: Aten, query: Tensor, key: Tensor, selected_keys: Tensor, latent: Number) -> Tensor:
     """Runs _unfused_absorbed_dsa_fn. query: [tokens, batch, heads, size]; key: [tokens, batch, 1, size]."""
-    (tokens, batch, heads, _), keys = query.shape, key.shape[0]
+    (tokens, batch, heads, _), key_count = query.shape, key.shape[0]
     q, k = aten.permute(query, (1, 2, 0, 3)), aten.permute(key, (1, 2, 3, 0))
     scores = aten.scale(aten.matmul(aten.to(q, FLOAT32), aten.to(k, FLOAT32)))
-    mask = aten.new_tensor((batch, tokens, keys), FLOAT32)
+    mask = aten.new_tensor((batch, tokens, key_count), FLOAT32)
     scatter_selected_keys(aten, mask, selected_keys)
     mask = mask_future_keys(aten, mask)
     scores = aten.add(scores, aten.unsqueeze(mask, 1))
     valid = aten.compare(mask)
-    scores = masked_softmax(aten, scores, aten.expand(aten.unsqueeze(valid, 1), (batch, heads, tokens, keys)))
+    scores = masked_softmax(aten, scores, aten.expand(aten.unsqueeze(valid, 1), (batch, heads, tokens, key_count)))
     value = aten.permute(aten.slice(key, latent), (1, 2, 0, 3))
     output = aten.matmul(aten.to(scores, BFLOAT16), value)
     return aten.contiguous(aten.permute(output, (2, 0, 1, 3)))
@@ -376,12 +379,12 @@ def indexer_loss(
 def _attention_scores(aten: Aten, query: Tensor, key: Tensor) -> Tensor:
     """Computes attention scores of all preceding keys, without gradients."""
     tokens, batch, heads, head_size = query.shape
-    keys = key.shape[0]
-    expanded_key = aten.expand(key, (keys, batch, heads, head_size))
+    key_count = key.shape[0]
+    expanded_key = aten.expand(key, (key_count, batch, heads, head_size))
     q = aten.reshape(aten.permute(query, (1, 2, 0, 3)), (batch * heads, tokens, head_size))
-    k = aten.reshape(aten.permute(expanded_key, (1, 2, 3, 0)), (batch * heads, head_size, keys))
+    k = aten.reshape(aten.permute(expanded_key, (1, 2, 3, 0)), (batch * heads, head_size, key_count))
     scores = aten.like(aten.bmm(aten.to(q, FLOAT32), aten.to(k, FLOAT32)))
-    return mask_future_keys(aten, aten.reshape(scores, (batch, heads, tokens, keys)))
+    return mask_future_keys(aten, aten.reshape(scores, (batch, heads, tokens, key_count)))
 
 
 def _masked_log_softmax(aten: Aten, scores: Tensor) -> Tensor:
@@ -389,9 +392,9 @@ def _masked_log_softmax(aten: Aten, scores: Tensor) -> Tensor:
     invalid_keys = aten.new_tensor(scores.shape, BOOL)
     masked_scores = aten.new_tensor(scores.shape, FLOAT32)
     del invalid_keys
-    zeros = aten.like(masked_scores)
-    _safe = aten.like(masked_scores, zeros)
-    del zeros
+    zero_tensor = aten.like(masked_scores)
+    _safe = aten.like(masked_scores, zero_tensor)
+    del zero_tensor
     log_probs = aten.like(_safe)
     _invalid_log_probs = aten.new_tensor(scores.shape, BOOL)
     return aten.like(log_probs)
@@ -436,15 +439,15 @@ def _indexer_gradients(
 
 def _einsum_query_gradient(aten: Aten, output_gradient: Tensor, k: Tensor) -> Tensor:
     """Computes the einsum sbht,tbd->sbhd."""
-    tokens, batch, heads, keys = output_gradient.shape
-    left_matrix = aten.reshape(aten.permute(output_gradient, (1, 0, 2, 3)), (batch, tokens * heads, keys))
+    tokens, batch, heads, key_count = output_gradient.shape
+    left_matrix = aten.reshape(aten.permute(output_gradient, (1, 0, 2, 3)), (batch, tokens * heads, key_count))
     output = aten.bmm(left_matrix, aten.permute(k, (1, 0, 2)))
     return aten.permute(aten.reshape(output, (batch, tokens, heads, k.shape[-1])), (1, 0, 2, 3))
 
 
 def _einsum_key_gradient(aten: Aten, output_gradient: Tensor, q: Tensor) -> Tensor:
     """Computes the einsum sbht,sbhd->tbd."""
-    tokens, batch, heads, keys = output_gradient.shape
-    left_matrix = aten.reshape(aten.permute(output_gradient, (1, 3, 0, 2)), (batch, keys, tokens * heads))
+    tokens, batch, heads, key_count = output_gradient.shape
+    left_matrix = aten.reshape(aten.permute(output_gradient, (1, 3, 0, 2)), (batch, key_count, tokens * heads))
     right_matrix = aten.reshape(aten.permute(q, (1, 0, 2, 3)), (batch, tokens * heads, q.shape[-1]))
     return aten.permute(aten.bmm(left_matrix, right_matrix), (1, 0, 2))
