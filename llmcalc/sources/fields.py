@@ -48,23 +48,23 @@ def field_paths(
 ) -> list[list[str]]:
     """Returns the path of every possible field in a description, including default tables."""
     paths: list[list[str]] = []
-    for name, field in model.model_fields.items():
-        path = (*parents, name)
+    for field_name, field in model.model_fields.items():
+        path = (*parents, field_name)
         paths.append(list(path))
-        value = table.get(name)
-        if name not in table and isinstance(field.default, BaseModel):
+        field_value = table.get(field_name)
+        if field_name not in table and isinstance(field.default, BaseModel):
             paths += field_paths({}, type(field.default), path)
-        if not isinstance(value, dict):
+        if not isinstance(field_value, dict):
             continue
         if get_origin(field.annotation) is dict:  # each of its tables is the `block` with some fields changed
             base = table.get("block")
             tables = {
                 key: overlaid_table(base, inner_table) if isinstance(base, dict) else inner_table
-                for key, inner_table in value.items()
+                for key, inner_table in field_value.items()
                 if isinstance(inner_table, dict)
             }
         else:
-            tables = {"": value}
+            tables = {"": field_value}
         for key, inner_table in tables.items():
             inner_model = described_model(field_members(field), inner_table)
             if inner_model is not None:
@@ -87,7 +87,9 @@ def reachable_models(model: type[BaseModel]) -> list[type[BaseModel]]:
 @cache
 def all_field_names(model: type[BaseModel] = ModelSpec) -> list[str]:
     """Returns every field name that occurs anywhere in a spec."""
-    return sorted({name for reachable_model in reachable_models(model) for name in reachable_model.model_fields})
+    return sorted(
+        {field_name for reachable_model in reachable_models(model) for field_name in reachable_model.model_fields}
+    )
 
 
 def field_path(model: type[BaseModel], location: tuple[int | str, ...], unknown: bool = False) -> list[str]:

@@ -226,27 +226,27 @@ EXPECTED = {
 
 def explain_value(error: Mapping[str, Any]) -> str:
     """Describes a wrong value and the expected value. error: a validation error of pydantic."""
-    value, error_type = shown(error.get("input")), error["type"]
+    given_text, error_type = shown(error.get("input")), error["type"]
     ctx: dict[str, Any] = error.get("ctx") or {}
     if error_type in EXPECTED:
-        return f"{value} is not {EXPECTED[error_type]}"
+        return f"{given_text} is not {EXPECTED[error_type]}"
     match error_type:
         case "value_error":
             return str(ctx["error"])
         case "literal_error" | "enum":
-            return f"{value} is not known; expected {ctx['expected']}"
+            return f"{given_text} is not known; expected {ctx['expected']}"
         case "union_tag_invalid":
             return f"{shown(ctx['tag'])} is not known; expected {ctx['expected_tags']}"
         case "union_tag_not_found":
             return "none is no type; expected its name as text"
         case "greater_than_equal":
-            return f"{value} is too small; expected at least {ctx['ge']}"
+            return f"{given_text} is too small; expected at least {ctx['ge']}"
         case "greater_than":
-            return f"{value} is too small; expected more than {ctx['gt']}"
+            return f"{given_text} is too small; expected more than {ctx['gt']}"
         case "less_than_equal":
-            return f"{value} is too large; expected at most {ctx['le']}"
+            return f"{given_text} is too large; expected at most {ctx['le']}"
         case "less_than":
-            return f"{value} is too large; expected less than {ctx['lt']}"
+            return f"{given_text} is too large; expected less than {ctx['lt']}"
         case "too_long":
-            return f"{value} is too long; expected at most {ctx['max_length']:,} entries"
-    return f"{value}: {error['msg'][:1].lower()}{error['msg'][1:]}"
+            return f"{given_text} is too long; expected at most {ctx['max_length']:,} entries"
+    return f"{given_text}: {error['msg'][:1].lower()}{error['msg'][1:]}"

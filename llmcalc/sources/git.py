@@ -100,8 +100,8 @@ def text_at(ref: str, path: Path) -> str | None:
     commit = _run_git(root, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
     if commit.exit_status:
         raise InputError(f"--git {ref}: there is no such commit, branch or tag here (git fetch gets those of a remote)")
-    name = file.relative_to(root).as_posix()
-    arguments = ("ls-tree", "--full-tree", "-l", "-z", commit.output.decode().strip(), "--", name)
+    path_in_repository = file.relative_to(root).as_posix()
+    arguments = ("ls-tree", "--full-tree", "-l", "-z", commit.output.decode().strip(), "--", path_in_repository)
     object_answer = _run_git(root, *arguments)
     if object_answer.exit_status:
         raise InputError(
@@ -167,7 +167,11 @@ def _run_git(root: Path, *arguments: str, limit: int = LARGEST_MESSAGE) -> GitAn
     Raises `InputError` if git is not installed, takes longer, or writes more.
     """
     settings = [word for setting in SETTINGS for word in ("-c", setting)]
-    environment = {name: value for name, value in os.environ.items() if name not in REPOSITORY_VARIABLES}
+    environment = {
+        variable_name: variable_value
+        for variable_name, variable_value in os.environ.items()
+        if variable_name not in REPOSITORY_VARIABLES
+    }
     # a new process group, so that processes that git starts end with it
     process = subprocess.Popen(
         [path_of_git(), "--no-pager", *settings, *arguments],

@@ -52,10 +52,11 @@ MEMORY_SIZE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*(gib|gb|tib|tb|mib|mb
 UNITS = {"mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
-def hardware_order(name: str) -> list[tuple[int, int, str]]:
+def hardware_order(hardware_name: str) -> list[tuple[int, int, str]]:
     """Returns a sort key that compares numbers in names by value: a10, a40, a100."""
     return [
-        (0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.findall(r"[0-9]+|[^0-9]+", name.lower())
+        (0, int(part), "") if part.isdigit() else (1, 0, part)
+        for part in re.findall(r"[0-9]+|[^0-9]+", hardware_name.lower())
     ]
 
 
@@ -73,10 +74,10 @@ def hardware_names() -> tuple[str, ...]:
 
 
 @cache
-def load_hardware(name: str) -> Hardware:
+def load_hardware(hardware_name: str) -> Hardware:
     """Loads the preset with exactly this file name."""
-    path = presets_dir() / "hardware" / f"{name}.toml"
-    return validate(ListedHardware, {**parse_toml(read_text(path), path.name), "name": name}, path.name)
+    path = presets_dir() / "hardware" / f"{hardware_name}.toml"
+    return validate(ListedHardware, {**parse_toml(read_text(path), path.name), "name": hardware_name}, path.name)
 
 
 def find_hardware(argument: str) -> Hardware:
@@ -114,9 +115,9 @@ def _override_preset(preset: Hardware, description: dict[str, Any]) -> dict[str,
     if "memory_bytes" in description:  # the driver's total and the sizes that are sold are of the preset's memory
         for field in ("driver_total", "usable_memory_bytes", "configurations"):
             base.pop(field, None)
-    for field, value in description.items():
-        are_tables = isinstance(value, dict) and isinstance(base.get(field), dict)
-        base[field] = {**base[field], **value} if are_tables else value
+    for field, field_value in description.items():
+        are_tables = isinstance(field_value, dict) and isinstance(base.get(field), dict)
+        base[field] = {**base[field], **field_value} if are_tables else field_value
     return {**base, "like": preset.name}
 
 
@@ -133,13 +134,19 @@ def memory_only(argument: str) -> Hardware | None:
     memory_bytes = Fraction(number_text) * UNITS[unit]
     if memory_bytes.denominator != 1 or memory_bytes <= 0:
         raise InputError(f"'{argument}' is not a memory size; expected whole bytes, more than 0, such as 24GiB")
-    name = number_text + {"mib": "MiB", "gib": "GiB", "tib": "TiB"}.get(unit, unit.upper())
+    memory_text = number_text + {"mib": "MiB", "gib": "GiB", "tib": "TiB"}.get(unit, unit.upper())
     is_decimal = unit in ("mb", "gb", "tb")
     notes = (
-        (f"{name}: 1 {unit.upper()} = {UNITS[unit]:,} bytes; cards are sold in GiB, called GB",) if is_decimal else ()
+        (f"{memory_text}: 1 {unit.upper()} = {UNITS[unit]:,} bytes; cards are sold in GiB, called GB",)
+        if is_decimal
+        else ()
     )
     return Hardware(
-        name=name, title=name, memory_bytes=int(memory_bytes), usable_memory_bytes=int(memory_bytes), notes=notes
+        name=memory_text,
+        title=memory_text,
+        memory_bytes=int(memory_bytes),
+        usable_memory_bytes=int(memory_bytes),
+        notes=notes,
     )
 
 
@@ -150,11 +157,15 @@ def _read_by_name(argument: str) -> Hardware:
     if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", argument):
         raise InputError(f"--hardware: {argument}: a memory size has a unit; expected {argument}GB or {argument}GiB")
     if count_match := SEVERAL.fullmatch(argument.strip()):
-        before, name, after = count_match.group("before", "name", "after")
-        if (before or after) and (hardware := _preset_with_spelling(name)):
+        before, hardware_name, after = count_match.group("before", "name", "after")
+        if (before or after) and (hardware := _preset_with_spelling(hardware_name)):
             expected = f"--hardware {hardware.name} --devices {before or after}"
             raise InputError(f"--hardware: {argument}: it names one accelerator; expected {expected}")
-    name_by_spelling = {spelling: name for name in hardware_names() for spelling in _spellings(load_hardware(name))}
+    name_by_spelling = {
+        spelling: hardware_name
+        for hardware_name in hardware_names()
+        for spelling in _spellings(load_hardware(hardware_name))
+    }
     suggestion = suggest(argument, list(hardware_names())) or suggest(normalized(argument), name_by_spelling)
     raise InputError(
         f"no accelerator called '{argument}'.{suggestion} Expected a name (llmcalc hardware lists all), a memory size "
@@ -165,10 +176,14 @@ def _read_by_name(argument: str) -> Hardware:
 def _preset_with_spelling(argument: str) -> Hardware | None:
     """Returns the preset whose name, alias or title an argument spells, with or without the vendor's name."""
     keys = {normalized(argument), normalized(MAKER.sub("", argument))} - {""}
-    names_that_match = (name for name in hardware_names() if normalized(name) in keys)
-    names_with_spelling = (name for name in hardware_names() if not keys.isdisjoint(_spellings(load_hardware(name))))
-    name = next(names_that_match, None) or next(names_with_spelling, None)
-    return None if name is None else load_hardware(name)
+    names_that_match = (hardware_name for hardware_name in hardware_names() if normalized(hardware_name) in keys)
+    names_with_spelling = (
+        hardware_name
+        for hardware_name in hardware_names()
+        if not keys.isdisjoint(_spellings(load_hardware(hardware_name)))
+    )
+    hardware_name = next(names_that_match, None) or next(names_with_spelling, None)
+    return None if hardware_name is None else load_hardware(hardware_name)
 
 
 def _spellings(hardware: Hardware) -> set[str]:
@@ -182,9 +197,9 @@ def _by_configuration(argument: str) -> Hardware | None:
     Raises `InputError` for a size that the chip is not sold with.
     """
     key = normalized(argument)
-    for name in hardware_names():
-        hardware = load_hardware(name)
-        for spelling in (name, *hardware.aliases) if hardware.configurations else ():
+    for hardware_name in hardware_names():
+        hardware = load_hardware(hardware_name)
+        for spelling in (hardware_name, *hardware.aliases) if hardware.configurations else ():
             gibibytes = re.fullmatch(r"([0-9]{1,6})(gi?b)?", key.removeprefix(normalized(spelling)))
             if gibibytes is None or not key.startswith(normalized(spelling)):
                 continue
@@ -195,7 +210,7 @@ def _by_configuration(argument: str) -> Hardware | None:
             if gib not in configurations:
                 raise InputError(
                     f"{argument}: {hardware.vendor} does not sell the {hardware.title} with {gib} GB; expected one of "
-                    f"{', '.join(f'{name}-{configuration}gb' for configuration in configurations)}"
+                    f"{', '.join(f'{hardware_name}-{configuration}gb' for configuration in configurations)}"
                 )
             return with_configuration(hardware, configurations[gib])
     return None

@@ -115,27 +115,27 @@ class _LimitExceeded(Exception):
     """Raised for a download that exceeds a bound of bytes or seconds."""
 
 
-def _download(repo: str, name: str, revision: str | None, limit: int) -> Path:
+def _download(repo: str, file_name: str, revision: str | None, limit: int) -> Path:
     """Returns the path of a repository's file in the cache; downloads it if needed."""
     import inspect
 
     import huggingface_hub
 
-    cached_path = huggingface_hub.try_to_load_from_cache(repo, name, revision=revision)
+    cached_path = huggingface_hub.try_to_load_from_cache(repo, file_name, revision=revision)
     options: dict[str, Any] = {}
     if not isinstance(cached_path, str):
         # One attempt: without this a download retries an unreachable hub for half a minute.
         file_bytes = huggingface_hub.get_hf_file_metadata(
-            huggingface_hub.hf_hub_url(repo, name, revision=revision), timeout=REQUEST_SECONDS
+            huggingface_hub.hf_hub_url(repo, file_name, revision=revision), timeout=REQUEST_SECONDS
         ).size
         if file_bytes is not None and file_bytes > limit:
-            raise _LimitExceeded(f"{name} has {file_bytes:,} bytes; expected at most {limit:,}")
+            raise _LimitExceeded(f"{file_name} has {file_bytes:,} bytes; expected at most {limit:,}")
         if "tqdm_class" in inspect.signature(huggingface_hub.hf_hub_download).parameters:
-            options = {"tqdm_class": _limited_progress_bar(name, limit)}
-    return Path(huggingface_hub.hf_hub_download(repo, name, revision=revision, **options))
+            options = {"tqdm_class": _limited_progress_bar(file_name, limit)}
+    return Path(huggingface_hub.hf_hub_download(repo, file_name, revision=revision, **options))
 
 
-def _limited_progress_bar(name: str, limit: int) -> type[Any]:
+def _limited_progress_bar(file_name: str, limit: int) -> type[Any]:
     """Returns a hidden progress bar that stops a download of more than `limit` bytes."""
     from huggingface_hub.utils.tqdm import tqdm
 
@@ -145,7 +145,7 @@ def _limited_progress_bar(name: str, limit: int) -> type[Any]:
         def update(self, byte_count: float | None = 1) -> bool | None:
             self.received_bytes += byte_count or 0
             if self.received_bytes > limit:
-                raise _LimitExceeded(f"{name} has more bytes than the hub said; expected at most {limit:,}")
+                raise _LimitExceeded(f"{file_name} has more bytes than the hub said; expected at most {limit:,}")
             return bool(super().update(byte_count))
 
     return Counter
@@ -156,8 +156,8 @@ def _fetch_tensors(repo: str, revision: str | None, deadline: float) -> Checkpoi
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError
 
-    def url_of(name: str) -> str:
-        return str(huggingface_hub.hf_hub_url(repo, name, revision=revision))
+    def url_of(file_name: str) -> str:
+        return str(huggingface_hub.hf_hub_url(repo, file_name, revision=revision))
 
     single_file = "model.safetensors"
     try:
@@ -168,8 +168,8 @@ def _fetch_tensors(repo: str, revision: str | None, deadline: float) -> Checkpoi
             _download(repo, index, revision, LARGEST_INDEX), LARGEST_INDEX, "the index of a checkpoint"
         )
         weight_map = parse_index(index_bytes, f"{repo}/{index}")
-        texts = _fetch_all({name: url_of(name) for name in dict.fromkeys(weight_map.values())}, deadline)
-        return join_shards(weight_map, lambda name, limit: (texts[name], None), f"{repo}/{index}", f"{repo}/")
+        texts = _fetch_all({file_name: url_of(file_name) for file_name in dict.fromkeys(weight_map.values())}, deadline)
+        return join_shards(weight_map, lambda file_name, limit: (texts[file_name], None), f"{repo}/{index}", f"{repo}/")
     return parse_header(_fetch_all({single_file: url_of(single_file)}, deadline)[single_file], f"{repo}/{single_file}")
 
 
@@ -184,15 +184,15 @@ def _fetch_all(urls: dict[str, str], deadline: float) -> dict[str, bytes]:
             with lock:
                 if not waiting:
                     return
-                name, url = waiting.pop()
+                file_name, url = waiting.pop()
                 remaining_bytes = LARGEST_HEADER - sum(map(len, texts.values()))
             try:
-                text = _fetch_header(url, name, remaining_bytes, deadline)
+                text = _fetch_header(url, file_name, remaining_bytes, deadline)
             except BaseException as error:
                 errors.append(error)
                 return
             with lock:
-                texts[name] = text
+                texts[file_name] = text
 
     threads = [threading.Thread(target=fetch_waiting, daemon=True) for _ in range(min(CONNECTIONS, len(urls)))]
     for thread in threads:
@@ -204,19 +204,19 @@ def _fetch_all(urls: dict[str, str], deadline: float) -> dict[str, bytes]:
     return texts
 
 
-def _fetch_header(url: str, name: str, limit: int, deadline: float) -> bytes:
+def _fetch_header(url: str, file_name: str, limit: int, deadline: float) -> bytes:
     start = _fetch_start(url, FIRST_BYTES, deadline)
     length = int.from_bytes(start[:8], "little")
     if len(start) < 10 or length < 2:
-        raise InputError(f"{name}: header length {length:,}; not a safetensors checkpoint")
+        raise InputError(f"{file_name}: header length {length:,}; not a safetensors checkpoint")
     if length > limit:
         raise _LimitExceeded(
-            f"{name}: header length {length:,}; expected at most {LARGEST_HEADER:,} bytes in all headers"
+            f"{file_name}: header length {length:,}; expected at most {LARGEST_HEADER:,} bytes in all headers"
         )
     if length + 8 > len(start):
         start = _fetch_start(url, length + 8, deadline)
     if length + 8 > len(start):
-        raise InputError(f"{name}: the file ended in its header; it is truncated or not a safetensors checkpoint")
+        raise InputError(f"{file_name}: the file ended in its header; it is truncated or not a safetensors checkpoint")
     return start[8 : length + 8]
 
 

@@ -33,19 +33,23 @@ PARTIAL = "Partial"
 
 def description_schema() -> dict[str, Any]:
     """Returns the JSON Schema of a description, which is a preset's TOML file."""
-    members = (member for name in ("block", "variants") for member in field_members(Stack.model_fields[name]))
+    members = (
+        member for class_name in ("block", "variants") for member in field_members(Stack.model_fields[class_name])
+    )
     layers = {cls.__name__ for member in members for cls in reachable_models(member)}
     definitions = {cls.__name__: _class_schema(cls) for cls in reachable_models(Preset)}
     definitions["Stack"]["properties"]["variants"]["additionalProperties"] = _partial_schema(
         definitions["Stack"]["properties"]["block"]
     )
-    for name in sorted(layers):
-        definition = definitions[name]
-        definitions[name + PARTIAL] = {
-            key: _partial_schema(value) for key, value in definition.items() if key != "required"
+    for class_name in sorted(layers):
+        definition = definitions[class_name]
+        definitions[class_name + PARTIAL] = {
+            key: _partial_schema(schema_value) for key, schema_value in definition.items() if key != "required"
         }
     root = definitions.pop("Preset")
-    root["properties"] = {key: value for key, value in root["properties"].items() if key not in NOT_IN_FILES}
+    root["properties"] = {
+        key: schema_value for key, schema_value in root["properties"].items() if key not in NOT_IN_FILES
+    }
     return {
         "$schema": DRAFT,
         "$id": ADDRESS,
@@ -60,8 +64,8 @@ def _class_schema(cls: type[BaseModel]) -> dict[str, Any]:
     schema = cls.model_json_schema(ref_template="#/$defs/{model}")
     definition: dict[str, Any] = _with_references(schema.get("$defs", {}).get(cls.__name__, schema))
     texts = _field_texts(cls)
-    for name, schema in definition.get("properties", {}).items():
-        schema["description"] = texts[name] if name != "type" else f"Kind of this table ({cls.__name__})."
+    for field_name, schema in definition.get("properties", {}).items():
+        schema["description"] = texts[field_name] if field_name != "type" else f"Kind of this table ({cls.__name__})."
     return _without_keys(definition, "$defs", "$ref")
 
 
@@ -77,7 +81,9 @@ def _field_texts(cls: type[BaseModel]) -> dict[str, str]:
                 paragraph_fields = field[1].split(", ")
                 field_texts |= dict.fromkeys(paragraph_fields, _capitalized_text(field[2]))
             elif line.startswith(" "):
-                field_texts |= {name: f"{field_texts[name]} {line.strip()}" for name in paragraph_fields}
+                field_texts |= {
+                    field_name: f"{field_texts[field_name]} {line.strip()}" for field_name in paragraph_fields
+                }
             else:
                 paragraph_fields = []
         texts = field_texts | texts
@@ -96,9 +102,11 @@ def _with_references(schema: Any) -> Any:
         return schema
     if schema.get("type") == "null":
         return {"const": NONE}
-    referenced = {key: _with_references(value) for key, value in schema.items() if key not in (PARTS, "default")}
+    referenced = {
+        key: _with_references(schema_value) for key, schema_value in schema.items() if key not in (PARTS, "default")
+    }
     if PARTS in schema:
-        refs = [{"$ref": f"#/$defs/{name}"} for name in schema[PARTS]]
+        refs = [{"$ref": f"#/$defs/{class_name}"} for class_name in schema[PARTS]]
         return {**referenced, **(refs[0] if len(refs) == 1 else {"anyOf": refs})}
     if isinstance(default := schema.get("default"), str | int | float | bool):
         referenced["default"] = default
@@ -111,8 +119,11 @@ def _partial_schema(schema: Any) -> Any:
         return [_partial_schema(element) for element in schema]
     if not isinstance(schema, dict):
         return schema
-    return {key: f"{value}{PARTIAL}" if key == "$ref" else _partial_schema(value) for key, value in schema.items()}
+    return {
+        key: f"{schema_value}{PARTIAL}" if key == "$ref" else _partial_schema(schema_value)
+        for key, schema_value in schema.items()
+    }
 
 
 def _without_keys(schema: Mapping[str, Any], *keys: str) -> dict[str, Any]:
-    return {key: value for key, value in schema.items() if key not in keys}
+    return {key: schema_value for key, schema_value in schema.items() if key not in keys}

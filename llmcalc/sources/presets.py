@@ -30,20 +30,20 @@ def model_names() -> tuple[str, ...]:
 
 
 @cache
-def _preset_text(name: str) -> str:
+def _preset_text(preset_name: str) -> str:
     """Returns the text of a preset's file; cached, because it does not change during a run."""
-    return read_text(presets_dir() / "models" / f"{name}.toml")
+    return read_text(presets_dir() / "models" / f"{preset_name}.toml")
 
 
-def read_preset(name: str) -> dict[str, Any]:
+def read_preset(preset_name: str) -> dict[str, Any]:
     """Returns the description in the preset file with exactly this name."""
-    return parse_toml(_preset_text(name), name)
+    return parse_toml(_preset_text(preset_name), preset_name)
 
 
 @cache
-def load_preset(name: str) -> Preset:
+def load_preset(preset_name: str) -> Preset:
     """Loads the preset with exactly this file name."""
-    return validate(Preset, {**read_preset(name), "name": name}, name)
+    return validate(Preset, {**read_preset(preset_name), "name": preset_name}, preset_name)
 
 
 @cache
@@ -58,9 +58,9 @@ def find_preset(name_or_alias: str) -> str | None:
         return None
     for normalization in (normalized_with_points, normalized):
         key = normalization(name_or_alias)
-        preset = next((name for name in model_names() if normalization(name) == key), None) or _preset_with_alias(
-            key, normalization
-        )
+        preset = next(
+            (preset_name for preset_name in model_names() if normalization(preset_name) == key), None
+        ) or _preset_with_alias(key, normalization)
         if preset is not None:
             return preset
     return None
@@ -72,11 +72,11 @@ def _preset_with_alias(alias: str, normalization: Callable[[str], str]) -> str |
     normalization: `normalized_with_points` or `normalized`, the form in which aliases are compared.
     """
     alias_pattern = re.compile(r"[^a-z0-9/+\"]*".join(map(re.escape, alias.replace(".", ""))))
-    for name in model_names():
-        if alias_pattern.search(_preset_text(name).lower()) and alias in map(
-            normalization, read_preset(name).get("aliases", ())
+    for preset_name in model_names():
+        if alias_pattern.search(_preset_text(preset_name).lower()) and alias in map(
+            normalization, read_preset(preset_name).get("aliases", ())
         ):
-            return name
+            return preset_name
     return None
 
 
@@ -84,9 +84,9 @@ def _preset_with_alias(alias: str, normalization: Callable[[str], str]) -> str |
 def names_by_alias() -> dict[str, str]:
     """Returns the preset names by normalized alias, by reading all presets."""
     presets_by_alias: dict[str, str] = {}
-    for name in model_names():
-        for alias in read_preset(name).get("aliases", ()):
-            presets_by_alias.setdefault(normalized(alias), name)
+    for preset_name in model_names():
+        for alias in read_preset(preset_name).get("aliases", ()):
+            presets_by_alias.setdefault(normalized(alias), preset_name)
     return presets_by_alias
 
 
@@ -129,13 +129,13 @@ takes Q4_K_M.
 """
 
 
-def known_checkpoint(name: str) -> tuple[Preset, str] | None:
+def known_checkpoint(preset_name: str) -> tuple[Preset, str] | None:
     """Returns the preset and the quantization scheme in the name or path of a checkpoint; None if unknown.
 
     `/models/Qwen3-8B-AWQ` is the preset qwen3-8b in awq-int4-g128. The group sizes are the usual ones. The scheme is
     empty for weights as they are published.
     """
-    last_segment = name.strip().rstrip("/").rpartition("/")[2]
+    last_segment = preset_name.strip().rstrip("/").rpartition("/")[2]
     for pattern, scheme in SCHEMES_IN_NAMES:
         match = re.fullmatch(rf"(?P<model>.{{2,200}}?)[-_.](?:{pattern})", last_segment, re.IGNORECASE)
         preset = None if match is None else known_model(match["model"])
@@ -150,16 +150,16 @@ def known_checkpoint(name: str) -> tuple[Preset, str] | None:
     return None
 
 
-def find_by_repository(name: str) -> str | None:
+def find_by_repository(preset_name: str) -> str | None:
     """Returns the preset of a repository's name without the owner: `Meta-Llama-3-8B-Instruct`."""
-    return _presets_by_repository().get(normalized(name)) if normalized(name) else None
+    return _presets_by_repository().get(normalized(preset_name)) if normalized(preset_name) else None
 
 
 @cache
 def _presets_by_repository() -> dict[str, str]:
     """Returns the presets by repository name without the owner."""
     return {
-        normalized(alias.rpartition("/")[2]): name
-        for name in model_names()
-        for alias in read_preset(name).get("aliases", ())
+        normalized(alias.rpartition("/")[2]): preset_name
+        for preset_name in model_names()
+        for alias in read_preset(preset_name).get("aliases", ())
     }

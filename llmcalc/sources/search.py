@@ -36,7 +36,7 @@ def search_presets(texts: list[str]) -> tuple[list[str], bool]:
     return sorted(preset_names), is_exact
 
 
-def _all_spellings(name: str) -> str:
+def _all_spellings(preset_name: str) -> str:
     """Returns all names of a preset with separators, so that a search text cannot match across two names."""
-    preset = load_preset(name)
-    return "\n".join(normalized(text) for text in (name, preset.title, *preset.aliases))
+    preset = load_preset(preset_name)
+    return "\n".join(normalized(text) for text in (preset_name, preset.title, *preset.aliases))

@@ -66,10 +66,10 @@ def _split_overrides(target: str) -> tuple[str, tuple[str, ...]]:
     return name_or_path, tuple(filter(None, changes.split("&")))
 
 
-def _validate_preset(name: str, location: str, description: dict[str, Any]) -> Preset:
+def _validate_preset(preset_name: str, location: str, description: dict[str, Any]) -> Preset:
     """Validates a description as a preset; errors also name the config fields behind a computed field."""
     try:
-        return validate(Preset, {**description, "name": name}, location)
+        return validate(Preset, {**description, "name": preset_name}, location)
     except InputError as error:
         if not isinstance(description.get("config"), dict):
             raise
@@ -80,7 +80,7 @@ def _validate_preset(name: str, location: str, description: dict[str, Any]) -> P
 
 def load_text(
     text: str,
-    name: str,
+    preset_name: str,
     location: str,
     overrides: tuple[str, ...] = (),
     head: HeadKind | None = None,
@@ -91,7 +91,7 @@ def load_text(
     Raises `InputError` as `load` does.
     """
     description = _describe_text(text, location, head, allow_unknown)
-    return _validate_preset(name, location, {**_apply_overrides(description, overrides), "asked": location})
+    return _validate_preset(preset_name, location, {**_apply_overrides(description, overrides), "asked": location})
 
 
 def load_config(
@@ -105,8 +105,8 @@ def load_config(
 
     require_shallow(dict(config), "config")
     description = describe_data(dict(config), head, allow_unknown)
-    name = str(config.get("_name_or_path") or config.get("model_type") or "config")
-    return _validate_preset(name, "config", _apply_overrides(description, overrides))
+    preset_name = str(config.get("_name_or_path") or config.get("model_type") or "config")
+    return _validate_preset(preset_name, "config", _apply_overrides(description, overrides))
 
 
 def _read_description(target: str, head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
@@ -189,9 +189,9 @@ def _describe_text(text: str, location: str, head: HeadKind | None, allow_unknow
 def _parse_native(text: str, location: str) -> dict[str, Any]:
     """Parses a native description. Raises `InputError` for fields that only loaded models have."""
     description = parse_toml(text, location)
-    for name in NOT_IN_FILES:
-        if name in description:
-            raise InputError(f"{location}: {name}: unknown field; remove it or correct its name")
+    for field_name in NOT_IN_FILES:
+        if field_name in description:
+            raise InputError(f"{location}: {field_name}: unknown field; remove it or correct its name")
     return description
 
 
@@ -235,9 +235,11 @@ def _set_field(model: dict[str, Any], override: str) -> dict[str, Any]:
     if not equals or not path:
         raise InputError(f"--set {override}: expected path=value, such as num_hidden_layers=12")
     keys = _resolve_path(model, path.split("."), override)
-    value = text.strip() if keys[-1] == "type" else _override_value(text.strip())  # here `none` is the name of a type
-    require_shallow(value, f"--set {path}")
-    return _replace_at(model, keys, value)
+    field_value = (
+        text.strip() if keys[-1] == "type" else _override_value(text.strip())
+    )  # here `none` is the name of a type
+    require_shallow(field_value, f"--set {path}")
+    return _replace_at(model, keys, field_value)
 
 
 def _override_value(text: str) -> Any:
@@ -295,11 +297,11 @@ def _paths_ending_with(field_path: list[str], paths: list[list[str]]) -> list[li
     return [path for path in paths if path[-len(field_path) :] == field_path]
 
 
-def _replace_at(table: dict[str, Any], keys: list[str], value: Any) -> dict[str, Any]:
+def _replace_at(table: dict[str, Any], keys: list[str], field_value: Any) -> dict[str, Any]:
     new_table = dict(table)
     if len(keys) == 1:
-        new_table[keys[0]] = value
+        new_table[keys[0]] = field_value
     else:
         subtable = new_table.get(keys[0])
-        new_table[keys[0]] = _replace_at(subtable if isinstance(subtable, dict) else {}, keys[1:], value)
+        new_table[keys[0]] = _replace_at(subtable if isinstance(subtable, dict) else {}, keys[1:], field_value)
     return new_table

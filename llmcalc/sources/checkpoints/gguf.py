@@ -171,17 +171,17 @@ def _read_value(reader: BoundedReader, value_type: int, key: str, arrays: _Eleme
 
 def _read_tensor(reader: BoundedReader) -> tuple[StoredTensor, int]:
     """Reads the entry of a tensor, and the offset of the tensor's data."""
-    name = _read_text(reader, "tensor name", LONGEST_NAME)
-    axes = reader.read_number("I", name)
+    tensor_name = _read_text(reader, "tensor name", LONGEST_NAME)
+    axes = reader.read_number("I", tensor_name)
     if axes > 8:
-        raise reader.error(name, f"{axes} axes; not a GGUF file")
-    shape = tuple(reader.read_number("Q", name) for _ in range(axes))[::-1]  # stored fastest axis first
-    ggml_type = reader.read_number("I", name)
-    offset = reader.read_number("Q", name)
+        raise reader.error(tensor_name, f"{axes} axes; not a GGUF file")
+    shape = tuple(reader.read_number("Q", tensor_name) for _ in range(axes))[::-1]  # stored fastest axis first
+    ggml_type = reader.read_number("I", tensor_name)
+    offset = reader.read_number("Q", tensor_name)
     if ggml_type not in TYPES or any(length > 2**48 for length in shape):
-        raise reader.error(name, f"type {ggml_type} of shape {list(shape)} is not known")
+        raise reader.error(tensor_name, f"type {ggml_type} of shape {list(shape)} is not known")
     dtype, block, block_bytes = TYPES[ggml_type]
-    elements = StoredTensor(name, dtype, shape, 0).elements
+    elements = StoredTensor(tensor_name, dtype, shape, 0).elements
     if shape and shape[-1] % block:
-        raise reader.error(name, f"rows of {shape[-1]:,} are not a multiple of the block size {block} ({dtype})")
-    return StoredTensor(name, dtype, shape, elements // block * block_bytes), offset
+        raise reader.error(tensor_name, f"rows of {shape[-1]:,} are not a multiple of the block size {block} ({dtype})")
+    return StoredTensor(tensor_name, dtype, shape, elements // block * block_bytes), offset

@@ -53,19 +53,19 @@ _Config = dict[str, Any]
 def _read_metadata(checkpoint: Checkpoint, architecture: str, keys: dict[str, str]) -> _Config:
     fields: _Config = {}
     for key, field in keys.items():
-        value = checkpoint.metadata.get(f"{architecture}.{key}")
-        if isinstance(value, list):
-            if len(set(map(str, value))) != 1:
+        metadata_value = checkpoint.metadata.get(f"{architecture}.{key}")
+        if isinstance(metadata_value, list):
+            if len(set(map(str, metadata_value))) != 1:
                 raise InputError(
                     f"{architecture}.{key}: differs from layer to layer, which is not read; expected the model's "
                     "config.json or preset as TARGET"
                 )
-            value = value[0]
-        if value is None:
+            metadata_value = metadata_value[0]
+        if metadata_value is None:
             continue
-        if not isinstance(value, int | float) or not isfinite(value):
-            raise InputError(f"{architecture}.{key}: {shown(str(value))}; expected a number")
-        fields[field] = value
+        if not isinstance(metadata_value, int | float) or not isfinite(metadata_value):
+            raise InputError(f"{architecture}.{key}: {shown(str(metadata_value))}; expected a number")
+        fields[field] = metadata_value
     return fields
 
 
@@ -90,9 +90,9 @@ def _shared_experts(checkpoint: Checkpoint, architecture: str, config: _Config) 
 
 def _gpt_oss(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:
     experts = _read_metadata(checkpoint, architecture, {"expert_count": "num_local_experts"})
-    width = config.get("moe_intermediate_size") or config.get("intermediate_size")
+    ffn_width = config.get("moe_intermediate_size") or config.get("intermediate_size")
     layer_kinds = _layer_types(config, lambda i: i % 2 == 0)
-    return {**experts, "intermediate_size": width, "moe_intermediate_size": None, "layer_types": layer_kinds}
+    return {**experts, "intermediate_size": ffn_width, "moe_intermediate_size": None, "layer_types": layer_kinds}
 
 
 def _gemma3_fields(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:
@@ -118,7 +118,7 @@ def _latent_fields(checkpoint: Checkpoint, architecture: str, config: _Config) -
             "attention.value_length": "value",
         },
     )
-    key, value = (
+    key, metadata_value = (
         head_fields.get("key_mla", head_fields.get("key", 0)),
         head_fields.get("value_mla", head_fields.get("value", 0)),
     )
@@ -128,7 +128,7 @@ def _latent_fields(checkpoint: Checkpoint, architecture: str, config: _Config) -
         "n_group": groups,
         "q_lora_rank": fields.get("q_lora_rank"),
         "qk_nope_head_dim": key - fields.get("qk_rope_head_dim", 0),
-        "v_head_dim": value,
+        "v_head_dim": metadata_value,
         "num_key_value_heads": config.get("num_attention_heads"),
         "head_dim": None,
         "topk_method": "noaux_tc" if has_correction else "greedy" if groups == 1 else "group_limited_greedy",
@@ -169,18 +169,17 @@ def gguf_config(checkpoint: Checkpoint, location: str) -> _Config:
     """Returns the config that a file's metadata describe. Raises `InputError` for an unknown architecture."""
     architecture = checkpoint.metadata.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
-        name = shown(architecture) if isinstance(architecture, str) else "none"
+        architecture_text = shown(architecture) if isinstance(architecture, str) else "none"
         known_names = ", ".join(ARCHITECTURES)
         suggestion = suggest(str(architecture)[:40], list(ARCHITECTURES))
         raise InputError(
-            f"{location}: general.architecture {name}: is not read from a header; expected one of {known_names}, or "
-            "the "
-            f"model's config.json or preset as TARGET.{suggestion}"
+            f"{location}: general.architecture {architecture_text}: is not read from a header; expected one of "
+            f"{known_names}, or the model's config.json or preset as TARGET.{suggestion}"
         )
-    model_type, name, further_fields = ARCHITECTURES[architecture]
+    model_type, architecture_text, further_fields = ARCHITECTURES[architecture]
     config: _Config = {
         "model_type": model_type,
-        "architectures": [name],
+        "architectures": [architecture_text],
         **_read_metadata(checkpoint, architecture, KEYS),
     }
     table = next((tensor for tensor in checkpoint.tensors if tensor.name == "token_embd.weight"), None)

@@ -99,16 +99,16 @@ def parse_header(text: bytes, location: str, data_bytes: int | None = None) -> C
                 f"{location}: the header is not valid JSON, or not a table of tensors (byte {position:,}); not a "
                 "safetensors checkpoint"
             )
-        name, position, closing_character = _tensor_name(match[1], location), match.end(), match[3]
-        if name in tensor_names:
-            raise InputError(f"{location}: two tensors are called {name[:80]}; not a safetensors checkpoint")
-        tensor_names.add(name)
+        tensor_name, position, closing_character = _tensor_name(match[1], location), match.end(), match[3]
+        if tensor_name in tensor_names:
+            raise InputError(f"{location}: two tensors are called {tensor_name[:80]}; not a safetensors checkpoint")
+        tensor_names.add(tensor_name)
         if len(tensor_names) > MOST_TENSORS:
             raise InputError(f"{location}: too many tensors; expected at most {MOST_TENSORS:,}")
-        if name == "__metadata__":
+        if tensor_name == "__metadata__":
             metadata = _parse_metadata(match[2], location)
             continue
-        tensor, start = _parse_tensor(name, match[2], location, data_bytes)
+        tensor, start = _parse_tensor(tensor_name, match[2], location, data_bytes)
         tensors.append(tensor)
         starts.append(start)
     if text[position:].strip(_SPACE):
@@ -119,13 +119,13 @@ def parse_header(text: bytes, location: str, data_bytes: int | None = None) -> C
 
 def _tensor_name(text: bytes, location: str) -> str:
     try:
-        name = str(_parse(text.decode()))
-        name.isascii() or name.encode()
+        tensor_name = str(_parse(text.decode()))
+        tensor_name.isascii() or tensor_name.encode()
     except ValueError:  # a control character, or no UTF-8, or a lone surrogate
         raise InputError(
             f"{location}: the name of a tensor is not valid JSON ({text[:80]!r}); not a safetensors checkpoint"
         ) from None
-    return name
+    return tensor_name
 
 
 def _parse_metadata(text: bytes, location: str) -> dict[str, Any]:
@@ -145,11 +145,11 @@ def _parse_metadata(text: bytes, location: str) -> dict[str, Any]:
         raise InputError(f"{location}: __metadata__: not valid JSON; not a safetensors checkpoint") from None
 
 
-def _bad_entry(name: str, location: str) -> InputError:
-    return InputError(f"{location}: {name[:80]}: expected a known dtype, a shape and two data_offsets")
+def _bad_entry(tensor_name: str, location: str) -> InputError:
+    return InputError(f"{location}: {tensor_name[:80]}: expected a known dtype, a shape and two data_offsets")
 
 
-def _parse_tensor(name: str, text: bytes, location: str, data_bytes: int | None) -> tuple[StoredTensor, int]:
+def _parse_tensor(tensor_name: str, text: bytes, location: str, data_bytes: int | None) -> tuple[StoredTensor, int]:
     """Parses a tensor's header entry into the tensor and the data offset."""
     try:
         if len(text) > LONGEST_ENTRY:
@@ -158,14 +158,16 @@ def _parse_tensor(name: str, text: bytes, location: str, data_bytes: int | None)
         dtype, shape, (start, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
         bits = DTYPE_BITS[dtype]
     except (KeyError, TypeError, ValueError, RecursionError):
-        raise _bad_entry(name, location) from None
+        raise _bad_entry(tensor_name, location) from None
     if any(type(length) is not int or not 0 <= length <= 2**48 for length in (*shape, start, end)) or len(shape) > 16:
-        raise InputError(f"{location}: {name[:80]}: a shape or offset is not a valid size")
-    tensor = StoredTensor(name, dtype, shape, end - start)
+        raise InputError(f"{location}: {tensor_name[:80]}: a shape or offset is not a valid size")
+    tensor = StoredTensor(tensor_name, dtype, shape, end - start)
     if (tensor.elements * bits + 7) // 8 != tensor.nbytes:
-        raise InputError(f"{location}: {name[:80]}: {tensor.nbytes:,} bytes for {dtype} of shape {list(shape)}")
+        raise InputError(f"{location}: {tensor_name[:80]}: {tensor.nbytes:,} bytes for {dtype} of shape {list(shape)}")
     if data_bytes is not None and end > data_bytes:
-        raise InputError(f"{location}: {name[:80]}: ends at byte {end:,} of {data_bytes:,}; the file is truncated")
+        raise InputError(
+            f"{location}: {tensor_name[:80]}: ends at byte {end:,} of {data_bytes:,}; the file is truncated"
+        )
     return tensor, start
 
 
@@ -215,8 +217,12 @@ def _unique_keys(pairs: list[tuple[str, Any]], location: str) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) != len(pairs):
         earlier_names: set[str] = set()
-        name = next(name for name, _ in pairs if name in earlier_names or earlier_names.add(name))  # type: ignore[func-returns-value]
-        raise InputError(f"{location}: {name[:80]} is listed twice; not the index of a checkpoint")
+        repeated_key = next(
+            key
+            for key, _ in pairs
+            if key in earlier_names or earlier_names.add(key)  # type: ignore[func-returns-value]
+        )
+        raise InputError(f"{location}: {repeated_key[:80]} is listed twice; not the index of a checkpoint")
     return table
 
 
@@ -239,7 +245,7 @@ def join_shards(
             tensors[tensor.name] = tensor
         if len(tensors) > MOST_TENSORS:
             raise InputError(f"{location}: too many tensors; expected at most {MOST_TENSORS:,}")
-    missing_names = [name for name in weight_map if name not in tensors]
+    missing_names = [tensor_name for tensor_name in weight_map if tensor_name not in tensors]
     if missing_names:
         raise InputError(
             f"{location}: {missing_names[0][:80]}: {weight_map[missing_names[0]]} does not hold it "

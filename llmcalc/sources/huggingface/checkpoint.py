@@ -19,8 +19,12 @@ def checkpoint_of(config: Mapping[str, Any]) -> Checkpoint:
     class_types = dict.fromkeys(
         (type_of_class_name(architecture_of(config)), usual_name(config["model_type"]), text_type)
     )
-    base_families = [family_of(name).class_model_type or name for name in class_types if name in model_types()]
-    prefixes = (f"{base}." for name in base_families for base in library_classes().bases.get(name, ()))
+    base_families = [
+        family_of(class_type).class_model_type or class_type
+        for class_type in class_types
+        if class_type in model_types()
+    ]
+    prefixes = (f"{base}." for class_type in base_families for base in library_classes().bases.get(class_type, ()))
     family = family_of(base_families[-1])
     stored = _with_unconverted(config, family.unconverted_modules)
     return Checkpoint(stored, family.modules, family.earlier_names, tuple(dict.fromkeys((*WRAPPED, *prefixes))))

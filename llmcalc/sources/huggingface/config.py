@@ -106,9 +106,9 @@ class Config:
 
         They may contain the rotary share of a head. False, as in ZAYA's configs, counts as empty.
         """
-        for name in ("rope_parameters", "rope_scaling"):
-            if self.data.get(name) is not False and not isinstance(self.data.get(name), dict | None):
-                raise self.error(name, self.data[name], "a table of fields")
+        for field_name in ("rope_parameters", "rope_scaling"):
+            if self.data.get(field_name) is not False and not isinstance(self.data.get(field_name), dict | None):
+                raise self.error(field_name, self.data[field_name], "a table of fields")
 
     def get(self, *names: str) -> Any:
         """Returns the raw value of a field, or the class's default.
@@ -119,18 +119,18 @@ class Config:
         winning = self._winning_name(names)
         if winning is not None:
             return self.data[winning]
-        for name in names:
-            if name in self.defaults:
-                return self.defaults[name]
+        for field_name in names:
+            if field_name in self.defaults:
+                return self.defaults[field_name]
         missing_error = self.error(
             self._name_in_config(names), "missing", f"a field that every {self.model_type} config has"
         )
-        suggestion = near_to(names[0], [name for name in self.data if name not in self.fields_read])
+        suggestion = near_to(names[0], [field_name for field_name in self.data if field_name not in self.fields_read])
         raise InputError(f"{missing_error} (the config has '{suggestion}')") if suggestion else missing_error
 
-    def has(self, name: str) -> bool:
+    def has(self, field_name: str) -> bool:
         """Whether the config itself has the field, with a value that is not null."""
-        return any(self.data.get(any_name) is not None for any_name in self._with_aliases((name,)))
+        return any(self.data.get(any_name) is not None for any_name in self._with_aliases((field_name,)))
 
     def _with_aliases(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """Returns the names with their aliases, and marks all of them as read."""
@@ -140,30 +140,34 @@ class Config:
         return self._names[names]
 
     def _aliased_value(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        read_names = [name for name in names if name not in self.unread_aliases]
-        alias_names = [self.aliases[name] for name in names if name in self.aliases]
+        read_names = [field_name for field_name in names if field_name not in self.unread_aliases]
+        alias_names = [self.aliases[field_name] for field_name in names if field_name in self.aliases]
         usual_names = [
-            name
-            for name, alias in self.aliases.items()
-            if alias in (*read_names, *alias_names) and name not in self.unread_aliases
+            field_name
+            for field_name, alias in self.aliases.items()
+            if alias in (*read_names, *alias_names) and field_name not in self.unread_aliases
         ]
         return tuple(dict.fromkeys((*read_names, *alias_names, *usual_names)))
 
     def _winning_name(self, names: tuple[str, ...]) -> str | None:
         """Returns the name whose value applies, if a config has several aliases; null values do not apply."""
-        present_names = [name for name in names if name in self.data]
+        present_names = [field_name for field_name in names if field_name in self.data]
         if len(present_names) < 2:
             return present_names[0] if present_names else None
-        others = {name for name in present_names if name not in self.defaults and self.data[name] is not None}
-        return next((name for name in reversed([*self.data]) if name in others), present_names[0])
+        others = {
+            field_name
+            for field_name in present_names
+            if field_name not in self.defaults and self.data[field_name] is not None
+        }
+        return next((field_name for field_name in reversed([*self.data]) if field_name in others), present_names[0])
 
     def _name_in_config(self, names: tuple[str, ...]) -> str:
         """Returns the alias that the config has for the field, or the usual name."""
         return self._winning_name(self._with_aliases(names)) or names[0]
 
-    def has_list(self, name: str) -> bool:
+    def has_list(self, field_name: str) -> bool:
         """Whether the field is in the config, not only among the defaults, and has a list."""
-        return self.has(name) and isinstance(self.get(name), list | tuple)
+        return self.has(field_name) and isinstance(self.get(field_name), list | tuple)
 
     def size(self, *names: str) -> int:
         """Returns the positive integer in a field. Numbers of layers and experts are bounded by `MOST`."""
@@ -177,31 +181,31 @@ class Config:
         """Returns the config with new values for some fields; both configs share the record of read fields."""
         return replace(self, data={**self.data, **fields})
 
-    def size_by_name(self, name: str) -> int:
+    def size_by_name(self, field_name: str) -> int:
         """Returns the positive integer in a field with exactly this name, or the default, ignoring aliases."""
-        return replace(self, aliases={}).size(name)
+        return replace(self, aliases={}).size(field_name)
 
     def _read_integer(self, names: tuple[str, ...], minimum: int, expected: str) -> int:
-        value, maximum = self.get(*names), MOST.get(names[0], LARGEST)
-        if not is_whole(value) or not minimum <= value <= maximum:
-            limit = f", at most {maximum}" if is_whole(value) and value > maximum else ""
-            raise self.error(self._name_in_config(names), value, expected + limit)
-        if value and self._winning_name(self._with_aliases(names)) is None:
-            self.from_defaults[f"{self.location}{names[0]}"] = value
-        return value
+        field_value, maximum = self.get(*names), MOST.get(names[0], LARGEST)
+        if not is_whole(field_value) or not minimum <= field_value <= maximum:
+            limit = f", at most {maximum}" if is_whole(field_value) and field_value > maximum else ""
+            raise self.error(self._name_in_config(names), field_value, expected + limit)
+        if field_value and self._winning_name(self._with_aliases(names)) is None:
+            self.from_defaults[f"{self.location}{names[0]}"] = field_value
+        return field_value
 
     def optional_size(self, *names: str) -> int | None:
         """Returns the positive integer in a field; None if the field is null or absent."""
         names = self._with_aliases(names)
-        is_present = any(name in self.data or name in self.defaults for name in names)
+        is_present = any(field_name in self.data or field_name in self.defaults for field_name in names)
         return self.size(*names) if is_present and self.get(*names) is not None else None
 
     def _checked(self, names: tuple[str, ...], is_right: Callable[[Any], bool], expected: str) -> Any:
         """Returns the value of a field. Raises `InputError` for an invalid value."""
-        value = self.get(*names)
-        if not is_right(value):
-            raise self.error(self._name_in_config(names), value, expected)
-        return value
+        field_value = self.get(*names)
+        if not is_right(field_value):
+            raise self.error(self._name_in_config(names), field_value, expected)
+        return field_value
 
     def flag(self, *names: str) -> bool:
         """Returns the boolean in a field."""
@@ -210,11 +214,11 @@ class Config:
     def number(self, *names: str, minimum: float = 0) -> float:
         """Returns the number in a field, of at least `minimum`."""
 
-        def is_right(value: Any) -> bool:
-            return is_number(value) and minimum <= value <= LARGEST  # false for NaN
+        def is_right(field_value: Any) -> bool:
+            return is_number(field_value) and minimum <= field_value <= LARGEST  # false for NaN
 
-        value = self._checked(names, is_right, f"a number from {minimum} to {LARGEST}")
-        return value if isinstance(value, float) else float(value)
+        field_value = self._checked(names, is_right, f"a number from {minimum} to {LARGEST}")
+        return field_value if isinstance(field_value, float) else float(field_value)
 
     def text(self, *names: str) -> str:
         """Returns the text in a field."""
@@ -243,10 +247,10 @@ class Config:
         table: Mapping[str, Any] = self._checked(names, lambda value: isinstance(value, dict), "a table of fields")
         return table
 
-    def section(self, name: str, defaults: Mapping[str, Any] | None = None) -> Config:
+    def section(self, field_name: str, defaults: Mapping[str, Any] | None = None) -> Config:
         """Returns a nested table as a config; a missing table is empty. defaults: defaults of the table's fields."""
-        table = self.table(name) if self.has(name) else {}
-        return Config(table, defaults or {}, self.model_type, self.head, f"{self.location}{name}.")
+        table = self.table(field_name) if self.has(field_name) else {}
+        return Config(table, defaults or {}, self.model_type, self.head, f"{self.location}{field_name}.")
 
     def choice(self, options: Mapping[str, Any], *names: str) -> Any:
         """Returns the entry of `options` that a field's text names."""
@@ -256,25 +260,27 @@ class Config:
 
         return options[self._checked(names, is_right, "one of " + ", ".join(options))]
 
-    def require(self, name: str, *expected_values: Any) -> None:
+    def require(self, field_name: str, *expected_values: Any) -> None:
         """Raises `InputError` for another value of a field, with which the class has uncounted weights."""
-        value = self.get(name)
-        if value not in expected_values:
+        field_value = self.get(field_name)
+        if field_value not in expected_values:
             expected = ", ".join(map(in_json, expected_values))
-            raise self.error(name, value, f"one of {expected} (what is counted for {self.model_type} knows no other)")
+            raise self.error(
+                field_name, field_value, f"one of {expected} (what is counted for {self.model_type} knows no other)"
+            )
 
-    def quotient(self, name: str, dividend: int, divisor: int) -> int:
+    def quotient(self, field_name: str, dividend: int, divisor: int) -> int:
         """Returns dividend / divisor. Raises `InputError` unless the result is an integer, which the class requires."""
         if divisor <= 0 or dividend % divisor:
-            raise self.error(name, divisor, f"a divisor of {dividend}")
+            raise self.error(field_name, divisor, f"a divisor of {dividend}")
         return dividend // divisor
 
-    def error(self, name: str, value: Any, expected: str) -> InputError:
+    def error(self, field_name: str, field_value: Any, expected: str) -> InputError:
         """Returns an error with the field's name, value and expected value."""
-        alias = self.aliases.get(name, name)
-        name = self._winning_name((name, alias)) or alias
-        problem = "missing" if value is None and name not in self.data else in_json(value)
-        return InputError(f"{self.location}{name}: {problem}; expected {expected}")
+        alias = self.aliases.get(field_name, field_name)
+        field_name = self._winning_name((field_name, alias)) or alias
+        problem = "missing" if field_value is None and field_name not in self.data else in_json(field_value)
+        return InputError(f"{self.location}{field_name}: {problem}; expected {expected}")
 
     def finish(self, ignored_fields: frozenset[str], parent: Config | None = None) -> None:
         """Ends reading: fields that were never read and are not known to be irrelevant become `unknown`.
@@ -288,23 +294,28 @@ class Config:
             usual_name for usual_name, alias in self.aliases.items() if alias in known_fields
         } - self.unread_aliases
         parent.unknown += [
-            Unknown(f"{self.location}{name}", value, self._corrected_name(name), self._restates_field(name, value))
-            for name, value in sorted(self.data.items())
-            if name not in known_fields and not name.startswith("_")
+            Unknown(
+                f"{self.location}{field_name}",
+                field_value,
+                self._corrected_name(field_name),
+                self._restates_field(field_name, field_value),
+            )
+            for field_name, field_value in sorted(self.data.items())
+            if field_name not in known_fields and not field_name.startswith("_")
         ]
         if parent is not self:
             parent.from_defaults |= self.from_defaults
 
-    def _corrected_name(self, name: str) -> str:
+    def _corrected_name(self, field_name: str) -> str:
         """Returns the known field, not set in the config, that an unknown field may misspell."""
-        if name in self.unread_aliases:
-            return "" if self.has(self.aliases[name]) else self.aliases[name]
+        if field_name in self.unread_aliases:
+            return "" if self.has(self.aliases[field_name]) else self.aliases[field_name]
         unset = sorted(field for field in tuple(self.fields_read) if not self.has(field))
-        return near_to(name, unset)
+        return near_to(field_name, unset)
 
-    def _restates_field(self, name: str, value: Any) -> bool:
+    def _restates_field(self, field_name: str, field_value: Any) -> bool:
         """Whether another field, already read, has the same value and a similar name."""
-        words = words_of(name)
+        words = words_of(field_name)
         return any(
-            words & words_of(field) and self.data[field] == value for field in self.fields_read & self.data.keys()
+            words & words_of(field) and self.data[field] == field_value for field in self.fields_read & self.data.keys()
         )

@@ -34,21 +34,21 @@ class TrackedFloat(float):
         return _with_fields(float.__floor__(self), self.fields)
 
 
-def _with_fields(value: Any, fields: frozenset[str]) -> Any:
+def _with_fields(field_value: Any, fields: frozenset[str]) -> Any:
     """Returns a number that remembers these config fields; any other value is unchanged."""
-    if type(value) not in (int, float):
-        return value
-    tracked_number: Any = TrackedInt(value) if isinstance(value, int) else TrackedFloat(value)
+    if type(field_value) not in (int, float):
+        return field_value
+    tracked_number: Any = TrackedInt(field_value) if isinstance(field_value, int) else TrackedFloat(field_value)
     tracked_number.fields = fields
     return tracked_number
 
 
-def _tracked_operation(cls: type, name: str) -> Callable[[Any, Any], Any]:
+def _tracked_operation(cls: type, method_name: str) -> Callable[[Any, Any], Any]:
     def calculate(self: Any, operand: Any) -> Any:
-        value = getattr(cls, name)(self, operand)
-        if value is NotImplemented and isinstance(operand, float):
-            value = getattr(float, name)(float(self), operand)
-        return _with_fields(value, self.fields | getattr(operand, "fields", frozenset()))
+        operation_result = getattr(cls, method_name)(self, operand)
+        if operation_result is NotImplemented and isinstance(operand, float):
+            operation_result = getattr(float, method_name)(float(self), operand)
+        return _with_fields(operation_result, self.fields | getattr(operand, "fields", frozenset()))
 
     return calculate
 
@@ -70,7 +70,8 @@ def fields_behind(config: Mapping[str, Any], message: str) -> str:
         if family.read_model is None:
             return ""
         tracked_config = {
-            name: value if name in IRRELEVANT else _tracked_value(value, name) for name, value in text_config.items()
+            field_name: field_value if field_name in IRRELEVANT else _tracked_value(field_value, field_name)
+            for field_name, field_value in text_config.items()
         }
         description = family.read_model(typed_config(tracked_config, model_type, family, head_of(config), prefix))
     except InputError:  # a .toml may have another value under that name
@@ -86,30 +87,34 @@ def fields_behind(config: Mapping[str, Any], message: str) -> str:
     return f" (in the config: {', '.join(prefix + path for path in config_paths)})" if config_paths else ""
 
 
-def _tracked_value(value: Any, path: str) -> Any:
+def _tracked_value(field_value: Any, path: str) -> Any:
     """Returns a config value whose numbers remember their path in the config."""
-    if isinstance(value, dict):
-        return {name: _tracked_value(element, f"{path}.{name}") for name, element in value.items()}
-    if isinstance(value, list):
-        return [_tracked_value(item, path) for item in value]
-    return _with_fields(value, frozenset({path}))
+    if isinstance(field_value, dict):
+        return {
+            field_name: _tracked_value(element, f"{path}.{field_name}") for field_name, element in field_value.items()
+        }
+    if isinstance(field_value, list):
+        return [_tracked_value(item, path) for item in field_value]
+    return _with_fields(field_value, frozenset({path}))
 
 
 def _numbers_below(table: Any, field_names: set[str], is_inside: bool = False) -> Iterator[TrackedInt | TrackedFloat]:
     """Yields the numbers below any of the names in a description."""
     if isinstance(table, dict):
-        for name, value in table.items():
-            yield from _numbers_below(value, field_names, name in field_names and not isinstance(value, dict))
+        for field_name, field_value in table.items():
+            yield from _numbers_below(
+                field_value, field_names, field_name in field_names and not isinstance(field_value, dict)
+            )
     elif isinstance(table, list | tuple):
-        for value in table:
-            yield from _numbers_below(value, field_names, is_inside)
+        for field_value in table:
+            yield from _numbers_below(field_value, field_names, is_inside)
     elif is_inside and isinstance(table, TrackedInt | TrackedFloat):
         yield table
 
 
 def _field_paths(config: Mapping[str, Any]) -> Iterator[str]:
     """Yields every field's path, nested tables included, in the order of the file."""
-    for name, value in config.items():
-        yield name
-        if isinstance(value, dict):
-            yield from (f"{name}.{path}" for path in _field_paths(value))
+    for field_name, field_value in config.items():
+        yield field_name
+        if isinstance(field_value, dict):
+            yield from (f"{field_name}.{path}" for path in _field_paths(field_value))

@@ -71,12 +71,12 @@ def describe_config(
         raise InputError(f"{path}: {error}") from None
     description["notes"] += remarks
     stated_name = config_data.get("_name_or_path")
-    name = (
+    model_name = (
         one_line(stated_name)[:LONGEST_NAME]
         if isinstance(stated_name, str) and stated_name
         else (path.parent.name if path.name == "config.json" else path.stem)
     )
-    return name or path.stem, description
+    return model_name or path.stem, description
 
 
 def _quantization_beside(path: Path, config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -87,7 +87,7 @@ def _quantization_beside(path: Path, config: Mapping[str, Any]) -> tuple[dict[st
     Raises `InputError` for a file that cannot be read or that has no table `quantization`.
     """
     file = path.with_name(QUANTIZATION_FILE)
-    sections = (config, *(value for value in config.values() if isinstance(value, dict)))
+    sections = (config, *(field_value for field_value in config.values() if isinstance(field_value, dict)))
     is_stated = any(section.get("quantization_config") is not None for section in sections)
     if path.name != "config.json" or is_stated or not file.exists():
         return {}, []

@@ -148,14 +148,14 @@ def as_config(arguments: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str
     return arguments, []
 
 
-def _positive_size(arguments: Mapping[str, Any], name: str, default: int | None = None) -> int:
+def _positive_size(arguments: Mapping[str, Any], field_name: str, default: int | None = None) -> int:
     """Returns the positive integer in a field. Raises `InputError` for any other value, and without a default."""
-    value = arguments.get(name, default)
-    if name == "vocab_size" and value == -1:
+    field_value = arguments.get(field_name, default)
+    if field_name == "vocab_size" and field_value == -1:
         raise InputError("vocab_size: -1; expected the number of entries of the tokenizer, 32000 for Llama 1 and 2")
-    if not is_whole(value) or not 0 < value <= LARGEST:
-        raise InputError(f"{name}: {shown(value)}; expected a positive whole number")
-    return value
+    if not is_whole(field_value) or not 0 < field_value <= LARGEST:
+        raise InputError(f"{field_name}: {shown(field_value)}; expected a positive whole number")
+    return field_value
 
 
 def _read_meta(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -166,26 +166,26 @@ def _read_meta(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]
 
 def _ffn_width(arguments: Mapping[str, Any]) -> int:
     """Returns the FFN's width of Meta's `FeedForward`: 8/3 of the model's width, scaled and rounded up."""
-    width, multiple = _positive_size(arguments, "dim"), _positive_size(arguments, "multiple_of", 256)
+    hidden_size, multiple = _positive_size(arguments, "dim"), _positive_size(arguments, "multiple_of", 256)
     ffn_factor = arguments.get("ffn_dim_multiplier")
     if ffn_factor is not None and (not is_number(ffn_factor) or not 0 < ffn_factor <= 100):
         raise InputError(f"ffn_dim_multiplier: {shown(ffn_factor)}; expected a number above 0, up to 100")
-    ffn = 4 * width * 2 // 3
+    ffn = 4 * hidden_size * 2 // 3
     return multiple * ceil((ffn if ffn_factor is None else int(ffn_factor * ffn)) / multiple)
 
 
 def _read_executorch(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Reads ExecuTorch's Llama with biases or norms of queries and keys, layers without positions, or multipliers."""
-    for name, value in arguments.items():
-        if name not in EXECUTORCH | EXECUTORCH_SETTINGS and value != EXECUTORCH_FIXED.get(name):
+    for field_name, field_value in arguments.items():
+        if field_name not in EXECUTORCH | EXECUTORCH_SETTINGS and field_value != EXECUTORCH_FIXED.get(field_name):
             raise InputError(
-                f"{name}: {shown(value)}; expected {shown(EXECUTORCH_FIXED.get(name))} (ExecuTorch's models with "
-                "another value are not read; the config.json of the model is)"
+                f"{field_name}: {shown(field_value)}; expected {shown(EXECUTORCH_FIXED.get(field_name))} "
+                "(ExecuTorch's models with another value are not read; the config.json of the model is)"
             )
     has_bias, has_norms = arguments.get("attention_qkv_bias", False), arguments.get("use_qk_norm", False)
-    for name, value in (("attention_qkv_bias", has_bias), ("use_qk_norm", has_norms)):
-        if not isinstance(value, bool):
-            raise InputError(f"{name}: {shown(value)}; expected true or false")
+    for field_name, field_value in (("attention_qkv_bias", has_bias), ("use_qk_norm", has_norms)):
+        if not isinstance(field_value, bool):
+            raise InputError(f"{field_name}: {shown(field_value)}; expected true or false")
     if has_norms and arguments.get("qk_norm_before_rope") is not True:
         raise InputError("qk_norm_before_rope: expected true, as of Qwen3")
     multipliers = {
@@ -200,7 +200,9 @@ def _read_executorch(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list
     )
     if arguments.get("head_dim") is not None:
         config["head_dim"] = _positive_size(arguments, "head_dim")
-    stated = {name: arguments[field] for name, field in multipliers.items() if arguments.get(field) is not None}
+    stated = {
+        field_name: arguments[field] for field_name, field in multipliers.items() if arguments.get(field) is not None
+    }
     kinds = {
         "qwen2": has_bias,
         "qwen3": has_norms,
@@ -248,8 +250,8 @@ def _read_mistral(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[st
 
 def _read_gpt_oss(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Reads OpenAI's own config of gpt-oss, every other layer of which has a window, the first among them."""
-    config: dict[str, Any] = {name: _positive_size(arguments, name) for name in GPT_OSS_SIZES}
-    config |= {name: _positive_size(arguments, field) for name, field in GPT_OSS_NAMES.items()}
+    config: dict[str, Any] = {field_name: _positive_size(arguments, field_name) for field_name in GPT_OSS_SIZES}
+    config |= {field_name: _positive_size(arguments, field) for field_name, field in GPT_OSS_NAMES.items()}
     length = _positive_size(arguments, "initial_context_length", 4096)
     factor = arguments.get("rope_scaling_factor", 32)
     if not is_number(factor) or not 0 < factor <= LARGEST:
@@ -273,20 +275,24 @@ def _shared_fields(arguments: Mapping[str, Any]) -> dict[str, Any]:
         "tie_word_embeddings": False,
     }
     other_names = {"rms_norm_eps": "norm_eps", "rope_theta": "rope_theta", "max_position_embeddings": "max_seq_len"}
-    return config | {name: arguments[field] for name, field in other_names.items() if arguments.get(field) is not None}
+    return config | {
+        field_name: arguments[field] for field_name, field in other_names.items() if arguments.get(field) is not None
+    }
 
 
 def _read_simumax(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Reads a model of SimuMax, all of whose modules have RMSNorm, no biases and a separate output head."""
-    for name in sorted(set(arguments) - SIMUMAX):
-        raise InputError(f"{name}: is no field of SimuMax's models, whose form this is; expected their fields alone")
+    for field_name in sorted(set(arguments) - SIMUMAX):
+        raise InputError(
+            f"{field_name}: is no field of SimuMax's models, whose form this is; expected their fields alone"
+        )
     if arguments.get("use_swiglu") is not True:
         raise InputError(f"use_swiglu: {shown(arguments.get('use_swiglu'))}; expected true, for a gated network")
     has_latent = arguments.get("attention_type") == "mla"
-    heads, width = _positive_size(arguments, "head_num"), _positive_size(arguments, "hidden_size")
+    heads, hidden_size = _positive_size(arguments, "head_num"), _positive_size(arguments, "hidden_size")
     config: dict[str, Any] = {
         "model_type": "deepseek_v3" if has_latent else "llama",
-        "hidden_size": width,
+        "hidden_size": hidden_size,
         "intermediate_size": _positive_size(arguments, "intermediate_size"),
         "num_hidden_layers": _positive_size(arguments, "layer_num"),
         "num_attention_heads": heads,
@@ -299,7 +305,7 @@ def _read_simumax(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[st
     if has_latent:
         sizes = {"kv_lora_rank": "kv_lora_rank", "v_head_dim": "v_head_dim", "qk_nope_head_dim": "qk_head_dim"}
         sizes |= {"qk_rope_head_dim": "qk_pos_emb_head_dim"}
-        config |= {name: _positive_size(arguments, field) for name, field in sizes.items()}
+        config |= {field_name: _positive_size(arguments, field) for field_name, field in sizes.items()}
         config |= {"n_group": 1, "topk_group": 1}
         is_low_rank = arguments.get("q_lora_rank") is not None
         config["q_lora_rank"] = _positive_size(arguments, "q_lora_rank") if is_low_rank else None
@@ -334,12 +340,12 @@ def _read_simumax(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[st
 
 def _read_nanochat(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Reads the arguments of nanochat's first versions."""
-    width = _positive_size(arguments, "n_embd")
+    hidden_size = _positive_size(arguments, "n_embd")
     length = arguments.get("sequence_len", arguments.get("sequence_length"))
     config = {
         "model_type": "nanochat",
-        "hidden_size": width,
-        "intermediate_size": 4 * width,
+        "hidden_size": hidden_size,
+        "intermediate_size": 4 * hidden_size,
         "num_hidden_layers": _positive_size(arguments, "n_layer"),
         "num_attention_heads": _positive_size(arguments, "n_head"),
         "num_key_value_heads": _positive_size(arguments, "n_kv_head"),
@@ -357,13 +363,15 @@ def _read_mamba(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]
     ssm = arguments["ssm_cfg"]
     if not isinstance(ssm, dict):
         raise InputError(f"ssm_cfg: {shown(ssm)}; expected a table of fields")
-    for name in ("attn_layer_idx", "attn_cfg", "d_intermediate"):
-        if arguments.get(name):
-            raise InputError(f"{name}: {shown(arguments[name])}; expected none: only models of Mamba's layers are read")
-    for name in ("rms_norm", "tie_embeddings"):
-        if arguments.get(name, True) is not True:
-            raise InputError(f"{name}: {shown(arguments[name])}; expected true, as in the published models")
-    layer, width = ssm.get("layer", "Mamba1"), _positive_size(arguments, "d_model")
+    for field_name in ("attn_layer_idx", "attn_cfg", "d_intermediate"):
+        if arguments.get(field_name):
+            raise InputError(
+                f"{field_name}: {shown(arguments[field_name])}; expected none: only models of Mamba's layers are read"
+            )
+    for field_name in ("rms_norm", "tie_embeddings"):
+        if arguments.get(field_name, True) is not True:
+            raise InputError(f"{field_name}: {shown(arguments[field_name])}; expected true, as in the published models")
+    layer, hidden_size = ssm.get("layer", "Mamba1"), _positive_size(arguments, "d_model")
     if layer not in ("Mamba1", "Mamba2") or set(ssm) - {"layer", "d_state", "expand", "headdim", "ngroups"}:
         raise InputError(
             f"ssm_cfg: {shown(ssm)}; expected layer Mamba1 or Mamba2, and d_state, expand, headdim, ngroups"
@@ -376,7 +384,7 @@ def _read_mamba(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]
     config: dict[str, Any] = {
         "model_type": "mamba" if layer == "Mamba1" else "mamba2",
         "vocab_size": vocab_multiple * ceil(vocab / vocab_multiple),
-        "hidden_size": width,
+        "hidden_size": hidden_size,
         "num_hidden_layers": _positive_size(arguments, "n_layer"),
         "expand": expand,
         "state_size": _positive_size(ssm, "d_state", 16 if layer == "Mamba1" else 128),
@@ -384,23 +392,27 @@ def _read_mamba(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]
     }
     if layer == "Mamba2":
         head = _positive_size(ssm, "headdim", 64)
-        if expand * width % head:
-            raise InputError(f"ssm_cfg: headdim {head} does not divide {expand * width}, the width of the scan")
+        if expand * hidden_size % head:
+            raise InputError(f"ssm_cfg: headdim {head} does not divide {expand * hidden_size}, the width of the scan")
         groups = _positive_size(ssm, "ngroups", 1)
-        config |= {"head_dim": head, "num_heads": expand * width // head, "n_groups": groups}
+        config |= {"head_dim": head, "num_heads": expand * hidden_size // head, "n_groups": groups}
     else:
-        config["intermediate_size"] = expand * width
+        config["intermediate_size"] = expand * hidden_size
     return config, [f"arguments of mamba_ssm: read as '{config['model_type']}', with its vocabulary padded"]
 
 
 def _read_mlc(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Reads MLC's config: the fields of the model's original config, without the engine's settings."""
-    fields = {name: value for name, value in arguments["model_config"].items() if name not in MLC}
+    fields = {
+        field_name: field_value
+        for field_name, field_value in arguments["model_config"].items()
+        if field_name not in MLC
+    }
     original_fields = arguments["model_config"]
     other_names = {"rope_theta": "position_embedding_base", "max_position_embeddings": "context_window_size"}
     fields |= {
-        name: original_fields[field]
-        for name, field in other_names.items()
+        field_name: original_fields[field]
+        for field_name, field in other_names.items()
         if original_fields.get(field) not in (None, -1)
     }
     config = {**fields, "model_type": arguments["model_type"]}

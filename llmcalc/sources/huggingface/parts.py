@@ -66,7 +66,7 @@ def attention(config: Config, **fields: Any) -> Table:
     }
     if kv_heads is not None and kv_heads != heads:
         table["num_key_value_heads"] = kv_heads
-    return {field: value for field, value in {**table, **fields}.items() if value is not None}
+    return {field: field_value for field, field_value in {**table, **fields}.items() if field_value is not None}
 
 
 def rope(
@@ -86,8 +86,8 @@ def rope(
     if layer_kind is not None and isinstance(parameters.get(layer_kind), dict):
         parameters = parameters[layer_kind]
 
-    def stated(name: str, name_above: str) -> Any:
-        return parameters[name] if parameters.get(name) is not None else config.data.get(name_above)
+    def stated(field_name: str, name_above: str) -> Any:
+        return parameters[field_name] if parameters.get(field_name) is not None else config.data.get(name_above)
 
     theta, rotary_share = stated("rope_theta", theta_name), stated("partial_rotary_factor", share_name)
     rotary_share = share if rotary_share is None else rotary_share
@@ -106,7 +106,11 @@ def full_rope(config: Config) -> Table:
 
     The whole part is rotary, whatever share the config states.
     """
-    return {name: value for name, value in rope(config).items() if name != "partial_rotary_factor"}
+    return {
+        field_name: field_value
+        for field_name, field_value in rope(config).items()
+        if field_name != "partial_rotary_factor"
+    }
 
 
 def biases(enabled: bool, *names: str) -> Table:
@@ -133,14 +137,14 @@ def fused_glu(config: Config) -> Table:
     return {**glu(config), "fused_gate": True}
 
 
-def clamped_swiglu(network: Table) -> Table:
+def clamped_swiglu(ffn: Table) -> Table:
     """Returns a gated SiLU network with upper-clamped gate and two-sided-clamped up projection (`swiglu_limit`)."""
-    return {**network, "hidden_act": "clamped_silu", "up_act": "clamped"}
+    return {**ffn, "hidden_act": "clamped_silu", "up_act": "clamped"}
 
 
-def clamped_gpt_oss_network(network: Table) -> Table:
+def clamped_gpt_oss_network(ffn: Table) -> Table:
     """Returns gpt-oss's gated network (`_apply_gate`): y · σ(1.702 y) of the clamped gate, times (up + 1)."""
-    return {**network, "hidden_act": "clamped_swish", "up_act": "clamped_plus_one"}
+    return {**ffn, "hidden_act": "clamped_swish", "up_act": "clamped_plus_one"}
 
 
 def mlp(width: int, act: str, bias: bool = True) -> Table:
@@ -207,7 +211,9 @@ def _without_single_variant(layers: Table) -> Table:
     if len(used_kinds) != 1 or not used_kinds <= set(layers.get("variants", ())):
         return layers
     other_fields = {
-        field: value for field, value in layers.items() if field not in ("variants", "first_layers", "pattern")
+        field: field_value
+        for field, field_value in layers.items()
+        if field not in ("variants", "first_layers", "pattern")
     }
     return {**other_fields, "block": overlaid_table(layers["block"], layers["variants"][used_kinds.pop()])}
 
@@ -246,7 +252,7 @@ def _add_idle_cross_attention(config: Config, block: Table) -> None:
 def token_types(segment_types: int, task_types: int | None = None) -> Table:
     """Returns the segment and task embeddings, as a stack's field `token_types`, if there are any."""
     table = {"type_vocab_size": segment_types or None, "task_type_vocab_size": task_types}
-    vocab_sizes = {name: vocab_size for name, vocab_size in table.items() if vocab_size is not None}
+    vocab_sizes = {field_name: vocab_size for field_name, vocab_size in table.items() if vocab_size is not None}
     return {"token_types": vocab_sizes} if vocab_sizes else {}
 
 
@@ -274,10 +280,12 @@ def simple_answers(config: Config) -> Table:
 
     Raises `InputError` for the class of the family that searches for answers by beams.
     """
-    name = architecture(config)
-    if name.endswith(OF_ANSWERS):
-        raise config.error("architectures", name, f"{name}Simple or another class without beam search over answers")
-    if not name.endswith(OF_SIMPLE_ANSWERS):
+    class_name = architecture(config)
+    if class_name.endswith(OF_ANSWERS):
+        raise config.error(
+            "architectures", class_name, f"{class_name}Simple or another class without beam search over answers"
+        )
+    if not class_name.endswith(OF_SIMPLE_ANSWERS):
         return {}
     config.head = "classification"
     return {"head": {"type": "classification", "num_labels": class_count(config), "over": "token"}}
@@ -330,38 +338,40 @@ def head_table(config: Config, head: Table | None = None, score: Table | None = 
     answers: scores per token of a question-answering head; default 2.
     Raises `InputError` for a multiple-choice head in a family without a class for it.
     """
-    name = architecture(config)
+    class_name = architecture(config)
     if config.head == "none":
-        if "For" in name.replace("Former", "").replace("Formula", "") and name.endswith("Model"):
+        if "For" in class_name.replace("Former", "").replace("Formula", "") and class_name.endswith("Model"):
             config.notes.append(
-                f"architectures: the head of {name} is not supported; no head is counted (--head lm for a "
+                f"architectures: the head of {class_name} is not supported; no head is counted (--head lm for a "
                 "language-model head)"
             )
         return {"type": "none"}
-    if config.head == "classification" and name in REWARD_HEADS:
-        return {"type": "classification", "over": "token", **REWARD_HEADS[name]}
+    if config.head == "classification" and class_name in REWARD_HEADS:
+        return {"type": "classification", "over": "token", **REWARD_HEADS[class_name]}
     if config.head == "classification" and not scores_sequences(config):
         return {
             "type": "classification",
-            "num_labels": answers if name.endswith(OF_ANSWERS) else class_count(config),
+            "num_labels": answers if class_name.endswith(OF_ANSWERS) else class_count(config),
             "over": "token",
         }
     if config.head == "classification":
-        compares_texts = name.endswith((OF_CHOICES, OF_PAIRS))
+        compares_texts = class_name.endswith((OF_CHOICES, OF_PAIRS))
         if compares_texts and score is None:
             raise config.error(
-                "architectures", name, f"a class of {config.model_type} (--head lm or --head none counts another head)"
+                "architectures",
+                class_name,
+                f"a class of {config.model_type} (--head lm or --head none counts another head)",
             )
-        label_count = class_count(config) if not compares_texts else 1 if name.endswith(OF_CHOICES) else 2
+        label_count = class_count(config) if not compares_texts else 1 if class_name.endswith(OF_CHOICES) else 2
         return {
             "type": "classification",
             "num_labels": label_count,
             **({"over": "token", "bias": False} if score is None else score),
         }
-    if name and not name.endswith(tuple(HEAD_ENDINGS)):
+    if class_name and not class_name.endswith(tuple(HEAD_ENDINGS)):
         config.notes.append(
-            f"architectures: the head of {name} is not supported; a language-model head is counted (--head none for "
-            "none)"
+            f"architectures: the head of {class_name} is not supported; a language-model head is counted "
+            "(--head none for none)"
         )
     return {"type": "lm", **(head or {})}
 
@@ -429,16 +439,16 @@ def listed_kinds(config: Config, field: str, name_of_type: dict[str, str], defau
     if field_value is None:
         return default_kinds
     kind_of_name = {
-        **{earlier: name_of_type.get(name, "") for earlier, name in EARLIER_LAYER_TYPES.items()},
+        **{earlier: name_of_type.get(kind_name, "") for earlier, kind_name in EARLIER_LAYER_TYPES.items()},
         **name_of_type,
     }
-    layer_kinds, depth = [kind_of_name.get(name, "") for name in config.texts(field)], len(default_kinds)
+    layer_kinds, depth = [kind_of_name.get(kind_name, "") for kind_name in config.texts(field)], len(default_kinds)
     predicting_layers = config.data.get("num_nextn_predict_layers")
     lengths = {depth}
     if field == "layer_types" and is_whole(predicting_layers):
         lengths.add(depth + predicting_layers)
     if "" in layer_kinds or len(layer_kinds) not in lengths:
-        unknown_name = next((name for name in config.texts(field) if not kind_of_name.get(name)), None)
+        unknown_name = next((kind_name for kind_name in config.texts(field) if not kind_of_name.get(kind_name)), None)
         hint = length_hint(layer_kinds, default_kinds) if unknown_name is None else f" (it has {shown(unknown_name)})"
         depth_field = config.aliases.get("num_hidden_layers", "num_hidden_layers")
         if unknown_name is None and config.data.get(depth_field) == depth:
@@ -493,7 +503,10 @@ def stack_of_variants(changes: Table, layer_kinds: list[str]) -> Table:
 
     changes: layer kind → fields that differ. layer_kinds: each layer's kind, bottom first.
     """
-    return {"variants": {name: changes[name] for name in dict.fromkeys(layer_kinds)}, **layer_pattern(layer_kinds)}
+    return {
+        "variants": {layer_kind: changes[layer_kind] for layer_kind in dict.fromkeys(layer_kinds)},
+        **layer_pattern(layer_kinds),
+    }
 
 
 def bidirectional_stack(stack: Table, distance_of: Callable[[int], int]) -> Table:
@@ -501,7 +514,7 @@ def bidirectional_stack(stack: Table, distance_of: Callable[[int], int]) -> Tabl
 
     distance_of: function from the config's window to the distance on each side.
     """
-    variants = {name: dict(layer) for name, layer in stack.get("variants", {}).items()}
+    variants = {layer_kind: dict(layer) for layer_kind, layer in stack.get("variants", {}).items()}
     for layer in (stack["block"], *variants.values()):
         window = layer.get("attention", {}).get("sliding_window")
         if window is not None:
@@ -534,9 +547,9 @@ def prediction(config: Config) -> Table:
 
 def uncounted_prediction(config: Config) -> None:
     """Adds a remark if the config has MTP modules of another structure than DeepSeek's."""
-    for name in ("num_nextn_predict_layers", "num_mtp_modules"):
-        if config.has(name) and config.count(name):
-            config.notes.append(f"{name}: the multi-token-prediction modules are not counted")
+    for field_name in ("num_nextn_predict_layers", "num_mtp_modules"):
+        if config.has(field_name) and config.count(field_name):
+            config.notes.append(f"{field_name}: the multi-token-prediction modules are not counted")
 
 
 def combined_kinds(*axes: tuple[list[str], Table]) -> Table:
@@ -573,12 +586,14 @@ def stack_of_kinds(layer_tables: dict[str, Table], layer_kinds: list[str]) -> Ta
     layer_kinds: each layer's kind, bottom first.
     The `block` is a kind from which every other used kind can be derived by changing fields.
     """
-    used_kinds = {name: layer_tables[name] for name in dict.fromkeys(layer_kinds)}
+    used_kinds = {layer_kind: layer_tables[layer_kind] for layer_kind in dict.fromkeys(layer_kinds)}
     for block in used_kinds.values():
         if all(overlaid_table(block, layer) == layer for layer in used_kinds.values()):
             changes = {
-                name: {field: value for field, value in layer.items() if block.get(field) != value}
-                for name, layer in used_kinds.items()
+                layer_kind: {
+                    field: field_value for field, field_value in layer.items() if block.get(field) != field_value
+                }
+                for layer_kind, layer in used_kinds.items()
             }
             return {"block": block, "variants": changes, **layer_pattern(layer_kinds)}
     raise AssertionError(f"none of the layers {', '.join(used_kinds)} has only what the others have")

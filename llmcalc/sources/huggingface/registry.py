@@ -128,7 +128,9 @@ def with_router_fields(table: Any, fields: dict[str, Any], linear_only: bool = F
         return [with_router_fields(element, fields, linear_only) for element in table]
     if not isinstance(table, dict):
         return table
-    filled_table = {name: with_router_fields(value, fields, linear_only) for name, value in table.items()}
+    filled_table = {
+        field_name: with_router_fields(field_value, fields, linear_only) for field_name, field_value in table.items()
+    }
     router = filled_table.get("router", {})
     is_mixture = "num_experts" in filled_table and "expert" in filled_table
     if is_mixture and (not linear_only or router.get("type", "linear") == "linear"):
@@ -169,20 +171,21 @@ def _loss_fields(config: Config) -> dict[str, Any]:
 
     Without a class in the config it is that of the model type's first class with such a head.
     """
-    name = architecture_of(config.data) or next(
+    class_name = architecture_of(config.data) or next(
         (
-            name
-            for name in library_class_names().get(config.model_type, ())
-            if head_of({"architectures": [name]}) == "lm"
+            class_name
+            for class_name in library_class_names().get(config.model_type, ())
+            if head_of({"architectures": [class_name]}) == "lm"
         ),
         "",
     )
     cap_fields_in_config = ("final_logit_softcapping", "logits_soft_cap")
     cap = next(
-        (config.data[name] for name in cap_fields_in_config if name in config.data), LOGIT_CAPS.get(config.model_type)
+        (config.data[class_name] for class_name in cap_fields_in_config if class_name in config.data),
+        LOGIT_CAPS.get(config.model_type),
     )
     cap_fields = {"logit_softcapping": float(cap)} if isinstance(cap, int | float) and cap > 0 else {}
-    return {**cap_fields, **({"float32_loss": False} if name in library_classes().losses_of_logits else {})}
+    return {**cap_fields, **({"float32_loss": False} if class_name in library_classes().losses_of_logits else {})}
 
 
 def typed_config(
@@ -193,9 +196,11 @@ def typed_config(
     return Config(config_data, family.defaults, model_type, head, location, aliases, family.unread_aliases)
 
 
-def type_of_class_name(name: str) -> str:
+def type_of_class_name(class_name: str) -> str:
     """Returns the model type that has a class of this name; empty if no supported type has it."""
-    return next((model_type for model_type, class_names in library_class_names().items() if name in class_names), "")
+    return next(
+        (model_type for model_type, class_names in library_class_names().items() if class_name in class_names), ""
+    )
 
 
 def with_model_type(config_data: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
@@ -204,21 +209,21 @@ def with_model_type(config_data: Mapping[str, Any]) -> tuple[Mapping[str, Any], 
     Raises `InputError` if the class belongs to another family than the model type.
     """
     config_data, draft_notes = as_draft(config_data)
-    name, model_type = architecture_of(config_data), config_data.get("model_type")
+    class_name, model_type = architecture_of(config_data), config_data.get("model_type")
     if isinstance(model_type, str) and model_type in CLASSES:
         return config_data, draft_notes
-    if name in WRAPPER_CLASSES:
-        wrapper_type, cls = WRAPPER_CLASSES[name]
+    if class_name in WRAPPER_CLASSES:
+        wrapper_type, cls = WRAPPER_CLASSES[class_name]
         return {**config_data, "model_type": wrapper_type, "architectures": [cls]}, []
-    type_of_code = _type_of_repository_code(config_data, name)
+    type_of_code = _type_of_repository_code(config_data, class_name)
     if type_of_code:
         return {**config_data, "model_type": type_of_code}, []
-    type_of_class = type_of_class_name(name) if name else ""
+    type_of_class = type_of_class_name(class_name) if class_name else ""
     if not type_of_class:
         return config_data, []
     if model_type is None or model_type == "":
         return {**config_data, "model_type": type_of_class}, [
-            f"model_type: not given; taken as '{type_of_class}', for architectures names {name}"
+            f"model_type: not given; taken as '{type_of_class}', for architectures names {class_name}"
         ]
     if (
         isinstance(model_type, str)
@@ -226,7 +231,7 @@ def with_model_type(config_data: Mapping[str, Any]) -> tuple[Mapping[str, Any], 
         and model_type in family_of(type_of_class).published_as
     ):
         return {**config_data, "model_type": type_of_class}, [
-            f"model_type: '{model_type}'; read as '{type_of_class}', for architectures names {name}"
+            f"model_type: '{model_type}'; read as '{type_of_class}', for architectures names {class_name}"
         ]
     if (
         isinstance(model_type, str)
@@ -234,16 +239,16 @@ def with_model_type(config_data: Mapping[str, Any]) -> tuple[Mapping[str, Any], 
         and _reads_differently(config_data, usual_name(model_type), type_of_class)
     ):
         raise InputError(
-            f"architectures: {name} is a class of '{type_of_class}', but model_type says '{model_type}', and these are "
-            "two models; expected fields that name one"
+            f"architectures: {class_name} is a class of '{type_of_class}', but model_type says '{model_type}', and these "
+            "are two models; expected fields that name one"
         )
     return config_data, []
 
 
-def _type_of_repository_code(config_data: Mapping[str, Any], name: str) -> str:
+def _type_of_repository_code(config_data: Mapping[str, Any], class_name: str) -> str:
     """Returns the model type of a config whose class is repository code; empty if llmcalc cannot read the config.
 
-    name: the name of the class.
+    class_name: the name of the class.
     """
     if "text_config" in config_data:
         return ""
@@ -252,7 +257,7 @@ def _type_of_repository_code(config_data: Mapping[str, Any], name: str) -> str:
     candidate_types = (
         model_type
         for class_prefix, model_type in CODE_CLASSES.items()
-        if name.startswith(class_prefix) or f"/{class_prefix}" in code
+        if class_name.startswith(class_prefix) or f"/{class_prefix}" in code
     )
     return next(candidate_types, "") or _type_of_code_fields(config_data)
 
@@ -374,13 +379,17 @@ def is_measurable(config: Mapping[str, Any]) -> bool:
 
     It is the class in `architectures`, else a language model of the model type.
     """
-    stated_type, name, unsupported_classes = usual_name(config["model_type"]), architecture_of(config), other_classes()
+    stated_type, class_name, unsupported_classes = (
+        usual_name(config["model_type"]),
+        architecture_of(config),
+        other_classes(),
+    )
     class_names = library_class_names().get(stated_type) or unsupported_classes["classes"].get(stated_type, [])
-    if name.lower() in {cls.lower() for cls in class_names}:
+    if class_name.lower() in {cls.lower() for cls in class_names}:
         return True
-    if name.endswith("ForCausalLM"):
+    if class_name.endswith("ForCausalLM"):
         return stated_type in unsupported_classes["causal"]
-    return not name and stated_type in unsupported_classes["language"]
+    return not class_name and stated_type in unsupported_classes["language"]
 
 
 UNDESCRIBED_PARTS = {
@@ -479,24 +488,28 @@ def causal_class(model_type: str, location: str, config: Mapping[str, Any]) -> s
     Raises `InputError` for a model type without such a class.
     """
     family_of(model_type, location, config)
-    name = next(
-        (name for name in library_class_names().get(model_type, ()) if name.endswith(("ForCausalLM", "LMHeadModel"))),
+    class_name = next(
+        (
+            class_name
+            for class_name in library_class_names().get(model_type, ())
+            if class_name.endswith(("ForCausalLM", "LMHeadModel"))
+        ),
         "",
     )
-    if not name:
+    if not class_name:
         raise InputError(
             f"{location}model_type: '{model_type}' has no class for causal language models; expected a decoder"
         )
-    return name
+    return class_name
 
 
 def _fields_from_wrapper(family: Family, wrapper_config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the text model's fields that the wrapper's class takes from other config sections."""
     fields: dict[str, Any] = {}
-    for name, (section, field, default) in family.text_fields_from_sections.items():
+    for field_name, (section, field, default) in family.text_fields_from_sections.items():
         table = wrapper_config.get(section)
         if isinstance(table, dict):
-            fields[name] = table.get(field, default)
+            fields[field_name] = table.get(field, default)
     return fields
 
 
@@ -511,7 +524,9 @@ def _tying_field(family: Family, wrapper_config: Mapping[str, Any]) -> dict[str,
     tying_fields = dict.fromkeys(
         (family.aliases.get("tie_word_embeddings", "tie_word_embeddings"), "tie_word_embeddings")
     )
-    tying = next((wrapper_config[name] for name in tying_fields if wrapper_config.get(name) is not None), None)
+    tying = next(
+        (wrapper_config[field_name] for field_name in tying_fields if wrapper_config.get(field_name) is not None), None
+    )
     if tying is None or family.tying_source == "text" or (family.tying_source == "either" and tying is False):
         return {}
     if type(tying) is not bool:
@@ -527,8 +542,8 @@ def _tying_remark(model_type: str, wrapper_config: Mapping[str, Any], model: Map
     family = family_of(model_type)
     default, is_tied = family.defaults.get("tie_word_embeddings"), model["tie_word_embeddings"]
     is_stated = any(
-        wrapper_config.get(name) is not None
-        for name in ("tie_word_embeddings", family.aliases.get("tie_word_embeddings", ""))
+        wrapper_config.get(field_name) is not None
+        for field_name in ("tie_word_embeddings", family.aliases.get("tie_word_embeddings", ""))
     )
     if (
         family.text_type is None
@@ -555,19 +570,19 @@ def _builds_towers(model_type: str, wrapper_config: Mapping[str, Any]) -> bool:
     return family.text_type is not None and not cls.endswith("ForCausalLM")
 
 
-def _towers_of(wrapper: str, wrapper_config: Mapping[str, Any], width: int) -> tuple[dict[str, Any], list[str]]:
+def _towers_of(wrapper: str, wrapper_config: Mapping[str, Any], text_width: int) -> tuple[dict[str, Any], list[str]]:
     """Returns the `towers` table of a wrapper, and of the wrapper inside it if there is one, with remarks."""
     from .towers import read_towers
 
     family = family_of(wrapper)
-    towers, notes = read_towers(wrapper, family, _with_usual_model_types(wrapper_config), width)
+    towers, notes = read_towers(wrapper, family, _with_usual_model_types(wrapper_config), text_width)
     inner_config = wrapper_config.get(family.text_section)
     if (
         isinstance(inner_config, dict)
         and family.text_type is not None
         and family_of(family.text_type).text_type is not None
     ):
-        inner_towers, inner_notes = _towers_of(family.text_type, inner_config, width)
+        inner_towers, inner_notes = _towers_of(family.text_type, inner_config, text_width)
         return {**towers, **inner_towers}, [*notes, *(f"{family.text_section}: {note}" for note in inner_notes)]
     return towers, notes
 
@@ -577,17 +592,21 @@ def _encoders_of_another_class(model_type: str, wrapper_config: Mapping[str, Any
     from .towers import SECTIONS
 
     remark = f"its encoder is not counted: that of {architecture_of(wrapper_config)} is not supported"
-    sections = (name for name in SECTIONS if isinstance(wrapper_config.get(name), dict))
-    return [f"{name}: {remark}" for name in sections if name not in family_of(model_type).uncounted_fields]
+    sections = (section_name for section_name in SECTIONS if isinstance(wrapper_config.get(section_name), dict))
+    return [
+        f"{section_name}: {remark}"
+        for section_name in sections
+        if section_name not in family_of(model_type).uncounted_fields
+    ]
 
 
 def _with_usual_model_types(wrapper_config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a wrapper's config whose sections have the model types of `transformers` instead of other names."""
     return {
-        name: {**section, "model_type": OTHER_NAMES[section["model_type"]]}
+        section_name: {**section, "model_type": OTHER_NAMES[section["model_type"]]}
         if isinstance(section, dict) and str(section.get("model_type")) in OTHER_NAMES
         else section
-        for name, section in wrapper_config.items()
+        for section_name, section in wrapper_config.items()
     }
 
 
@@ -654,11 +673,15 @@ def read(config_data: Mapping[str, Any], head: HeadKind | None = None) -> Config
         model = with_router_fields(model, _expert_groups(config), linear_only=True)
     family_records = (family,) if location or wrapper == model_type else (family, family_of(wrapper))
     uncounted_towers = {
-        name: tower_notes for record in family_records for name, tower_notes in record.uncounted_fields.items()
+        ignored_field: tower_notes
+        for record in family_records
+        for ignored_field, tower_notes in record.uncounted_fields.items()
     }
     encoders = (() if location else record.uncounted_encoders for record in family_records)
     nested_fields = (
-        name.removeprefix(location) for name in family_of(wrapper).ignored_fields if location and location in name
+        ignored_field.removeprefix(location)
+        for ignored_field in family_of(wrapper).ignored_fields
+        if location and location in ignored_field
     )
     config.finish(
         frozenset(nested_fields).union(
@@ -666,9 +689,9 @@ def read(config_data: Mapping[str, Any], head: HeadKind | None = None) -> Config
         )
     )
     uncounted_notes = [
-        f"{name}: {tower_notes.format(shown(config_data[name]))}"
-        for name, tower_notes in uncounted_towers.items()
-        if config_data.get(name)
+        f"{ignored_field}: {tower_notes.format(shown(config_data[ignored_field]))}"
+        for ignored_field, tower_notes in uncounted_towers.items()
+        if config_data.get(ignored_field)
     ]
     notes = [*draft_notes, *config.notes, *uncounted_notes, *_tying_remark(wrapper, wrapper_config, model)]
     projection = family_of(wrapper).projection_size

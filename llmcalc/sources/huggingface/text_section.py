@@ -29,16 +29,28 @@ def with_text_section(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], lis
     family = family_of(stated_type) if stated_type in FILE_OF else None
     if family is None or family.text_type is None or config.get(family.text_section) is not None:
         return config, []
-    if any(name in config for name in SIZES):
+    if any(section_name in config for section_name in SIZES):
         return config, []
-    sections = [name for name, section in config.items() if isinstance(section, dict) and name.endswith("_config")]
-    nested = [name for name in sections if isinstance(config[name].get(family.text_section), dict)]
+    sections = [
+        section_name
+        for section_name, section in config.items()
+        if isinstance(section, dict) and section_name.endswith("_config")
+    ]
+    nested = [
+        section_name for section_name in sections if isinstance(config[section_name].get(family.text_section), dict)
+    ]
     if len(nested) == 1:  # `thinker_config` of Qwen3-ASR in its own form
-        lifted = {**config[nested[0]], **{name: value for name, value in config.items() if name != nested[0]}}
+        lifted = {
+            **config[nested[0]],
+            **{section_name: field_value for section_name, field_value in config.items() if section_name != nested[0]},
+        }
         return lifted, [f"{nested[0]}: its sections are read as those of the config"]
-    other_sections = [name for name in OTHER_TEXT_SECTIONS if name in sections]
+    other_sections = [section_name for section_name in OTHER_TEXT_SECTIONS if section_name in sections]
     if len(other_sections) == 1:
-        renamed = {family.text_section if name == other_sections[0] else name: value for name, value in config.items()}
+        renamed = {
+            family.text_section if section_name == other_sections[0] else section_name: field_value
+            for section_name, field_value in config.items()
+        }
         return renamed, [f"{other_sections[0]}: read as {family.text_section}"]
     known_sections = {*family.uncounted_encoders, "vision_config", "audio_config", "quantization_config"}
     if other_sections or not known_sections.issuperset(sections):
@@ -60,9 +72,9 @@ def require_read_sizes(reading: ConfigDescription) -> None:
     widths = {size for path, size in reading.from_defaults.items() if path.rpartition(".")[2] == "hidden_size"}
     for field in reading.unknown:
         section = field.value if isinstance(field.value, dict) else {}
-        width = next((section[name] for name in WIDTHS if name in section), None)
-        if width is not None and width not in widths:
+        hidden_size = next((section[width_field] for width_field in WIDTHS if width_field in section), None)
+        if hidden_size is not None and hidden_size not in widths:
             raise InputError(
-                f"{field.path}: a section with a width, {shown(width)}, which the class of '{reading.model_type}' does "
-                "not read; expected the sizes where that class has them"
+                f"{field.path}: a section with a width, {shown(hidden_size)}, which the class of '{reading.model_type}' "
+                "does not read; expected the sizes where that class has them"
             )

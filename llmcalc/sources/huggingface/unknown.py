@@ -20,9 +20,9 @@ SIZED_THINGS = frozenset(
 """Words for the parts of an architecture that have a number or a size."""
 
 
-def words_of(name: str) -> frozenset[str]:
+def words_of(field_name: str) -> frozenset[str]:
     """Returns the words of a field's name, except words such as `num` that mean a count."""
-    return frozenset(name.lower().split("_")) - COUNTING_WORDS
+    return frozenset(field_name.lower().split("_")) - COUNTING_WORDS
 
 
 class Unknown(NamedTuple):

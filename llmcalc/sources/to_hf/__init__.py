@@ -63,8 +63,8 @@ def find_config(
     """
     config_values, spec_values = ConfigValues(spec, FIELDS), canonical_values(spec)
     for model_type, family in _possible_families(config_values) if families is None else families:
-        for name in class_names(model_type, spec) or [""] * (families is not None):
-            config = wrapped_config(_candidate_config(model_type, family, name, config_values), spec)
+        for class_name in class_names(model_type, spec) or [""] * (families is not None):
+            config = wrapped_config(_candidate_config(model_type, family, class_name, config_values), spec)
             config_spec = _read_back(config)
             if config_spec is None:
                 continue
@@ -99,14 +99,14 @@ def _nearest_class(spec_values: dict[str, Any], other_configs: list[tuple[str, d
     if not other_configs:
         return ""
     mismatches_of_class = [
-        (name, sorted(differences(spec_values, class_values), key=_is_in_tower)) for name, class_values in other_configs
+        (class_name, sorted(differences(spec_values, class_values), key=_is_in_tower))
+        for class_name, class_values in other_configs
     ]
-    name, mismatches = min(mismatches_of_class, key=lambda item: _distance(item[1]))
+    class_name, mismatches = min(mismatches_of_class, key=lambda item: _distance(item[1]))
     path, spec_value, class_value = mismatches[0]
     hint = " (--set towers={} leaves towers out)" if path.startswith("towers") else ""
-    return (
-        f"; nearest is {name}, which has {_shown_value(class_value)} where {path} is {_shown_value(spec_value)}{hint}"
-    )
+    values_text = f"{_shown_value(class_value)} where {path} is {_shown_value(spec_value)}"
+    return f"; nearest is {class_name}, which has {values_text}{hint}"
 
 
 def _distance(mismatches: list[Difference]) -> tuple[int, int]:
@@ -136,8 +136,12 @@ def _possible_families(config_values: ConfigValues) -> Iterator[tuple[str, Famil
 
 def _is_likely(family: Family, config_values: ConfigValues) -> bool:
     """Whether the family's default activation is the spec's activation, and both or neither have experts."""
-    default_fields = [USUAL.get(name, name) for name in family.defaults]
-    default_activations = [family.defaults[name] for name in family.defaults if USUAL.get(name, name) == "hidden_act"]
+    default_fields = [USUAL.get(field_name, field_name) for field_name in family.defaults]
+    default_activations = [
+        family.defaults[field_name]
+        for field_name in family.defaults
+        if USUAL.get(field_name, field_name) == "hidden_act"
+    ]
     return ("num_experts" in default_fields) == bool(config_values.expert_layers()) and (
         not default_activations
         or ACTIVATIONS.get(default_activations[0], default_activations[0]) == _activation_of(config_values)
@@ -152,13 +156,13 @@ def _activation_of(config_values: ConfigValues) -> str | None:
     return ACTIVATIONS.get(activation, activation)
 
 
-def _candidate_config(model_type: str, family: Family, name: str, config_values: ConfigValues) -> dict[str, Any]:
+def _candidate_config(model_type: str, family: Family, class_name: str, config_values: ConfigValues) -> dict[str, Any]:
     """Returns a config of that class, filled with the spec's values for all fields with a known meaning."""
-    config: dict[str, Any] = {"model_type": model_type, "architectures": [name]}
+    config: dict[str, Any] = {"model_type": model_type, "architectures": [class_name]}
     _fill_fields(config, family, config_values, [*family.defaults, *family.field_writers])
     read_fields = _fields_read(family, config)
     kept_fields = {"model_type", "architectures", *family.field_writers} | read_fields
-    config = {field: value for field, value in config.items() if field in kept_fields}
+    config = {field: field_value for field, field_value in config.items() if field in kept_fields}
     _fill_fields(config, family, config_values, [field for field in ALSO if field in read_fields])
     return (
         config
@@ -190,7 +194,9 @@ def _dropout_fields(family: Family, spec: ModelSpec) -> dict[str, float]:
     if spec.dropout is None:
         return {}
     fields = {field: getattr(spec.dropout, place) or 0.0 for place, field in family.dropout_fields.items()}
-    return {field: value for field, value in fields.items() if value != family.defaults.get(field, 0.0)}
+    return {
+        field: field_value for field, field_value in fields.items() if field_value != family.defaults.get(field, 0.0)
+    }
 
 
 def _fill_fields(config: dict[str, Any], family: Family, config_values: ConfigValues, fields: list[str]) -> None:
@@ -198,36 +204,38 @@ def _fill_fields(config: dict[str, Any], family: Family, config_values: ConfigVa
     other_names = {} if family.has_older_aliases else family.aliases
     for field in (other_names.get(field, field) for field in fields):
         try:
-            value = _value_of_field(family, field, config_values)
+            field_value = _value_of_field(family, field, config_values)
         except NOT_THERE:
             continue
         default = family.defaults.get(field)
-        if field not in config and (value is not None or default is not None or field in family.field_writers):
-            config[field] = default if _same_activation(value, default) else value
+        if field not in config and (field_value is not None or default is not None or field in family.field_writers):
+            config[field] = default if _same_activation(field_value, default) else field_value
 
 
-def _same_activation(value: Any, default: Any) -> bool:
+def _same_activation(field_value: Any, default: Any) -> bool:
     """Whether two names mean the same activation, so that the class's name can stay."""
     return (
-        isinstance(value, str)
+        isinstance(field_value, str)
         and isinstance(default, str)
-        and ACTIVATIONS.get(value, value) == ACTIVATIONS.get(default)
+        and ACTIVATIONS.get(field_value, field_value) == ACTIVATIONS.get(default)
     )
 
 
 def _value_of_field(family: Family, field: str, config_values: ConfigValues) -> Any:
     """Returns a field's value by the family's rule, by an alias, or by the spec's field name."""
-    usual_name = {alias: name for name, alias in family.aliases.items()}.get(field, field)
+    usual_name = {alias: field_name for field_name, alias in family.aliases.items()}.get(field, field)
     field_names = (usual_name, field, USUAL.get(usual_name, usual_name), USUAL.get(field, field))
-    rule = next((family.field_writers[name] for name in field_names if name in family.field_writers), None)
+    rule = next(
+        (family.field_writers[field_name] for field_name in field_names if field_name in family.field_writers), None
+    )
     if callable(rule):
         return rule(config_values)
-    for name in (rule, *field_names):
-        if name in FIELDS:
-            return config_values.usual_value(name)
-    for name in field_names[:-1]:
+    for field_name in (rule, *field_names):
+        if field_name in FIELDS:
+            return config_values.usual_value(field_name)
+    for field_name in field_names[:-1]:
         try:
-            return config_values.first_value(name)
+            return config_values.first_value(field_name)
         except Absent:
             continue
     return config_values.first_value(field_names[-1])
@@ -256,7 +264,7 @@ def _is_in_tower(difference: Difference) -> bool:
     return difference[0].startswith("towers")
 
 
-def _shown_value(value: Any) -> str:
-    if isinstance(value, dict | list):
-        return "others" if isinstance(value, list) else f"'{value.get('type', 'given')}'"
-    return "none" if value is None else json.dumps(value)
+def _shown_value(field_value: Any) -> str:
+    if isinstance(field_value, dict | list):
+        return "others" if isinstance(field_value, list) else f"'{field_value.get('type', 'given')}'"
+    return "none" if field_value is None else json.dumps(field_value)

@@ -56,11 +56,11 @@ Difference: TypeAlias = tuple[str, Any, Any]
 def canonical_values(spec: ModelSpec) -> dict[str, Any]:
     """Returns a model as plain values, which are equal for equivalent models."""
     table = {
-        name: getattr(spec, name)
-        for name in ModelSpec.model_fields
-        if name not in ("encoder", "decoder", "max_position_embeddings", "mtp", "dropout")
+        field_name: getattr(spec, field_name)
+        for field_name in ModelSpec.model_fields
+        if field_name not in ("encoder", "decoder", "max_position_embeddings", "mtp", "dropout")
     }
-    table = {name: _plain_values(value, spec.hidden_size) for name, value in table.items()}
+    table = {field_name: _plain_values(field_value, spec.hidden_size) for field_name, field_value in table.items()}
     for stack_name, stack in spec.stacks():
         table[stack_name] = _stack_tables(stack, stack.hidden_size or spec.hidden_size)
     return {**table, "mtp": _prediction_table(spec, spec.mtp)}
@@ -74,8 +74,8 @@ def differences(left: Any, right: Any, path: str = "") -> Iterator[Difference]:
     The lowest layer is named.
     """
     if isinstance(left, dict) and isinstance(right, dict):
-        for name in dict.fromkeys((*left, *right)):
-            yield from differences(left.get(name), right.get(name), f"{path}.{name}" if path else name)
+        for key in dict.fromkeys((*left, *right)):
+            yield from differences(left.get(key), right.get(key), f"{path}.{key}" if path else key)
     elif (
         isinstance(left, list)
         and isinstance(right, list)
@@ -96,28 +96,34 @@ def count_of_values(difference: Difference) -> int:
     return max(_field_values(difference[1]), _field_values(difference[2]))
 
 
-def _field_values(value: Any) -> int:
-    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+def _field_values(field_value: Any) -> int:
+    children = (
+        field_value.values() if isinstance(field_value, dict) else field_value if isinstance(field_value, list) else ()
+    )
     return 1 + sum(map(_field_values, children))
 
 
-def _stack_tables(stack: Stack, width: int) -> dict[str, Any]:
+def _stack_tables(stack: Stack, hidden_size: int) -> dict[str, Any]:
     """Returns a table per layer, with the index of the layer that owns the layer's parameters."""
     layer_kinds = stack.layer_names()
-    layers = {name: _plain_values(stack.layer(name), width) for name in dict.fromkeys(layer_kinds)}
+    layers = {
+        layer_kind: _plain_values(stack.layer(layer_kind), hidden_size) for layer_kind in dict.fromkeys(layer_kinds)
+    }
     fields = (
-        name
-        for name in Stack.model_fields
-        if name not in ("block", "variants", "first_layers", "pattern", "vocab_size", "hidden_size")
+        layer_kind
+        for layer_kind in Stack.model_fields
+        if layer_kind not in ("block", "variants", "first_layers", "pattern", "vocab_size", "hidden_size")
     )
     table = {
         "vocab_size": stack.vocab_size,
         "hidden_size": stack.hidden_size,
-        **{name: _plain_values(getattr(stack, name), width) for name in fields},
+        **{layer_kind: _plain_values(getattr(stack, layer_kind), hidden_size) for layer_kind in fields},
     }
-    first_index = {name: layer_kinds.index(name) for name in layers}
-    owners = [first_index[name] if name in stack.shared_layers else i for i, name in enumerate(layer_kinds)]
-    return {**table, "shared_layers": owners, "layers": [layers[name] for name in layer_kinds]}
+    first_index = {layer_kind: layer_kinds.index(layer_kind) for layer_kind in layers}
+    owners = [
+        first_index[layer_kind] if layer_kind in stack.shared_layers else i for i, layer_kind in enumerate(layer_kinds)
+    ]
+    return {**table, "shared_layers": owners, "layers": [layers[layer_kind] for layer_kind in layer_kinds]}
 
 
 def _prediction_table(spec: ModelSpec, mtp: MultiTokenPrediction | None) -> Any:
@@ -130,27 +136,29 @@ def _prediction_table(spec: ModelSpec, mtp: MultiTokenPrediction | None) -> Any:
     }
 
 
-def _plain_values(value: Any, width: int) -> Any:
-    """Converts components to tables and tuples to lists. width: the residual width, for a default head size."""
-    if isinstance(value, Stack):
-        return _stack_tables(value, width)
-    if isinstance(value, Part):
-        width = getattr(value, "hidden_size", None) or width  # vision and audio encoders have their own width
+def _plain_values(field_value: Any, hidden_size: int) -> Any:
+    """Converts components to tables and tuples to lists. hidden_size: the residual width, for a default head size."""
+    if isinstance(field_value, Stack):
+        return _stack_tables(field_value, hidden_size)
+    if isinstance(field_value, Part):
+        hidden_size = (
+            getattr(field_value, "hidden_size", None) or hidden_size
+        )  # vision and audio encoders have their own width
         table = {
-            name: _plain_values(getattr(value, name), width)
-            for name in type(value).model_fields
-            if name not in NUMERICS
+            field_name: _plain_values(getattr(field_value, field_name), hidden_size)
+            for field_name in type(field_value).model_fields
+            if field_name not in NUMERICS
         }
-        if isinstance(value, Norm):
-            table["bias"] = value.has_bias
-        if isinstance(value, Attention):
-            _, table["num_key_value_heads"], table["head_dim"] = value.sizes(width)
-            table["v_head_dim"] = value.v_head_dim or table["head_dim"]
-            if isinstance(value.position, Rope):
-                table["position"] = {"type": "rope", "rotary_dim": value.position.rotary_size(table["head_dim"])}
+        if isinstance(field_value, Norm):
+            table["bias"] = field_value.has_bias
+        if isinstance(field_value, Attention):
+            _, table["num_key_value_heads"], table["head_dim"] = field_value.sizes(hidden_size)
+            table["v_head_dim"] = field_value.v_head_dim or table["head_dim"]
+            if isinstance(field_value.position, Rope):
+                table["position"] = {"type": "rope", "rotary_dim": field_value.position.rotary_size(table["head_dim"])}
         return table
-    if isinstance(value, dict):
-        return {name: _plain_values(element, width) for name, element in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain_values(element, width) for element in value]
-    return "gelu_tanh" if value == "gelu_new" else value
+    if isinstance(field_value, dict):
+        return {field_name: _plain_values(element, hidden_size) for field_name, element in field_value.items()}
+    if isinstance(field_value, list | tuple):
+        return [_plain_values(element, hidden_size) for element in field_value]
+    return "gelu_tanh" if field_value == "gelu_new" else field_value

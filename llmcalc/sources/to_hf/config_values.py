@@ -45,14 +45,14 @@ class ConfigValues:
         """Returns the values of another model, with the same field functions."""
         return ConfigValues(spec, self.fields)
 
-    def usual_value(self, name: str) -> Any:
+    def usual_value(self, field_name: str) -> Any:
         """Returns the value of the config field with the given usual name."""
-        return self.fields[name](self)
+        return self.fields[field_name](self)
 
     @cached_property
     def layers(self) -> list[Layer]:
         """The layers of the first stack, bottom first."""
-        return [self.first_stack.layer(name) for name in self.first_stack.layer_names()]
+        return [self.first_stack.layer(layer_kind) for layer_kind in self.first_stack.layer_names()]
 
     @cached_property
     def parts(self) -> list[Part]:
@@ -63,9 +63,9 @@ class ConfigValues:
             parts += [stack, *(part for layer in layers.values() for part in _parts_inside(layer))]
             parts += [
                 part
-                for name in type(stack).model_fields
-                if name not in ("block", "variants")
-                for part in _parts_inside(getattr(stack, name))
+                for field_name in type(stack).model_fields
+                if field_name not in ("block", "variants")
+                for part in _parts_inside(getattr(stack, field_name))
             ]
         return [*parts, *_parts_inside(self.spec.head), *_parts_inside(self.spec.mtp)]
 
@@ -74,16 +74,16 @@ class ConfigValues:
         """Returns by field name the first value among the components that is not None; None if all are."""
         values: dict[str, Any] = {}
         for part in self.parts:
-            for name in type(part).model_fields:
-                if values.get(name) is None:
-                    values[name] = getattr(part, name)
+            for field_name in type(part).model_fields:
+                if values.get(field_name) is None:
+                    values[field_name] = getattr(part, field_name)
         return values
 
-    def first_value(self, name: str) -> Any:
+    def first_value(self, field_name: str) -> Any:
         """Returns a field's first value among the components that is not None; None if all are."""
-        if name not in self._first_values:
+        if field_name not in self._first_values:
             raise Absent
-        return self._first_values[name]
+        return self._first_values[field_name]
 
     def find_part(
         self, cls: type[FoundPart], *, condition: Callable[[FoundPart], bool] = lambda part: True
@@ -143,8 +143,8 @@ class ConfigValues:
     def dense_network(self) -> FeedForward:
         """The FFN of a layer without experts, else the shared expert."""
         layers = map(self.first_stack.layer, dict.fromkeys(self.first_stack.layer_names()))
-        networks = (network for layer in layers for network in layer.networks())
-        return require_present(next((network for network in networks if isinstance(network, FeedForward)), None))
+        networks = (ffn for layer in layers for ffn in layer.networks())
+        return require_present(next((ffn for ffn in networks if isinstance(ffn, FeedForward)), None))
 
     @property
     def network(self) -> FeedForward:
@@ -181,8 +181,8 @@ class ConfigValues:
         mixers_with_heads = (mixer for mixer in self.mixers if getattr(mixer, "num_attention_heads", None) is not None)
         mixer = require_present(next(mixers_with_heads, None))
         head_dim: int | None = getattr(mixer, "head_dim", None)
-        width: int = (self.first_stack.hidden_size or self.spec.hidden_size) // mixer.num_attention_heads
-        return width if head_dim is None else head_dim
+        hidden_size: int = (self.first_stack.hidden_size or self.spec.hidden_size) // mixer.num_attention_heads
+        return hidden_size if head_dim is None else head_dim
 
     @property
     def rotary_size(self) -> int:
@@ -191,15 +191,15 @@ class ConfigValues:
 
     def dense_layers(self) -> list[int]:
         """The indices of layers without experts."""
-        return [i for i, network in enumerate(self.networks) if not isinstance(network, MoE)]
+        return [i for i, ffn in enumerate(self.networks) if not isinstance(ffn, MoE)]
 
     def expert_layers(self) -> list[int]:
         """The indices of layers with experts."""
-        return [i for i, network in enumerate(self.networks) if isinstance(network, MoE)]
+        return [i for i, ffn in enumerate(self.networks) if isinstance(ffn, MoE)]
 
     def layers_before_experts(self) -> int:
         """The number of layers below the first layer with experts."""
-        return next((i for i, network in enumerate(self.networks) if isinstance(network, MoE)), len(self.layers))
+        return next((i for i, ffn in enumerate(self.networks) if isinstance(ffn, MoE)), len(self.layers))
 
     def layer_kinds(self, **family_words: str) -> list[str]:
         """Returns each layer's kind as in `layer_types`. family_words: a family's names for the kinds."""
@@ -225,9 +225,9 @@ def kind_of(mixer: Any) -> str:
     return "sliding_attention" if has_window else "full_attention"
 
 
-def _parts_inside(value: Any) -> Iterator[Part]:
+def _parts_inside(part_or_parts: Any) -> Iterator[Part]:
     """Yields a component and all nested components."""
-    if isinstance(value, Part):
-        yield value
-        for name in type(value).model_fields:
-            yield from _parts_inside(getattr(value, name))
+    if isinstance(part_or_parts, Part):
+        yield part_or_parts
+        for field_name in type(part_or_parts).model_fields:
+            yield from _parts_inside(getattr(part_or_parts, field_name))

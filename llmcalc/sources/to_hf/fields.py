@@ -46,9 +46,9 @@ def _latent_width(config_values: ConfigValues) -> bool:
 
 def _attention_bias(config_values: ConfigValues) -> bool:
     for mixer in config_values.mixers:
-        for name in ("q_bias", "attention_bias"):
-            if hasattr(mixer, name):
-                return bool(getattr(mixer, name))
+        for bias_field in ("q_bias", "attention_bias"):
+            if hasattr(mixer, bias_field):
+                return bool(getattr(mixer, bias_field))
     raise Absent
 
 
@@ -62,7 +62,7 @@ def _mlp_bias(config_values: ConfigValues) -> bool:
 
 
 def _expert_count(config_values: ConfigValues) -> int:
-    return config_values.moe.num_experts if any(isinstance(network, MoE) for network in config_values.networks) else 0
+    return config_values.moe.num_experts if any(isinstance(ffn, MoE) for ffn in config_values.networks) else 0
 
 
 def _shared_width(config_values: ConfigValues) -> int:
@@ -153,7 +153,7 @@ FIELDS: dict[str, Callable[[ConfigValues], Any]] = {
     "first_k_dense_replace": lambda s: s.layers_before_experts(),
     "mlp_only_layers": lambda s: s.dense_layers(),
     "decoder_sparse_step": lambda s: 1,
-    "mlp_layer_types": lambda s: ["sparse" if isinstance(network, MoE) else "dense" for network in s.networks],
+    "mlp_layer_types": lambda s: ["sparse" if isinstance(ffn, MoE) else "dense" for ffn in s.networks],
     "use_parallel_residual": lambda s: s.layers[0].parallel is not None,
 }  # fmt: skip
 """Usual name of a field → the function that gets its value."""

@@ -33,7 +33,7 @@ The processor also writes the number of lines and columns in digits, which count
 """
 
 
-def _read_emu3(wrapper: Config, config: Config, width: int) -> Table:
+def _read_emu3(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads the tokenizer, all of whose levels with attention have hidden_size channels."""
     base_channels, multipliers = _read_channels(config)
     attended_levels = _read_numbers(config, "attn_resolutions", least=0)
@@ -80,7 +80,7 @@ def _tokenizer(config: Config, base_channels: int, multipliers: list[int]) -> Ta
     }
 
 
-def _read_janus_tokenizer(wrapper: Config, config: Config, width: int) -> Table:
+def _read_janus_tokenizer(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Janus's tokenizer of generated images, with the weights with which its text model generates them."""
     base_channels, multipliers = _read_channels(config)
     projection, codes = config.size("projection_dim"), config.size("num_embeddings")
@@ -102,21 +102,21 @@ def _read_janus_tokenizer(wrapper: Config, config: Config, width: int) -> Table:
     return {"image_tokenizer": tokenizer}
 
 
-def _aligner(count: int, width: int, activation: str) -> list[Table]:
+def _aligner(count: int, text_width: int, activation: str) -> list[Table]:
     """Returns linear layers of one width, with an activation between each two of them."""
-    linear_layer = {"size": width, "bias": True}
+    linear_layer = {"size": text_width, "bias": True}
     return [{**linear_layer, "hidden_act": activation}] * (count - 1) + [linear_layer]
 
 
-def _read_janus(wrapper: Config, config: Config, width: int) -> Table:
+def _read_janus(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Janus's encoder of images that are read: SigLIP, whose attention has a bias or none, and linear layers."""
     config.require("use_qk_norm", False)
-    h, activation = config.size("hidden_size"), config.choice(ACTIVATIONS, "hidden_act")
+    hidden, activation = config.size("hidden_size"), config.choice(ACTIVATIONS, "hidden_act")
     tokens, norm = config.size("num_image_tokens"), layernorm(config.number("layer_norm_eps"))
     attention = self_attention(config, o_bias=True, **biases(config.flag("attention_bias"), *QKV))
     tower = vision_transformer(
         config,
-        layer_table(attention, mlp(int(h * config.number("mlp_ratio")), activation), norm),
+        layer_table(attention, mlp(int(hidden * config.number("mlp_ratio")), activation), norm),
         stack={"final_norm": norm},
         patches={"num_channels": config.size("num_channels"), "bias": True},
         positions={"rows": patches_per_side(config) ** 2},
@@ -124,18 +124,18 @@ def _read_janus(wrapper: Config, config: Config, width: int) -> Table:
     if tokens == patches_per_side(config) ** 2:
         tower["image"] = {"type": "fixed", "size": config.size("image_size"), "tokens": tokens, "marks": 2}
     linear_layers = _aligner(config.size("depth"), config.size("projection_dim"), activation)
-    return {"vision_model": tower, "aligner": {**projector(h), "maps": linear_layers}}
+    return {"vision_model": tower, "aligner": {**projector(hidden), "maps": linear_layers}}
 
 
-def _read_numbers(config: Config, name: str, least: int) -> list[int]:
+def _read_numbers(config: Config, field_name: str, least: int) -> list[int]:
     """Reads a list of whole numbers of at least `least`."""
-    numbers = config.get(name)
+    numbers = config.get(field_name)
     if not isinstance(numbers, list | tuple) or any(
         type(number) is not int or not least <= number <= LARGEST for number in numbers
     ):
-        raise config.error(name, numbers, f"a list of whole numbers of at least {least}")
+        raise config.error(field_name, numbers, f"a list of whole numbers of at least {least}")
     if least and not numbers:
-        raise config.error(name, numbers, "one number or more")
+        raise config.error(field_name, numbers, "one number or more")
     return list(numbers)
 
 

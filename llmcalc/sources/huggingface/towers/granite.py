@@ -14,11 +14,11 @@ WINDOW, HOP = 160, 320
 """The samples from the start of a recording to its first frame's end, and those of a frame, in the processor."""
 
 
-def _read_granite_speech(wrapper: Config, config: Config, width: int) -> Table:
+def _read_granite_speech(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Granite Speech, whose Q-Former may read the outputs of further layers beside the last one's."""
     joined_layers = 1 + _count_of_joined_layers(config)
-    h, heads, window = config.size("hidden_dim"), config.size("num_heads"), wrapper.size("window_size")
-    queries = wrapper.quotient("downsample_rate", window, wrapper.size("downsample_rate"))
+    h, heads, window = config.size("hidden_dim"), config.size("num_heads"), root_config.size("window_size")
+    queries = root_config.quotient("downsample_rate", window, root_config.size("downsample_rate"))
     head_dim = config.optional_size("dim_head") or config.quotient("num_heads", h, heads)
     audio_rule = {"type": "recording", "window": WINDOW, "hop": HOP, "frames_per_token": window}
     tower = {
@@ -38,8 +38,8 @@ def _read_granite_speech(wrapper: Config, config: Config, width: int) -> Table:
         "audio": {**audio_rule, "tokens_at_once": queries},
     }
     features = joined_layers * h
-    qformer = _qformer(wrapper.section("projector_config", QFORMER), features, queries, window, config)
-    linear_layer = projector(features, (width, True, "identity"), resampler=qformer, encoder_layers=joined_layers)
+    qformer = _qformer(root_config.section("projector_config", QFORMER), features, queries, window, config)
+    linear_layer = projector(features, (text_width, True, "identity"), resampler=qformer, encoder_layers=joined_layers)
     return {"audio_encoder": tower, "projector": linear_layer}
 
 
@@ -53,10 +53,10 @@ def _count_of_joined_layers(config: Config) -> int:
     return len(layers)
 
 
-def _qformer(section: Config, width: int, queries: int, window: int, parent: Config) -> Table:
-    """Returns the Q-Former of a section. width: that of the encoder. parent: receives its unknown fields."""
+def _qformer(section: Config, text_width: int, queries: int, window: int, parent: Config) -> Table:
+    """Returns the Q-Former of a section. text_width: that of the encoder. parent: receives its unknown fields."""
     section.require("model_type", "blip_2_qformer")
-    section.require("encoder_hidden_size", width)
+    section.require("encoder_hidden_size", text_width)
     section.require("use_qformer_text_input", False)
     hidden, heads = section.size("hidden_size"), section.size("num_attention_heads")
     section.quotient("num_attention_heads", hidden, heads)
@@ -67,7 +67,7 @@ def _qformer(section: Config, width: int, queries: int, window: int, parent: Con
         "hidden_size": hidden,
         "num_hidden_layers": depth,
         "num_attention_heads": heads,
-        "input_size": width,
+        "input_size": text_width,
         "reading_layers": list(range(0, depth, frequency)),
         "feed_forward": mlp(section.size("intermediate_size"), section.choice(ACTIVATIONS, "hidden_act")),
         "norm": layernorm(section.number("layer_norm_eps")),

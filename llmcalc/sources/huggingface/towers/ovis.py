@@ -23,12 +23,12 @@ from .section import (
 from .siglip import SIGLIP, siglip_encoder, siglip_of_rows
 
 
-def _read_ovis2(wrapper: Config, config: Config, width: int) -> Table:
+def _read_ovis2(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Ovis 2: AIMv2's gated layers, a head over visual words, and the visual embedding table.
 
     The class adds the positions after the norm of the patches, which changes no count.
     """
-    indicators, embedding_width = config.size("num_visual_indicator_tokens"), wrapper.size("hidden_size")
+    indicators, embedding_width = config.size("num_visual_indicator_tokens"), root_config.size("hidden_size")
     tower = _with_image_rule(_aimv2(config), config, config)
     return {"vision_tower": tower, **_visual_words(config, config.size("hidden_size"), embedding_width, indicators)}
 
@@ -57,7 +57,7 @@ def _aimv2(config: Config) -> Table:
     )
 
 
-def _read_ovis(wrapper: Config, config: Config, width: int) -> Table:
+def _read_ovis(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Ovis 1.6 and 2 in their own code: an encoder of `backbone_config` below the head over visual words."""
     config.require("drop_cls_token", False)
     config.require("depths", None)
@@ -76,10 +76,10 @@ def _read_ovis(wrapper: Config, config: Config, width: int) -> Table:
     tower = _with_image_rule(tower, backbone, config)
     backbone.finish(IGNORED | BACKBONE_FIELDS)
     config.unknown += backbone.unknown
-    return {"vision_tower": tower, **_visual_words(config, tower["hidden_size"], width, OVIS_INDICATORS)}
+    return {"vision_tower": tower, **_visual_words(config, tower["hidden_size"], text_width, OVIS_INDICATORS)}
 
 
-def _read_ovis2_5(wrapper: Config, config: Config, width: int) -> Table:
+def _read_ovis2_5(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Ovis 2.5: SigLIP 2 with RoPE, and position embeddings between which it interpolates."""
     config.require("temporal_patch_size", 1)
     config.require("fullatt_block_indexes", None)
@@ -91,7 +91,9 @@ def _read_ovis2_5(wrapper: Config, config: Config, width: int) -> Table:
     image_rule = {"type": "smart_resize", "merge": config.size("hidden_stride"), **pixels, "enlarge": True, "marks": 2}
     return {
         "vision_tower": {**tower, "image": image_rule},
-        **_visual_words(config, tower["hidden_size"], width, OVIS2_5_INDICATORS, wrapper.size("visual_vocab_size")),
+        **_visual_words(
+            config, tower["hidden_size"], text_width, OVIS2_5_INDICATORS, root_config.size("visual_vocab_size")
+        ),
     }
 
 
@@ -100,7 +102,7 @@ OVIS2_5_SIDES = 448, 1792
 
 
 def _visual_words(
-    config: Config, encoder_width: int, width: int, indicators: int, vocabulary: int | None = None
+    config: Config, encoder_width: int, text_width: int, indicators: int, vocabulary: int | None = None
 ) -> Table:
     """Returns the head over visual words and their embedding table, whose last rows mark images.
 
@@ -115,7 +117,7 @@ def _visual_words(
     )
     return {
         "visual_head": head,
-        "visual_embeddings_table": projector(visual_words, (width, False, "identity"), output_marks=indicators),
+        "visual_embeddings_table": projector(visual_words, (text_width, False, "identity"), output_marks=indicators),
     }
 
 

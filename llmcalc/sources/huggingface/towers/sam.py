@@ -39,29 +39,29 @@ def _sam(config: Config, halvings: list[int], network_width: int) -> Table:
     }
 
 
-def _read_got(wrapper: Config, config: Config, width: int) -> Table:
+def _read_got(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads GOT-OCR 2: two convolutions that halve the grid, the second to the text's width, and a linear layer."""
-    tower = _sam(config, [2 * config.size("output_channels"), width], config.size("mlp_dim"))
+    tower = _sam(config, [2 * config.size("output_channels"), text_width], config.size("mlp_dim"))
     if tower["grid"] ** 2 == 16 * GOT_TOKENS:
         tower["image"] = {"type": "fixed", "size": config.size("image_size"), "tokens": GOT_TOKENS, "marks": 2}
-    return {"vision_tower": tower, "multi_modal_projector": projector(width, (width, True, "identity"))}
+    return {"vision_tower": tower, "multi_modal_projector": projector(text_width, (text_width, True, "identity"))}
 
 
-def _read_hybrid(wrapper: Config, config: Config, width: int) -> Table:
+def _read_hybrid(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads DeepSeek-VL with two encoders: SigLIP, SAM with a second neck, and linear layers that join them."""
-    section = wrapper.section("high_res_vision_config", SAM)
+    section = root_config.section("high_res_vision_config", SAM)
     section.require("model_type", "sam_vision_model")
     channels = section.size("output_channels")
     inner_width = section.optional_size("mlp_dim") or int(section.size("hidden_size") * section.number("mlp_ratio"))
     high_res = {**_sam(section, [2 * channels, 4 * channels], inner_width), "second_neck": True}
     section.finish(FIELDS, config)
-    half_width = (width // 2, True, "gelu")
+    half_width = (text_width // 2, True, "gelu")
     return {
         "vision_model": siglip_encoder(config),
         "vision_aligner": projector(config.size("hidden_size"), half_width),
         "high_res_vision_model": high_res,
         "high_res_vision_aligner": projector(4 * channels, half_width),
-        "aligner": projector(2 * (width // 2), (width, True, "identity"), encoders=2),
+        "aligner": projector(2 * (text_width // 2), (text_width, True, "identity"), encoders=2),
     }
 
 

@@ -73,13 +73,13 @@ def self_attention(
 
 
 def biased_layer(
-    config: Config, norm: Table, heads: str = "num_attention_heads", network: Table | None = None, **fields: Any
+    config: Config, norm: Table, heads: str = "num_attention_heads", ffn: Table | None = None, **fields: Any
 ) -> Table:
     """Returns a layer of the original vision transformer: pre-norm, biases everywhere, a non-gated FFN."""
     attention = self_attention(config, heads, **biases(True, *QKVO), **fields)
-    if network is None:
-        network = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
-    return layer_table(attention, network, norm)
+    if ffn is None:
+        ffn = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
+    return layer_table(attention, ffn, norm)
 
 
 LinearLayer: TypeAlias = tuple[int, bool, str]
@@ -101,14 +101,14 @@ def projector(width: int, *maps: LinearLayer, **fields: Any) -> Table:
     return {"type": "projector", "input_size": width, "maps": linear_layers, **fields}
 
 
-def two_layer_projector(wrapper: Config, width: int, output_width: int, **fields: Any) -> Table:
+def two_layer_projector(root_config: Config, width: int, output_width: int, **fields: Any) -> Table:
     """Returns LLaVA 1.5's projector: a linear layer, an activation, and a second linear layer.
 
     Both linear layers have the text's width.
     """
-    activation = wrapper.choice(ACTIVATIONS, "projector_hidden_act")
+    activation = root_config.choice(ACTIVATIONS, "projector_hidden_act")
     return projector(
-        width, *two_linear_layers(output_width, activation, wrapper.flag("multimodal_projector_bias")), **fields
+        width, *two_linear_layers(output_width, activation, root_config.flag("multimodal_projector_bias")), **fields
     )
 
 
@@ -116,20 +116,20 @@ MOST_LAYERS_READ = 100
 """The most layers of an encoder whose outputs a projector reads."""
 
 
-def layers_of_features(wrapper: Config) -> int:
+def layers_of_features(root_config: Config) -> int:
     """Returns the number of the encoder's layers whose outputs a projector reads side by side."""
-    layers = wrapper.get("vision_feature_layer")
+    layers = root_config.get("vision_feature_layer")
     if type(layers) is int:
         return 1
     if not isinstance(layers, list | tuple) or {*map(type, layers)} != {int} or len(layers) > MOST_LAYERS_READ:
-        raise wrapper.error("vision_feature_layer", layers, f"a layer, or a list of at most {MOST_LAYERS_READ}")
+        raise root_config.error("vision_feature_layer", layers, f"a layer, or a list of at most {MOST_LAYERS_READ}")
     return len(layers)
 
 
-def require_one_layer(wrapper: Config) -> None:
+def require_one_layer(root_config: Config) -> None:
     """Raises `InputError` if the projector reads the outputs of several encoder layers."""
-    if type(wrapper.get("vision_feature_layer")) is not int:
-        raise wrapper.error("vision_feature_layer", wrapper.get("vision_feature_layer"), "one layer")
+    if type(root_config.get("vision_feature_layer")) is not int:
+        raise root_config.error("vision_feature_layer", root_config.get("vision_feature_layer"), "one layer")
 
 
 def patches_per_side(config: Config) -> int:

@@ -10,27 +10,32 @@ from ..parts import ACTIVATIONS, Table, layer_table, layernorm, mlp, qk_norm, ro
 from .section import Section, projector, self_attention
 
 
-def _read_transcribe(wrapper: Config, config: Config, width: int) -> Table:
+def _read_transcribe(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads the encoder of speech, with that of who speaks and the layers of word timestamps."""
     speech, diarization = config.section("asr_config", SPEECH), config.section("diarization_config", DIARIZATION)
     speakers = diarization.section("audio_config", SPEAKERS)
-    head, timestamps = diarization.section("head_config", HEAD), wrapper.section("word_timestamp_config", TIMESTAMPS)
+    head, timestamps = (
+        diarization.section("head_config", HEAD),
+        root_config.section("word_timestamp_config", TIMESTAMPS),
+    )
     speech.require("model_type", "nemotron3_5_transcribe_asr_audio")
     diarization.require("model_type", "nemotron3_diarization")
-    h, frames, bins = (speech.size(name) for name in ("hidden_size", "subsampling_factor", "num_mel_bins"))
-    timestamps.require("hidden_size", h)
-    for section, field, value in (
+    hidden, frames, bins = (
+        speech.size(field_name) for field_name in ("hidden_size", "subsampling_factor", "num_mel_bins")
+    )
+    timestamps.require("hidden_size", hidden)
+    for section, field, field_value in (
         (speakers, "subsampling_factor", frames),
         (speakers, "num_mel_bins", bins),
         (head, "subsampling_factor", frames),
         (head, "audio_hidden_size", speakers.size("hidden_size")),
     ):
-        section.require(field, value)
+        section.require(field, field_value)
     tower = {
         "type": "diarized",
         "num_mel_bins": bins,
         "frames": frames,
-        "hidden_size": h,
+        "hidden_size": hidden,
         "stack": _stack(speech, has_qk_norm=True),
         "norm": layernorm(),
         "speakers": {
@@ -48,7 +53,7 @@ def _read_transcribe(wrapper: Config, config: Config, width: int) -> Table:
     for section, parent in ((speakers, diarization), (head, diarization), (diarization, config), (speech, config)):
         section.finish(FIELDS, parent)
     timestamps.finish(FIELDS, config)
-    return {"audio_tower": tower, "multi_modal_projector": projector(h, (width, True, "identity"))}
+    return {"audio_tower": tower, "multi_modal_projector": projector(hidden, (text_width, True, "identity"))}
 
 
 def _stack(config: Config, has_qk_norm: bool) -> Table:
@@ -58,8 +63,8 @@ def _stack(config: Config, has_qk_norm: bool) -> Table:
         config.require("num_key_value_heads", heads)
     attention = self_attention(config, o_bias=True, position=rope(config, share=0.5 if has_qk_norm else 1.0))
     attention |= qk_norm(norm) if has_qk_norm else {}
-    network = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
-    block = layer_table(attention, network, norm)
+    ffn = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
+    block = layer_table(attention, ffn, norm)
     depth = config.size("num_hidden_layers")
     return {"num_hidden_layers": depth, "block": block, "embedding_norm": norm, "final_norm": norm}
 

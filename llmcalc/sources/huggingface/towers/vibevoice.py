@@ -32,39 +32,39 @@ def _encoder(config: Config) -> Table:
 def _reader_of(name: str) -> Reader:
     """Returns the reader of one of the encoders, with the linear layers after it."""
 
-    def read(wrapper: Config, config: Config, width: int) -> Table:
-        return {f"{name}_audio_encoder": _encoder(config), **_connector(name, config, width)}
+    def read(root_config: Config, config: Config, text_width: int) -> Table:
+        return {f"{name}_audio_encoder": _encoder(config), **_connector(name, config, text_width)}
 
     return read
 
 
-def _connector(name: str, config: Config, width: int) -> Table:
+def _connector(field_name: str, config: Config, text_width: int) -> Table:
     """Returns the two linear layers after one of the encoders, with a norm between them."""
-    linear_layer = (width, True, "identity")
+    linear_layer = (text_width, True, "identity")
     return {
-        f"{name}_audio_projector": projector(config.size("hidden_size"), linear_layer, out_norm=rmsnorm(1e-6)),
-        f"{name}_audio_projection": projector(width, linear_layer),
+        f"{field_name}_audio_projector": projector(config.size("hidden_size"), linear_layer, out_norm=rmsnorm(1e-6)),
+        f"{field_name}_audio_projection": projector(text_width, linear_layer),
     }
 
 
-def _read_acoustic(wrapper: Config, config: Config, width: int) -> Table:
+def _read_acoustic(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads the encoder of how speech sounds, with its decoder and the head that generates its outputs."""
-    head = wrapper.section("diffusion_head_config", DIFFUSION_HEAD)
+    head = root_config.section("diffusion_head_config", DIFFUSION_HEAD)
     head.require("model_type", "vibevoice_diffusion")
     activation, has_biases = head.choice(ACTIVATIONS, "hidden_act"), head.flag("mlp_bias")
-    network = {**mlp(head.size("intermediate_size"), activation, has_biases), "gated": True}
-    network |= biases(has_biases, "gate_bias")
+    ffn = {**mlp(head.size("intermediate_size"), activation, has_biases), "gated": True}
+    ffn |= biases(has_biases, "gate_bias")
     diffusion_head = {
-        "hidden_size": width,
+        "hidden_size": text_width,
         "num_hidden_layers": head.size("num_hidden_layers"),
         "frequency_size": head.size("frequency_embedding_size"),
         "hidden_act": activation,
-        "feed_forward": network,
+        "feed_forward": ffn,
         "norm": rmsnorm(head.number("rms_norm_eps")),
     }
     head.finish(HEAD_FIELDS, config)
     encoder = _encoder(config) | {"rescaled": True, "decoder": True, "diffusion_head": diffusion_head}
-    return {"acoustic_audio_encoder": encoder, **_connector("acoustic", config, width)}
+    return {"acoustic_audio_encoder": encoder, **_connector("acoustic", config, text_width)}
 
 
 ENCODER: Table = {

@@ -53,7 +53,7 @@ def bert(config: Config) -> Table:
     )
 
 
-def _roberta(config: Config) -> Table:
+def _read_roberta(config: Config) -> Table:
     score, has_pooler = score_and_pooler(config)
     return encoder(
         config,
@@ -65,16 +65,16 @@ def _roberta(config: Config) -> Table:
     )
 
 
-def _megatron_bert(config: Config) -> Table:
+def _read_megatron_bert(config: Config) -> Table:
     return _pre_norm(config, bert(config))
 
 
-def _roberta_prelayernorm(config: Config) -> Table:
-    return _pre_norm(config, _roberta(config), embedding_norm=True)
+def _read_roberta_prelayernorm(config: Config) -> Table:
+    return _pre_norm(config, _read_roberta(config), embedding_norm=True)
 
 
-def _xlm_roberta_xl(config: Config) -> Table:
-    return _pre_norm(config, _roberta(config))
+def _read_xlm_roberta_xl(config: Config) -> Table:
+    return _pre_norm(config, _read_roberta(config))
 
 
 def _pre_norm(config: Config, table: Table, embedding_norm: bool = False) -> Table:
@@ -90,7 +90,7 @@ def _pre_norm(config: Config, table: Table, embedding_norm: bool = False) -> Tab
     return table
 
 
-def _distilbert(config: Config) -> Table:
+def _read_distilbert(config: Config) -> Table:
     norm = layernorm(1e-12)
     stack = {"position": bert_positions(config), "embedding_norm": norm}
     return encoder(
@@ -98,7 +98,7 @@ def _distilbert(config: Config) -> Table:
     )
 
 
-def _electra(config: Config) -> Table:
+def _read_electra(config: Config) -> Table:
     model = embedding_size(config)
     if architecture(config).endswith(OF_CHOICES):
         config.require("summary_use_proj", True)
@@ -120,7 +120,7 @@ def _electra(config: Config) -> Table:
     )
 
 
-def _albert(config: Config) -> Table:
+def _read_albert(config: Config) -> Table:
     """Reads ALBERT, where all layers of a group share one set of parameters."""
     depth = config.size("num_hidden_layers")
     groups = config.size("num_hidden_groups")
@@ -159,17 +159,17 @@ def _albert(config: Config) -> Table:
     )
 
 
-def _fnet(config: Config) -> Table:
+def _read_fnet(config: Config) -> Table:
     """Reads FNet: a Fourier transform in place of attention, and a projection of the embeddings."""
     block = {"attention": {"type": "fourier"}, **_network_fields(config)}
-    width, pooler_table = config.size("hidden_size"), pooler(True, 2 if has_pretraining_head(config) else None)
-    stack = {**bert_stack(config), "input_size": width}
+    hidden_size, pooler_table = config.size("hidden_size"), pooler(True, 2 if has_pretraining_head(config) else None)
+    stack = {**bert_stack(config), "input_size": hidden_size}
     return encoder(
-        config, block, stack, bert_head(config, bert_activation(config)), {}, embedding_size=width, **pooler_table
+        config, block, stack, bert_head(config, bert_activation(config)), {}, embedding_size=hidden_size, **pooler_table
     )
 
 
-def _big_bird(config: Config) -> Table:
+def _read_big_bird(config: Config) -> Table:
     """Reads BigBird, whose layers attend to all tokens, or in long sequences to some blocks of tokens."""
     if architecture(config).endswith(OF_ANSWERS):
         raise config.error(
@@ -190,7 +190,7 @@ def _big_bird(config: Config) -> Table:
     return table
 
 
-def _mpnet(config: Config) -> Table:
+def _read_mpnet(config: Config) -> Table:
     bias = {
         "num_attention_heads": config.size("num_attention_heads"),
         "relative_attention_num_buckets": config.size("relative_attention_num_buckets"),
@@ -320,8 +320,8 @@ def _task_types(config_values: ConfigValues) -> int | None:
 def _parameter_owners(config_values: ConfigValues) -> list[int]:
     """Returns for each layer the index of the first layer with the same parameters."""
     layer_kinds = config_values.first_stack.layer_names()
-    first_index = {name: layer_kinds.index(name) for name in dict.fromkeys(layer_kinds)}
-    return [first_index[name] for name in layer_kinds]
+    first_index = {layer_kind: layer_kinds.index(layer_kind) for layer_kind in dict.fromkeys(layer_kinds)}
+    return [first_index[layer_kind] for layer_kind in layer_kinds]
 
 
 def _layers_per_group(config_values: ConfigValues) -> int:
@@ -342,7 +342,7 @@ SECOND_BIAS = Deviation(
 
 
 ROBERTA = Family(
-    _roberta,
+    _read_roberta,
     ignored_fields=OLD,
     field_writers=ROBERTA_WRITES,
     deviations=(SECOND_BIAS,),
@@ -366,7 +366,7 @@ FAMILIES = {
         dropout_fields=BERT_DROPOUT,
     ),
     "megatron-bert": Family(
-        _megatron_bert,
+        _read_megatron_bert,
         ignored_fields=OLD | {"tokenizer_type"},
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=("ForMultipleChoice",), makes_mask=EVERY),
@@ -379,7 +379,7 @@ FAMILIES = {
         dropout_fields=BERT_DROPOUT,
     ),
     "roberta-prelayernorm": Family(
-        _roberta_prelayernorm,
+        _read_roberta_prelayernorm,
         ignored_fields=OLD,
         field_writers=ROBERTA_WRITES,
         deviations=(SECOND_BIAS,),
@@ -387,7 +387,7 @@ FAMILIES = {
         dropout_fields=BERT_DROPOUT,
     ),
     "xlm-roberta-xl": Family(
-        _xlm_roberta_xl,
+        _read_xlm_roberta_xl,
         ignored_fields=OLD,
         field_writers=ROBERTA_WRITES,
         deviations=(SECOND_BIAS,),
@@ -399,7 +399,7 @@ FAMILIES = {
     "xlm-roberta": ROBERTA,
     "camembert": ROBERTA,
     "fnet": Family(
-        _fnet,
+        _read_fnet,
         ignored_fields=OLD,
         deviations=(SECOND_BIAS,),
         quirks=Quirks(refuses_bfloat16=EVERY),
@@ -407,7 +407,7 @@ FAMILIES = {
         dropout_fields={"embedding": "hidden_dropout_prob", "feed_forward": "hidden_dropout_prob"},
     ),
     "big_bird": Family(
-        _big_bird,
+        _read_big_bird,
         ignored_fields=OLD,
         deviations=(SECOND_BIAS,),
         field_writers={"attention_type": lambda _: "original_full"},
@@ -416,7 +416,7 @@ FAMILIES = {
         dropout_fields=BERT_DROPOUT,
     ),
     "ibert": Family(
-        _roberta,
+        _read_roberta,
         ignored_fields=OLD,
         field_writers=ROBERTA_WRITES,
         deviations=(SECOND_BIAS,),
@@ -425,7 +425,7 @@ FAMILIES = {
         dropout_fields=BERT_DROPOUT,
     ),
     "distilbert": Family(
-        _distilbert,
+        _read_distilbert,
         ignored_fields=frozenset({"tie_weights_"}),
         aliases={
             "hidden_size": "dim",
@@ -439,13 +439,13 @@ FAMILIES = {
         dropout_fields={"embedding": "dropout", "attention": "attention_dropout", "feed_forward": "dropout"},
     ),
     "electra": Family(
-        _electra,
+        _read_electra,
         ignored_fields=OLD | {"generator_size", "generator_hidden_size"},
         modules=module_names("electra"),
         dropout_fields=BERT_DROPOUT,
     ),
     "albert": Family(
-        _albert,
+        _read_albert,
         ignored_fields=OLD | {"down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks"},
         field_writers={
             "num_hidden_groups": lambda s: len({*_parameter_owners(s)}) // _layers_per_group(s),
@@ -461,7 +461,7 @@ FAMILIES = {
         },
     ),
     "mpnet": Family(
-        _mpnet,
+        _read_mpnet,
         ignored_fields=OLD,
         field_writers=ROBERTA_WRITES,
         deviations=(SECOND_BIAS,),

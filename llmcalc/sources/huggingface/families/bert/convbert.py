@@ -13,10 +13,10 @@ from ...writes import Writes
 from .bert import OLD, bert_activation, bert_head, bert_score, bert_stack, embedding_size, input_size
 
 
-def _convbert(config: Config) -> Table:
+def _read_convbert(config: Config) -> Table:
     hidden, ratio = config.size("hidden_size"), config.size("head_ratio")
-    for name in ("is_decoder", "add_cross_attention"):
-        config.require(name, False)
+    for field_name in ("is_decoder", "add_cross_attention"):
+        config.require(field_name, False)
     if architecture(config).endswith(OF_CHOICES):
         raise config.error("architectures", architecture(config), "a class that scores tokens or one text")
     heads = max(1, config.size("num_attention_heads") // ratio)
@@ -37,15 +37,15 @@ def _convbert(config: Config) -> Table:
 
 def _grouped_network(config: Config, hidden: int) -> Table:
     """Returns the feed-forward network, whose two projections are split into `num_groups` groups."""
-    width, groups = config.size("intermediate_size"), config.size("num_groups")
+    ffn_width, groups = config.size("intermediate_size"), config.size("num_groups")
     if groups == 1:
-        return mlp(width, bert_activation(config))
-    for input_width in (hidden, width):
+        return mlp(ffn_width, bert_activation(config))
+    for input_width in (hidden, ffn_width):
         config.quotient("num_groups", input_width, groups)
     activation = bert_activation(config)
     return {
         "type": "grouped_mlp",
-        "intermediate_size": width,
+        "intermediate_size": ffn_width,
         "hidden_act": activation,
         "up_groups": groups,
         "down_groups": groups,
@@ -61,7 +61,7 @@ WRITES: Writes = {
 
 FAMILIES = {
     "convbert": Family(
-        _convbert,
+        _read_convbert,
         ignored_fields=OLD | {"summary_activation", "summary_last_dropout", "summary_type", "summary_use_proj"},
         field_writers=WRITES,
         quirks=Quirks(reads_values=EVERY),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
 
 
-def _deberta(config: Config) -> Table:
+def _read_deberta(config: Config) -> Table:
     """Reads DeBERTa 1: keys have no bias, and the position embedding has a row per distance.
 
     Only the distances in the sequence are projected.
@@ -32,7 +32,7 @@ def _deberta(config: Config) -> Table:
     )
 
 
-def _deberta_v2(config: Config) -> Table:
+def _read_deberta_v2(config: Config) -> Table:
     block, longest_distance = bert_block(config), _largest_distance(config)
     if config.has("attention_head_size") and config.size("attention_head_size") * config.size(
         "num_attention_heads"
@@ -110,15 +110,15 @@ def _largest_distance(config: Config) -> int:
     return distance if is_whole(distance) and distance > 0 else config.size("max_position_embeddings")
 
 
-def _listed_names(config: Config, name: str) -> list[str]:
+def _listed_names(config: Config, field_name: str) -> list[str]:
     """Reads a list of strings, or a string of names separated by bars."""
-    value = config.get(name)
-    if value is None:
+    stated_names = config.get(field_name)
+    if stated_names is None:
         return []
     texts = (
-        [position_part.strip() for position_part in value.lower().split("|")]
-        if isinstance(value, str)
-        else config.texts(name)
+        [position_part.strip() for position_part in stated_names.lower().split("|")]
+        if isinstance(stated_names, str)
+        else config.texts(field_name)
     )
     return [text for text in texts if text not in ("", "none")]
 
@@ -152,7 +152,7 @@ DEBERTA_WRITES: Writes = {
 
 FAMILIES = {
     "deberta": Family(
-        _deberta,
+        _read_deberta,
         {"embedding_size": None, "talking_head": None},
         IGNORED,
         field_writers=DEBERTA_WRITES,
@@ -162,7 +162,7 @@ FAMILIES = {
         dropout_fields=BERT_DROPOUT,
     ),
     "deberta-v2": Family(
-        _deberta_v2,
+        _read_deberta_v2,
         {
             "embedding_size": None,
             "position_buckets": None,

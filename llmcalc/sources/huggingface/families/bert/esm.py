@@ -12,7 +12,7 @@ from ...parts import QKVO, Table, architecture, biases, encoder, layer_table, la
 from .bert import OLD, bert_head, bert_score, padded_positions
 
 
-def _esm(config: Config) -> Table:
+def _read_esm(config: Config) -> Table:
     if architecture(config).endswith("ForProteinFolding"):
         raise config.error(
             "architectures", architecture(config), "EsmForMaskedLM or another class without protein folding"
@@ -39,7 +39,7 @@ IGNORED = OLD | {"esmfold_config", "hidden_act"}
 
 FAMILIES = {
     "esm": Family(
-        _esm,
+        _read_esm,
         ignored_fields=IGNORED,
         modules=module_names("esm"),
         dropout_fields=BERT_DROPOUT,

@@ -10,7 +10,7 @@ from ...family import Family
 from ...parts import QKVO, Table, attention, biases, encoder, glu, layer_table, layernorm, qk_norm
 
 
-def _esmc(config: Config) -> Table:
+def _read_esmc(config: Config) -> Table:
     mixer = attention(
         config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(layernorm(bias=False), "projection")
     )
@@ -21,4 +21,4 @@ def _esmc(config: Config) -> Table:
     return {**table, "tie_word_embeddings": False}
 
 
-FAMILIES = {"esmc": Family(_esmc, modules={"lm_head.norm": "layer_norm", "classifier.dense": "dense"})}
+FAMILIES = {"esmc": Family(_read_esmc, modules={"lm_head.norm": "layer_norm", "classifier.dense": "dense"})}

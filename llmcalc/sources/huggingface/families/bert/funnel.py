@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 MOST_BLOCKS = 8
 
 
-def _funnel(config: Config) -> Table:
+def _read_funnel(config: Config) -> Table:
     config.require("attention_type", "relative_shift")
     block_sizes, repeats = config.sizes("block_sizes"), _block_repeats(config)
     heads, norm = config.size("num_attention_heads"), layernorm(config.number("layer_norm_eps"))
     separate_cls, decoders = config.flag("separate_cls"), config.count("num_decoder_layers")
-    name, activation = architecture(config), config.choice(ACTIVATIONS, "hidden_act")
-    if name.endswith("BaseModel") or scores_sequences(config):
+    class_name, activation = architecture(config), config.choice(ACTIVATIONS, "hidden_act")
+    if class_name.endswith("BaseModel") or scores_sequences(config):
         decoders = 0
     block = {
         "type": "funnel",
@@ -39,7 +39,7 @@ def _funnel(config: Config) -> Table:
     stack = {"embedding_norm": norm, **_stack_of_blocks(block_sizes, repeats, decoders, not config.flag("pool_q_only"))}
     config.fields_read.add("pooling_type")
     score: Table = {"over": "token"}
-    if scores_sequences(config) or name.endswith(OF_CHOICES):
+    if scores_sequences(config) or class_name.endswith(OF_CHOICES):
         score = {"transform": {"hidden_act": "tanh", "norm": None}}
     model: Table = {}
     if has_pretraining_head(config):  # the discriminator, which classifies each token as original or replaced
@@ -72,22 +72,22 @@ def _stack_of_blocks(block_sizes: list[int], repeats: list[int], decoders: int, 
     for block, (layer_count, repeat_count) in enumerate(zip(block_sizes, repeats, strict=True)):
         for i in range(layer_count):
             fields: Table = {"halvings": block} if block else {}
-            name = f"block{block}"
+            layer_kind = f"block{block}"
             if i == 0 and block:
-                name, fields = f"{name}_first", {"halves": True, "halvings": block - 1}
+                layer_kind, fields = f"{layer_kind}_first", {"halves": True, "halvings": block - 1}
                 fields |= {"halves_keys": True} if halves_keys else {}
             if i == layer_count - 1 and block == 0 and decoders:
-                name, fields = f"{name}_last", {"ends_first_block": True}
+                layer_kind, fields = f"{layer_kind}_last", {"ends_first_block": True}
             if repeat_count > 1:
-                name = f"{name}_{i}"
-                shared_layers.append(name)
-            variants[name] = fields
-            layer_kinds += [name] * repeat_count
+                layer_kind = f"{layer_kind}_{i}"
+                shared_layers.append(layer_kind)
+            variants[layer_kind] = fields
+            layer_kinds += [layer_kind] * repeat_count
     for i in range(decoders):
         fields = {"lengthens": True, "halvings": len(block_sizes) - 1} if i == 0 else {}
-        name = "decoder_first" if i == 0 else "decoder"
-        variants[name] = fields
-        layer_kinds.append(name)
+        layer_kind = "decoder_first" if i == 0 else "decoder"
+        variants[layer_kind] = fields
+        layer_kinds.append(layer_kind)
     return {
         "num_hidden_layers": len(layer_kinds),
         "variants": variants,
@@ -102,18 +102,18 @@ def _layers_by_block(config_values: ConfigValues) -> list[list[tuple[str, Any]]]
     blocks: list[list[tuple[str, Any]]] = [[]]
     layer_kinds = config_values.first_stack.layer_names()
     layers_by_kind: dict[str, Any] = {**config_values.first_stack.kinds()}
-    for i, name in enumerate(layer_kinds):
-        if layers_by_kind[name].lengthens:
+    for i, layer_kind in enumerate(layer_kinds):
+        if layers_by_kind[layer_kind].lengthens:
             break
-        if layers_by_kind[name].halves and (i == 0 or layer_kinds[i - 1] != name):
+        if layers_by_kind[layer_kind].halves and (i == 0 or layer_kinds[i - 1] != layer_kind):
             blocks.append([])
-        blocks[-1].append((name, layers_by_kind[name]))
+        blocks[-1].append((layer_kind, layers_by_kind[layer_kind]))
     return blocks
 
 
 def _repeats_of_blocks(config_values: ConfigValues) -> list[int]:
     return [
-        sum(name == block[0][0] for name, _ in block) if _is_shared(config_values, block) else 1
+        sum(layer_kind == block[0][0] for layer_kind, _ in block) if _is_shared(config_values, block) else 1
         for block in _layers_by_block(config_values)
     ]
 
@@ -153,7 +153,7 @@ def _lists_of_layers() -> str:
 
 FAMILIES = {
     "funnel": Family(
-        _funnel,
+        _read_funnel,
         ignored_fields=frozenset({"type_vocab_size", "max_position_embeddings", "rel_attn_type"}),
         aliases={"hidden_size": "d_model", "num_attention_heads": "n_head"},
         field_writers=WRITES,

@@ -13,25 +13,25 @@ from ...writes import Writes
 from .bert import OLD, SECOND_BIAS, bert_activation, bert_head, bert_positions, has_pretraining_head
 
 
-def _mobilebert(config: Config) -> Table:
+def _read_mobilebert(config: Config) -> Table:
     config.require("use_bottleneck", True)
     config.require("use_bottleneck_attention", False)
     config.require("key_query_shared_bottleneck", True)
     hidden = config.size("hidden_size")
-    width = config.size("intra_bottleneck_size")
+    bottleneck_width = config.size("intra_bottleneck_size")
     heads = config.size("num_attention_heads")
     norms = {"no_norm": {"type": "affine"}, "layer_norm": layernorm(config.number("layer_norm_eps"))}
     norm, embedding = config.choice(norms, "normalization_type"), config.size("embedding_size")
     if embedding > hidden:
         raise config.error("embedding_size", embedding, f"at most hidden_size ({hidden})")
-    head_dim = config.quotient("num_attention_heads", width, heads)
+    head_dim = config.quotient("num_attention_heads", bottleneck_width, heads)
     block = {
         "type": "bottleneck",
         "attention": {"num_attention_heads": heads, "head_dim": head_dim, **biases(True, *QKVO)},
         "feed_forward": mlp(config.size("intermediate_size"), bert_activation(config)),
         "norm": norm,
         "norm_placement": "post",
-        "bottleneck_size": width,
+        "bottleneck_size": bottleneck_width,
         "num_feedforward_networks": config.size("num_feedforward_networks"),
     }
     stack = {"position": bert_positions(config), "embedding_norm": norm, **token_types(config.count("type_vocab_size"))}
@@ -67,7 +67,7 @@ WRITES: Writes = {
 
 FAMILIES = {
     "mobilebert": Family(
-        _mobilebert,
+        _read_mobilebert,
         ignored_fields=OLD | {"true_hidden_size"},
         field_writers=WRITES,
         deviations=(SECOND_BIAS,),

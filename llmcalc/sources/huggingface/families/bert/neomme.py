@@ -16,7 +16,7 @@ LONG_WINDOW = 1024
 """The distance that every second sliding layer attends to, unless the config lists windows."""
 
 
-def _neomme(config: Config) -> Table:
+def _read_neomme(config: Config) -> Table:
     norm = rmsnorm(config.number("norm_eps"), weight=False)
     depth, heads = config.size("num_hidden_layers"), config.size("num_attention_heads")
     kv_heads, head_dim = config.size("num_key_value_heads"), config.size("head_dim")
@@ -34,13 +34,13 @@ def _neomme(config: Config) -> Table:
     layers: list[tuple[str, Table]] = []
     for i, (layer_kind, distance) in enumerate(zip(layer_kinds, _window_distances(config, layer_kinds), strict=True)):
         mixer: Table = {"position": positions[layer_kind]}
-        name = layer_kind
+        variant_name = layer_kind
         if distance is not None:
-            name = f"sliding_{distance}"
+            variant_name = f"sliding_{distance}"
             mixer["sliding_window"] = 2 * distance + 1
         elif i in (full_layers[0], full_layers[-1]):
-            name, mixer["adds_embeddings"] = "full_with_embeddings", True
-        layers.append((name, {"attention": mixer}))
+            variant_name, mixer["adds_embeddings"] = "full_with_embeddings", True
+        layers.append((variant_name, {"attention": mixer}))
     attention = {
         "type": "exclusive",
         "num_attention_heads": heads,
@@ -50,9 +50,9 @@ def _neomme(config: Config) -> Table:
         "norm": norm,
     }
     bias = config.flag("mlp_bias")
-    network = mlp(config.size("intermediate_size"), "relu2", bias)
+    ffn = mlp(config.size("intermediate_size"), "relu2", bias)
     config.require("hidden_act", "relu2")
-    block = {"type": "initial_states", "attention": attention, "feed_forward": network, "norm": norm}
+    block = {"type": "initial_states", "attention": attention, "feed_forward": ffn, "norm": norm}
     value_embedding = {"vocab_size": config.size("vocab_size"), "num_key_value_heads": kv_heads, "head_dim": head_dim}
     stack = {
         **stack_of_layers(layers),
@@ -90,10 +90,10 @@ def _window_distances(config: Config, layer_kinds: list[str]) -> list[int | None
     is_in_list = config.has("per_layer_config")
     table = config.table("per_layer_config") if is_in_list else {}
     stated_fields: dict[int, Any] = {}
-    for name, fields in table.items():
-        if not name.isdecimal() or not isinstance(fields, dict) or set(fields) - {"sliding_window"}:
+    for layer_key, fields in table.items():
+        if not layer_key.isdecimal() or not isinstance(fields, dict) or set(fields) - {"sliding_window"}:
             raise config.error("per_layer_config", table, "the sliding_window of some layers")
-        stated_fields[int(name)] = fields.get("sliding_window", short_distance)
+        stated_fields[int(layer_key)] = fields.get("sliding_window", short_distance)
     distances: list[int | None] = []
     sliding_count = 0
     for i, layer_kind in enumerate(layer_kinds):
@@ -104,9 +104,9 @@ def _window_distances(config: Config, layer_kinds: list[str]) -> list[int | None
         if (distance is None) != (layer_kind == "full") or (
             distance is not None and not (is_whole(distance) and distance > 0)
         ):
-            name = "per_layer_config" if is_in_list else "sliding_window"
+            layer_key = "per_layer_config" if is_in_list else "sliding_window"
             raise config.error(
-                name, table or short_distance, "a whole number above 0 for sliding layers, null for full ones"
+                layer_key, table or short_distance, "a whole number above 0 for sliding layers, null for full ones"
             )
         distances.append(distance)
     return distances
@@ -114,6 +114,6 @@ def _window_distances(config: Config, layer_kinds: list[str]) -> list[int | None
 
 FAMILIES = {
     "neomme": Family(
-        _neomme, uncounted_modules="model.patch_embeddings + patch_embeddings", modules=module_names("neomme")
+        _read_neomme, uncounted_modules="model.patch_embeddings + patch_embeddings", modules=module_names("neomme")
     )
 }

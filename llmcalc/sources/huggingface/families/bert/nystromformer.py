@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
 
 
-def _nystromformer(config: Config) -> Table:
+def _read_nystromformer(config: Config) -> Table:
     if config.size("num_landmarks") != config.size("segment_means_seq_len"):
         config.notes.append(
             "num_landmarks: attention through landmarks is not counted: every token attends to all, as where there are "
@@ -34,7 +34,7 @@ def _nystromformer(config: Config) -> Table:
     return _bert_with_convolution(config, "conv_kernel_size")
 
 
-def _yoso(config: Config) -> Table:
+def _read_yoso(config: Config) -> Table:
     if not config.flag("use_expectation"):
         config.notes.append("use_expectation: attention by hashes is not counted: every token attends to all")
     return _bert_with_convolution(config, "conv_window")
@@ -44,7 +44,7 @@ MRA_BLOCK = 32
 """The number of queries, and of keys, in a block of MRA's scores."""
 
 
-def _mra(config: Config) -> Table:
+def _read_mra(config: Config) -> Table:
     """Reads MRA. The longest sequence determines the number of exact blocks."""
     block, rows = bert_block(config), config.size("max_position_embeddings") // MRA_BLOCK
     config.require("add_cross_attention", False)
@@ -107,7 +107,7 @@ def _blocks_per_row(config_values: ConfigValues) -> int:
 
 FAMILIES = {
     "nystromformer": Family(
-        _nystromformer,
+        _read_nystromformer,
         ignored_fields=OLD,
         field_writers=_kernel_writer("conv_kernel_size"),
         deviations=(SECOND_BIAS,),
@@ -116,7 +116,7 @@ FAMILIES = {
         dropout_fields=BERT_DROPOUT,
     ),
     "yoso": Family(
-        _yoso,
+        _read_yoso,
         ignored_fields=OLD,
         field_writers=_kernel_writer("conv_window"),
         deviations=(SECOND_BIAS,),
@@ -125,7 +125,7 @@ FAMILIES = {
         dropout_fields=BERT_DROPOUT,
     ),
     "mra": Family(
-        _mra,
+        _read_mra,
         ignored_fields=OLD,
         field_writers={
             "block_per_row": _blocks_per_row,

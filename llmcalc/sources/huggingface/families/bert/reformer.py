@@ -14,10 +14,10 @@ from ...parts import ACTIVATIONS, Table, architecture, decoder, layer_pattern, l
 HASHES = {"local": False, "lsh": True}
 
 
-def _reformer(config: Config) -> Table:
-    name = architecture(config)
-    if name.endswith(("ForSequenceClassification", "ForQuestionAnswering")):
-        raise config.error("architectures", name, "ReformerModelWithLMHead, ReformerForMaskedLM or ReformerModel")
+def _read_reformer(config: Config) -> Table:
+    class_name = architecture(config)
+    if class_name.endswith(("ForSequenceClassification", "ForQuestionAnswering")):
+        raise config.error("architectures", class_name, "ReformerModelWithLMHead, ReformerForMaskedLM or ReformerModel")
     listed_kinds = config.texts("attn_layers")
     if not listed_kinds or not HASHES.keys() >= {*listed_kinds}:
         raise config.error("attn_layers", listed_kinds, "a list of 'local' and 'lsh'")
@@ -91,7 +91,7 @@ def _position(config: Config) -> Table:
 
 FAMILIES = {
     "reformer": Family(
-        _reformer,
+        _read_reformer,
         defaults={"attn_layers": ["local", "lsh"] * 3, "axial_pos_shape": [64, 64], "axial_pos_embds_dim": [64, 192]},
         modules=module_names("reformer"),
         quirks=Quirks(reads_values=EVERY, counted_field_values={"use_cache": False}),

@@ -16,31 +16,31 @@ from .bert import OLD, SECOND_BIAS, bert, has_pretraining_head
 FEATURES = ("shape", "pronunciation")
 
 
-def _roc_bert(config: Config) -> Table:
+def _read_roc_bert(config: Config) -> Table:
     config.require("concat_input", True)
     table = bert(config)
-    for name in FEATURES:
-        config.require(f"enable_{name}", True)
+    for feature in FEATURES:
+        config.require(f"enable_{feature}", True)
     if has_pretraining_head(config):  # the head of masked tokens alone, beside the pooler
         table["pooler"] = {"dense": True}
     stack = table["encoder"] if "encoder" in table else table["decoder"]
     stack["input_features"] = {
-        "vocab_sizes": [config.size(f"{name}_vocab_size") for name in FEATURES],
-        "embedding_sizes": [config.size(f"{name}_embed_dim") for name in FEATURES],
+        "vocab_sizes": [config.size(f"{feature}_vocab_size") for feature in FEATURES],
+        "embedding_sizes": [config.size(f"{feature}_embed_dim") for feature in FEATURES],
     }
     return table
 
 
-def _feature_writer(index: int, name: str) -> Writes:
+def _feature_writer(index: int, feature: str) -> Writes:
     return {
-        f"{name}_vocab_size": lambda s: s.first_stack.input_features.vocab_sizes[index],
-        f"{name}_embed_dim": lambda s: s.first_stack.input_features.embedding_sizes[index],
+        f"{feature}_vocab_size": lambda s: s.first_stack.input_features.vocab_sizes[index],
+        f"{feature}_embed_dim": lambda s: s.first_stack.input_features.embedding_sizes[index],
     }
 
 
 FAMILIES = {
     "roc_bert": Family(
-        _roc_bert,
+        _read_roc_bert,
         ignored_fields=OLD,
         field_writers={**_feature_writer(0, "shape"), **_feature_writer(1, "pronunciation")},
         deviations=(SECOND_BIAS,),

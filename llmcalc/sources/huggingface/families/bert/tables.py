@@ -28,7 +28,7 @@ def _with_tables(config: Config, embedding_tables: Table, **model: Any) -> Table
     return encoder(config, bert_block(config), stack, bert_head(config, bert_activation(config)), {}, **model)
 
 
-def _layoutlm(config: Config) -> Table:
+def _read_layoutlm(config: Config) -> Table:
     embedding_tables = {
         "type_vocab_size": config.size("type_vocab_size"),
         "other_vocab_sizes": [config.size("max_2d_position_embeddings")] * len(AXES),
@@ -36,7 +36,7 @@ def _layoutlm(config: Config) -> Table:
     return _with_tables(config, embedding_tables, **pooler(True))
 
 
-def _tapas(config: Config) -> Table:
+def _read_tapas(config: Config) -> Table:
     """Reads TAPAS, whose question-answering class scores cells, columns and aggregations."""
     vocab_sizes = config.sizes("type_vocab_sizes")
     if not 1 <= len(vocab_sizes) <= 64 or 0 in vocab_sizes:
@@ -52,7 +52,7 @@ def _tapas(config: Config) -> Table:
 
 FAMILIES = {
     "layoutlm": Family(
-        _layoutlm,
+        _read_layoutlm,
         ignored_fields=OLD,
         deviations=(SECOND_BIAS,),
         modules={
@@ -62,7 +62,7 @@ FAMILIES = {
         dropout_fields=BERT_DROPOUT,
     ),
     "tapas": Family(
-        _tapas,
+        _read_tapas,
         ignored_fields=OLD | frozenset({"softmax_temperature", "type_vocab_size"}),
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY),

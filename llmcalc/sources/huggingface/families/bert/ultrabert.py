@@ -27,7 +27,7 @@ from ...parts import (
 )
 
 
-def _ultrabert(config: Config) -> Table:
+def _read_ultrabert(config: Config) -> Table:
     config.quotient("num_attention_heads", config.size("hidden_size"), config.size("num_attention_heads"))
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     config.choice({"cls": "sequence", "mean": "sequence"}, "classifier_pooling")
@@ -38,7 +38,7 @@ def _ultrabert(config: Config) -> Table:
     window_fields = {"position": rope(config, layer_kind="sliding_attention"), "sliding_window": window}
     block = layer_table(mixer, glu(config, config.flag("mlp_bias")), norm)
     variants: Table = {"full": {}, "sliding": {"attention": window_fields}}
-    used_variants = {name: variants[name] for name in dict.fromkeys(layer_kinds)}
+    used_variants = {layer_kind: variants[layer_kind] for layer_kind in dict.fromkeys(layer_kinds)}
     stack = bidirectional_stack(
         {"block": block, "variants": used_variants, **layer_pattern(layer_kinds)}, lambda distance: distance
     )
@@ -67,7 +67,7 @@ def _layer_kinds_and_distance(config: Config, depth: int) -> tuple[list[str], in
 
 FAMILIES = {
     "ultrabert": Family(
-        _ultrabert,
+        _read_ultrabert,
         {"attention_windows": None},
         modules={"lm_head": "head", "lm_head.bottleneck": "linear1", "lm_head.dense": "linear2"},
         earlier_names={"model": "ultrabert", "head.decoder": "cls"},

@@ -31,7 +31,7 @@ from ...writes import PARTIAL_ROTARY
 from .deepseek import ROUTING, SIGMOID, deepseek_decoder, routed_experts
 
 
-def _glm4_moe(config: Config) -> Table:
+def _read_glm4_moe(config: Config) -> Table:
     """Reads GLM-4.5: o_proj has no bias, regardless of attention_bias."""
     norm = qk_norm(rmsnorm(config.number("rms_norm_eps"))) if config.flag("use_qk_norm") else {}
     mixer = attention(config, position=rope(config, 0.5), **biases(config.flag("attention_bias"), *QKV), **norm)
@@ -39,7 +39,7 @@ def _glm4_moe(config: Config) -> Table:
     return deepseek_decoder(config, mixer, routed_experts(config, **SIGMOID), layer_kinds)
 
 
-def _dots1(config: Config) -> Table:
+def _read_dots1(config: Config) -> Table:
     config.require("moe_layer_freq", 1)
     depth = config.size("num_hidden_layers")
     norm = rmsnorm(config.number("rms_norm_eps"))
@@ -48,21 +48,21 @@ def _dots1(config: Config) -> Table:
     attention_kinds = listed_kinds(
         config, "layer_types", FULL_OR_SLIDING, ["full" if i < first_sliding_layer else "sliding" for i in range(depth)]
     )
-    networks = dense_or_moe(config, depth, config.count("first_k_dense_replace"))
+    ffn_kinds = dense_or_moe(config, depth, config.count("first_k_dense_replace"))
     attention_fields: Table = {
         "full": {},
         "sliding": {} if window is None else {"attention": {"sliding_window": window}},
     }
     experts: Table = {
         "dense": {},
-        "moe": {"feed_forward": routed_experts(config, **SIGMOID)} if "moe" in networks else {},
+        "moe": {"feed_forward": routed_experts(config, **SIGMOID)} if "moe" in ffn_kinds else {},
     }
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm))
     block = layer_table(mixer, glu(config), norm)
-    return decoder(config, block, norm, stack=combined_kinds((attention_kinds, attention_fields), (networks, experts)))
+    return decoder(config, block, norm, stack=combined_kinds((attention_kinds, attention_fields), (ffn_kinds, experts)))
 
 
-def _minimax_m2(config: Config) -> Table:
+def _read_minimax_m2(config: Config) -> Table:
     """Reads MiniMax-M2: QK-norm over all heads together, and experts in every layer."""
     config.require("use_qk_norm", True)
     config.require("qk_norm_type", "per_layer")
@@ -80,10 +80,10 @@ def _minimax_m2(config: Config) -> Table:
 
 
 FAMILIES = {
-    "glm4_moe": Family(_glm4_moe, {"moe_layer_freq": 1}, ROUTING, field_writers=PARTIAL_ROTARY),
-    "dots1": Family(_dots1, {"moe_layer_freq": 1}, ROUTING | {"use_sliding_window"}),
+    "glm4_moe": Family(_read_glm4_moe, {"moe_layer_freq": 1}, ROUTING, field_writers=PARTIAL_ROTARY),
+    "dots1": Family(_read_dots1, {"moe_layer_freq": 1}, ROUTING | {"use_sliding_window"}),
     "minimax_m2": Family(
-        _minimax_m2,
+        _read_minimax_m2,
         {
             "attention_bias": False,
             "moe_layer_freq": 1,

@@ -42,11 +42,11 @@ PUBLISHED_FIELDS = {"index_kpool_compress": True, "mhc": True, "mla_use_nope": T
 """Fields of the published config that the class does not have → the value that it implements."""
 
 
-def _glm5_next_text(config: Config) -> Table:
+def _read_glm5_next_text(config: Config) -> Table:
     uncounted_prediction(config)
-    for name, value in PUBLISHED_FIELDS.items():
-        if config.has(name):
-            config.require(name, value)
+    for field_name, field_value in PUBLISHED_FIELDS.items():
+        if config.has(field_name):
+            config.require(field_name, field_value)
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     config.require("num_key_value_heads", None, config.size("num_attention_heads"))
     config.require("hidden_act", "silu")
@@ -69,23 +69,23 @@ def _glm5_next_text(config: Config) -> Table:
         "full": _latent_attention(config, indexer, latent_fields),
         "shared": _latent_attention(config, {**indexer, "shared": True}, latent_fields),
     }
-    networks = dense_or_moe(config, depth, 3)
+    ffn_kinds = dense_or_moe(config, depth, 3)
     experts = routed_experts(config, **SIGMOID)
     clamped_networks = {
         field: clamped_swiglu(experts[field]) for field in ("expert", "shared_expert") if field in experts
     }
     network_kinds: Table = {"moe": {**experts, **clamped_networks}}
-    if "dense" in networks:
+    if "dense" in ffn_kinds:
         network_kinds["dense"] = {"type": "mlp", **clamped_swiglu(glu(config))}
     streams = {"hc_mult": config.size("hc_mult")}
     common_fields = {"type": "hyper", "norm": norm, **streams, "hc_sinkhorn_iters": config.size("hc_sinkhorn_iters")}
     layer_tables = {
-        f"{mixer}_{network}": {**common_fields, "attention": mixers[mixer], "feed_forward": network_kinds[network]}
+        f"{mixer}_{ffn_kind}": {**common_fields, "attention": mixers[mixer], "feed_forward": network_kinds[ffn_kind]}
         for mixer in mixers
-        for network in network_kinds
+        for ffn_kind in network_kinds
     }
     layer_kinds = [
-        f"{mixer}_{network}" for mixer, network in zip(_attention_kinds(config, depth), networks, strict=True)
+        f"{mixer}_{ffn_kind}" for mixer, ffn_kind in zip(_attention_kinds(config, depth), ffn_kinds, strict=True)
     ]
     stack = stack_of_kinds(layer_tables, layer_kinds)
     stack["streams"] = {"type": "hyper", "merge": "mean", **streams}
@@ -96,7 +96,7 @@ def _latent_attention(config: Config, indexer: Table, fields: Table) -> Table:
     config.fields_read.add("rope_parameters")
     return {
         "type": "mla",
-        **{name: config.size(name) for name in ("num_attention_heads", "q_lora_rank", "kv_lora_rank", "v_head_dim")},
+        **{field: config.size(field) for field in ("num_attention_heads", "q_lora_rank", "kv_lora_rank", "v_head_dim")},
         "qk_nope_head_dim": config.size("qk_nope_head_dim"),
         "attention_bias": config.flag("attention_bias"),
         "indexer": indexer,
@@ -167,7 +167,7 @@ def _mla_indexer(config_values: ConfigValues) -> Any:
 
 FAMILIES = {
     "glm5_next_text": Family(
-        _glm5_next_text,
+        _read_glm5_next_text,
         {"index_topk_freq": 1, "index_skip_topk_offset": 2},
         ROUTING
         | field_names(

@@ -33,7 +33,7 @@ from .deepseek import SIGMOID
 UNTURNED: Table = {"position": "none"}
 
 
-def _kolibri1(config: Config) -> Table:
+def _read_kolibri1(config: Config) -> Table:
     config.size("sliding_window")
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
     experts = moe(
@@ -45,10 +45,14 @@ def _kolibri1(config: Config) -> Table:
     return decoder(config, block, norm, stack=sliding_stack(config, every_nth_full(depth, 5), full_fields=UNTURNED))
 
 
-def _flint(config: Config) -> Table:
+def _read_flint(config: Config) -> Table:
     norm, depth = float32_rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
     if config.get("mlp_only_layers") is None:  # the class replaces null by its default
-        config.data = {name: value for name, value in config.data.items() if name != "mlp_only_layers"}
+        config.data = {
+            field_name: field_value
+            for field_name, field_value in config.data.items()
+            if field_name != "mlp_only_layers"
+        }
     attention_kinds = listed_kinds(
         config,
         "layer_types",
@@ -69,6 +73,6 @@ def _flint(config: Config) -> Table:
 
 
 FAMILIES = {
-    "kolibri1": Family(_kolibri1, aliases={"num_experts": "num_local_experts"}, modules=GLM4_MODULES),
-    "flint": Family(_flint, {"mlp_only_layers": [0, 1]}),
+    "kolibri1": Family(_read_kolibri1, aliases={"num_experts": "num_local_experts"}, modules=GLM4_MODULES),
+    "flint": Family(_read_flint, {"mlp_only_layers": [0, 1]}),
 }

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
 
 
-def _mistral_large4_text(config: Config) -> Table:
+def _read_mistral_large4_text(config: Config) -> Table:
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     rotary_dim = config.size("qk_rope_head_dim")
     indexer = {
@@ -39,9 +39,9 @@ def _mistral_large4_text(config: Config) -> Table:
     }
     choices = indexer_kinds(config, depth)
     sharing = _latent_kinds(config, positions)
-    networks = dense_or_moe(config, depth, config.count("first_k_dense_replace"))
+    ffn_kinds = dense_or_moe(config, depth, config.count("first_k_dense_replace"))
     experts = routed_experts(config, other_names=("num_experts", "num_local_experts"))
-    block = layer_table(mixer, glu(config) if "dense" in networks else experts, norm)
+    block = layer_table(mixer, glu(config) if "dense" in ffn_kinds else experts, norm)
     layers = list(zip(positions, choices, sharing, strict=True))
     layer_tables: Table = {}
     for position, choice, latents in layers:
@@ -54,7 +54,7 @@ def _mistral_large4_text(config: Config) -> Table:
         }
     layer_kinds = ["_".join(layer) for layer in layers]
     network_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
-    return decoder(config, block, norm, stack=combined_kinds((layer_kinds, layer_tables), (networks, network_kinds)))
+    return decoder(config, block, norm, stack=combined_kinds((layer_kinds, layer_tables), (ffn_kinds, network_kinds)))
 
 
 def _position_kinds(config: Config, depth: int) -> list[str]:
@@ -119,7 +119,7 @@ MODULES: Modules = {
 
 FAMILIES = {
     "mistral_large4_text": Family(
-        _mistral_large4_text,
+        _read_mistral_large4_text,
         {"index_topk_freq": 1, "index_skip_topk_offset": 2},
         ROUTING | {"index_skip_topk_offset", "index_topk_freq", "index_topk_pattern", "no_rope_layer_interval"},
         field_writers={

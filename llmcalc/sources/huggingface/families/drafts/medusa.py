@@ -16,7 +16,7 @@ HEADS, LAYERS = ("num_heads", "medusa_num_heads"), ("num_hidden_layers", "medusa
 """Fields of vLLM's configs and of FasterDecoding's."""
 
 
-def _medusa(config: Config) -> Table:
+def _read_medusa(config: Config) -> Table:
     """Reads Medusa. In FasterDecoding's class the residual layers have a bias, and those of a head are one layer."""
     is_published_class = config.has("medusa_num_heads")
     if is_published_class and not (config.has("hidden_size") and config.has("vocab_size")):
@@ -39,7 +39,7 @@ def _medusa(config: Config) -> Table:
     return _model_of_heads(config, {"medusa": heads, **({} if tokens == vocab else {"draft_vocab_size": tokens})})
 
 
-def _mlp_speculator(config: Config) -> Table:
+def _read_mlp_speculator(config: Config) -> Table:
     """Reads the MLP speculator, whose stages are as wide as the target unless the config says otherwise."""
     heads: Table = {
         "num_heads": config.size("n_predict"),
@@ -68,7 +68,7 @@ def _model_of_heads(config: Config, head: Table) -> Table:
 
 FAMILIES = {
     "medusa": Family(
-        _medusa,
+        _read_medusa,
         {
             "num_heads": 5,
             "num_hidden_layers": 1,
@@ -89,7 +89,7 @@ FAMILIES = {
         source="https://github.com/FasterDecoding/Medusa/blob/main/medusa/model/medusa_model.py",
     ),
     "mlp_speculator": Family(
-        _mlp_speculator,
+        _read_mlp_speculator,
         {
             "vocab_size": 32000,
             "hidden_size": 4096,

@@ -29,7 +29,7 @@ from ...parts import (
 from ..deepseek.deepseek import SIGMOID
 
 
-def _beam(config: Config) -> Table:
+def _read_beam(config: Config) -> Table:
     depth, norm = config.size("num_hidden_layers"), float32_rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(
         config,
@@ -53,14 +53,14 @@ def _beam(config: Config) -> Table:
     )
     block = layer_table(mixer, glu(config), norm, "sandwich")
     layer_tables: Table = {"full": full_layer_changes, "sliding": {"attention": {"sliding_window": window}}}
-    network_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
-    stack = combined_kinds((attention_kinds, layer_tables), (dense_or_moe(config, depth, 3), network_kinds))
+    ffn_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
+    stack = combined_kinds((attention_kinds, layer_tables), (dense_or_moe(config, depth, 3), ffn_kinds))
     return decoder(config, block, norm, stack=stack)
 
 
 FAMILIES = {
     "beam": Family(
-        _beam,
+        _read_beam,
         quirks=Quirks(reads_values=EVERY),
         modules={"self_attn.gate_proj": "gate_proj + gate_bias", "gate_proj.head_bias": ".self_attn.gate_bias"},
     )

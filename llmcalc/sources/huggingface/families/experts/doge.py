@@ -15,7 +15,7 @@ from ...family import Family, module_names
 from ...parts import ACTIVATIONS, Table, decoder, glu, layer_table, rmsnorm, rope
 
 
-def _doge(config: Config) -> Table:
+def _read_doge(config: Config) -> Table:
     if config.has("hidden_bias"):
         config.require("hidden_bias", False)  # a field of the first checkpoints' own code; the class reads mlp_bias
     hidden = config.size("hidden_size")
@@ -33,10 +33,8 @@ def _doge(config: Config) -> Table:
     }
     if config.optional_size("sliding_window") is not None:
         mixer["sliding_window"] = config.size("sliding_window")
-    dense_network = glu(config, config.flag("mlp_bias"))
-    block = layer_table(
-        mixer, _product_key_experts(config, dense_network) if config.flag("is_moe") else dense_network, norm
-    )
+    dense_ffn = glu(config, config.flag("mlp_bias"))
+    block = layer_table(mixer, _product_key_experts(config, dense_ffn) if config.flag("is_moe") else dense_ffn, norm)
     return decoder(config, {**block, "residual_scale": "residual"}, norm)
 
 
@@ -77,7 +75,7 @@ OF_FIRST_CODE = frozenset(
 
 FAMILIES = {
     "doge": Family(
-        _doge,
+        _read_doge,
         ignored_fields=OF_FIRST_CODE,
         field_writers={"is_moe": lambda s: bool(getattr(s.networks[0], "num_experts", 0))},
         modules=module_names("doge"),

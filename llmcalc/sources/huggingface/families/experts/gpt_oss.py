@@ -28,7 +28,7 @@ from ...parts import (
 )
 
 
-def _gpt_oss(config: Config) -> Table:
+def _read_gpt_oss(config: Config) -> Table:
     block = _gpt_oss_layer(config, clamped_gpt_oss_network(glu(config, bias=True)), float32_softmax=False)
     stack = sliding_stack(config, every_nth_full(config.size("num_hidden_layers"), 2))
     return decoder(config, block, block["norm"], stack=stack)
@@ -47,11 +47,11 @@ def _gpt_oss_layer(config: Config, expert: Table, **fields: Any) -> Table:
     return layer_table(mixer, experts, norm)
 
 
-def _privacy_filter(config: Config) -> Table:
+def _read_privacy_filter(config: Config) -> Table:
     """Reads the privacy filter, whose window is symmetric around each token."""
-    width = config.size("intermediate_size")
+    ffn_width = config.size("intermediate_size")
     expert = {
-        "intermediate_size": width,
+        "intermediate_size": ffn_width,
         "hidden_act": "silu",
         "gated": True,
         **biases(True, "gate_bias", "up_bias", "down_bias"),
@@ -66,12 +66,12 @@ def _privacy_filter(config: Config) -> Table:
 
 FAMILIES = {
     "gpt_oss": Family(
-        _gpt_oss,
+        _read_gpt_oss,
         ignored_fields=frozenset({"initial_context_length", "experts_per_token"}),
         modules=module_names("gpt_oss"),
     ),
     "openai_privacy_filter": Family(
-        _privacy_filter,
+        _read_privacy_filter,
         {"num_labels": 33},
         frozenset({"initial_context_length", "experts_per_token"}),
         modules=module_names("gpt_oss"),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
 
 
-def _inkling2_text(config: Config) -> Table:
+def _read_inkling2_text(config: Config) -> Table:
     depth, norm = config.size("num_hidden_layers"), float32_rmsnorm(config.number("rms_norm_eps"))
     full_attention, sliding_attention = profile_mixers(config)
     full_attention |= {"type": "gated_profile", "dynamic_convolutions": True}
@@ -85,7 +85,7 @@ EARLIER = {
 
 FAMILIES = {
     "inkling2_text": Family(
-        _inkling2_text,
+        _read_inkling2_text,
         {"tie_word_embeddings": False},
         frozenset({"tie_word_embeddings"}),
         field_writers={**MIXER_WRITES, "n_layers_per_attn_res_block": _block_size, "hidden_act": lambda s: "silu"},

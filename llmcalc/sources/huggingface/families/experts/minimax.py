@@ -12,7 +12,7 @@ from ...family import Family, module_names
 from ...parts import ACTIVATIONS, Table, attention, decoder, glu, listed_kinds, moe, rmsnorm, rope, stack_of_kinds
 
 
-def _minimax(config: Config) -> Table:
+def _read_minimax(config: Config) -> Table:
     default_kinds = ["linear" if i % 2 else "full" for i in range(config.size("num_hidden_layers"))]
     name_of_type = {"linear_attention": "linear", "full_attention": "full"}
     return minimax_decoder(config, listed_kinds(config, "layer_types", name_of_type, default_kinds), rope(config))
@@ -49,7 +49,7 @@ def minimax_decoder(config: Config, layer_kinds: list[str], position: Table) -> 
 
 FAMILIES = {
     "minimax": Family(
-        _minimax,
+        _read_minimax,
         {"shared_intermediate_size": None},
         frozenset(
             f"{part}_{factor}_factor" for part in ("full_attn", "linear_attn", "mlp") for factor in ("alpha", "beta")

@@ -13,7 +13,7 @@ from ...parts import Table, biases, combined_kinds, decoder, glu, layer_table, l
 from ...writes import PARTIAL_ROTARY
 
 
-def _zaya(config: Config) -> Table:
+def _read_zaya(config: Config) -> Table:
     """Reads ZAYA1, where a router adds an earlier router's features, except in the first layer.
 
     In configs of the older code some layers are attention and others experts; a config with only those fields is an
@@ -66,14 +66,14 @@ def _zaya(config: Config) -> Table:
     return decoder(config, block, norm, head=biases(config.flag("lm_head_bias"), "bias"), stack=stack)
 
 
-def _scale_and_bias(name: str) -> str:
+def _scale_and_bias(module_name: str) -> str:
     """Returns the module names of the scale and shift vectors of a residual or of a sublayer output."""
-    return f"{name}_scale + {name}_bias"
+    return f"{module_name}_scale + {module_name}_bias"
 
 
 FAMILIES = {
     "zaya": Family(
-        _zaya,
+        _read_zaya,
         ignored_fields=frozenset({"zaya_mlp_expansion"}),
         field_writers={
             "layer_types": lambda s: s.layer_kinds(full_attention="hybrid", sliding_attention="hybrid_sliding"),

@@ -57,11 +57,11 @@ def score_cap(config: Config) -> Table:
     )
 
 
-def _gemma(config: Config) -> Table:
+def _read_gemma(config: Config) -> Table:
     return gemma_like(config, _gemma_attention(config), "pre", act="hidden_act")
 
 
-def _gemma2(config: Config) -> Table:
+def _read_gemma2(config: Config) -> Table:
     return gemma_like(
         config,
         _gemma_attention(config, **score_cap(config)),
@@ -70,7 +70,7 @@ def _gemma2(config: Config) -> Table:
     )
 
 
-def _vaultgemma(config: Config) -> Table:
+def _read_vaultgemma(config: Config) -> Table:
     return gemma_like(
         config,
         _gemma_attention(config, **score_cap(config)),
@@ -89,7 +89,7 @@ def local_theta(config: Config) -> float:
     return float(theta) if isinstance(theta, int | float) and theta > 0 else 10_000.0
 
 
-def _gemma3(config: Config) -> Table:
+def _read_gemma3(config: Config) -> Table:
     norm = offset_rmsnorm(config.number("rms_norm_eps"))
     mixer = _gemma_attention(config, position={"rope_theta": 1_000_000.0, **rope(config)}, **qk_norm(norm))
     layer_kinds = every_nth_full(config.size("num_hidden_layers"), config.optional_size("sliding_window_pattern") or 6)
@@ -107,11 +107,11 @@ LOCAL_THETA_WRITES: Writes = {"rope_local_base_freq": lambda s: s.sliding_mixer.
 
 
 FAMILIES = {
-    "gemma": Family(_gemma, ignored_fields=frozenset({"hidden_activation", "num_image_tokens"})),
-    "gemma2": Family(_gemma2, ignored_fields=IGNORED | {"hidden_act"}),
-    "vaultgemma": Family(_vaultgemma, ignored_fields=IGNORED | {"hidden_act"}),
+    "gemma": Family(_read_gemma, ignored_fields=frozenset({"hidden_activation", "num_image_tokens"})),
+    "gemma2": Family(_read_gemma2, ignored_fields=IGNORED | {"hidden_act"}),
+    "vaultgemma": Family(_read_vaultgemma, ignored_fields=IGNORED | {"hidden_act"}),
     "gemma3_text": Family(
-        _gemma3, {"sliding_window_pattern": 6}, IGNORED | {"hidden_act"}, field_writers=LOCAL_THETA_WRITES
+        _read_gemma3, {"sliding_window_pattern": 6}, IGNORED | {"hidden_act"}, field_writers=LOCAL_THETA_WRITES
     ),
     "gemma3": Family(None, text_type="gemma3_text", tower_file="siglip", write_tower_sections=gemma3_sections),
     "shieldgemma2": Family(None, text_type="gemma3_text", tying_source="either", tower_file="siglip"),

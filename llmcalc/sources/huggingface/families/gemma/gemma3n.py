@@ -45,12 +45,12 @@ def _ffn_widths(config: Config, depth: int) -> list[int]:
     return widths
 
 
-def _gemma3n(config: Config) -> Table:
+def _read_gemma3n(config: Config) -> Table:
     depth = config.size("num_hidden_layers")
     window = config.size("sliding_window")
     shared_layers = config.count("num_kv_shared_layers")
     norm = float32_rmsnorm(config.number("rms_norm_eps"))
-    width = config.size("hidden_size_per_layer_input")
+    width_per_layer = config.size("hidden_size_per_layer_input")
     streams = config.size("altup_num_inputs")
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, every_nth_full(depth, 5))
     check_shared_layers(config, layer_kinds, shared_layers)
@@ -74,7 +74,7 @@ def _gemma3n(config: Config) -> Table:
         **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm),
     )  # fmt: skip
     feed_forward = glu(config, width=layers[0][1]["feed_forward"]["intermediate_size"], act="hidden_activation")
-    per_layer_gate = {"hidden_size_per_layer_input": width, "hidden_act": feed_forward["hidden_act"]}
+    per_layer_gate = {"hidden_size_per_layer_input": width_per_layer, "hidden_act": feed_forward["hidden_act"]}
     block = {
         "type": "altup",
         "attention": mixer,
@@ -85,7 +85,7 @@ def _gemma3n(config: Config) -> Table:
         "altup_num_inputs": streams,
     }
     rows = config.size("vocab_size_per_layer_input")
-    table = {"vocab_size_per_layer_input": rows, "hidden_size_per_layer_input": width, "norm": norm}
+    table = {"vocab_size_per_layer_input": rows, "hidden_size_per_layer_input": width_per_layer, "norm": norm}
     return decoder(
         config,
         block,
@@ -109,13 +109,13 @@ def shared_layer_count(config_values: ConfigValues) -> int:
 
 
 def _widths_of_layers(config_values: ConfigValues) -> Any:
-    widths = [network.intermediate_size for network in config_values.networks]
+    widths = [ffn.intermediate_size for ffn in config_values.networks]
     return widths if len({*widths}) > 1 else widths[0]
 
 
 FAMILIES = {
     "gemma3n_text": Family(
-        _gemma3n,
+        _read_gemma3n,
         ignored_fields=IGNORED,
         field_writers={
             **LOCAL_THETA_WRITES,

@@ -64,7 +64,7 @@ def head_sizes(config: Config, layer_kinds: list[str], full_fields: Table) -> li
     if not all(
         isinstance(layer, dict)
         and set(layer) <= allowed_fields
-        and all(is_whole(value) and value > 0 for value in layer.values())
+        and all(is_whole(field_value) and field_value > 0 for field_value in layer.values())
         for layer in layers
     ):
         raise config.error("per_layer_config", table, f"{' and '.join(sorted(allowed_fields))} of some layers")
@@ -101,13 +101,13 @@ def _layer_fields_and_kinds(config: Config, layer_kinds: list[str], wider: str) 
     return stack_of_layers(layers)
 
 
-def _gemma4(config: Config) -> Table:
+def _read_gemma4(config: Config) -> Table:
     return _gemma4_decoder(
         config, config.flag("enable_moe_block"), config.get("hidden_size_per_layer_input") not in (None, 0)
     )
 
 
-def _gemma4_unified(config: Config) -> Table:
+def _read_gemma4_unified(config: Config) -> Table:
     return _gemma4_decoder(config, experts=False, per_layer=False)
 
 
@@ -131,8 +131,8 @@ def gemma4_attention(config: Config) -> tuple[Table, list[str], Table]:
 
 def _gemma4_decoder(config: Config, experts: bool, per_layer: bool) -> Table:
     norm, layer_kinds, mixer = gemma4_attention(config)
-    dense_network = glu(config, act="hidden_activation")
-    block: Table = {"type": "gemma4", "attention": mixer, "feed_forward": dense_network, "norm": norm}
+    dense_ffn = glu(config, act="hidden_activation")
+    block: Table = {"type": "gemma4", "attention": mixer, "feed_forward": dense_ffn, "norm": norm}
     if experts:
         expert = glu(config, width=config.size("moe_intermediate_size"), act="hidden_activation")
         block |= {
@@ -142,16 +142,19 @@ def _gemma4_decoder(config: Config, experts: bool, per_layer: bool) -> Table:
                 expert,
                 router={"norm": rmsnorm(norm["eps"]), "expert_scale": True},
             ),
-            "dense": dense_network,
+            "dense": dense_ffn,
         }
     stack = _layer_fields_and_kinds(config, layer_kinds, "dense" if experts else "feed_forward")
     if per_layer:
-        width = config.size("hidden_size_per_layer_input")
-        block["per_layer_input"] = {"hidden_size_per_layer_input": width, "hidden_act": dense_network["hidden_act"]}
+        width_per_layer = config.size("hidden_size_per_layer_input")
+        block["per_layer_input"] = {
+            "hidden_size_per_layer_input": width_per_layer,
+            "hidden_act": dense_ffn["hidden_act"],
+        }
         rows = config.size("vocab_size_per_layer_input")
         stack["per_layer_embedding"] = {
             "vocab_size_per_layer_input": rows,
-            "hidden_size_per_layer_input": width,
+            "hidden_size_per_layer_input": width_per_layer,
             "norm": norm,
         }
     table = decoder(config, block, norm, stack=stack)
@@ -189,21 +192,23 @@ def _full_kv_heads(config_values: ConfigValues) -> int | None:
 
 def _per_layer_input_width(config_values: ConfigValues) -> int:
     try:
-        width: int = require_present(config_values.first_stack.per_layer_embedding).hidden_size_per_layer_input
+        width_per_layer: int = require_present(
+            config_values.first_stack.per_layer_embedding
+        ).hidden_size_per_layer_input
     except LookupError:
         return 0
-    return width
+    return width_per_layer
 
 
 def _has_wider_ffn(config_values: ConfigValues) -> bool:
     """Whether layers with shared keys and values have a wider FFN."""
     networks: list[Any] = [layer.networks()[-1] for layer in config_values.layers]
-    return len({network.intermediate_size for network in networks}) > 1
+    return len({ffn_kind.intermediate_size for ffn_kind in networks}) > 1
 
 
 FAMILIES = {
     "gemma4_text": Family(
-        _gemma4,
+        _read_gemma4,
         {"global_head_dim": 512, "num_global_key_value_heads": None},
         IGNORED,
         field_writers={
@@ -230,7 +235,7 @@ FAMILIES = {
         write_tower_sections=gemma4_sections,
     ),
     "gemma4_unified_text": Family(
-        _gemma4_unified,
+        _read_gemma4_unified,
         {"global_head_dim": 512, "num_global_key_value_heads": None},
         IGNORED | {"hidden_size_per_layer_input", "enable_moe_block"},
     ),

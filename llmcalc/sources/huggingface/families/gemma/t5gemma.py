@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
 
 
-def _config_and_stack(config: Config, name: str, has_cross_attention: bool = False) -> tuple[Config, Table]:
+def _config_and_stack(config: Config, section_name: str, has_cross_attention: bool = False) -> tuple[Config, Table]:
     """Returns the config and the stack of the encoder or decoder; a missing section has the class's defaults."""
-    side_config = config.section(name, SIDE)
+    side_config = config.section(section_name, SIDE)
     norm = offset_rmsnorm(side_config.number("rms_norm_eps"))
     mixer = attention(side_config, **score_cap(side_config), **biases(side_config.flag("attention_bias"), *QKVO))
     block: Table = layer_table(mixer, glu(side_config, act="hidden_activation"), norm, "sandwich")
     if has_cross_attention:
-        block["cross_attention"] = {field: value for field, value in mixer.items() if field != "position"}
+        block["cross_attention"] = {field: field_value for field, field_value in mixer.items() if field != "position"}
     depth = side_config.size("num_hidden_layers")
     stack: Table = {
         "num_hidden_layers": depth,
@@ -54,7 +54,7 @@ def _config_and_stack(config: Config, name: str, has_cross_attention: bool = Fal
     return side_config, stack
 
 
-def _t5gemma(config: Config) -> Table:
+def _read_t5gemma(config: Config) -> Table:
     encoder_config, encoder = _config_and_stack(config, "encoder")
     if not config.flag("is_encoder_decoder"):
         model_sizes = {
@@ -69,8 +69,11 @@ def _t5gemma(config: Config) -> Table:
             "head": _token_classifier(config) if config.head == "classification" else {"type": "none"},
         }
     decoder_config, decoder = _config_and_stack(config, "decoder", has_cross_attention=True)
-    width, vocab = encoder_config.size("hidden_size"), encoder_config.size("vocab_size")
-    encoder |= {"vocab_size": vocab, **({} if width == decoder_config.size("hidden_size") else {"hidden_size": width})}
+    hidden_size, vocab = encoder_config.size("hidden_size"), encoder_config.size("vocab_size")
+    encoder |= {
+        "vocab_size": vocab,
+        **({} if hidden_size == decoder_config.size("hidden_size") else {"hidden_size": hidden_size}),
+    }
     model_sizes = {
         field: decoder_config.size(field) for field in ("vocab_size", "hidden_size", "max_position_embeddings")
     }
@@ -83,22 +86,24 @@ def _t5gemma(config: Config) -> Table:
     }
 
 
-def _t5gemma2(config: Config) -> Table:
+def _read_t5gemma2(config: Config) -> Table:
     config.require("is_encoder_decoder", True)
     encoder_wrapper = config.section("encoder", {"text_config": None})
     encoder_config = encoder_wrapper.section("text_config", TEXT)
     decoder_config = config.section("decoder", TEXT)
-    for name in ("hidden_size", "vocab_size"):
-        if encoder_config.size(name) != decoder_config.size(name):
+    for field_name in ("hidden_size", "vocab_size"):
+        if encoder_config.size(field_name) != decoder_config.size(field_name):
             raise decoder_config.error(
-                name, decoder_config.size(name), f"{encoder_config.size(name)}, which is the encoder's"
+                field_name,
+                decoder_config.size(field_name),
+                f"{encoder_config.size(field_name)}, which is the encoder's",
             )
-    is_tied, width = config.flag("tie_word_embeddings"), decoder_config.size("hidden_size")
+    is_tied, hidden_size = config.flag("tie_word_embeddings"), decoder_config.size("hidden_size")
     encoder, decoder = _gemma3_side(encoder_config), _gemma3_side(decoder_config, has_merged_attention=True)
     from ...towers import read_towers
 
     towers, notes = read_towers(
-        "t5gemma2", FAMILIES["t5gemma2"], {**encoder_wrapper.data, "tie_word_embeddings": is_tied}, width
+        "t5gemma2", FAMILIES["t5gemma2"], {**encoder_wrapper.data, "tie_word_embeddings": is_tied}, hidden_size
     )
     for part_config, ignored_fields in (
         (encoder_wrapper, IMAGES),
@@ -234,7 +239,7 @@ def _stack_config(config_values: ConfigValues, stack_name: str) -> dict[str, Any
 
 FAMILIES = {
     "t5gemma": Family(
-        _t5gemma,
+        _read_t5gemma,
         ignored_fields=IGNORED,
         field_writers={
             "encoder": lambda s: _stack_config(s, "encoder"),
@@ -246,7 +251,7 @@ FAMILIES = {
         dropout_fields={**T5_DROPOUT, "attention": "attention_dropout"},
     ),
     "t5gemma2": Family(
-        _t5gemma2,
+        _read_t5gemma2,
         ignored_fields=IGNORED,
         quirks=Quirks(reads_values=CLASSIFIERS, refuses_cache=CLASSIFIERS),
         modules=module_names("t5gemma2"),

@@ -12,13 +12,15 @@ from ...family import EVERY, Family, Quirks, module_names
 from ...parts import Table, attention, decoder, glu, layer_table, rmsnorm
 
 
-def _blt(config: Config) -> Table:
+def _read_blt(config: Config) -> Table:
     global_config, local_encoder, local_decoder = (
-        config.section(f"{name}_config", defaults) for name, defaults in SECTIONS.items() if name != "patcher"
+        config.section(f"{section_name}_config", defaults)
+        for section_name, defaults in SECTIONS.items()
+        if section_name != "patcher"
     )
-    width, vectors = local_encoder.size("hidden_size"), config.size("cross_attn_k")
+    hidden_size, vectors = local_encoder.size("hidden_size"), config.size("cross_attn_k")
     for section, field, expected in (
-        (local_decoder, "hidden_size", width),
+        (local_decoder, "hidden_size", hidden_size),
         (local_decoder, "hidden_size_global", global_config.size("hidden_size")),
         (local_decoder, "cross_attn_k", vectors),
         (local_encoder, "cross_attn_k", vectors),
@@ -35,9 +37,9 @@ def _blt(config: Config) -> Table:
     streams: Table = {
         "type": "byte_patches",
         "patch_size": config.size("patch_size") if is_by_entropy else 1,
-        "local_size": width,
+        "local_size": hidden_size,
         "vectors": vectors,
-        "projected": vectors * width != global_config.size("hidden_size"),
+        "projected": vectors * hidden_size != global_config.size("hidden_size"),
         "hash_tables": len(config.sizes("encoder_hash_byte_group_size"))
         * config.size("encoder_hash_byte_group_nb_functions"),
         "hash_vocab_size": config.size("encoder_hash_byte_group_vocab"),
@@ -71,8 +73,10 @@ def _blt(config: Config) -> Table:
     layers = _layers_of_llama(global_config)
     for section in (global_config, local_encoder, local_decoder):
         section.finish(frozenset(section.defaults), config)
-    embedding_fields: Table = {} if width == global_config.size("hidden_size") else {"embedding_size": width}
-    stack = {**layers, "streams": streams, **({"input_size": width} if embedding_fields else {})}
+    embedding_fields: Table = (
+        {} if hidden_size == global_config.size("hidden_size") else {"embedding_size": hidden_size}
+    )
+    stack = {**layers, "streams": streams, **({"input_size": hidden_size} if embedding_fields else {})}
     block = stack.pop("block")
     sized_stack = config.with_fields(hidden_size=global_config.size("hidden_size"))
     table = decoder(sized_stack, block, None, stack=stack, **embedding_fields)
@@ -91,14 +95,16 @@ def _layers_of_llama(config: Config, fields: Table | None = None) -> Table:
     heads, hidden = config.size("num_attention_heads"), config.size("hidden_size")
     config.quotient("num_attention_heads", hidden, heads)
     config.require("dropout", 0, 0.0, None)
-    network = glu(config, width=config.optional_size("intermediate_size") or int(8 * hidden / 3))
-    block = layer_table(attention(config, **(fields or {})), network, rmsnorm(config.number("rms_norm_eps")))
+    ffn = glu(config, width=config.optional_size("intermediate_size") or int(8 * hidden / 3))
+    block = layer_table(attention(config, **(fields or {})), ffn, rmsnorm(config.number("rms_norm_eps")))
     return {"num_hidden_layers": config.size("num_hidden_layers"), "block": block}
 
 
 def _cross_attention(config: Config) -> Table:
     """Returns cross-attention, whose norms of queries and keys stand before the projections."""
-    mixer = {name: value for name, value in attention(config).items() if name != "position"}
+    mixer = {
+        field_name: field_value for field_name, field_value in attention(config).items() if field_name != "position"
+    }
     return {"attention": mixer, "norm": rmsnorm(config.number("rms_norm_eps"))}
 
 
@@ -145,7 +151,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
 
 FAMILIES = {
     "blt": Family(
-        _blt,
+        _read_blt,
         defaults={"encoder_hash_byte_group_size": [3, 4, 5, 6, 7, 8]},
         ignored_fields=frozenset({"max_position_embeddings"}),
         modules=module_names("blt"),

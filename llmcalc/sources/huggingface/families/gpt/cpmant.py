@@ -19,7 +19,7 @@ MOST_SEGMENTS = 2**20
 """The largest number of segments."""
 
 
-def _cpmant(config: Config) -> Table:
+def _read_cpmant(config: Config) -> Table:
     norm = rmsnorm(config.number("eps"))
     heads = config.size("num_attention_heads")
     segments = config.size("segment_types")
@@ -60,7 +60,7 @@ WRITES: Writes = {
 
 FAMILIES = {
     "cpmant": Family(
-        _cpmant,
+        _read_cpmant,
         field_writers=WRITES,
         modules=module_names("cpmant"),
         dropout_fields=dict.fromkeys(("attention", "attention_output", "activation", "feed_forward"), "dropout_p"),

@@ -44,15 +44,17 @@ def full_width_heads(config: Config, **fields: Any) -> Table:
     return {"num_attention_heads": heads, **fields}
 
 
-def plain_ffn(config: Config, width: str, act: str, bias: bool = True) -> Table:
-    """Returns a non-gated FFN, by default four times as wide as hidden_size. width: config field of the width."""
-    return mlp(config.optional_size(width) or 4 * config.size("hidden_size"), config.choice(ACTIVATIONS, act), bias)
+def plain_ffn(config: Config, width_field: str, act: str, bias: bool = True) -> Table:
+    """Returns a non-gated FFN, by default four times as wide as hidden_size. width_field: config field of the width."""
+    return mlp(
+        config.optional_size(width_field) or 4 * config.size("hidden_size"), config.choice(ACTIVATIONS, act), bias
+    )
 
 
 def _gpt(
     config: Config,
     mixer: Table,
-    width: str = "n_inner",
+    width_field: str = "n_inner",
     stack: Table | None = None,
     head: Table | None = None,
     answers: int = 2,
@@ -61,7 +63,7 @@ def _gpt(
     norm = layernorm(config.number("layer_norm_epsilon"))
     layer = {
         "attention": mixer,
-        "feed_forward": plain_ffn(config, width, "activation_function"),
+        "feed_forward": plain_ffn(config, width_field, "activation_function"),
         "norm": norm,
         "norm_placement": "pre",
         **block,
@@ -78,7 +80,7 @@ def _choice_head(config: Config) -> Table:
     return {"pooler": {"dense": False, "num_labels": 1}}
 
 
-def _gpt2(config: Config) -> Table:
+def _read_gpt2(config: Config) -> Table:
     heads = full_width_heads(config, float32_softmax=False, **biases(True, *QKVO))
     mixer, cross = {**heads, "fused_qkv": True}, Table()
     if config.flag("add_cross_attention"):
@@ -87,7 +89,7 @@ def _gpt2(config: Config) -> Table:
     return {**_gpt(config, mixer, stack={"position": learned_positions(config)}, **cross), **_choice_head(config)}
 
 
-def _gpt_bigcode(config: Config) -> Table:
+def _read_gpt_bigcode(config: Config) -> Table:
     config.require("add_cross_attention", False)
     queries = {"num_key_value_heads": 1} if config.flag("multi_query") else {}
     return _gpt(
@@ -97,7 +99,7 @@ def _gpt_bigcode(config: Config) -> Table:
     )
 
 
-def _gpt_neo(config: Config) -> Table:
+def _read_gpt_neo(config: Config) -> Table:
     attention_types, depth, window = (
         config.get("attention_types"),
         config.size("num_hidden_layers"),
@@ -122,17 +124,17 @@ def _gpt_neo(config: Config) -> Table:
     return _gpt(config, full_width_heads(config, float32_scores=True, o_bias=True), "intermediate_size", stack)
 
 
-def _openai_gpt(config: Config) -> Table:
+def _read_openai_gpt(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_epsilon"))
-    network = mlp(
+    ffn = mlp(
         4 * config.size("hidden_size"),
         config.choice({"gelu": "gelu_new", "relu": "relu", "silu": "silu", "swish": "silu"}, "afn"),
     )
-    block = layer_table(full_width_heads(config, float32_softmax=False, **biases(True, *QKVO)), network, norm, "post")
+    block = layer_table(full_width_heads(config, float32_softmax=False, **biases(True, *QKVO)), ffn, norm, "post")
     return decoder(config, block, None, stack={"position": learned_positions(config)}, **_choice_head(config))
 
 
-def _gptj(config: Config) -> Table:
+def _read_gptj(config: Config) -> Table:
     rotary_dim = config.optional_size("rotary_dim")
     position = {"type": "rope", **({} if rotary_dim is None else {"rotary_dim": rotary_dim})}
     return _gpt(
@@ -144,7 +146,7 @@ def _gptj(config: Config) -> Table:
     )
 
 
-def _gpt_neox(config: Config) -> Table:
+def _read_gpt_neox(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_eps"))
     position = rope(config, 0.25, "rotary_pct", "rotary_emb_base")
     mixer = full_width_heads(config, position=position, fused_qkv=True, **biases(config.flag("attention_bias"), *QKVO))
@@ -154,14 +156,14 @@ def _gpt_neox(config: Config) -> Table:
     )
 
 
-def _gpt_neox_japanese(config: Config) -> Table:
+def _read_gpt_neox_japanese(config: Config) -> Table:
     """Reads GPT-NeoX Japanese: no biases, except in the last layer's attention output projection."""
     norm = layernorm(config.number("layer_norm_eps"))
     depth = config.size("num_hidden_layers")
-    width = config.size("intermediate_multiple_size") * config.size("hidden_size")
-    network = mlp(width, config.choice(ACTIVATIONS, "hidden_act"), bias=False)
+    hidden_size = config.size("intermediate_multiple_size") * config.size("hidden_size")
+    ffn = mlp(hidden_size, config.choice(ACTIVATIONS, "hidden_act"), bias=False)
     block = layer_table(
-        full_width_heads(config, position=rope(config, 1.0, "rotary_pct", "rotary_emb_base")), network, norm
+        full_width_heads(config, position=rope(config, 1.0, "rotary_pct", "rotary_emb_base")), ffn, norm
     )
     layer_tables = {"plain": {}, "biased": {"attention": {"o_bias": True}}}
     layer_kinds = ["plain"] * (depth - 1) + ["biased"]
@@ -211,7 +213,7 @@ KEEPS_EVERY_TOKEN = Deviation(
 
 FAMILIES = {
     "openai-gpt": Family(
-        _openai_gpt,
+        _read_openai_gpt,
         ignored_fields=NO_COUNT,
         aliases=ALIASES,
         field_writers={"afn": _activation_name},
@@ -219,13 +221,13 @@ FAMILIES = {
         dropout_fields=GPT2_DROPOUT,
     ),
     "gpt2": Family(
-        _gpt2, ignored_fields=NO_COUNT, aliases=ALIASES, modules=module_names("gpt2"), dropout_fields=GPT2_DROPOUT
+        _read_gpt2, ignored_fields=NO_COUNT, aliases=ALIASES, modules=module_names("gpt2"), dropout_fields=GPT2_DROPOUT
     ),
     "gpt-sw3": Family(
-        _gpt2, ignored_fields=NO_COUNT, aliases=ALIASES, modules=module_names("gpt2"), dropout_fields=GPT2_DROPOUT
+        _read_gpt2, ignored_fields=NO_COUNT, aliases=ALIASES, modules=module_names("gpt2"), dropout_fields=GPT2_DROPOUT
     ),
     "gpt_bigcode": Family(
-        _gpt_bigcode,
+        _read_gpt_bigcode,
         {"summary_use_proj": True, "summary_proj_to_labels": True},
         NO_COUNT,
         aliases=ALIASES,
@@ -233,7 +235,7 @@ FAMILIES = {
         dropout_fields=GPT2_DROPOUT,
     ),
     "gpt_neo": Family(
-        _gpt_neo,
+        _read_gpt_neo,
         ignored_fields=NO_COUNT,
         aliases={"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
         field_writers={"attention_types": _attention_types, "window_size": lambda s: require_present(s.window)},
@@ -247,28 +249,28 @@ FAMILIES = {
         },
     ),
     "gptj": Family(
-        _gptj,
+        _read_gptj,
         ignored_fields=NO_COUNT,
         aliases=ALIASES,
         modules=module_names("gptj"),
         dropout_fields=GPT2_DROPOUT,
     ),
     "codegen": Family(
-        _gptj,
+        _read_gptj,
         ignored_fields=NO_COUNT,
         aliases=ALIASES,
         modules=module_names("codegen"),
         dropout_fields=GPT2_DROPOUT,
     ),
     "gpt_neox": Family(
-        _gpt_neox,
+        _read_gpt_neox,
         ignored_fields=NO_COUNT,
         field_writers={"rotary_pct": "partial_rotary_factor"},
         modules=module_names("gpt_neox"),
         dropout_fields={**HIDDEN_DROPOUT, "embedding": "hidden_dropout"},
     ),
     "gpt_neox_japanese": Family(
-        _gpt_neox_japanese,
+        _read_gpt_neox_japanese,
         ignored_fields=NO_COUNT,
         modules={**module_names("gpt_neox"), "o_proj": "dense + dense_bias | dense"},
         dropout_fields=HIDDEN_DROPOUT,

@@ -12,7 +12,7 @@ from ...family import Family
 from ...parts import QKVO, Table, attention, biases, decoder, glu, layer_table, layernorm, qk_norm, rmsnorm
 
 
-def _chameleon(config: Config) -> Table:
+def _read_chameleon(config: Config) -> Table:
     config.quotient("num_attention_heads", config.size("hidden_size"), config.size("num_attention_heads"))
     norm = rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(
@@ -25,7 +25,7 @@ def _chameleon(config: Config) -> Table:
 
 FAMILIES = {
     "chameleon": Family(
-        _chameleon,
+        _read_chameleon,
         tower_class_prefixes="Chameleon",
         uncounted_encoders={"vq_config": "chameleon_vqgan"},
         uncounted_modules="model.vqmodel",

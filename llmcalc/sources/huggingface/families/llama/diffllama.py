@@ -11,7 +11,7 @@ from ...parts import Table, rope
 from .llama import llama_like
 
 
-def _diffllama(config: Config) -> Table:
+def _read_diffllama(config: Config) -> Table:
     heads, eps = config.size("num_attention_heads"), config.number("rms_norm_eps")
     head_dim = config.optional_size("head_dim") or config.quotient(
         "num_attention_heads", config.size("hidden_size"), heads
@@ -30,4 +30,4 @@ def _diffllama(config: Config) -> Table:
     )
 
 
-FAMILIES = {"diffllama": Family(_diffllama, ignored_fields=frozenset({"mlp_bias", "patch_size"}))}
+FAMILIES = {"diffllama": Family(_read_diffllama, ignored_fields=frozenset({"mlp_bias", "patch_size"}))}

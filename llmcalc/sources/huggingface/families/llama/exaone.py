@@ -39,7 +39,7 @@ def _attention_kinds(config: Config) -> list[str]:
     return ["sliding" if (i + 1) % period else "full" for i in range(depth)]
 
 
-def _exaone4(config: Config) -> Table:
+def _read_exaone4(config: Config) -> Table:
     uncounted_prediction(config)
     norm = rmsnorm(config.number("rms_norm_eps"))
     block = layer_table(attention(config, **qk_norm(norm)), glu(config), norm, "output")
@@ -48,35 +48,35 @@ def _exaone4(config: Config) -> Table:
     )
 
 
-def _exaone_moe(config: Config) -> Table:
+def _read_exaone_moe(config: Config) -> Table:
     uncounted_prediction(config)
     norm = rmsnorm(config.number("rms_norm_eps"))
     depth = config.size("num_hidden_layers")
     window = config.optional_size("sliding_window")
     dense_layers = config.count("first_k_dense_replace")
-    network_kinds = listed_kinds(
+    ffn_kinds = listed_kinds(
         config,
         "mlp_layer_types",
         {"dense": "dense", "sparse": "sparse"},
         ["dense" if i < dense_layers else "sparse" for i in range(depth)],
     )
     if config.has("is_moe_layer") and config.get("is_moe_layer") != [
-        layer_kind == "sparse" for layer_kind in network_kinds
+        layer_kind == "sparse" for layer_kind in ffn_kinds
     ]:
         raise config.error(
             "is_moe_layer", config.get("is_moe_layer"), "the same layers as mlp_layer_types or first_k_dense_replace"
         )
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, _attention_kinds(config))
-    width, shared_expert_count = config.size("moe_intermediate_size"), config.count("num_shared_experts")
+    expert_width, shared_expert_count = config.size("moe_intermediate_size"), config.count("num_shared_experts")
     experts = moe(
         config.size("num_experts"),
         config.size("num_experts_per_tok"),
-        glu(config, width=width),
-        glu(config, width=width * shared_expert_count) if shared_expert_count else None,
+        glu(config, width=expert_width),
+        glu(config, width=expert_width * shared_expert_count) if shared_expert_count else None,
         router={"score_correction": "buffer", "scoring_func": "sigmoid"},
     )
     variants: Table = {}
-    for attention_kind, network_kind in dict.fromkeys(zip(attention_kinds, network_kinds, strict=True)):
+    for attention_kind, network_kind in dict.fromkeys(zip(attention_kinds, ffn_kinds, strict=True)):
         changes: Table = (
             {}
             if window is None
@@ -91,7 +91,7 @@ def _exaone_moe(config: Config) -> Table:
     pattern = layer_pattern(
         [
             f"{network_kind}_{attention_kind}"
-            for attention_kind, network_kind in zip(attention_kinds, network_kinds, strict=True)
+            for attention_kind, network_kind in zip(attention_kinds, ffn_kinds, strict=True)
         ]
     )
     block = layer_table(attention(config, **qk_norm(norm)), experts, norm)
@@ -106,6 +106,6 @@ IGNORED = field_names(
 )
 
 FAMILIES = {
-    "exaone4": Family(_exaone4, ignored_fields=IGNORED, field_writers=WINDOW),
-    "exaone_moe": Family(_exaone_moe, ignored_fields=IGNORED | {"first_last_k_dense_replace"}),
+    "exaone4": Family(_read_exaone4, ignored_fields=IGNORED, field_writers=WINDOW),
+    "exaone_moe": Family(_read_exaone_moe, ignored_fields=IGNORED | {"first_last_k_dense_replace"}),
 }

@@ -15,7 +15,7 @@ from ...family import Family
 from ...parts import QKVO, Table, attention, biases, decoder, glu, layer_table, rmsnorm
 
 
-def _hrm_text(config: Config) -> Table:
+def _read_hrm_text(config: Config) -> Table:
     cycles, low_cycles = config.size("H_cycles"), config.size("L_cycles")
     depth = config.optional_size("num_layers_per_stack") or config.size("num_hidden_layers")
     if 2 * depth > MOST_KINDS or depth * cycles * (low_cycles + 1) > MOST_LAYERS:
@@ -28,7 +28,7 @@ def _hrm_text(config: Config) -> Table:
     layer_kinds = [*low_names * low_cycles, *high_names] * cycles
     stack = {
         "num_hidden_layers": len(layer_kinds),
-        "variants": {name: {} for name in (*low_names, *high_names)},
+        "variants": {layer_kind: {} for layer_kind in (*low_names, *high_names)},
         "first_layers": layer_kinds,
         "pattern": layer_kinds[-1:],
         "shared_layers": [*low_names, *high_names],
@@ -40,7 +40,7 @@ def _hrm_text(config: Config) -> Table:
 
 FAMILIES = {
     "hrm_text": Family(
-        _hrm_text,
+        _read_hrm_text,
         modules={"layers": "L_module.layers.* + H_module.layers.*", "second_stream": "z_L_init"},
         earlier_names={
             **{f"self_attn.{leaf}": "attn.gqkv_proj" for leaf in ("gate_proj", "q_proj", "k_proj", "v_proj")},

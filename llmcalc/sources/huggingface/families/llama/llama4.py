@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 KINDS = {"chunked_attention": "chunked", "full_attention": "full"}
 
 
-def _llama4_text(config: Config) -> Table:
+def _read_llama4_text(config: Config) -> Table:
     """Reads Llama 4's text model: QK-norm has no weights and exists only in layers with RoPE."""
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
@@ -74,7 +74,7 @@ def _llama4_text(config: Config) -> Table:
         if expert_layers
         else {}
     )
-    networks = ["moe" if i in expert_layers else "dense" for i in range(depth)]
+    ffn_kinds = ["moe" if i in expert_layers else "dense" for i in range(depth)]
     block = layer_table(mixer, glu(config, width=config.size("intermediate_size_mlp")), norm)
     layer_kinds = [
         f"{attention_range}_{position_kind}"
@@ -85,7 +85,7 @@ def _llama4_text(config: Config) -> Table:
         block,
         norm,
         stack=combined_kinds(
-            (layer_kinds, kinds_of_attention), (networks, {"dense": {}, "moe": {"feed_forward": experts}})
+            (layer_kinds, kinds_of_attention), (ffn_kinds, {"dense": {}, "moe": {"feed_forward": experts}})
         ),
     )
 
@@ -113,7 +113,7 @@ EVERY_EXPERT = Deviation(
 
 FAMILIES = {
     "llama4_text": Family(
-        _llama4_text,
+        _read_llama4_text,
         ignored_fields=frozenset({"for_llm_compressor"}),
         field_writers={
             "intermediate_size": lambda s: s.moe.expert.intermediate_size,

@@ -15,7 +15,7 @@ IMAGE_TOKENS = 8
 """Rows of the embedding beyond the vocabulary, which the class adds."""
 
 
-def _mllama_text_model(config: Config) -> Table:
+def _read_mllama_text_model(config: Config) -> Table:
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     layers = config.get("cross_attention_layers")
     cross_layers = {3, 8, 13, 18, 23, 28, 33, 38} if layers is None else {*config.sizes("cross_attention_layers")}
@@ -39,7 +39,7 @@ FAMILIES = {
         uncounted_encoders={"vision_config": "mllama_vision_model"},
     ),
     "mllama_text_model": Family(
-        _mllama_text_model,
+        _read_mllama_text_model,
         modules=module_names("mllama_text_model"),
         dropout_fields={"attention": "dropout"},
     ),

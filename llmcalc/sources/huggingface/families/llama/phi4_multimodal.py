@@ -13,13 +13,13 @@ from ...parts import Table, attention, fused_glu
 from .llama import llama_like
 
 
-def _phi4_multimodal(config: Config) -> Table:
-    return llama_like(config, attention(config, fused_qkv=True), network=fused_glu(config))
+def _read_phi4_multimodal(config: Config) -> Table:
+    return llama_like(config, attention(config, fused_qkv=True), ffn=fused_glu(config))
 
 
 FAMILIES = {
     "phi4_multimodal": Family(
-        _phi4_multimodal,
+        _read_phi4_multimodal,
         {"head_dim": None},
         field_names(
             """

@@ -37,7 +37,7 @@ def _pre_norm_decoder(
     return decoder(config, layer_table(mixer, feed_forward, norm), norm, stack=stack)
 
 
-def _smollm3(config: Config) -> Table:
+def _read_smollm3(config: Config) -> Table:
     depth = config.size("num_hidden_layers")
     window = config.optional_size("sliding_window")
     flags = config.get("no_rope_layers")
@@ -65,14 +65,14 @@ def _smollm3(config: Config) -> Table:
     )
 
 
-def _seed_oss(config: Config) -> Table:
+def _read_seed_oss(config: Config) -> Table:
     mixer = attention(
         config, **biases(config.flag("attention_bias"), *QKV), **biases(config.flag("attention_out_bias"), "o_bias")
     )
     return _pre_norm_decoder(config, mixer, glu(config, config.flag("mlp_bias")))
 
 
-def _arcee(config: Config) -> Table:
+def _read_arcee(config: Config) -> Table:
     activation = config.choice(ACTIVATIONS, "hidden_act")
     return _pre_norm_decoder(
         config,
@@ -81,7 +81,7 @@ def _arcee(config: Config) -> Table:
     )
 
 
-def _apertus(config: Config) -> Table:
+def _read_apertus(config: Config) -> Table:
     activation = config.choice({**ACTIVATIONS, "xielu": "xielu"}, "hidden_act")
     mixer = attention(
         config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(rmsnorm(config.number("rms_norm_eps")))
@@ -89,7 +89,7 @@ def _apertus(config: Config) -> Table:
     return _pre_norm_decoder(config, mixer, mlp(config.size("intermediate_size"), activation, bias=False))
 
 
-def _helium(config: Config) -> Table:
+def _read_helium(config: Config) -> Table:
     """Reads Helium: the class's output projection is hidden_size × hidden_size, regardless of head_dim."""
     config.require(
         "head_dim",
@@ -100,9 +100,9 @@ def _helium(config: Config) -> Table:
 
 
 FAMILIES = {
-    "smollm3": Family(_smollm3, ignored_fields=frozenset({"max_window_layers"}), field_writers=UNPADDED),
+    "smollm3": Family(_read_smollm3, ignored_fields=frozenset({"max_window_layers"}), field_writers=UNPADDED),
     "seed_oss": Family(
-        _seed_oss,
+        _read_seed_oss,
         field_writers={"attention_out_bias": lambda s: s.full_attention.o_bias},
         dropout_fields={
             "attention": "attention_dropout",
@@ -110,11 +110,11 @@ FAMILIES = {
             "feed_forward": "residual_dropout",
         },
     ),
-    "arcee": Family(_arcee),
+    "arcee": Family(_read_arcee),
     "apertus": Family(
-        _apertus,
+        _read_apertus,
         ignored_fields=frozenset({"mlp_bias", "post_norm", "qk_norm"}),
         modules=module_names("apertus"),
     ),
-    "helium": Family(_helium),
+    "helium": Family(_read_helium),
 }

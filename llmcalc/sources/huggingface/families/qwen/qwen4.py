@@ -43,7 +43,7 @@ MOST_TABLES, LARGEST_TABLE = 256, 2**32
 """The most rows that a token looks up in all layers, and the largest table of one of them: primes are searched."""
 
 
-def _qwen4(config: Config) -> Table:
+def _read_qwen4(config: Config) -> Table:
     depth, streams, rank = config.size("num_hidden_layers"), config.size("hc_count"), config.size("hc_lowrank")
     norm, has_bias = offset_rmsnorm(config.number("rms_norm_eps")), config.flag("attention_bias")
     full_attention: Table = {
@@ -110,7 +110,7 @@ def _ngram_inputs(config: Config, norm: Table, streams: int) -> dict[int, Table]
     listed_layers = config.get("ple_layer_ids")
     numbers = [] if listed_layers is None else sorted({*config.sizes("ple_layer_ids")})
     longest_ngram, heads_per_ngram = config.size("ngram_size"), config.size("heads_per_ngram")
-    width, heads = (
+    ngram_width, heads = (
         config.optional_size("ple_embed_dim") or config.size("hidden_size"),
         (longest_ngram - 1) * heads_per_ngram,
     )
@@ -120,8 +120,8 @@ def _ngram_inputs(config: Config, norm: Table, streams: int) -> dict[int, Table]
         return {}
     if numbers[-1] > config.size("num_hidden_layers"):
         raise config.error("ple_layer_ids", numbers, "numbers of layers, from 1 to num_hidden_layers")
-    if heads < 1 or width % heads:
-        raise config.error("ple_embed_dim", width, f"a multiple of (ngram_size - 1) · heads_per_ngram = {heads}")
+    if heads < 1 or ngram_width % heads:
+        raise config.error("ple_embed_dim", ngram_width, f"a multiple of (ngram_size - 1) · heads_per_ngram = {heads}")
     if heads * len(numbers) > MOST_TABLES or least > LARGEST_TABLE:
         raise config.error("ngram_vocab_size_base", least, f"at most {LARGEST_TABLE}, and {MOST_TABLES} hashed heads")
     primes = list(islice(filter(_is_prime, count(least)), heads * len(numbers)))
@@ -132,7 +132,7 @@ def _ngram_inputs(config: Config, norm: Table, streams: int) -> dict[int, Table]
             "ngram_input": {
                 "ngram_rows": rows,
                 "ngram_heads": heads,
-                "ngram_head_dim": width // heads,
+                "ngram_head_dim": ngram_width // heads,
                 "streams": streams,
                 "conv_kernel_size": kernel_size,
                 "dilation": longest_ngram,
@@ -204,7 +204,7 @@ MODULES = {
 
 FAMILIES = {
     "qwen4_exp_text": Family(
-        _qwen4,
+        _read_qwen4,
         {"full_attention_interval": 4},
         frozenset({"mtp_num_hidden_layers"}),
         field_writers={

@@ -13,7 +13,7 @@ from ..experts.mixtral import NO_COUNT, OF_ABSENT_LAYERS, qwen_moe
 from ..llama.llama import llama_like
 
 
-def _qwen2_vl_text(config: Config) -> Table:
+def _read_qwen2_vl_text(config: Config) -> Table:
     """Reads Qwen2-VL's text model, where the head size is hidden_size / num_attention_heads despite `head_dim`."""
     return llama_like(config, attention(config, head_dim=None, **biases(True, *QKV)))
 
@@ -24,7 +24,7 @@ def _qwen3(config: Config) -> Table:
     )
 
 
-def _qwen3_vl_text(config: Config) -> Table:
+def _read_qwen3_vl_text(config: Config) -> Table:
     return llama_like(config, _qwen3(config))
 
 
@@ -41,11 +41,11 @@ OF_WRAPPER = field_names(
 
 FAMILIES = {
     "qwen2_vl": Family(None, text_type="qwen2_vl_text", tying_source="either", tower_file="qwen"),
-    "qwen2_vl_text": Family(_qwen2_vl_text, {"head_dim": None, "tie_word_embeddings": False}, OF_WRAPPER),
+    "qwen2_vl_text": Family(_read_qwen2_vl_text, {"head_dim": None, "tie_word_embeddings": False}, OF_WRAPPER),
     "qwen2_5_vl": Family(None, text_type="qwen2_5_vl_text", tying_source="either", tower_file="qwen"),
-    "qwen2_5_vl_text": Family(_qwen2_vl_text, {"head_dim": None, "tie_word_embeddings": False}, OF_WRAPPER),
+    "qwen2_5_vl_text": Family(_read_qwen2_vl_text, {"head_dim": None, "tie_word_embeddings": False}, OF_WRAPPER),
     "qwen3_vl": Family(None, text_type="qwen3_vl_text", tower_file="qwen"),
-    "qwen3_vl_text": Family(_qwen3_vl_text, {"tie_word_embeddings": False}),
+    "qwen3_vl_text": Family(_read_qwen3_vl_text, {"tie_word_embeddings": False}),
     "qwen3_vl_moe": Family(None, text_type="qwen3_vl_moe_text", tower_file="qwen"),
     "qwen3_vl_moe_text": Family(qwen3_vl_moe_text, ignored_fields=NO_COUNT | OF_ABSENT_LAYERS),
 }

@@ -51,7 +51,7 @@ def gated_delta_net(config: Config, **fields: Any) -> Table:
     )
     return {
         "type": "gated_delta_net",
-        **{name: config.size(name) for name in size_fields if name not in fields},
+        **{field_name: config.size(field_name) for field_name in size_fields if field_name not in fields},
         "norm_eps": config.number("rms_norm_eps"),
         **fields,
     }
@@ -73,13 +73,13 @@ def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
         **qk_norm(norm),
     )
     mixers: Table = {"linear": gated_delta_net(config), "full": {"type": "attention", **full_attention}}
-    networks: Table = {}
+    ffns_by_kind: Table = {}
     if not all(expert_flags):
-        networks[""] = {"type": "mlp", **glu(config)}
+        ffns_by_kind[""] = {"type": "mlp", **glu(config)}
     if any(expert_flags):
         shared_expert = glu(config, width=config.size("shared_expert_intermediate_size"))
         expert = glu(config, width=config.size("moe_intermediate_size"))
-        networks["_moe"] = moe(
+        ffns_by_kind["_moe"] = moe(
             config.size("num_experts"),
             config.size("num_experts_per_tok"),
             expert,
@@ -87,7 +87,9 @@ def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
             shared_expert_gate=True,
         )
     layer_tables = {
-        mixer + network: layer_table(mixers[mixer], networks[network], norm) for mixer in mixers for network in networks
+        mixer + ffn_kind: layer_table(mixers[mixer], ffns_by_kind[ffn_kind], norm)
+        for mixer in mixers
+        for ffn_kind in ffns_by_kind
     }
     period = config.size("full_attention_interval")
     default_kinds = ["linear" if (i + 1) % period else "full" for i in range(depth)]
@@ -102,7 +104,7 @@ def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
 def _prediction_module(config: Config, layer_kinds: list[str]) -> Table:
     """Returns Qwen's multi-token prediction: one module with a full-attention layer."""
     layers = config.count("mtp_num_hidden_layers") if config.has("mtp_num_hidden_layers") else 0
-    full_kind = next((name for name in reversed(layer_kinds) if name.startswith("full")), None)
+    full_kind = next((layer_kind for layer_kind in reversed(layer_kinds) if layer_kind.startswith("full")), None)
     if layers != 1 or full_kind is None or config.head != "lm":
         return {}
     return {
@@ -114,7 +116,7 @@ def _prediction_module(config: Config, layer_kinds: list[str]) -> Table:
     }
 
 
-def _qwen3_next(config: Config) -> Table:
+def _read_qwen3_next(config: Config) -> Table:
     dense_indices, expert_interval = config.get("mlp_only_layers"), config.size("decoder_sparse_step")
     dense_layers = set() if dense_indices is None else set(config.sizes("mlp_only_layers"))
     experts = config.count("num_experts") > 0
@@ -127,11 +129,11 @@ def _qwen3_next(config: Config) -> Table:
     )
 
 
-def _qwen3_5(config: Config) -> Table:
+def _read_qwen3_5(config: Config) -> Table:
     return _qwen_decoder(config, [False] * config.size("num_hidden_layers"))
 
 
-def _qwen3_5_moe(config: Config) -> Table:
+def _read_qwen3_5_moe(config: Config) -> Table:
     return _qwen_decoder(config, [True] * config.size("num_hidden_layers"))
 
 
@@ -151,12 +153,14 @@ def linear_attention_config(config: Config, defaults: Table | None = None) -> Co
     """
     stated_config = config.table("linear_attn_config") if config.has("linear_attn_config") else {}
     config.fields_read.update(OUTSIDE.values())
-    outside = {name: config.size(field) for name, field in OUTSIDE.items() if name not in stated_config}
+    outside = {
+        linear_field: config.size(field) for linear_field, field in OUTSIDE.items() if linear_field not in stated_config
+    }
     location = f"{config.location}linear_attn_config."
     return Config(stated_config, {**outside, **(defaults or {})}, config.model_type, location=location)
 
 
-def _kimi_linear(config: Config) -> Table:
+def _read_kimi_linear(config: Config) -> Table:
     config.require("moe_layer_freq", 1)
     linear_config = linear_attention_config(config)
     table = latent_decoder(
@@ -169,7 +173,7 @@ def _kimi_linear(config: Config) -> Table:
     return {**table, **prediction(config)}
 
 
-def _bailing_hybrid(config: Config) -> Table:
+def _read_bailing_hybrid(config: Config) -> Table:
     """Reads Ling 3 as in transformers, without query compression."""
     config.require("q_lora_rank", None)
     return ling_3(config)
@@ -223,25 +227,28 @@ def latent_decoder(config: Config, linear_attention: Table, full_attention: Tabl
     norm = rmsnorm(config.number("rms_norm_eps"))
     block: Table = {"norm": norm, "norm_placement": "pre"}
     mixers = {"linear": {**block, "attention": linear_attention}, "full": {**block, "attention": full_attention}}
-    width, shared_expert_count = config.size("moe_intermediate_size"), config.count("n_shared_experts")
-    shared_expert = glu(config, width=width * shared_expert_count) if shared_expert_count else None
+    expert_width, shared_expert_count = config.size("moe_intermediate_size"), config.count("n_shared_experts")
+    shared_expert = glu(config, width=expert_width * shared_expert_count) if shared_expert_count else None
     experts = moe(
         config.size("num_local_experts"),
         config.size("num_experts_per_tok"),
-        glu(config, width=width),
+        glu(config, width=expert_width),
         shared_expert,
         **SIGMOID,
     )
     layer_kinds = dense_or_moe(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
-    networks: Table = {"moe": experts, **({"dense": {"type": "mlp", **glu(config)}} if "dense" in layer_kinds else {})}
+    ffns_by_kind: Table = {
+        "moe": experts,
+        **({"dense": {"type": "mlp", **glu(config)}} if "dense" in layer_kinds else {}),
+    }
     layer_tables = {
-        f"{mixer_name}_{network_name}": {**mixer, "feed_forward": network}
+        f"{mixer_name}_{ffn_kind}": {**mixer, "feed_forward": ffn}
         for mixer_name, mixer in mixers.items()
-        for network_name, network in networks.items()
+        for ffn_kind, ffn in ffns_by_kind.items()
     }
     stack = stack_of_kinds(
         layer_tables,
-        [f"{mixer_name}_{network_name}" for mixer_name, network_name in zip(mixer_kinds, layer_kinds, strict=True)],
+        [f"{mixer_name}_{ffn_kind}" for mixer_name, ffn_kind in zip(mixer_kinds, layer_kinds, strict=True)],
     )
     return {**decoder(config, stack["block"], norm, stack=stack), "tie_word_embeddings": False}
 
@@ -262,7 +269,7 @@ def kimi_mixers(config: Config, linear_config: Config, depth: int) -> list[str]:
     return listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_kinds)
 
 
-def _olmo_hybrid(config: Config) -> Table:
+def _read_olmo_hybrid(config: Config) -> Table:
     """Reads OLMo Hybrid: full-attention layers have OLMo 3's norms, linear-attention layers pre-norms."""
     depth = config.size("num_hidden_layers")
     norm = float32_rmsnorm(config.number("rms_norm_eps"))
@@ -389,7 +396,7 @@ QWEN3_5_MODULES: Modules = {
 
 FAMILIES = {
     "qwen3_next": Family(
-        _qwen3_next,
+        _read_qwen3_next,
         {"full_attention_interval": 4},
         IGNORED | {"use_sliding_window"},
         field_writers={**QWEN_WRITES, **PARTIAL_ROTARY},
@@ -402,7 +409,7 @@ FAMILIES = {
         },
     ),
     "qwen3_5_text": Family(
-        _qwen3_5,
+        _read_qwen3_5,
         {"full_attention_interval": 4},
         IGNORED,
         field_writers={**QWEN_WRITES, **PARTIAL_ROTARY},
@@ -410,7 +417,7 @@ FAMILIES = {
     ),
     "qwen3_5": Family(None, text_type="qwen3_5_text", tower_file="qwen"),
     "qwen3_5_moe_text": Family(
-        _qwen3_5_moe,
+        _read_qwen3_5_moe,
         {"full_attention_interval": 4},
         IGNORED | {"mlp_only_layers", "intermediate_size"},
         field_writers={**QWEN_WRITES, **PARTIAL_ROTARY},
@@ -418,7 +425,7 @@ FAMILIES = {
     ),
     "qwen3_5_moe": Family(None, text_type="qwen3_5_moe_text", tower_file="qwen"),
     "kimi_linear": Family(
-        _kimi_linear,
+        _read_kimi_linear,
         {"first_k_dense_replace": 1, "moe_layer_freq": 1},
         ROUTING,
         aliases=KIMI_NAMES,
@@ -431,7 +438,7 @@ FAMILIES = {
         },
     ),
     "bailing_hybrid": Family(
-        _bailing_hybrid,
+        _read_bailing_hybrid,
         {"q_lora_rank": None},
         ROUTING | OF_LING,
         aliases=KIMI_NAMES,
@@ -446,5 +453,7 @@ FAMILIES = {
         modules={**KDA_MODULES, "self_attn.gate_proj": "g_proj"},
         earlier_names={"self_attn": "attention", "forget_gate.f_proj": "f_proj", "attention.o_proj": "attention.dense"},
     ),
-    "olmo_hybrid": Family(_olmo_hybrid, ignored_fields=frozenset({"partial_rotary_factor"}), field_writers=UNPADDED),
+    "olmo_hybrid": Family(
+        _read_olmo_hybrid, ignored_fields=frozenset({"partial_rotary_factor"}), field_writers=UNPADDED
+    ),
 }

@@ -51,11 +51,11 @@ KINDS = {
 """Letter of a layer in `hybrid_override_pattern` → its names in lists, old and new."""
 
 
-def _nemotron(config: Config) -> Table:
+def _read_nemotron(config: Config) -> Table:
     norm = layernorm(config.number("norm_eps"), unit_offset=True)
     mixer = attention(config, position=rope(config, 0.5), **biases(config.flag("attention_bias"), *QKVO))
-    network = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"), config.flag("mlp_bias"))
-    return decoder(config, layer_table(mixer, network, norm), norm)
+    ffn = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"), config.flag("mlp_bias"))
+    return decoder(config, layer_table(mixer, ffn, norm), norm)
 
 
 def layer_kinds(config: Config) -> list[str]:
@@ -63,7 +63,7 @@ def layer_kinds(config: Config) -> list[str]:
     field = "layer_types" if config.has("layer_types") or config.has("layers_block_type") else "hybrid_override_pattern"
     pattern: Any = config.get(field)
     letters = list(pattern) if isinstance(pattern, str) else config.texts(field)
-    kinds = [KINDS.get(name, "") for name in letters]
+    kinds = [KINDS.get(letter, "") for letter in letters]
     if not kinds or "" in kinds:
         raise config.error(
             field, pattern, "a layer for each of M, *, - and E, or a list of mamba, attention, mlp and moe"
@@ -114,7 +114,7 @@ def _moe(config: Config, act: str) -> Table:
     )
 
 
-def _nemotron_h(config: Config) -> Table:
+def _read_nemotron_h(config: Config) -> Table:
     return single_sublayer_model(config, [(kind, config) for kind in layer_kinds(config)])
 
 
@@ -141,11 +141,13 @@ def single_sublayer_model(config: Config, layers: list[tuple[str, Config]]) -> T
     kind_names: list[str] = []
     for kind, fields in layers:
         table = {**layer_parts[kind](fields), "norm": norm, "norm_placement": "pre"}
-        same_kind = [name for name in table_by_kind if name.partition("_")[0] == kind]
+        same_kind = [variant_name for variant_name in table_by_kind if variant_name.partition("_")[0] == kind]
         new_name = f"{kind}_{len(same_kind)}" if same_kind else kind
-        name = next((name for name in same_kind if table_by_kind[name] == table), new_name)
-        table_by_kind[name] = table
-        kind_names.append(name)
+        variant_name = next(
+            (variant_name for variant_name in same_kind if table_by_kind[variant_name] == table), new_name
+        )
+        table_by_kind[variant_name] = table
+        kind_names.append(variant_name)
     stack = stack_of_kinds(table_by_kind, kind_names)
     return decoder(
         config,
@@ -167,14 +169,14 @@ def _names_of_layers(config_values: ConfigValues) -> list[str]:
 
 FAMILIES = {
     "nemotron": Family(
-        _nemotron,
+        _read_nemotron,
         ignored_fields=field_names(
             "kv_channels layernorm_type rope_percent partial_rotary_factor rotary_percent rope_percentage"
         ),
         field_writers=PARTIAL_ROTARY,
     ),
     "nemotron_h": Family(
-        _nemotron_h,
+        _read_nemotron_h,
         {"num_hidden_layers": 4, "hybrid_override_pattern": "ME*-"},
         IGNORED
         | {"attention_head_dim", "mamba_expand", "mamba_d_state", "mtp_hybrid_override_pattern", "num_hidden_layers"}

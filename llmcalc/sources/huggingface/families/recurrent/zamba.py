@@ -58,14 +58,16 @@ def _hybrid_decoder(
             f"{depth} times mamba or hybrid, as num_hidden_layers says",
         )
     mixer_fields = layer_table(mixer, NONE, norm)
-    hybrids = [i for i, name in enumerate(layer_kinds) if name == "hybrid"]
+    hybrids = [i for i, layer_kind in enumerate(layer_kinds) if layer_kind == "hybrid"]
     block_of_layer = {layer: f"hybrid_{i % blocks + 1}" if blocks > 1 else "hybrid" for i, layer in enumerate(hybrids)}
     layer_tables: dict[str, Table] = {"mamba": {"type": "block", **mixer_fields}}
     is_tied = config.flag("tie_word_embeddings")  # the classes tie the shared blocks and all other ties, or nothing
     layers = list(block_of_layer.values())
-    for name in dict.fromkeys(layers):
-        adapter_fields = {"idle_adapters": layers.count(name) - 1} if "adapter_rank" in block and not is_tied else {}
-        layer_tables[name] = {"type": "zamba", **mixer_fields, "transformer": {**block, **adapter_fields}}
+    for layer_kind in dict.fromkeys(layers):
+        adapter_fields = (
+            {"idle_adapters": layers.count(layer_kind) - 1} if "adapter_rank" in block and not is_tied else {}
+        )
+        layer_tables[layer_kind] = {"type": "zamba", **mixer_fields, "transformer": {**block, **adapter_fields}}
     kind_variants = [block_of_layer.get(i, "mamba") for i in range(depth)]
     stack = stack_of_kinds(layer_tables, kind_variants)
     shared_kinds = list(dict.fromkeys(layers)) if is_tied else []
@@ -90,7 +92,7 @@ def _double_width_attention(config: Config, position: Table | None) -> Table:
     )
 
 
-def _zamba(config: Config) -> Table:
+def _read_zamba(config: Config) -> Table:
     heads = config.size("n_mamba_heads")
     has_bias = config.flag("mamba_proj_bias")
     channels = config.size("mamba_expand") * config.size("hidden_size")
@@ -127,7 +129,7 @@ def _zamba(config: Config) -> Table:
     )
 
 
-def _zamba2(config: Config) -> Table:
+def _read_zamba2(config: Config) -> Table:
     heads = config.size("n_mamba_heads")
     channels = config.size("mamba_expand") * config.size("hidden_size")
     has_bias = config.flag("add_bias_linear")
@@ -165,11 +167,11 @@ def _zamba2(config: Config) -> Table:
             config.get("num_key_value_heads"),
             "num_attention_heads: an attention adapter is as wide as the queries",
         )
-    network = glu(config, width=config.optional_size("intermediate_size") or 4 * config.size("hidden_size"))
-    network |= biases(has_bias, "gate_bias", "up_bias", "down_bias")
+    ffn = glu(config, width=config.optional_size("intermediate_size") or 4 * config.size("hidden_size"))
+    ffn |= biases(has_bias, "gate_bias", "up_bias", "down_bias")
     block: Table = {
         "attention": shared_attention,
-        "feed_forward": network,
+        "feed_forward": ffn,
         "adapter_rank": config.size("adapter_rank"),
         "attention_adapters": has_adapters,
     }
@@ -207,9 +209,9 @@ def _shared_blocks(config_values: ConfigValues) -> int:
         1,
         len(
             {
-                name
-                for name in config_values.first_stack.layer_names()
-                if hasattr(config_values.first_stack.layer(name), "transformer")
+                layer_kind
+                for layer_kind in config_values.first_stack.layer_names()
+                if hasattr(config_values.first_stack.layer(layer_kind), "transformer")
             }
         ),
     )
@@ -232,7 +234,7 @@ ZAMBA_MODULES: Modules = {
 
 FAMILIES = {
     "zamba": Family(
-        _zamba,
+        _read_zamba,
         ignored_fields=OTHER,
         aliases={"layers_block_type": "layer_types", "attention_head_dim": "head_dim"},
         field_writers={
@@ -249,7 +251,7 @@ FAMILIES = {
         },
     ),
     "zamba2": Family(
-        _zamba2,
+        _read_zamba2,
         ignored_fields=OTHER,
         aliases={"layers_block_type": "layer_types", "attention_head_dim": "head_dim"},
         field_writers={

@@ -18,9 +18,13 @@ from .kimi_k3 import block_residual_decoder
 QWEN = DELTA["qwen3_next"]
 
 
-def _alice_ai(config: Config) -> Table:
-    for name, value in (("attention_bias", False), ("decoder_sparse_step", 1), ("router_bias_correction", True)):
-        config.require(name, value)
+def _read_alice_ai(config: Config) -> Table:
+    for field_name, field_value in (
+        ("attention_bias", False),
+        ("decoder_sparse_step", 1),
+        ("router_bias_correction", True),
+    ):
+        config.require(field_name, field_value)
     config.require("mlp_only_layers", None, [])
     config.require("router_score_function", "sigmoid")
     if config.count("mtp_num_hidden_layers"):
@@ -57,7 +61,7 @@ def _alice_ai(config: Config) -> Table:
 
 FAMILIES = {
     "alice_ai": Family(
-        _alice_ai,
+        _read_alice_ai,
         {
             **class_defaults("qwen3_next"),
             **QWEN.defaults,

@@ -16,7 +16,7 @@ from .wrappers import READ_HERE
 MIXER_FIELDS = ("num_attention_heads", "head_dim", "qk_rope_head_dim", "q_lora_rank", "o_groups", "o_lora_rank")
 
 
-def _deepseek_v41_text(config: Config) -> Table:
+def _read_deepseek_v41_text(config: Config) -> Table:
     uncounted_prediction(config)
     config.require("n_shared_experts", 1)
     config.require("num_key_value_heads", 1)
@@ -33,9 +33,9 @@ def _deepseek_v41_text(config: Config) -> Table:
         "norm": norm,
         "position": full_rope(config),
     }
-    network = clamped_swiglu(glu(config, width=config.size("moe_intermediate_size")))
+    ffn = clamped_swiglu(glu(config, width=config.size("moe_intermediate_size")))
     router = {"scoring_func": "sqrtsoftplus", "score_correction": "parameter", "image_correction": True}
-    experts = moe(config.size("n_routed_experts"), config.size("num_experts_per_tok"), network, network, router=router)
+    experts = moe(config.size("n_routed_experts"), config.size("num_experts_per_tok"), ffn, ffn, router=router)
     block = {
         "type": "delayed_hyper",
         "attention": mixer,
@@ -60,7 +60,7 @@ def _entry_layers(config: Config, depth: int) -> list[tuple[str, Table]]:
     if len(compression_ratios) < depth:
         raise config.error("compress_ratios", compression_ratios, f"{depth} numbers of tokens per entry, 0 for none")
     sources, choosers = (
-        _layer_indices(config, name, depth) for name in ("kv_source_layer_ids", "index_source_layer_ids")
+        _layer_indices(config, field_name, depth) for field_name in ("kv_source_layer_ids", "index_source_layer_ids")
     )
     selected_tokens, blocks = config.size("index_topk"), _candidate_blocks(config)
     indexer: Table = {field: config.size(field) for field in ("index_n_heads", "index_head_dim")}
@@ -112,12 +112,12 @@ def _entry_layers(config: Config, depth: int) -> list[tuple[str, Table]]:
 
 
 def _candidate_blocks(config: Config) -> Table:
-    return {name: config.size(name) for name in ("candidate_topk_blocks", "candidate_block_size")}
+    return {field_name: config.size(field_name) for field_name in ("candidate_topk_blocks", "candidate_block_size")}
 
 
-def _layer_indices(config: Config, name: str, depth: int) -> set[int]:
+def _layer_indices(config: Config, field_name: str, depth: int) -> set[int]:
     """Returns the indices of the model's layers that a field lists."""
-    return {i for i in config.sizes(name) if i < depth}
+    return {i for i in config.sizes(field_name) if i < depth}
 
 
 def _ngram_inputs(config: Config, depth: int, streams: int, norm: Table) -> dict[int, Table]:
@@ -182,7 +182,7 @@ VLLM = "https://github.com/vllm-project/vllm/blob/main/vllm/models/deepseek_v41"
 
 FAMILIES = {
     "deepseek_v41_text": Family(
-        _deepseek_v41_text,
+        _read_deepseek_v41_text,
         DEFAULTS,
         field_names(
             """

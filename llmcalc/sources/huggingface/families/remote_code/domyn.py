@@ -15,7 +15,7 @@ PATTERN = [0, 0, *[1, 1, 1, 0] * 8, 0, 0]
 """1 for each layer with RoPE, a window and narrow heads of the default 36 layers, 0 for the others."""
 
 
-def _domyn_edge(config: Config) -> Table:
+def _read_domyn_edge(config: Config) -> Table:
     config.require("attention_bias", False)
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
     positions, windows, head_dims = config.texts("position_layers"), config.get("window_sizes"), _head_dims(config)
@@ -53,7 +53,7 @@ def _head_dims(config: Config) -> list[int]:
 
 FAMILIES = {
     "domynedge": Family(
-        _domyn_edge,
+        _read_domyn_edge,
         {
             "vocab_size": 115269,
             "hidden_size": 2560,

@@ -24,13 +24,13 @@ TEXT_OF_VERSION = {2.0: "minicpm", 2.5: "llama", 2.6: "qwen2", 4.0: "llama", 4.5
 """Version of MiniCPM-V → the model type of its text model."""
 
 
-def _minicpmv(config: Config) -> Table:
+def _read_minicpmv(config: Config) -> Table:
     """Reads MiniCPM-V, whose version determines the text model; the first two versions do not state their version."""
     first_version = 2.0 if config.size("hidden_size") == 2304 else 2.5
     return _text_of_version(config, first_version)
 
 
-def _minicpmo(config: Config) -> Table:
+def _read_minicpmo(config: Config) -> Table:
     """Reads MiniCPM-o, whose first version is 2.6."""
     return _text_of_version(config, 2.6)
 
@@ -64,7 +64,7 @@ def _text_of_type(config: Config, model_type: str, fields: Mapping[str, Any]) ->
     return table
 
 
-def _moondream(config: Config) -> Table:
+def _read_moondream(config: Config) -> Table:
     """Reads Moondream 2: Phi's layers, with Phi 1.5's sizes where `text_config` or `config.text` state none."""
     config.notes.append(f"vision: {NOT_COUNTED}" if config.has("text_config") else f"region: {REGION}")
     stated_fields = config.table("text_config") if config.has("text_config") else config.data
@@ -74,7 +74,11 @@ def _moondream(config: Config) -> Table:
     unknown_names = sorted(text_fields.keys() - TEXT_NAMES.keys() - {"prefix_attn", "group_size"})
     if unknown_names:
         raise config.error(f"config.text.{unknown_names[0]}", text_fields[unknown_names[0]], "no such field")
-    named_sizes = {usual_name: text_fields[name] for name, usual_name in TEXT_NAMES.items() if name in text_fields}
+    named_sizes = {
+        usual_name: text_fields[field_name]
+        for field_name, usual_name in TEXT_NAMES.items()
+        if field_name in text_fields
+    }
     return _text_of_type(config, "phi", {**stated_fields, **named_sizes})
 
 
@@ -165,14 +169,14 @@ FAMILIES = {
         _llava("phi3", f"{GITHUB}Blaizzy/mlx-vlm/blob/main/mlx_vlm/models/phi4_siglip/language.py"), generates_text=True
     ),
     "minicpmv": Family(
-        _minicpmv,
+        _read_minicpmv,
         ignored_fields=MINICPM_FIELDS | {"vision_config"},
         tower_class_prefixes="MiniCPMV",
         tower_file="published_code",
         source=f"{VLLM}minicpmv.py",
     ),
     "minicpmo": Family(
-        _minicpmo,
+        _read_minicpmo,
         uncounted_fields={"tts_config": "its speech decoder is not counted"},
         ignored_fields=MINICPM_FIELDS | {"vision_config", "audio_config"},
         tower_class_prefixes="MiniCPMO",
@@ -221,7 +225,7 @@ FAMILIES = {
     ),
     **{
         kind: Family(
-            _moondream,
+            _read_moondream,
             {"config": None, "text_config": None},
             ignored_fields=frozenset({"vision_config"}),
             generates_text=True,

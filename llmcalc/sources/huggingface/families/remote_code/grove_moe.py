@@ -15,17 +15,17 @@ ADJUGATE_WIDTH = 128
 """Sizes that the source's class states; no field of the config has them."""
 
 
-def _grove_moe(config: Config) -> Table:
+def _read_grove_moe(config: Config) -> Table:
     table = qwen3_moe(config)
     stack = table["decoder"]
     if config.size("num_experts") % EXPERTS_PER_GROUP:
         raise config.error("num_experts", config.size("num_experts"), f"a multiple of {EXPERTS_PER_GROUP}")
     layer_tables = [stack["block"], *stack.get("variants", {}).values()]
     for layer_table in layer_tables:
-        network = layer_table.get("feed_forward", {})
-        if network.get("type") == "moe":
-            adjugate = {**network["expert"], "intermediate_size": ADJUGATE_WIDTH}
-            network |= {"type": "grove_moe", "experts_per_group": EXPERTS_PER_GROUP, "adjugate_expert": adjugate}
+        ffn = layer_table.get("feed_forward", {})
+        if ffn.get("type") == "moe":
+            adjugate = {**ffn["expert"], "intermediate_size": ADJUGATE_WIDTH}
+            ffn |= {"type": "grove_moe", "experts_per_group": EXPERTS_PER_GROUP, "adjugate_expert": adjugate}
     return table
 
 
@@ -33,7 +33,7 @@ CODE = "https://github.com/inclusionAI/GroveMoE/blob/main/src/transformers-4.51.
 
 FAMILIES = {
     "grove_moe": Family(
-        _grove_moe,
+        _read_grove_moe,
         {
             "num_key_value_heads": None,
             "head_dim": None,

@@ -28,7 +28,7 @@ JET_DEFAULTS: dict[str, Any] = {
 SECTION = "efficient_attention_config"
 
 
-def _jet_nemotron(config: Config) -> Table:
+def _read_jet_nemotron(config: Config) -> Table:
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     heads = config.size("num_attention_heads")
     head_dim = config.quotient("num_attention_heads", config.size("hidden_size"), heads)
@@ -50,11 +50,11 @@ def _jet_nemotron(config: Config) -> Table:
     return decoder(config, block, norm, stack=combined_kinds((layer_kinds, layer_changes)))
 
 
-def _section(config: Config, name: str, defaults: dict[str, Any]) -> Config:
+def _section(config: Config, section_name: str, defaults: dict[str, Any]) -> Config:
     """Returns the table of one kind of layer in `efficient_attention_config`."""
     location = f"{config.location}{SECTION}."
-    section = Config(config.table(SECTION), {}, config.model_type, location=location).table(name)
-    return Config(section, defaults, config.model_type, location=f"{location}{name}.")
+    section = Config(config.table(SECTION), {}, config.model_type, location=location).table(section_name)
+    return Config(section, defaults, config.model_type, location=f"{location}{section_name}.")
 
 
 def _jet_block(config: Config, fields: Config) -> Table:
@@ -78,16 +78,16 @@ def _jet_block(config: Config, fields: Config) -> Table:
 
 def _epsilon(fields: Config) -> float:
     """Returns the ε of the norm, which published configs may write as a text."""
-    value = fields.get("norm_eps")
+    norm_eps = fields.get("norm_eps")
     try:
-        return Config({"norm_eps": float(value)}, {}, fields.model_type, location=fields.location).number("norm_eps")
+        return Config({"norm_eps": float(norm_eps)}, {}, fields.model_type, location=fields.location).number("norm_eps")
     except (TypeError, ValueError):
-        raise fields.error("norm_eps", value, "a number") from None
+        raise fields.error("norm_eps", norm_eps, "a number") from None
 
 
 FAMILIES = {
     "jet_nemotron": Family(
-        _jet_nemotron,
+        _read_jet_nemotron,
         {
             "vocab_size": 151936,
             "hidden_act": "silu",

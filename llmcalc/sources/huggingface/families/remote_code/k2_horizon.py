@@ -33,7 +33,7 @@ SPARSE_FIELDS = field_names(
 """Fields that only layers with experts, or only windows, need."""
 
 
-def _k2_horizon(config: Config) -> Table:
+def _read_k2_horizon(config: Config) -> Table:
     depth, eps = config.size("num_hidden_layers"), config.number("rms_norm_eps")
     norm = float32_rmsnorm(eps, groups=config.size("layernorm_num_groups"))
     if config.size("hidden_size") % norm["groups"]:
@@ -72,28 +72,28 @@ def _sparse_layer(config: Config, experts: int) -> Table:
     router: Table = {"scoring_func": scoring}
     if config.flag("moe_gate_bias"):
         router["score_correction"] = "parameter"
-    width, shared = config.size("moe_intermediate_size"), config.count("num_shared_experts")
-    network = moe(
+    expert_width, shared = config.size("moe_intermediate_size"), config.count("num_shared_experts")
+    ffn = moe(
         experts,
         config.size("num_experts_per_tok"),
-        glu(config, width=width),
-        glu(config, width=width * shared) if shared else None,
+        glu(config, width=expert_width),
+        glu(config, width=expert_width * shared) if shared else None,
         router=router,
     )
     value_experts = config.count("mova_num_experts")
     if not value_experts:
-        return {"feed_forward": network}
+        return {"feed_forward": ffn}
     value_projection = {
         "num_experts": value_experts,
         "num_experts_per_tok": config.size("mova_num_experts_per_tok"),
         "router": router,
     }
-    return {"feed_forward": network, "attention": {"value_experts": value_projection}}
+    return {"feed_forward": ffn, "attention": {"value_experts": value_projection}}
 
 
 FAMILIES = {
     "k2_horizon": Family(
-        _k2_horizon,
+        _read_k2_horizon,
         {
             "vocab_size": 64256,
             "hidden_size": 1536,

@@ -17,7 +17,7 @@ from ..deepseek.deepseek import SIGMOID, latent_attention
 from ..recurrent.delta import KDA_MODULES, KIMI_LINEAR, KIMI_NAMES, ROUTING, kda, kimi_mixers, linear_attention_config
 
 
-def _kimi_k3(config: Config) -> Table:
+def _read_kimi_k3(config: Config) -> Table:
     config.require("moe_layer_freq", 1)
     config.require("num_key_value_heads", None, config.size("num_attention_heads"))
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
@@ -30,10 +30,10 @@ def _kimi_k3(config: Config) -> Table:
         "moe": {},
         "dense": {"feed_forward": {"type": "mlp", **glu(config)}},
     }
-    network_kinds = dense_or_moe(config, depth, config.count("first_k_dense_replace"))
+    ffn_kinds = dense_or_moe(config, depth, config.count("first_k_dense_replace"))
     layers = [
-        (f"{mixer}_{network}", {**changes[mixer], **changes[network]})
-        for mixer, network in zip(mixers.kinds, network_kinds, strict=True)
+        (f"{mixer}_{ffn_kind}", {**changes[mixer], **changes[ffn_kind]})
+        for mixer, ffn_kind in zip(mixers.kinds, ffn_kinds, strict=True)
     ]
     if block_size is None:
         return decoder(config, base_layer, norm, stack=stack_of_layers(layers))
@@ -54,9 +54,9 @@ def block_residual_decoder(
     for index, (layer_kind, changes) in enumerate(layers):
         finished, starts = ceil_div(index, block_size), index % block_size == 0
         residuals = {"attention_blocks": finished, "feed_forward_blocks": finished + starts, "starts_block": starts}
-        name = f"{layer_kind}_{finished}" + ("_start" if starts else "")
+        variant_name = f"{layer_kind}_{finished}" + ("_start" if starts else "")
         idle = {"idle_residual": True} if first_is_idle and not index else {}
-        placed_layers.append((name, {**changes, **residuals, **idle}))
+        placed_layers.append((variant_name, {**changes, **residuals, **idle}))
     block = {
         **base_layer,
         "type": "block_residual",
@@ -102,15 +102,15 @@ def _attention_mixers(config: Config, depth: int) -> _Mixers:
 
 def _latent_experts(config: Config) -> Table:
     """Returns routed experts on a latent width, and the shared experts as one network."""
-    width, shared_expert_count = config.size("moe_intermediate_size"), config.count("n_shared_experts")
+    expert_width, shared_expert_count = config.size("moe_intermediate_size"), config.count("n_shared_experts")
     latent_width, eps = config.optional_size("routed_expert_hidden_size"), config.number("rms_norm_eps")
     output_norm = {"output_norm": rmsnorm(eps)} if config.flag("latent_moe_use_norm") else {}
     latent_fields: Table = {} if latent_width is None else {"latent": {"moe_latent_size": latent_width, **output_norm}}
     return moe(
         config.size("num_local_experts"),
         config.size("num_experts_per_tok"),
-        glu(config, width=width),
-        glu(config, width=width * shared_expert_count) if shared_expert_count else None,
+        glu(config, width=expert_width),
+        glu(config, width=expert_width * shared_expert_count) if shared_expert_count else None,
         **latent_fields,
         **SIGMOID,
     )
@@ -125,7 +125,7 @@ FAMILIES = {
         tower_file="published_code",
     ),
     "kimi_k3_text": Family(
-        _kimi_k3,
+        _read_kimi_k3,
         {
             **KIMI_LINEAR,
             "hidden_act": "situ",

@@ -29,7 +29,7 @@ from ...parts import (
 )
 
 
-def _hf_olmo(config: Config) -> Table:
+def _read_hf_olmo(config: Config) -> Table:
     """Reads OLMo 1, with one flag for all linear biases and one for norm weights."""
     bias = config.flag("include_bias")
     config.choice({"sequential": True, "llama": True}, "block_type")
@@ -81,14 +81,14 @@ def _kv_heads(config: Config) -> int:
 
 def _feed_forward(config: Config, bias: bool) -> Table:
     """Returns the feed-forward network; for SwiGLU, `mlp_hidden_size` is the width of gate and values together."""
-    width = config.optional_size("intermediate_size") or _network_width(config, config.size("mlp_ratio"))
+    ffn_width = config.optional_size("intermediate_size") or _network_width(config, config.size("mlp_ratio"))
     config.fields_read.add("mlp_ratio")
     activation = config.choice({"swiglu": "silu", "gelu": "gelu", "relu": "relu"}, "hidden_act")
     if activation != "silu":
-        return {"intermediate_size": width, "hidden_act": activation, **biases(bias, "up_bias", "down_bias")}
-    half_width = config.quotient("intermediate_size", width, 2) if width % 2 == 0 else 0
+        return {"intermediate_size": ffn_width, "hidden_act": activation, **biases(bias, "up_bias", "down_bias")}
+    half_width = config.quotient("intermediate_size", ffn_width, 2) if ffn_width % 2 == 0 else 0
     if not half_width:
-        raise config.error("intermediate_size", width, "an even number")
+        raise config.error("intermediate_size", ffn_width, "an even number")
     return {
         "intermediate_size": half_width,
         "hidden_act": activation,
@@ -107,7 +107,7 @@ def _network_width(config: Config, multiplier: int) -> int:
     return multiplier * hidden
 
 
-def _molmo(config: Config) -> Table:
+def _read_molmo(config: Config) -> Table:
     """Reads Molmo 1: 128 additional embedding rows for images, which the head does not score."""
     config.require("layer_norm_type", "rms")
     config.require("tie_word_embeddings", False)
@@ -116,12 +116,12 @@ def _molmo(config: Config) -> Table:
     mixer.pop("head_dim", None)
     if config.flag("attention_layer_norm"):
         mixer |= qk_norm(norm, "projection")
-    width = config.size("intermediate_size")
-    if width % 2:
-        raise config.error("intermediate_size", width, "an even number: the gate and the other half together")
+    ffn_width = config.size("intermediate_size")
+    if ffn_width % 2:
+        raise config.error("intermediate_size", ffn_width, "an even number: the gate and the other half together")
     block = layer_table(
         mixer,
-        {"intermediate_size": width // 2, "hidden_act": "silu", "gated": True},
+        {"intermediate_size": ffn_width // 2, "hidden_act": "silu", "gated": True},
         norm,
         "output" if config.flag("norm_after") else "pre",
     )
@@ -141,12 +141,12 @@ def _molmo_vision(config: Config) -> int:
     from the end, side by side. Four patches become one by attention of their mean, and a gated network has the text
     model's widths.
     """
-    width, patch, rows, depth = 1024, 3 * 14 * 14, 24 * 24 + 1, 23
-    layer = 4 * width * (width + 1) + 2 * 4 * width * width + 5 * width + 4 * width
-    encoder = width * (patch + 1 + rows + 2) + depth * layer
-    pooling = 3 * (2 * width + 1) * width + (width + 1) * width + 2 * 2 * width
+    hidden_size, patch, rows, depth = 1024, 3 * 14 * 14, 24 * 24 + 1, 23
+    layer = 4 * hidden_size * (hidden_size + 1) + 2 * 4 * hidden_size * hidden_size + 5 * hidden_size + 4 * hidden_size
+    encoder = hidden_size * (patch + 1 + rows + 2) + depth * layer
+    pooling = 3 * (2 * hidden_size + 1) * hidden_size + (hidden_size + 1) * hidden_size + 2 * 2 * hidden_size
     gated_width = config.size("intermediate_size") // 2
-    return encoder + pooling + gated_width * (2 * width + config.size("hidden_size"))
+    return encoder + pooling + gated_width * (2 * hidden_size + config.size("hidden_size"))
 
 
 OLMO_MODULES = {
@@ -164,7 +164,7 @@ OLMO_MODULES = {
 """Node → its module in the code of OLMo 1 and Molmo 1."""
 
 
-def _openlm(config: Config) -> Table:
+def _read_openlm(config: Config) -> Table:
     """Reads OpenLM's models, whose arguments may be in a separate table."""
     arguments: Mapping[str, Any] = config.table("params_args_dict") if config.has("params_args_dict") else {}
     config.fields_read.add("params_args_dict")
@@ -199,16 +199,16 @@ def _openlm_arguments(config: Config) -> Table:
     ffn_width = 256 * -(
         -(2 * _network_width(config, 4) // 3) // 256
     )  # two thirds of four times the width, up to a multiple of 256
-    gated_network = {"intermediate_size": ffn_width, "gated": True}
-    networks = {
-        "swiglu": {**gated_network, "hidden_act": "silu"},
-        "swiglu_torch": {**gated_network, "hidden_act": "silu"},
-        "gemma_geglu": {**gated_network, "hidden_act": "gelu", **biases(True, "gate_bias", "up_bias", "down_bias")},
+    gated_ffn = {"intermediate_size": ffn_width, "gated": True}
+    ffns_by_kind = {
+        "swiglu": {**gated_ffn, "hidden_act": "silu"},
+        "swiglu_torch": {**gated_ffn, "hidden_act": "silu"},
+        "gemma_geglu": {**gated_ffn, "hidden_act": "gelu", **biases(True, "gate_bias", "up_bias", "down_bias")},
         "gelu": {"intermediate_size": _network_width(config, 4), "hidden_act": "gelu"},
     }
-    network = config.choice(networks, "ffn_type")
+    ffn = config.choice(ffns_by_kind, "ffn_type")
     stack = {"embedding_norm": norm} if config.flag("post_embed_norm") else {}
-    block = layer_table(mixer, network, norm)
+    block = layer_table(mixer, ffn, norm)
     return decoder(config, block, norm, stack=stack)
 
 
@@ -229,7 +229,7 @@ OLMO_NAMES = {
 
 FAMILIES = {
     "hf_olmo": Family(
-        _hf_olmo,
+        _read_hf_olmo,
         {
             "vocab_size": 50257,
             "embedding_size": 50304,
@@ -268,7 +268,7 @@ FAMILIES = {
         source=OLMO,
     ),
     "molmo": Family(
-        _molmo,
+        _read_molmo,
         {
             "vocab_size": 50304,
             "embedding_size": None,
@@ -285,7 +285,7 @@ FAMILIES = {
         source=f"{VLLM}molmo.py",
     ),
     "openlm": Family(
-        _openlm,
+        _read_openlm,
         {
             "norm_eps": 1e-5,
             "model_norm": "default_layer_norm",

@@ -12,7 +12,7 @@ from ...parts import Table, dense_or_moe
 from ..deepseek.deepseek import LATENT, ROUTING, SIGMOID, deepseek_decoder, latent_attention, routed_experts
 
 
-def _pangu_ultra_moe(config: Config) -> Table:
+def _read_pangu_ultra_moe(config: Config) -> Table:
     depth, first_expert_layer = config.size("num_hidden_layers"), config.count("first_k_dense_replace")
     config.require("sandwich_norm", True)
     router: Table = SIGMOID if config.flag("router_enable_expert_bias") else {"router": {"scoring_func": "sigmoid"}}
@@ -31,7 +31,7 @@ def _pangu_ultra_moe(config: Config) -> Table:
 
 FAMILIES = {
     "pangu_ultra_moe": Family(
-        _pangu_ultra_moe,
+        _read_pangu_ultra_moe,
         {
             **LATENT,
             "hidden_act": "silu",

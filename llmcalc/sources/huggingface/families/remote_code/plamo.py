@@ -24,7 +24,7 @@ from ...parts import (
 )
 
 
-def _plamo2(config: Config) -> Table:
+def _read_plamo2(config: Config) -> Table:
     """Reads PLaMo 2: every `mamba_step`-th layer has attention; `full_attention_idx` lists layers without a window."""
     eps, depth, period = config.number("rms_norm_eps"), config.size("num_hidden_layers"), config.size("mamba_step")
     norm, heads, size = offset_rmsnorm(eps), config.size("num_attention_heads"), config.size("hidden_size_per_head")
@@ -70,7 +70,7 @@ def _is_mamba(config: Config, layer: int, depth: int, period: int) -> bool:
     return layer != depth - 1 if depth <= period // 2 else layer % period != period // 2
 
 
-def _plamo3(config: Config) -> Table:
+def _read_plamo3(config: Config) -> Table:
     """Reads PLaMo 3: every `sliding_window_pattern`-th layer attends to all tokens."""
     norm, depth = offset_rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
     window, windows = (
@@ -99,7 +99,7 @@ def _plamo3(config: Config) -> Table:
 
 FAMILIES = {
     "plamo2": Family(
-        _plamo2,
+        _read_plamo2,
         {
             "hidden_size": 4096,
             "num_hidden_layers": 32,
@@ -127,7 +127,7 @@ FAMILIES = {
         source=f"{VLLM}plamo2.py",
     ),
     "plamo3": Family(
-        _plamo3,
+        _read_plamo3,
         {
             "num_key_value_heads": None,
             "head_dim": None,

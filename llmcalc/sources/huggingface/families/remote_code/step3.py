@@ -11,7 +11,7 @@ from ...family import Family
 from ...parts import Table, attention, combined_kinds, decoder, glu, layer_table, moe, rmsnorm
 
 
-def _step3_text(config: Config) -> Table:
+def _read_step3_text(config: Config) -> Table:
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
     config.require("num_attention_groups", 1)
     head_dim = config.size("head_dim")
@@ -25,10 +25,10 @@ def _step3_text(config: Config) -> Table:
     )
     expert_layers = _layers_with_experts(config, depth)
     layer_kinds = ["moe" if i in expert_layers else "dense" for i in range(depth)]
-    dense_network = {"type": "mlp", **glu(config)}
+    dense_ffn = {"type": "mlp", **glu(config)}
     block = layer_table(mixer, experts, norm)
     return decoder(
-        config, block, norm, stack=combined_kinds((layer_kinds, {"moe": {}, "dense": {"feed_forward": dense_network}}))
+        config, block, norm, stack=combined_kinds((layer_kinds, {"moe": {}, "dense": {"feed_forward": dense_ffn}}))
     )
 
 
@@ -48,7 +48,7 @@ def _layers_with_experts(config: Config, depth: int) -> set[int]:
 FAMILIES = {
     "step3_vl": Family(None, text_type="step3_text", tying_source="text", source=f"{VLLM}step3_vl.py"),
     "step3_text": Family(
-        _step3_text,
+        _read_step3_text,
         {
             "hidden_size": 7168,
             "intermediate_size": 18432,

@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 Side = Literal["encoder", "decoder"]
 
 
-def _bart(config: Config) -> Table:
+def _read_bart(config: Config) -> Table:
     return bart_like(config, "post", embedding_norm=True, position=learned_positions(config, 2))
 
 
 def _mvp(config: Config) -> Table:
     """Reads MVP without its learned prompts."""
     config.require("use_prompt", False)
-    return _bart(config)
+    return _read_bart(config)
 
 
 def _mbart(config: Config) -> Table:
@@ -155,12 +155,12 @@ def bart_like(
     Without tying each stack has its own embedding, and the classes also keep the shared one. The decoder alone
     (`BartForCausalLM`) keeps its cross-attention, which never runs.
     """
-    name = architecture(config)
+    class_name = architecture(config)
     decoder_only = architecture(config).endswith("ForCausalLM")
     is_tied = config.flag("tie_word_embeddings")
-    if name.endswith(("ForTokenClassification", "EncoderModel", "ForAudioClassification")):
+    if class_name.endswith(("ForTokenClassification", "EncoderModel", "ForAudioClassification")):
         raise config.error(
-            "architectures", name, f"an encoder-decoder of {config.model_type}, or its decoder (ForCausalLM)"
+            "architectures", class_name, f"an encoder-decoder of {config.model_type}, or its decoder (ForCausalLM)"
         )
     if not decoder_only:
         config.require("is_encoder_decoder", True)
@@ -229,8 +229,8 @@ def _side(config_values: ConfigValues, stack_name: str, field: str) -> Any:
 
 
 def _width(config_values: ConfigValues, stack_name: str) -> int:
-    network = _side(config_values, stack_name, "feed_forward")
-    width: int = network.expert.intermediate_size if isinstance(network, MoE) else network.intermediate_size
+    ffn = _side(config_values, stack_name, "feed_forward")
+    width: int = ffn.expert.intermediate_size if isinstance(ffn, MoE) else ffn.intermediate_size
     return width
 
 
@@ -243,7 +243,7 @@ SIDES_WRITES: Writes = {
 
 
 BART = Family(
-    _bart,
+    _read_bart,
     ignored_fields=IGNORED,
     aliases=ALIASES,
     field_writers=SIDES_WRITES,

@@ -12,19 +12,21 @@ from ...family import Family, Quirks, module_names
 from ...parts import Table, attention, fused_glu, head_table, layer_table, rmsnorm
 
 
-def _dia(config: Config) -> Table:
+def _read_dia(config: Config) -> Table:
     encoder_config, decoder_config = (
         config.section("encoder_config", ENCODER),
         config.section("decoder_config", DECODER),
     )
-    width, channels = encoder_config.size("hidden_size"), decoder_config.size("num_channels")
+    hidden_size, channels = encoder_config.size("hidden_size"), decoder_config.size("num_channels")
     delays = config.sizes("delay_pattern")
     if len(delays) != channels:
         raise config.error("delay_pattern", delays, f"{channels} numbers, one for each channel (num_channels)")
     encoder, decoder = _stack(encoder_config), _stack(decoder_config)
     cross_width = decoder_config.size("cross_hidden_size")
-    if cross_width != width:
-        raise decoder_config.error("cross_hidden_size", cross_width, f"{width}, the width of the encoder (hidden_size)")
+    if cross_width != hidden_size:
+        raise decoder_config.error(
+            "cross_hidden_size", cross_width, f"{hidden_size}, the width of the encoder (hidden_size)"
+        )
     decoder["block"]["cross_attention"] = {
         "num_attention_heads": decoder_config.size("cross_num_attention_heads"),
         "num_key_value_heads": decoder_config.size("cross_num_key_value_heads"),
@@ -35,7 +37,7 @@ def _dia(config: Config) -> Table:
         "hidden_size": decoder_config.size("hidden_size"),
         "tie_word_embeddings": False,
         "max_position_embeddings": decoder_config.size("max_position_embeddings"),
-        "encoder": {**encoder, "vocab_size": encoder_config.size("vocab_size"), "hidden_size": width},
+        "encoder": {**encoder, "vocab_size": encoder_config.size("vocab_size"), "hidden_size": hidden_size},
         "decoder": decoder,
         "head": head_table(config),
     }
@@ -85,7 +87,7 @@ DECODER: dict[str, Any] = {
 
 FAMILIES = {
     "dia": Family(
-        _dia,
+        _read_dia,
         defaults={"delay_pattern": [0, *range(8, 16)]},
         ignored_fields=frozenset({"norm_eps"}),
         modules=module_names("dia"),

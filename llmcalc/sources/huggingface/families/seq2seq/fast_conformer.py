@@ -13,25 +13,25 @@ from ...family import Family, Modules
 from ...parts import ACTIVATIONS, QKVO, Table, biases, head_table, layer_table, layernorm, learned_positions, mlp
 
 
-def _canary(config: Config) -> Table:
+def _read_canary(config: Config) -> Table:
     """Reads Canary, whose decoder is a section of the config and reads the unprojected encoder output."""
     section = _config_section(config, "decoder_config", "canary_decoder", CANARY_DECODER)
     if section.size("vocab_size") != config.size("vocab_size"):
         raise section.error("vocab_size", section.get("vocab_size"), f"{config.get('vocab_size')}, as in the config")
     encoder_defaults = CANARY_ENCODER if config.get("encoder_config") is None else PARAKEET
     encoder, decoder = _conformer_encoder(config, encoder_defaults), _decoder(section, {"type": "sinusoidal"})
-    width, heads = section.size("hidden_size"), section.size("num_attention_heads")
-    section.quotient("num_attention_heads", width, heads)
-    if encoder["hidden_size"] != width:
+    hidden_size, heads = section.size("hidden_size"), section.size("num_attention_heads")
+    section.quotient("num_attention_heads", hidden_size, heads)
+    if encoder["hidden_size"] != hidden_size:
         raise config.error(
-            "encoder_config", encoder["hidden_size"], f"a hidden_size of {width}, which the decoder's layers read"
+            "encoder_config", encoder["hidden_size"], f"a hidden_size of {hidden_size}, which the decoder's layers read"
         )
     model = _speech_model(config, section, encoder, decoder)
     section.finish(NO_COUNT, config)
     return {**model, "max_position_embeddings": section.size("max_position_embeddings")}
 
 
-def _cohere_asr(config: Config) -> Table:
+def _read_cohere_asr(config: Config) -> Table:
     """Reads Cohere Transcribe, whose decoder projects the encoder's output and has learned positions."""
     _require_sizes_of_nemo(config)
     encoder = {**_conformer_encoder(config, COHERE_ENCODER), "output_size": config.size("hidden_size")}
@@ -47,18 +47,18 @@ def _require_sizes_of_nemo(config: Config) -> None:
         (decoder_section, config, NEMO_DECODER),
         (config.section("head"), config, {"num_classes": "vocab_size"}),
     ):
-        for name, class_name in field_pairs.items():
-            if section.has(name) and section.get(name) != class_config.size(class_name):
+        for section_field, class_name in field_pairs.items():
+            if section.has(section_field) and section.get(section_field) != class_config.size(class_name):
                 expected = (
                     f"{class_config.size(class_name)}, as {class_config.location}{class_name}, which the class reads"
                 )
-                raise section.error(name, section.get(name), expected)
+                raise section.error(section_field, section.get(section_field), expected)
 
 
-def _config_section(config: Config, name: str, model_type: str, defaults: Table) -> Config:
+def _config_section(config: Config, section_name: str, model_type: str, defaults: Table) -> Config:
     """Returns a section of the config, or the class's defaults without a section."""
-    fields = {} if config.get(name) is None else config.table(name)
-    section = Config(fields, defaults, model_type, location=f"{name}.")
+    fields = {} if config.get(section_name) is None else config.table(section_name)
+    section = Config(fields, defaults, model_type, location=f"{section_name}.")
     if fields.get("model_type", model_type) != model_type:
         raise section.error("model_type", fields["model_type"], model_type)
     return section
@@ -78,13 +78,13 @@ def _speech_model(config: Config, section: Config, encoder: Table, decoder: Tabl
 
 
 def _decoder(section: Config, position: Table) -> Table:
-    width, heads = section.size("hidden_size"), section.size("num_attention_heads")
+    hidden_size, heads = section.size("hidden_size"), section.size("num_attention_heads")
     kv_heads, head_dim = section.optional_size("num_key_value_heads") or heads, section.optional_size("head_dim")
     if heads % kv_heads:
         raise section.error("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
     mixer: Table = {
         "num_attention_heads": heads,
-        "head_dim": section.quotient("num_attention_heads", width, heads) if head_dim is None else head_dim,
+        "head_dim": section.quotient("num_attention_heads", hidden_size, heads) if head_dim is None else head_dim,
         **({} if kv_heads == heads else {"num_key_value_heads": kv_heads}),
         **biases(section.flag("attention_bias"), *QKVO),
     }
@@ -115,7 +115,7 @@ def _conformer_encoder(config: Config, defaults: Table) -> Table:
 
 def parakeet_encoder(section: Config) -> Table:
     """Returns the FastConformer that a section describes."""
-    width, heads, norm = section.size("hidden_size"), section.size("num_attention_heads"), layernorm()
+    hidden_size, heads, norm = section.size("hidden_size"), section.size("num_attention_heads"), layernorm()
     has_bias, head_dim = section.flag("attention_bias"), section.optional_size("head_dim")
     kernel_size, activation = section.size("conv_kernel_size"), section.choice(ACTIVATIONS, "hidden_act")
     if kernel_size % 2 == 0:
@@ -123,7 +123,7 @@ def parakeet_encoder(section: Config) -> Table:
     attention = {
         "type": "relative",
         "num_attention_heads": heads,
-        "head_dim": section.quotient("num_attention_heads", width, heads) if head_dim is None else head_dim,
+        "head_dim": section.quotient("num_attention_heads", hidden_size, heads) if head_dim is None else head_dim,
         "bias": has_bias,
         "segments": False,
     }
@@ -144,7 +144,7 @@ def parakeet_encoder(section: Config) -> Table:
     }
     return {
         "num_hidden_layers": section.size("num_hidden_layers"),
-        "hidden_size": width,
+        "hidden_size": hidden_size,
         "stem": {"type": "spectrum", "subsampling": _subsampling(section)},
         "block": block,
     }
@@ -291,6 +291,6 @@ EARLIER: dict[str, str] = {
 
 
 FAMILIES = {
-    "canary": Family(_canary, modules=MODULES),
-    "cohere_asr": Family(_cohere_asr, modules=MODULES, earlier_names=EARLIER),
+    "canary": Family(_read_canary, modules=MODULES),
+    "cohere_asr": Family(_read_cohere_asr, modules=MODULES, earlier_names=EARLIER),
 }

@@ -14,7 +14,7 @@ from ..bert.longformer import CHUNKS, GLOBAL, GLOBAL_NOTE, window_stack
 from .bart import ALIASES, IGNORED, SIDES_WRITES, bart_like
 
 
-def _led(config: Config) -> Table:
+def _read_led(config: Config) -> Table:
     encoder_rows, decoder_rows = (
         {"type": "learned", "max_position_embeddings": config.size(f"max_{stack_name}_position_embeddings")}
         for stack_name in ("encoder", "decoder")
@@ -30,7 +30,7 @@ def _led(config: Config) -> Table:
 
 FAMILIES = {
     "led": Family(
-        _led,
+        _read_led,
         ignored_fields=IGNORED,
         aliases=ALIASES,
         field_writers={

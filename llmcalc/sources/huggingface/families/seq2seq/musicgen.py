@@ -16,7 +16,7 @@ from .encoder_decoder import model_type_of, section_model
 from .t5 import T5_MODULES
 
 
-def _musicgen(config: Config) -> Table:
+def _read_musicgen(config: Config) -> Table:
     """Reads the decoder, and the text encoder in whose output it attends."""
     text_encoder, decoder_section = config.table("text_encoder"), config.table("decoder")
     text_type = model_type_of(config, "text_encoder", text_encoder)
@@ -39,23 +39,23 @@ def _musicgen(config: Config) -> Table:
     return {**table, "encoder": stack}
 
 
-def _musicgen_decoder(config: Config) -> Table:
+def _read_musicgen_decoder(config: Config) -> Table:
     """Reads MusicGen's decoder, which attends to the text."""
-    table = _melody_decoder(config)
+    table = _read_melody_decoder(config)
     block = table["decoder"]["block"]
     block |= {"cross_attention": block["attention"], "idle_cross_attention": True}
     config.notes.append(IDLE_CROSS_ATTENTION)
     return table
 
 
-def _melody_decoder(config: Config) -> Table:
+def _read_melody_decoder(config: Config) -> Table:
     """Reads a decoder whose embedding has, for each codebook, all tokens and a padding token."""
     norm, heads, codebooks = layernorm(), config.size("num_attention_heads"), config.size("num_codebooks")
     config.quotient("num_attention_heads", config.size("hidden_size"), heads)
-    network = mlp(config.size("ffn_dim"), config.choice(ACTIVATIONS, "activation_function"), bias=False)
+    ffn = mlp(config.size("ffn_dim"), config.choice(ACTIVATIONS, "activation_function"), bias=False)
     table = decoder(
         config,
-        layer_table({"num_attention_heads": heads}, network, norm),
+        layer_table({"num_attention_heads": heads}, ffn, norm),
         norm,
         stack={"position": {"type": "sinusoidal"}},
         tie_word_embeddings=False,  # its class ties nothing
@@ -92,13 +92,15 @@ OF_CODEBOOKS = Quirks(decoder_ids=lambda config, ids: ids.repeat_interleave(conf
 
 FAMILIES = {
     "musicgen": Family(
-        _musicgen,
+        _read_musicgen,
         ignored_fields=frozenset({"vocab_size"}),
         uncounted_modules="audio_encoder",
         modules=OF_BOTH,
         quirks=Quirks(decoder_ids=lambda config, ids: ids.repeat_interleave(config.decoder.num_codebooks, 0)),
     ),
-    "musicgen_decoder": Family(_musicgen_decoder, modules=MODULES, quirks=OF_CODEBOOKS, dropout_fields=BART_DROPOUT),
+    "musicgen_decoder": Family(
+        _read_musicgen_decoder, modules=MODULES, quirks=OF_CODEBOOKS, dropout_fields=BART_DROPOUT
+    ),
     "musicgen_melody": Family(
         None,
         text_type="musicgen_melody_decoder",
@@ -107,6 +109,6 @@ FAMILIES = {
         uncounted_encoders={"audio_encoder": "encodec", "text_encoder": "t5"},
     ),
     "musicgen_melody_decoder": Family(
-        _melody_decoder, modules=MODULES, quirks=OF_CODEBOOKS, dropout_fields=BART_DROPOUT
+        _read_melody_decoder, modules=MODULES, quirks=OF_CODEBOOKS, dropout_fields=BART_DROPOUT
     ),
 }

@@ -14,7 +14,7 @@ from ...writes import Writes
 from .bart import ALIASES, IGNORED, SIDES_WRITES, bart_like
 
 
-def _pegasus_x(config: Config) -> Table:
+def _read_pegasus_x(config: Config) -> Table:
     table = bart_like(config, "pre", {"type": "sinusoidal"}, bias=False)
     if "encoder" not in table:
         raise config.error("architectures", config.data.get("architectures"), "a class of both stacks")
@@ -45,7 +45,7 @@ WRITES: Writes = {
 
 FAMILIES = {
     "pegasus_x": Family(
-        _pegasus_x,
+        _read_pegasus_x,
         ignored_fields=IGNORED,
         aliases=ALIASES,
         field_writers=WRITES,

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 SIDES = ("encoder", "decoder")
 
 
-def _prophetnet(config: Config) -> Table:
+def _read_prophetnet(config: Config) -> Table:
     is_tied, is_decoder = config.flag("tie_word_embeddings"), architecture(config).endswith("ForCausalLM")
     if not is_decoder:
         config.require("is_encoder_decoder", True)
@@ -115,7 +115,7 @@ WRITES: Writes = {
 
 FAMILIES = {
     "prophetnet": Family(
-        _prophetnet,
+        _read_prophetnet,
         aliases={"num_attention_heads": "num_encoder_attention_heads", "num_hidden_layers": "num_encoder_layers"},
         field_writers=WRITES,
         quirks=Quirks(reads_values=EVERY),

@@ -19,12 +19,12 @@ OTHER_PARTS = {
 """A field of each part that the class of the whole model has beside text to text → the name of the part."""
 
 
-def _seamless(config: Config) -> Table:
+def _read_seamless(config: Config) -> Table:
     """Reads text to text, which the class of the whole model runs for tokens."""
-    name = architecture(config)
-    if name and not name.endswith(("Model", "ForTextToText")):
-        raise config.error("architectures", name, "a class with a text encoder and a text decoder")
-    if not name.endswith("ForTextToText"):
+    class_name = architecture(config)
+    if class_name and not class_name.endswith(("Model", "ForTextToText")):
+        raise config.error("architectures", class_name, "a class with a text encoder and a text decoder")
+    if not class_name.endswith("ForTextToText"):
         config.notes += [f"{field}: {part} is not counted" for field, part in OTHER_PARTS.items()]
     is_tied, position, norm = config.flag("tie_word_embeddings"), {"type": "sinusoidal"}, layernorm()
     table: Table = {
@@ -76,7 +76,7 @@ DROPOUT = {
 
 
 SEAMLESS = Family(
-    _seamless,
+    _read_seamless,
     ignored_fields=IGNORED,
     generates_text=True,
     uncounted_modules="speech_encoder + t2u_model + vocoder",

@@ -14,7 +14,7 @@ from ...parts import ACTIVATIONS, QKV, Table, biases, head_table, layer_table, l
 from .bart import ALIASES, IGNORED, SIDES_WRITES, bart_like
 
 
-def _speech_to_text(config: Config) -> Table:
+def _read_speech_to_text(config: Config) -> Table:
     kernels, layers = config.sizes("conv_kernel_sizes"), config.size("num_conv_layers")
     if len(kernels) != layers or any(kernel_size % 2 == 0 for kernel_size in kernels):
         raise config.error("conv_kernel_sizes", kernels, f"num_conv_layers ({layers}) odd numbers")
@@ -31,10 +31,10 @@ def _speech_to_text(config: Config) -> Table:
     return bart_like(config, "pre", {"type": "sinusoidal"}, encoder={"stem": stem})
 
 
-def _moonshine(config: Config) -> Table:
+def _read_moonshine(config: Config) -> Table:
     config.require("is_encoder_decoder", True)
     norm, hidden = layernorm(1e-5, bias=False), config.size("hidden_size")
-    width = config.size("intermediate_size")
+    ffn_width = config.size("intermediate_size")
     is_tied = config.flag("tie_word_embeddings")
     if is_whole(config.get("pad_head_dim_to_multiple_of")):
         config.notes.append("pad_head_dim_to_multiple_of: the zeros that fill up each head are not counted")
@@ -44,17 +44,17 @@ def _moonshine(config: Config) -> Table:
         "stem": {"type": "waveform"},
         "block": layer_table(
             {**mixers["encoder"], "position": rope(config, 0.9)},
-            mlp(width, config.choice(ACTIVATIONS, "encoder_hidden_act")),
+            mlp(ffn_width, config.choice(ACTIVATIONS, "encoder_hidden_act")),
             norm,
         ),
         "final_norm": norm,
     }
-    network = {"intermediate_size": width, "hidden_act": config.choice(ACTIVATIONS, "hidden_act"), "gated": True}
+    ffn = {"intermediate_size": ffn_width, "hidden_act": config.choice(ACTIVATIONS, "hidden_act"), "gated": True}
     decoder = {
         "num_hidden_layers": config.size("num_hidden_layers"),
         "block": layer_table(
             {**mixers["decoder"], "position": rope(config, 0.9)},
-            {**network, **biases(True, "gate_bias", "up_bias", "down_bias")},
+            {**ffn, **biases(True, "gate_bias", "up_bias", "down_bias")},
             norm,
             cross_attention=mixers["decoder"],
         ),
@@ -87,7 +87,7 @@ def _stack_attention(config: Config, stack_name: str, hidden: int) -> Table:
 
 FAMILIES = {
     "speech_to_text": Family(
-        _speech_to_text,
+        _read_speech_to_text,
         ignored_fields=IGNORED,
         aliases={**ALIASES, "max_position_embeddings": "max_target_positions"},
         field_writers={
@@ -101,7 +101,7 @@ FAMILIES = {
         dropout_fields=BART_DROPOUT,
     ),
     "moonshine": Family(
-        _moonshine,
+        _read_moonshine,
         field_writers={
             "encoder_num_hidden_layers": lambda s: s.first_stack.num_hidden_layers,
             "decoder_num_hidden_layers": lambda s: require_present(s.spec.decoder).num_hidden_layers,

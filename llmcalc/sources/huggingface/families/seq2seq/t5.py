@@ -19,7 +19,7 @@ from ...parts import ACTIVATIONS, Table, architecture, class_count, head_table, 
 from ...writes import Writes
 
 
-def _t5(config: Config) -> Table:
+def _read_t5(config: Config) -> Table:
     stack = shared_position_bias(config)
     stack["relative_bias"]["bias_in_sdpa"] = True
     return t5_like(config, t5_block(config), stack)
@@ -28,8 +28,8 @@ def _t5(config: Config) -> Table:
 def _umt5(config: Config) -> Table:
     block = t5_block(config)
     buckets = {
-        field: value
-        for field, value in shared_position_bias(config)["relative_bias"].items()
+        field: field_value
+        for field, field_value in shared_position_bias(config)["relative_bias"].items()
         if field != "num_attention_heads"
     }
     block["attention"] |= {"position": {"type": "relative_bias", **buckets, "bias_in_sdpa": True}}
@@ -40,7 +40,11 @@ def _longt5(config: Config) -> Table:
     """Reads LongT5: T5's decoder, and a local-attention encoder, which has a second position bias for block sums."""
     block = t5_block(config)
     has_block_sums = config.choice({"local": False, "transient-global": True}, "encoder_attention_type")
-    heads = {name: value for name, value in block["attention"].items() if name != "float32_softmax"}
+    heads = {
+        field_name: field_value
+        for field_name, field_value in block["attention"].items()
+        if field_name != "float32_softmax"
+    }
     local_attention = {"type": "local", **heads, "local_radius": config.size("local_radius")}
     local_attention |= (
         {"global_block_size": config.size("global_block_size"), "global_norm": block["norm"]} if has_block_sums else {}
@@ -55,7 +59,7 @@ def _pop2piano(config: Config) -> Table:
     """Reads Pop2Piano: T5's encoder over the frames of a spectrum, and a head that its class never ties."""
     config.fields_read.add("tie_word_embeddings")
     config.require("is_encoder_decoder", True)
-    table = _t5(config)
+    table = _read_t5(config)
     table["encoder"]["stem"] = {
         "type": "features",
         "num_features": table["hidden_size"],
@@ -79,8 +83,8 @@ def t5_like(config: Config, block: Table, stack: Table, decoder_block: Table | N
     if config.optional_size("n_positions") is not None:
         table["max_position_embeddings"] = config.size("n_positions")
     table["encoder"] = {"num_hidden_layers": layers, "block": block, "final_norm": norm, **stack}
-    name = architecture(config)
-    if name.endswith(("EncoderModel", "ForTokenClassification")):
+    class_name = architecture(config)
+    if class_name.endswith(("EncoderModel", "ForTokenClassification")):
         return {**table, "head": head_table(config)}
     decoder = {**(decoder_block or block), "cross_attention": _t5_attention(config)}
     table["decoder"] = {"num_hidden_layers": depth_of_decoder, "block": decoder, "final_norm": norm, **stack}
@@ -106,7 +110,7 @@ def t5_block(config: Config, feed_forward: Table | None = None) -> Table:
 
 def _t5_attention(config: Config) -> Table:
     """Returns attention with heads of any size, whose softmax is in the scores' number format."""
-    head_fields = {name: config.size(name) for name in ("num_attention_heads", "head_dim")}
+    head_fields = {field_name: config.size(field_name) for field_name in ("num_attention_heads", "head_dim")}
     return {**head_fields, "float32_softmax": False}
 
 
@@ -115,13 +119,13 @@ def t5_feed_forward(config: Config) -> Table:
 
     is_gated_act, if given, overrides the prefix.
     """
-    name = config.text("feed_forward_proj")
-    gate, _, act = name.rpartition("-")
+    projection_name = config.text("feed_forward_proj")
+    gate, _, act = projection_name.rpartition("-")
     if gate not in ("", "gated") or act not in ACTIVATIONS:
         raise config.error(
-            "feed_forward_proj", name, "an activation or gated-ACTIVATION (relu, gated-gelu, gated-silu)"
+            "feed_forward_proj", projection_name, "an activation or gated-ACTIVATION (relu, gated-gelu, gated-silu)"
         )
-    activation = "gelu_new" if name == "gated-gelu" else ACTIVATIONS[act]
+    activation = "gelu_new" if projection_name == "gated-gelu" else ACTIVATIONS[act]
     is_gated = config.flag("is_gated_act") if config.has("is_gated_act") else gate == "gated"
     return {"intermediate_size": config.size("intermediate_size"), "hidden_act": activation, "gated": is_gated}
 
@@ -129,7 +133,7 @@ def t5_feed_forward(config: Config) -> Table:
 def shared_position_bias(config: Config) -> Table:
     """Returns the relative position bias of the first layer, which all layers share."""
     size_fields = ("num_attention_heads", "relative_attention_num_buckets", "relative_attention_max_distance")
-    return {"relative_bias": {name: config.size(name) for name in size_fields}}
+    return {"relative_bias": {field_name: config.size(field_name) for field_name in size_fields}}
 
 
 ALIASES = {
@@ -200,7 +204,7 @@ T5_MODULES: Modules = {
 }
 
 OF_T5 = Family(
-    _t5,
+    _read_t5,
     {"n_positions": None},
     IGNORED,
     aliases=ALIASES,

@@ -27,7 +27,7 @@ BUCKETS = 32
 """The number of buckets of a table whose entry in the config names none."""
 
 
-def _udop(config: Config) -> Table:
+def _read_udop(config: Config) -> Table:
     first_bucket, *other_buckets = _bias_buckets(config)
     bias = shared_position_bias(config)["relative_bias"]
     bare_class = config.head == "none" and architecture(config).endswith("UdopModel")
@@ -86,7 +86,7 @@ def _written_biases(config_values: ConfigValues) -> list[dict[str, Any]]:
 
 FAMILIES = {
     "udop": Family(
-        _udop,
+        _read_udop,
         {"n_positions": None},
         IGNORED,
         aliases=ALIASES,
