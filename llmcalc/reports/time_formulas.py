@@ -20,44 +20,56 @@ COLUMNS = (
 )
 
 
-def report(preset: Preset, formulas: Sequence[TimeFormula], setting: dict[str, Any]) -> Report:
-    """Returns the report of the formulas. setting: phase, sequences and tokens of the evaluation."""
+def report(preset: Preset, time_formulas: Sequence[TimeFormula], evaluated_at: dict[str, Any]) -> Report:
+    """Returns the report of the formulas. evaluated_at: phase, sequences and tokens of the evaluation."""
     document = {
         "model": model_data(preset),
-        "node": setting["node"],
+        "node": evaluated_at["node"],
         "setting": {
-            symbol_name: symbol_value for symbol_name, symbol_value in setting.items() if symbol_name != "node"
+            symbol_name: symbol_value for symbol_name, symbol_value in evaluated_at.items() if symbol_name != "node"
         },
-        "formulas": [_formula_record(formula) for formula in formulas],
+        "formulas": [_formula_record(formula) for formula in time_formulas],
         "symbols": {
-            symbol_name: {"field": SYMBOLS[symbol_name], "value": None} for symbol_name in _used_symbols(formulas)
+            symbol_name: {"field": SYMBOLS[symbol_name], "value": None} for symbol_name in _used_symbols(time_formulas)
         },
     }
-    total_seconds = sum(formula.seconds * formula.repeat for formula in formulas)
-    run_title = f"{setting['phase']} of {setting['batch']} x {setting['seq']:,} tokens on one {setting['hardware']}"
-    legend = "; ".join(f"{symbol_name}: {SYMBOLS[symbol_name]}" for symbol_name in _used_symbols(formulas))
+    total_seconds = sum(formula.seconds * formula.repeat for formula in time_formulas)
+    run_title = f"{evaluated_at['phase']} of {evaluated_at['batch']} x {evaluated_at['seq']:,} tokens on one {evaluated_at['hardware']}"
+    legend = "; ".join(f"{symbol_name}: {SYMBOLS[symbol_name]}" for symbol_name in _used_symbols(time_formulas))
     notes = without_repetitions(
-        [legend, *(f"source: {formula.source}" for formula in formulas if formula.source), "in 16 bits; no messages"]
+        [
+            legend,
+            *(f"source: {formula.source}" for formula in time_formulas if formula.source),
+            "in 16 bits; no messages",
+        ]
     )
     answer_text = f"{duration(total_seconds)} of kernels"
-    rows = [_formula_row(formula) for formula in formulas]
-    table = Table(preset.display, COLUMNS, rows, f"{run_title}; {headline(preset.model)}", notes, answer_text)
+    table_rows = [_formula_row(formula) for formula in time_formulas]
+    table = Table(preset.display, COLUMNS, table_rows, f"{run_title}; {headline(preset.model)}", notes, answer_text)
     return Report(document, [table]).for_target(preset.target)
 
 
-def _used_symbols(formulas: Sequence[TimeFormula]) -> list[str]:
+def _used_symbols(time_formulas: Sequence[TimeFormula]) -> list[str]:
     """Returns the symbols that occur in the formulas."""
-    words = {word for formula in formulas for word in formula.symbolic.replace("(", " ").replace(")", " ").split()}
-    return [symbol_name for symbol_name in SYMBOLS if symbol_name in {word.rstrip(",") for word in words}]
+    formula_words = {
+        formula_word
+        for formula in time_formulas
+        for formula_word in formula.symbolic.replace("(", " ").replace(")", " ").split()
+    }
+    return [
+        symbol_name
+        for symbol_name in SYMBOLS
+        if symbol_name in {formula_word.rstrip(",") for formula_word in formula_words}
+    ]
 
 
 def _formula_row(formula: TimeFormula) -> Row:
-    direction = f"{formula.kernel}, backward" if formula.backward else formula.kernel
-    text = f"{formula.symbolic} = {formula.substituted}"
+    kernel_text = f"{formula.kernel}, backward" if formula.backward else formula.kernel
+    formula_text = f"{formula.symbolic} = {formula.substituted}"
     return Row(
         [
-            f"{formula.path}: {direction}",
-            text,
+            f"{formula.path}: {kernel_text}",
+            formula_text,
             DisplayedValue(formula.seconds, duration(formula.seconds)),
             formula.repeat,
         ]

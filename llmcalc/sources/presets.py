@@ -17,16 +17,16 @@ from .preset import Preset
 @cache
 def presets_dir() -> Path:
     """Returns the folder `presets/`, inside an installed package or beside it in a checkout."""
-    package = Path(__file__).resolve().parent.parent
-    packaged_folder = package / "presets"
-    return packaged_folder if packaged_folder.is_dir() else package.parent / "presets"
+    package_folder = Path(__file__).resolve().parent.parent
+    packaged_folder = package_folder / "presets"
+    return packaged_folder if packaged_folder.is_dir() else package_folder.parent / "presets"
 
 
 @cache
 def model_names() -> tuple[str, ...]:
     """Returns the names of all model presets, sorted."""
-    files = os.listdir(presets_dir() / "models")
-    return tuple(sorted(file.removesuffix(".toml") for file in files if file.endswith(".toml")))
+    file_names = os.listdir(presets_dir() / "models")
+    return tuple(sorted(file_name.removesuffix(".toml") for file_name in file_names if file_name.endswith(".toml")))
 
 
 @cache
@@ -56,25 +56,25 @@ def find_preset(name_or_alias: str) -> str | None:
         return name_or_alias
     if not normalized(name_or_alias):
         return None
-    for normalization in (normalized_with_points, normalized):
-        key = normalization(name_or_alias)
+    for normalize_name in (normalized_with_points, normalized):
+        normalized_name = normalize_name(name_or_alias)
         preset = next(
-            (preset_name for preset_name in model_names() if normalization(preset_name) == key), None
-        ) or _preset_with_alias(key, normalization)
+            (preset_name for preset_name in model_names() if normalize_name(preset_name) == normalized_name), None
+        ) or _preset_with_alias(normalized_name, normalize_name)
         if preset is not None:
             return preset
     return None
 
 
-def _preset_with_alias(alias: str, normalization: Callable[[str], str]) -> str | None:
+def _preset_with_alias(alias: str, normalize_name: Callable[[str], str]) -> str | None:
     """Returns the preset with this alias, and parses only files that contain the alias.
 
-    normalization: `normalized_with_points` or `normalized`, the form in which aliases are compared.
+    normalize_name: `normalized_with_points` or `normalized`, the form in which aliases are compared.
     """
     alias_pattern = re.compile(r"[^a-z0-9/+\"]*".join(map(re.escape, alias.replace(".", ""))))
     for preset_name in model_names():
         if alias_pattern.search(_preset_text(preset_name).lower()) and alias in map(
-            normalization, read_preset(preset_name).get("aliases", ())
+            normalize_name, read_preset(preset_name).get("aliases", ())
         ):
             return preset_name
     return None
@@ -136,12 +136,14 @@ def known_checkpoint(preset_name: str) -> tuple[Preset, str] | None:
     empty for weights as they are published.
     """
     last_segment = preset_name.strip().rstrip("/").rpartition("/")[2]
-    for pattern, scheme in SCHEMES_IN_NAMES:
-        match = re.fullmatch(rf"(?P<model>.{{2,200}}?)[-_.](?:{pattern})", last_segment, re.IGNORECASE)
-        preset = None if match is None else known_model(match["model"])
-        if match is not None and preset is not None:
-            scheme_words = match.groupdict()
-            if pattern == "gguf" and preset.quantization_config is not None:  # gpt-oss: its files have its own format
+    for scheme_pattern, scheme in SCHEMES_IN_NAMES:
+        name_match = re.fullmatch(rf"(?P<model>.{{2,200}}?)[-_.](?:{scheme_pattern})", last_segment, re.IGNORECASE)
+        preset = None if name_match is None else known_model(name_match["model"])
+        if name_match is not None and preset is not None:
+            scheme_words = name_match.groupdict()
+            if (
+                scheme_pattern == "gguf" and preset.quantization_config is not None
+            ):  # gpt-oss: its files have its own format
                 continue
             scheme = scheme or (scheme_words.get("mix") or scheme_words["mix_of_repository"]).lower()
             if scheme in ("f16", "bf16"):  # experts that are published in MXFP4 stay so

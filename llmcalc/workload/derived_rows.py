@@ -39,8 +39,10 @@ class PaddedSquares(Rows):
     def new_rows(self, workload: Workload) -> Number:
         if not isinstance(workload, EncoderPass):
             raise TypeError(f"{self.name}: how many there are is not known without an encoder's pass")
-        rows, columns = (ceil_div(patches, self.side) * self.side for patches in (workload.rows, workload.columns))
-        return times(rows, columns)
+        patch_rows, patch_columns = (
+            ceil_div(patches, self.side) * self.side for patches in (workload.rows, workload.columns)
+        )
+        return times(patch_rows, patch_columns)
 
 
 @frozen(slots=True)
@@ -87,8 +89,8 @@ class Multiple(Rows):
     more: Number = 0
 
     def new_rows(self, workload: Workload) -> Number:
-        rows = self.of.new_rows(workload)
-        return 0 if is_zero(rows) else add(times(rows, self.by), self.more)
+        row_count = self.of.new_rows(workload)
+        return 0 if is_zero(row_count) else add(times(row_count, self.by), self.more)
 
 
 @frozen(slots=True)
@@ -116,8 +118,8 @@ class Padded(Rows):
     more: Number = 0
 
     def new_rows(self, workload: Workload) -> Number:
-        rows = self.of.new_rows(workload)
-        return 0 if is_zero(rows) else ceil_div(rows, self.block) * self.block + self.more
+        row_count = self.of.new_rows(workload)
+        return 0 if is_zero(row_count) else ceil_div(row_count, self.block) * self.block + self.more
 
 
 @frozen(slots=True)
@@ -247,19 +249,19 @@ class InChunks(Rows):
     whole: bool = False
 
     def new_rows(self, workload: Workload) -> Number:
-        rows = self.of.new_rows(workload)
+        row_count = self.of.new_rows(workload)
         if self.whole and self.padded:
-            return times(ceil_div(rows, self.chunk), self._rows_after_convolutions(self.chunk))
+            return times(ceil_div(row_count, self.chunk), self._rows_after_convolutions(self.chunk))
         if self.padded:
-            return times(ceil_div(rows, self.chunk), self._rows_after_convolutions(minimum(rows, self.chunk)))
-        whole_chunks = floor_div(rows, self.chunk)
-        rows_of_last_chunk = self._rows_after_convolutions(rows - times(whole_chunks, self.chunk))
+            return times(ceil_div(row_count, self.chunk), self._rows_after_convolutions(minimum(row_count, self.chunk)))
+        whole_chunks = floor_div(row_count, self.chunk)
+        rows_of_last_chunk = self._rows_after_convolutions(row_count - times(whole_chunks, self.chunk))
         return add(times(whole_chunks, self._rows_after_convolutions(self.chunk)), rows_of_last_chunk)
 
-    def _rows_after_convolutions(self, rows: Number) -> Number:
+    def _rows_after_convolutions(self, row_count: Number) -> Number:
         for stride in self.strides:
-            rows = ceil_div(rows, stride)
-        return rows
+            row_count = ceil_div(row_count, stride)
+        return row_count
 
 
 @frozen(slots=True)
@@ -313,9 +315,9 @@ class Halved(Rows):
     truncate_seq: bool = True
 
     def new_rows(self, workload: Workload) -> Number:
-        rows = self.of.new_rows(workload)
-        paired_rows = rows if self.truncate_seq or not self.separate_cls else rows + 1
-        return maximum(ceil_div(paired_rows, 2), minimum(rows, 2 if self.separate_cls else 1))
+        row_count = self.of.new_rows(workload)
+        paired_rows = row_count if self.truncate_seq or not self.separate_cls else row_count + 1
+        return maximum(ceil_div(paired_rows, 2), minimum(row_count, 2 if self.separate_cls else 1))
 
 
 @frozen(slots=True)
@@ -333,9 +335,9 @@ class RelativeDistances(Rows):
     keys: Rows | None = None
 
     def new_rows(self, workload: Workload) -> Number:
-        queries = self.queries.new_rows(workload)
-        keys = queries if self.keys is None else self.keys.new_rows(workload)
-        return add(2 * queries, times(keys, minimum(keys - queries, 1)))
+        query_rows = self.queries.new_rows(workload)
+        key_rows = query_rows if self.keys is None else self.keys.new_rows(workload)
+        return add(2 * query_rows, times(key_rows, minimum(key_rows - query_rows, 1)))
 
 
 @frozen(slots=True)
@@ -347,8 +349,8 @@ class BytePatches(Rows):
     patch: Number = 1
 
     def new_rows(self, workload: Workload) -> Number:
-        rows = self.of.new_rows(workload)
-        return 0 if is_zero(rows) else add(ceil_div(rows, self.patch), 1)
+        row_count = self.of.new_rows(workload)
+        return 0 if is_zero(row_count) else add(ceil_div(row_count, self.patch), 1)
 
 
 @frozen(slots=True)
@@ -377,14 +379,14 @@ class PaddedBeyond(Rows):
     least: Number = 1
 
     def new_rows(self, workload: Workload) -> Number:
-        rows = self.of.new_rows(workload)
-        return rows if is_zero(rows) else _padded_beyond(rows, self.block, self.least)
+        row_count = self.of.new_rows(workload)
+        return row_count if is_zero(row_count) else _padded_beyond(row_count, self.block, self.least)
 
 
-def _padded_beyond(rows: Number, block: Number, least: Number) -> Number:
-    return rows + is_beyond(rows, least) * (ceil_div(rows, block) * block - rows)
+def _padded_beyond(row_count: Number, block_rows: Number, threshold: Number) -> Number:
+    return row_count + is_beyond(row_count, threshold) * (ceil_div(row_count, block_rows) * block_rows - row_count)
 
 
-def is_beyond(rows: Number, least: Number) -> Number:
-    """Returns 1 for more rows than `least`, else 0."""
-    return minimum(1, floor_div(rows - 1, least))
+def is_beyond(row_count: Number, threshold: Number) -> Number:
+    """Returns 1 for more rows than `threshold`, else 0."""
+    return minimum(1, floor_div(row_count - 1, threshold))

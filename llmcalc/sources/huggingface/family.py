@@ -34,8 +34,8 @@ module are compared as a sum.
 
 @cache
 def _module_tables() -> dict[str, dict[str, str]]:
-    tables: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("module_names.json").read_text())
-    return tables
+    modules_by_family: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("module_names.json").read_text())
+    return modules_by_family
 
 
 def module_names(table_name: str) -> Modules:
@@ -45,9 +45,9 @@ def module_names(table_name: str) -> Modules:
     return module_of_node if base_name is None else {**module_names(base_name), **module_of_node}
 
 
-def field_names(text: str) -> frozenset[str]:
+def field_names(names_text: str) -> frozenset[str]:
     """Returns the names of config fields that a text combines."""
-    return frozenset(text.split())
+    return frozenset(names_text.split())
 
 
 EVERY = ("",)

@@ -34,21 +34,21 @@ class TrackedFloat(float):
         return _with_fields(float.__floor__(self), self.fields)
 
 
-def _with_fields(field_value: Any, fields: frozenset[str]) -> Any:
+def _with_fields(field_value: Any, origin_fields: frozenset[str]) -> Any:
     """Returns a number that remembers these config fields; any other value is unchanged."""
     if type(field_value) not in (int, float):
         return field_value
     tracked_number: Any = TrackedInt(field_value) if isinstance(field_value, int) else TrackedFloat(field_value)
-    tracked_number.fields = fields
+    tracked_number.fields = origin_fields
     return tracked_number
 
 
 def _tracked_operation(cls: type, method_name: str) -> Callable[[Any, Any], Any]:
-    def calculate(self: Any, operand: Any) -> Any:
-        operation_result = getattr(cls, method_name)(self, operand)
-        if operation_result is NotImplemented and isinstance(operand, float):
-            operation_result = getattr(float, method_name)(float(self), operand)
-        return _with_fields(operation_result, self.fields | getattr(operand, "fields", frozenset()))
+    def calculate(self: Any, other_operand: Any) -> Any:
+        operation_result = getattr(cls, method_name)(self, other_operand)
+        if operation_result is NotImplemented and isinstance(other_operand, float):
+            operation_result = getattr(float, method_name)(float(self), other_operand)
+        return _with_fields(operation_result, self.fields | getattr(other_operand, "fields", frozenset()))
 
     return calculate
 
@@ -65,26 +65,28 @@ def fields_behind(config: Mapping[str, Any], message: str) -> str:
     Empty if the names are the same.
     """
     try:
-        prefix, text_config, model_type = text_model_of(config)
-        family = family_of(model_type, prefix)
+        path_prefix, text_config, model_type = text_model_of(config)
+        family = family_of(model_type, path_prefix)
         if family.read_model is None:
             return ""
         tracked_config = {
             field_name: field_value if field_name in IRRELEVANT else _tracked_value(field_value, field_name)
             for field_name, field_value in text_config.items()
         }
-        description = family.read_model(typed_config(tracked_config, model_type, family, head_of(config), prefix))
+        model_fields = family.read_model(typed_config(tracked_config, model_type, family, head_of(config), path_prefix))
     except InputError:  # a .toml may have another value under that name
         return ""
-    paths = re.findall(r"[\w.]+", message.partition("; expected")[0])
-    named_fields = {path.rpartition(".")[2] for path in paths}
-    origin_fields = {field for number in _numbers_below(description, named_fields) for field in number.fields}
+    message_paths = re.findall(r"[\w.]+", message.partition("; expected")[0])
+    named_fields = {path.rpartition(".")[2] for path in message_paths}
+    origin_fields = {
+        field for tracked_number in _numbers_below(model_fields, named_fields) for field in tracked_number.fields
+    }
     config_paths = [
         path
         for path in _field_paths(text_config)
         if path in origin_fields and path.rpartition(".")[2] not in named_fields
     ]
-    return f" (in the config: {', '.join(prefix + path for path in config_paths)})" if config_paths else ""
+    return f" (in the config: {', '.join(path_prefix + path for path in config_paths)})" if config_paths else ""
 
 
 def _tracked_value(field_value: Any, path: str) -> Any:
@@ -94,22 +96,24 @@ def _tracked_value(field_value: Any, path: str) -> Any:
             field_name: _tracked_value(element, f"{path}.{field_name}") for field_name, element in field_value.items()
         }
     if isinstance(field_value, list):
-        return [_tracked_value(item, path) for item in field_value]
+        return [_tracked_value(list_element, path) for list_element in field_value]
     return _with_fields(field_value, frozenset({path}))
 
 
-def _numbers_below(table: Any, field_names: set[str], is_inside: bool = False) -> Iterator[TrackedInt | TrackedFloat]:
+def _numbers_below(
+    description_table: Any, field_names: set[str], is_inside: bool = False
+) -> Iterator[TrackedInt | TrackedFloat]:
     """Yields the numbers below any of the names in a description."""
-    if isinstance(table, dict):
-        for field_name, field_value in table.items():
+    if isinstance(description_table, dict):
+        for field_name, field_value in description_table.items():
             yield from _numbers_below(
                 field_value, field_names, field_name in field_names and not isinstance(field_value, dict)
             )
-    elif isinstance(table, list | tuple):
-        for field_value in table:
+    elif isinstance(description_table, list | tuple):
+        for field_value in description_table:
             yield from _numbers_below(field_value, field_names, is_inside)
-    elif is_inside and isinstance(table, TrackedInt | TrackedFloat):
-        yield table
+    elif is_inside and isinstance(description_table, TrackedInt | TrackedFloat):
+        yield description_table
 
 
 def _field_paths(config: Mapping[str, Any]) -> Iterator[str]:

@@ -61,4 +61,4 @@ def head_of(config_data: Mapping[str, Any]) -> HeadKind:
     causal_class = auto_map.get("AutoModelForCausalLM") if isinstance(auto_map, dict) else None
     if class_name and isinstance(causal_class, str) and causal_class.rpartition(".")[2] == class_name:
         return "lm"  # whatever its name ends with (`GlmasrModel` of GLM-ASR's own code)
-    return next((head for ending, head in HEAD_ENDINGS.items() if class_name.endswith(ending)), "lm")
+    return next((head for class_ending, head in HEAD_ENDINGS.items() if class_name.endswith(class_ending)), "lm")

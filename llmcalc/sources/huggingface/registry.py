@@ -122,19 +122,20 @@ def library_class_names() -> dict[str, list[str]]:
     return library_classes().classes
 
 
-def with_router_fields(table: Any, fields: dict[str, Any], linear_only: bool = False) -> Any:
+def with_router_fields(description_table: Any, router_fields: dict[str, Any], linear_only: bool = False) -> Any:
     """Returns a description with these fields in every router. linear_only: in linear routers alone."""
-    if isinstance(table, list):
-        return [with_router_fields(element, fields, linear_only) for element in table]
-    if not isinstance(table, dict):
-        return table
+    if isinstance(description_table, list):
+        return [with_router_fields(element, router_fields, linear_only) for element in description_table]
+    if not isinstance(description_table, dict):
+        return description_table
     filled_table = {
-        field_name: with_router_fields(field_value, fields, linear_only) for field_name, field_value in table.items()
+        field_name: with_router_fields(field_value, router_fields, linear_only)
+        for field_name, field_value in description_table.items()
     }
     router = filled_table.get("router", {})
     is_mixture = "num_experts" in filled_table and "expert" in filled_table
     if is_mixture and (not linear_only or router.get("type", "linear") == "linear"):
-        filled_table["router"] = {**router, **fields}
+        filled_table["router"] = {**router, **router_fields}
     return filled_table
 
 
@@ -145,11 +146,11 @@ def has_grouped_router(model_type: str, family: Family) -> bool:
 
 def _expert_groups(config: Config) -> dict[str, Any]:
     """Returns the fields of a router's groups of experts; nothing where a token's experts are selected among all."""
-    groups = config.optional_size("n_group")
+    group_count = config.optional_size("n_group")
     reads_method = "topk_method" in config.defaults  # of the classes with groups, those of DeepSeek-V2
-    if groups in (None, 1) or (reads_method and config.get("topk_method") == "greedy"):
+    if group_count in (None, 1) or (reads_method and config.get("topk_method") == "greedy"):
         return {}
-    return {"n_group": groups, "topk_group": config.size("topk_group")}
+    return {"n_group": group_count, "topk_group": config.size("topk_group")}
 
 
 LOGIT_CAPS = {
@@ -180,11 +181,11 @@ def _loss_fields(config: Config) -> dict[str, Any]:
         "",
     )
     cap_fields_in_config = ("final_logit_softcapping", "logits_soft_cap")
-    cap = next(
-        (config.data[class_name] for class_name in cap_fields_in_config if class_name in config.data),
+    logit_cap = next(
+        (config.data[field] for field in cap_fields_in_config if field in config.data),
         LOGIT_CAPS.get(config.model_type),
     )
-    cap_fields = {"logit_softcapping": float(cap)} if isinstance(cap, int | float) and cap > 0 else {}
+    cap_fields = {"logit_softcapping": float(logit_cap)} if isinstance(logit_cap, int | float) and logit_cap > 0 else {}
     return {**cap_fields, **({"float32_loss": False} if class_name in library_classes().losses_of_logits else {})}
 
 
@@ -213,8 +214,8 @@ def with_model_type(config_data: Mapping[str, Any]) -> tuple[Mapping[str, Any], 
     if isinstance(model_type, str) and model_type in CLASSES:
         return config_data, draft_notes
     if class_name in WRAPPER_CLASSES:
-        wrapper_type, cls = WRAPPER_CLASSES[class_name]
-        return {**config_data, "model_type": wrapper_type, "architectures": [cls]}, []
+        root_type, cls = WRAPPER_CLASSES[class_name]
+        return {**config_data, "model_type": root_type, "architectures": [cls]}, []
     type_of_code = _type_of_repository_code(config_data, class_name)
     if type_of_code:
         return {**config_data, "model_type": type_of_code}, []
@@ -239,8 +240,8 @@ def with_model_type(config_data: Mapping[str, Any]) -> tuple[Mapping[str, Any], 
         and _reads_differently(config_data, usual_name(model_type), type_of_class)
     ):
         raise InputError(
-            f"architectures: {class_name} is a class of '{type_of_class}', but model_type says '{model_type}', and these "
-            "are two models; expected fields that name one"
+            f"architectures: {class_name} is a class of '{type_of_class}', but model_type says '{model_type}', "
+            "and these are two models; expected fields that name one"
         )
     return config_data, []
 
@@ -253,11 +254,13 @@ def _type_of_repository_code(config_data: Mapping[str, Any], class_name: str) ->
     if "text_config" in config_data:
         return ""
     auto_map = config_data.get("auto_map")
-    code = " ".join(path for path in auto_map.values() if isinstance(path, str)) if isinstance(auto_map, dict) else ""
+    code_paths = (
+        " ".join(path for path in auto_map.values() if isinstance(path, str)) if isinstance(auto_map, dict) else ""
+    )
     candidate_types = (
         model_type
         for class_prefix, model_type in CODE_CLASSES.items()
-        if class_name.startswith(class_prefix) or f"/{class_prefix}" in code
+        if class_name.startswith(class_prefix) or f"/{class_prefix}" in code_paths
     )
     return next(candidate_types, "") or _type_of_code_fields(config_data)
 
@@ -280,12 +283,12 @@ def _reads_differently(config_data: Mapping[str, Any], stated_type: str, model_t
     It is False if both model types are in one file, if the config cannot be read as the other type, if the other type
     is a wrapper of this one, and if this type has no class for the text model and uses another type's.
     """
-    families = (family_of(stated_type), family_of(model_type))
-    reads_any_class = stated_type not in library_class_names() or not families[0].has_text_class
+    stated_and_usual_family = (family_of(stated_type), family_of(model_type))
+    reads_any_class = stated_type not in library_class_names() or not stated_and_usual_family[0].has_text_class
     if (
         reads_any_class
         or FILE_OF[stated_type] == FILE_OF[model_type]
-        or any(family.read_model is None for family in families)
+        or any(family.read_model is None for family in stated_and_usual_family)
     ):
         return False
     try:
@@ -302,9 +305,9 @@ def model_types() -> list[str]:
 @cache
 def _add_unlisted_families() -> None:
     """Adds the families of files that are missing in `FILES`."""
-    for file in family_files():
-        if file not in FILES:
-            FILE_OF.update(dict.fromkeys(families_in(file), file))
+    for family_file in family_files():
+        if family_file not in FILES:
+            FILE_OF.update(dict.fromkeys(families_in(family_file), family_file))
 
 
 def family_files() -> list[str]:
@@ -321,12 +324,12 @@ def family_files() -> list[str]:
 
 
 @cache
-def families_in(file: str) -> Mapping[str, Family]:
+def families_in(family_file: str) -> Mapping[str, Family]:
     """Returns the records of a file in `families` by model type."""
-    records: Mapping[str, Family] = import_module(f".families.{file}", __package__).FAMILIES
+    families_by_type: Mapping[str, Family] = import_module(f".families.{family_file}", __package__).FAMILIES
     return {
         model_type: _with_class_fields(family, family.class_model_type or model_type)
-        for model_type, family in records.items()
+        for model_type, family in families_by_type.items()
     }
 
 
@@ -356,8 +359,8 @@ def family_of(model_type: str, location: str = "", config: Mapping[str, Any] | N
         _add_unlisted_families()
     if model_type not in FILE_OF:
         suggestion = suggest(model_type, model_types())
-        alternative = _unsupported_type_advice({"model_type": model_type} if config is None else config)
-        raise InputError(f"{location}model_type: '{model_type}' is not supported.{suggestion} ({alternative})")
+        advice_text = _unsupported_type_advice({"model_type": model_type} if config is None else config)
+        raise InputError(f"{location}model_type: '{model_type}' is not supported.{suggestion} ({advice_text})")
     return families_in(FILE_OF[model_type])[model_type]
 
 
@@ -450,36 +453,36 @@ def text_model_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any
     wrapped_type, section_name = family.text_type, family.text_section
     if wrapped_type is None:
         return "", config_data, model_type
-    section = config_data.get(section_name)
-    if section is None and family.text_id_field and config_data.get(family.text_id_field):
+    text_section = config_data.get(section_name)
+    if text_section is None and family.text_id_field and config_data.get(family.text_id_field):
         raise InputError(
             f"{family.text_id_field}: {shown(config_data[family.text_id_field])} names the text model, whose sizes are "
             f"not in this config; expected a {section_name} with them, or that model's own config"
         )
-    if section is None:
+    if text_section is None:
         return "", {**config_data, "architectures": []} if family.generates_text else config_data, wrapped_type
-    if not isinstance(section, dict):
-        raise InputError(f"{section_name}: {shown(section)}; expected a table of fields")
-    text_type = section.get("model_type") or wrapped_type
+    if not isinstance(text_section, dict):
+        raise InputError(f"{section_name}: {shown(text_section)}; expected a table of fields")
+    text_type = text_section.get("model_type") or wrapped_type
     if not isinstance(text_type, str):
         raise InputError(f"{section_name}.model_type: {shown(text_type)}; expected the name of a model type")
-    text_type = _type_of_code_fields(section) or usual_name(text_type)
-    architectures = {"architectures": config_data["architectures"]} if "architectures" in config_data else {}
+    text_type = _type_of_code_fields(text_section) or usual_name(text_type)
+    architecture_field = {"architectures": config_data["architectures"]} if "architectures" in config_data else {}
     if family.generates_text:
-        architectures = {"architectures": []}
-    fields = {
-        **architectures,
+        architecture_field = {"architectures": []}
+    text_fields = {
+        **architecture_field,
         **family.text_defaults,
-        **section,
+        **text_section,
         **_tying_field(family, config_data),
         **_fields_from_wrapper(family, config_data),
     }
     if family.is_decoder:
-        fields["architectures"] = [causal_class(text_type, f"{section_name}.", config_data)]
-    if text_type in FILE_OF and isinstance(section.get(family_of(text_type).text_section), dict):
-        path, fields_below, text_type = text_model_of({**fields, "model_type": text_type})
+        text_fields["architectures"] = [causal_class(text_type, f"{section_name}.", config_data)]
+    if text_type in FILE_OF and isinstance(text_section.get(family_of(text_type).text_section), dict):
+        path, fields_below, text_type = text_model_of({**text_fields, "model_type": text_type})
         return f"{section_name}.{path}", fields_below, text_type
-    return f"{section_name}.", fields, text_type
+    return f"{section_name}.", text_fields, text_type
 
 
 def causal_class(model_type: str, location: str, config: Mapping[str, Any]) -> str:
@@ -503,17 +506,17 @@ def causal_class(model_type: str, location: str, config: Mapping[str, Any]) -> s
     return class_name
 
 
-def _fields_from_wrapper(family: Family, wrapper_config: Mapping[str, Any]) -> dict[str, Any]:
+def _fields_from_wrapper(family: Family, root_config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the text model's fields that the wrapper's class takes from other config sections."""
-    fields: dict[str, Any] = {}
-    for field_name, (section, field, default) in family.text_fields_from_sections.items():
-        table = wrapper_config.get(section)
-        if isinstance(table, dict):
-            fields[field_name] = table.get(field, default)
-    return fields
+    text_fields: dict[str, Any] = {}
+    for field_name, (section, field, default_value) in family.text_fields_from_sections.items():
+        section_data = root_config.get(section)
+        if isinstance(section_data, dict):
+            text_fields[field_name] = section_data.get(field, default_value)
+    return text_fields
 
 
-def _tying_field(family: Family, wrapper_config: Mapping[str, Any]) -> dict[str, Any]:
+def _tying_field(family: Family, root_config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the wrapper's `tie_word_embeddings`, which replaces the text model's.
 
     Without one in the wrapper's config, the text model's is used: a checkpoint with both tensors is loaded untied,
@@ -524,59 +527,63 @@ def _tying_field(family: Family, wrapper_config: Mapping[str, Any]) -> dict[str,
     tying_fields = dict.fromkeys(
         (family.aliases.get("tie_word_embeddings", "tie_word_embeddings"), "tie_word_embeddings")
     )
-    tying = next(
-        (wrapper_config[field_name] for field_name in tying_fields if wrapper_config.get(field_name) is not None), None
+    stated_tying = next(
+        (root_config[field_name] for field_name in tying_fields if root_config.get(field_name) is not None), None
     )
-    if tying is None or family.tying_source == "text" or (family.tying_source == "either" and tying is False):
+    if (
+        stated_tying is None
+        or family.tying_source == "text"
+        or (family.tying_source == "either" and stated_tying is False)
+    ):
         return {}
-    if type(tying) is not bool:
-        raise InputError(f"tie_word_embeddings: {shown(tying)}; expected true or false")
-    return dict.fromkeys(tying_fields, tying)
+    if type(stated_tying) is not bool:
+        raise InputError(f"tie_word_embeddings: {shown(stated_tying)}; expected true or false")
+    return dict.fromkeys(tying_fields, stated_tying)
 
 
-def _tying_remark(model_type: str, wrapper_config: Mapping[str, Any], model: Mapping[str, Any]) -> list[str]:
+def _tying_remark(model_type: str, root_config: Mapping[str, Any], model_fields: Mapping[str, Any]) -> list[str]:
     """Returns a remark if the wrapper's config omits weight tying and the class's default differs.
 
     The text model's default counts.
     """
     family = family_of(model_type)
-    default, is_tied = family.defaults.get("tie_word_embeddings"), model["tie_word_embeddings"]
+    default_tying, is_tied = family.defaults.get("tie_word_embeddings"), model_fields["tie_word_embeddings"]
     is_stated = any(
-        wrapper_config.get(field_name) is not None
+        root_config.get(field_name) is not None
         for field_name in ("tie_word_embeddings", family.aliases.get("tie_word_embeddings", ""))
     )
     if (
         family.text_type is None
         or family.tying_source == "text"
         or is_stated
-        or default is None
-        or default == is_tied
+        or default_tying is None
+        or default_tying == is_tied
         or (family.tying_source == "either" and is_tied)
-        or model["head"]["type"] != "lm"
+        or model_fields["head"]["type"] != "lm"
     ):
         return []
-    tied_text, default_text = str(is_tied).lower(), str(default).lower()
+    tied_text, default_text = str(is_tied).lower(), str(default_tying).lower()
     return [
         f"tie_word_embeddings: not given beside text_config; counted as {tied_text}, as the text model has it, where "
         f"{model_type}'s class takes {default_text}"
     ]
 
 
-def _builds_towers(model_type: str, wrapper_config: Mapping[str, Any]) -> bool:
+def _builds_towers(model_type: str, root_config: Mapping[str, Any]) -> bool:
     """Whether the class in `architectures` builds vision or audio encoders; false for a text model's class."""
-    family, cls = family_of(model_type), architecture_of(wrapper_config)
+    family, cls = family_of(model_type), architecture_of(root_config)
     if family.tower_class_prefixes:
         return not cls or cls.startswith(family.tower_class_prefixes)
     return family.text_type is not None and not cls.endswith("ForCausalLM")
 
 
-def _towers_of(wrapper: str, wrapper_config: Mapping[str, Any], text_width: int) -> tuple[dict[str, Any], list[str]]:
+def _towers_of(root_type: str, root_config: Mapping[str, Any], text_width: int) -> tuple[dict[str, Any], list[str]]:
     """Returns the `towers` table of a wrapper, and of the wrapper inside it if there is one, with remarks."""
     from .towers import read_towers
 
-    family = family_of(wrapper)
-    towers, notes = read_towers(wrapper, family, _with_usual_model_types(wrapper_config), text_width)
-    inner_config = wrapper_config.get(family.text_section)
+    family = family_of(root_type)
+    towers, notes = read_towers(root_type, family, _with_usual_model_types(root_config), text_width)
+    inner_config = root_config.get(family.text_section)
     if (
         isinstance(inner_config, dict)
         and family.text_type is not None
@@ -587,37 +594,37 @@ def _towers_of(wrapper: str, wrapper_config: Mapping[str, Any], text_width: int)
     return towers, notes
 
 
-def _encoders_of_another_class(model_type: str, wrapper_config: Mapping[str, Any]) -> list[str]:
+def _encoders_of_another_class(model_type: str, root_config: Mapping[str, Any]) -> list[str]:
     """Returns a remark for each encoder in a config whose class is not the one whose encoders are read."""
     from .towers import SECTIONS
 
-    remark = f"its encoder is not counted: that of {architecture_of(wrapper_config)} is not supported"
-    sections = (section_name for section_name in SECTIONS if isinstance(wrapper_config.get(section_name), dict))
+    remark = f"its encoder is not counted: that of {architecture_of(root_config)} is not supported"
+    encoder_sections = (section_name for section_name in SECTIONS if isinstance(root_config.get(section_name), dict))
     return [
         f"{section_name}: {remark}"
-        for section_name in sections
+        for section_name in encoder_sections
         if section_name not in family_of(model_type).uncounted_fields
     ]
 
 
-def _with_usual_model_types(wrapper_config: Mapping[str, Any]) -> dict[str, Any]:
+def _with_usual_model_types(root_config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a wrapper's config whose sections have the model types of `transformers` instead of other names."""
     return {
         section_name: {**section, "model_type": OTHER_NAMES[section["model_type"]]}
         if isinstance(section, dict) and str(section.get("model_type")) in OTHER_NAMES
         else section
-        for section_name, section in wrapper_config.items()
+        for section_name, section in root_config.items()
     }
 
 
 def _wrapped_model(
-    wrapper: str, wrapper_config: Mapping[str, Any], field: str, default: int
+    root_type: str, root_config: Mapping[str, Any], field: str, default_value: int
 ) -> tuple[str, Mapping[str, Any], int]:
     """Returns the model type and config inside a projection class, and the vector size."""
-    section = wrapper_config[family_of(wrapper).text_section]
-    inner_model_type = usual_name(section.get("model_type") or str(family_of(wrapper).text_type))
-    size = Config(wrapper_config, {field: default}, wrapper).size(field)
-    return inner_model_type, {**section, "architectures": []}, size
+    section = root_config[family_of(root_type).text_section]
+    inner_model_type = usual_name(section.get("model_type") or str(family_of(root_type).text_type))
+    vector_size = Config(root_config, {field: default_value}, root_type).size(field)
+    return inner_model_type, {**section, "architectures": []}, vector_size
 
 
 class ConfigDescription(NamedTuple):
@@ -642,8 +649,11 @@ def read_config(config_data: Mapping[str, Any], head: HeadKind | None = None) ->
 
     Raises `InputError`, which names the field, its value and the expected value.
     """
-    reading = read(config_data, head)
-    return reading.model, [*reading.notes, *remark_on_ignored_fields([field.path for field in reading.unknown])]
+    config_description = read(config_data, head)
+    return config_description.model, [
+        *config_description.notes,
+        *remark_on_ignored_fields([field.path for field in config_description.unknown]),
+    ]
 
 
 def read(config_data: Mapping[str, Any], head: HeadKind | None = None) -> ConfigDescription:
@@ -652,26 +662,26 @@ def read(config_data: Mapping[str, Any], head: HeadKind | None = None) -> Config
     Raises `InputError`, which names the field, its value and the expected value.
     """
     config_data, draft_notes = as_draft(config_data)
-    wrapper_config, (location, config_data, model_type) = config_data, text_model_of(config_data)
-    wrapper, family = usual_name(wrapper_config["model_type"]), family_of(model_type, location, wrapper_config)
+    root_config, (location, config_data, model_type) = config_data, text_model_of(config_data)
+    root_type, family = usual_name(root_config["model_type"]), family_of(model_type, location, root_config)
     if family.read_model is None:
         raise InputError(
             f"{location}model_type: '{model_type}' wraps a text model, but the config has no {family.text_section}"
         )
-    generates_text = family_of(wrapper).generates_text or family_of(wrapper).is_decoder
-    stated_head = "lm" if generates_text else "none" if family_of(wrapper).projection_size else head_of(wrapper_config)
+    generates_text = family_of(root_type).generates_text or family_of(root_type).is_decoder
+    stated_head = "lm" if generates_text else "none" if family_of(root_type).projection_size else head_of(root_config)
     config = typed_config(config_data, model_type, family, head or stated_head, location)
-    model = family.read_model(config)
-    model |= dropout_of(config, family)
-    if model["head"]["type"] == "lm":
-        model["head"] = {**model["head"], **_loss_fields(config)}
+    model_fields = family.read_model(config)
+    model_fields |= dropout_of(config, family)
+    if model_fields["head"]["type"] == "lm":
+        model_fields["head"] = {**model_fields["head"], **_loss_fields(config)}
     if model_type in library_classes().float32_routers:
-        model = with_router_fields(model, {"float32_product": True}, linear_only=True)
+        model_fields = with_router_fields(model_fields, {"float32_product": True}, linear_only=True)
     if model_type in library_classes().float32_weights:
-        model = with_router_fields(model, {"float32_weights": True})
+        model_fields = with_router_fields(model_fields, {"float32_weights": True})
     if has_grouped_router(model_type, family):
-        model = with_router_fields(model, _expert_groups(config), linear_only=True)
-    family_records = (family,) if location or wrapper == model_type else (family, family_of(wrapper))
+        model_fields = with_router_fields(model_fields, _expert_groups(config), linear_only=True)
+    family_records = (family,) if location or root_type == model_type else (family, family_of(root_type))
     uncounted_towers = {
         ignored_field: tower_notes
         for record in family_records
@@ -680,7 +690,7 @@ def read(config_data: Mapping[str, Any], head: HeadKind | None = None) -> Config
     encoders = (() if location else record.uncounted_encoders for record in family_records)
     nested_fields = (
         ignored_field.removeprefix(location)
-        for ignored_field in family_of(wrapper).ignored_fields
+        for ignored_field in family_of(root_type).ignored_fields
         if location and location in ignored_field
     )
     config.finish(
@@ -693,15 +703,15 @@ def read(config_data: Mapping[str, Any], head: HeadKind | None = None) -> Config
         for ignored_field, tower_notes in uncounted_towers.items()
         if config_data.get(ignored_field)
     ]
-    notes = [*draft_notes, *config.notes, *uncounted_notes, *_tying_remark(wrapper, wrapper_config, model)]
-    projection = family_of(wrapper).projection_size
-    if projection is not None:
-        wrapper, wrapper_config, size = _wrapped_model(wrapper, wrapper_config, *projection)
-        model["head"] = {"type": "projection", "size": size, "bias": True}
-    if _builds_towers(wrapper, wrapper_config):
-        towers, tower_notes = _towers_of(wrapper, wrapper_config, model["hidden_size"])
-        model |= {"towers": towers} if towers else {}
+    notes = [*draft_notes, *config.notes, *uncounted_notes, *_tying_remark(root_type, root_config, model_fields)]
+    projection_field = family_of(root_type).projection_size
+    if projection_field is not None:
+        root_type, root_config, vector_size = _wrapped_model(root_type, root_config, *projection_field)
+        model_fields["head"] = {"type": "projection", "size": vector_size, "bias": True}
+    if _builds_towers(root_type, root_config):
+        towers, tower_notes = _towers_of(root_type, root_config, model_fields["hidden_size"])
+        model_fields |= {"towers": towers} if towers else {}
         notes += tower_notes
-    elif family_of(wrapper).tower_class_prefixes:
-        notes += _encoders_of_another_class(wrapper, wrapper_config)
-    return ConfigDescription(model, notes, model_type, config.unknown, config.from_defaults)
+    elif family_of(root_type).tower_class_prefixes:
+        notes += _encoders_of_another_class(root_type, root_config)
+    return ConfigDescription(model_fields, notes, model_type, config.unknown, config.from_defaults)

@@ -59,18 +59,21 @@ def paligemma_sections(towers: Towers) -> Table:
 
 def gemma3_sections(towers: Towers) -> Table:
     """Returns Gemma 3's sections, with `mm_tokens_per_image`, the number of vectors per image."""
-    tower, merge = towers["vision_tower"], towers["multi_modal_projector"].merge
-    return {"mm_tokens_per_image": (_patches_per_side(tower) // merge) ** 2, "vision_config": _siglip_section(tower)}
+    tower, merge_size = towers["vision_tower"], towers["multi_modal_projector"].merge
+    return {
+        "mm_tokens_per_image": (_patches_per_side(tower) // merge_size) ** 2,
+        "vision_config": _siglip_section(tower),
+    }
 
 
 def gemma4_sections(towers: Towers) -> Table:
     """Returns Gemma 4's sections for the vision encoder, the audio encoder, or both."""
-    sections: Table = {}
+    config_sections: Table = {}
     if "vision_tower" in towers:
-        sections["vision_config"] = _gemma4_vision(towers["vision_tower"], towers["embed_vision"])
+        config_sections["vision_config"] = _gemma4_vision(towers["vision_tower"], towers["embed_vision"])
     if "audio_tower" in towers:
-        sections["audio_config"] = _gemma4_audio(towers["audio_tower"])
-    return sections
+        config_sections["audio_config"] = _gemma4_audio(towers["audio_tower"])
+    return config_sections
 
 
 def _gemma4_vision(tower: Any, projector: Any) -> Table:
@@ -79,13 +82,20 @@ def _gemma4_vision(tower: Any, projector: Any) -> Table:
         "num_key_value_heads": block.attention.num_key_value_heads or block.attention.num_attention_heads,
         "head_dim": block.attention.head_dim,
     }
-    context = {"position_embedding_size": tower.positions.rows, "pooling_kernel_size": projector.merge}
-    flags = {"use_clipped_linears": tower.clamps > 0, "standardize": tower.standardize}
+    size_fields = {"position_embedding_size": tower.positions.rows, "pooling_kernel_size": projector.merge}
+    flag_fields = {"use_clipped_linears": tower.clamps > 0, "standardize": tower.standardize}
     layer_fields = {
         "hidden_activation": _activation_name(block.feed_forward.hidden_act),
         "rms_norm_eps": block.norm.eps,
     }
-    return {"model_type": "gemma4_vision", **_layer_fields(tower), **heads, **context, **flags, **layer_fields}
+    return {
+        "model_type": "gemma4_vision",
+        **_layer_fields(tower),
+        **heads,
+        **size_fields,
+        **flag_fields,
+        **layer_fields,
+    }
 
 
 def _gemma4_audio(tower: Any) -> Table:
@@ -94,12 +104,12 @@ def _gemma4_audio(tower: Any) -> Table:
         "num_hidden_layers": tower.num_hidden_layers,
         "num_attention_heads": tower.attention.num_attention_heads,
     }
-    windows = {
+    window_fields = {
         "attention_chunk_size": tower.attention.chunk_size,
         "attention_context_left": tower.attention.context_left,
         "attention_context_right": tower.attention.context_right,
     }
-    convolutions = {
+    convolution_fields = {
         "subsampling_conv_channels": [convolution.channels for convolution in tower.subsampling.convolutions],
         "conv_kernel_size": tower.convolution.kernel_size,
     }
@@ -111,8 +121,8 @@ def _gemma4_audio(tower: Any) -> Table:
     return {
         "model_type": "gemma4_audio",
         **layers,
-        **windows,
-        **convolutions,
+        **window_fields,
+        **convolution_fields,
         "output_proj_dims": tower.output_size,
         **layer_fields,
     }

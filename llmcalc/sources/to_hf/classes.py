@@ -23,8 +23,8 @@ def class_names(model_type: str, spec: ModelSpec) -> list[str]:
     known_classes = library_class_names().get(model_type, [])
     return [
         class_name
-        for ending in _class_endings(known_classes, spec)
-        for class_name in _classes_ending_with(known_classes, ending)
+        for class_ending in _class_endings(known_classes, spec)
+        for class_name in _classes_ending_with(known_classes, class_ending)
     ]
 
 
@@ -38,8 +38,8 @@ def wrapper_names(model_type: str, without_head: bool) -> list[str]:
     )
 
 
-def _classes_ending_with(classes: list[str], ending: str | tuple[str, ...]) -> list[str]:
-    return [class_name for class_name in classes if class_name.endswith(ending)]
+def _classes_ending_with(listed_classes: list[str], class_ending: str | tuple[str, ...]) -> list[str]:
+    return [class_name for class_name in listed_classes if class_name.endswith(class_ending)]
 
 
 def _class_endings(known_classes: list[str], spec: ModelSpec) -> list[str | tuple[str, ...]]:

@@ -55,40 +55,42 @@ Difference: TypeAlias = tuple[str, Any, Any]
 
 def canonical_values(spec: ModelSpec) -> dict[str, Any]:
     """Returns a model as plain values, which are equal for equivalent models."""
-    table = {
+    model_fields = {
         field_name: getattr(spec, field_name)
         for field_name in ModelSpec.model_fields
         if field_name not in ("encoder", "decoder", "max_position_embeddings", "mtp", "dropout")
     }
-    table = {field_name: _plain_values(field_value, spec.hidden_size) for field_name, field_value in table.items()}
+    model_fields = {
+        field_name: _plain_values(field_value, spec.hidden_size) for field_name, field_value in model_fields.items()
+    }
     for stack_name, stack in spec.stacks():
-        table[stack_name] = _stack_tables(stack, stack.hidden_size or spec.hidden_size)
-    return {**table, "mtp": _prediction_table(spec, spec.mtp)}
+        model_fields[stack_name] = _stack_tables(stack, stack.hidden_size or spec.hidden_size)
+    return {**model_fields, "mtp": _prediction_table(spec, spec.mtp)}
 
 
-def differences(left: Any, right: Any, path: str = "") -> Iterator[Difference]:
+def differences(left_value: Any, right_value: Any, path: str = "") -> Iterator[Difference]:
     """Yields (path, left value, right value) for every difference.
 
     Equal differences of several layers are reported once.
 
     The lowest layer is named.
     """
-    if isinstance(left, dict) and isinstance(right, dict):
-        for key in dict.fromkeys((*left, *right)):
-            yield from differences(left.get(key), right.get(key), f"{path}.{key}" if path else key)
+    if isinstance(left_value, dict) and isinstance(right_value, dict):
+        for key in dict.fromkeys((*left_value, *right_value)):
+            yield from differences(left_value.get(key), right_value.get(key), f"{path}.{key}" if path else key)
     elif (
-        isinstance(left, list)
-        and isinstance(right, list)
-        and len(left) == len(right)
-        and any(isinstance(element, dict) for element in left)
+        isinstance(left_value, list)
+        and isinstance(right_value, list)
+        and len(left_value) == len(right_value)
+        and any(isinstance(element, dict) for element in left_value)
     ):
         reported_pairs: list[tuple[Any, Any]] = []
-        for i, pair in enumerate(zip(left, right, strict=True)):
-            if pair not in reported_pairs:  # layers of one kind share one table
-                reported_pairs.append(pair)
-                yield from differences(*pair, f"{path}.{i}")
-    elif left != right:
-        yield path, left, right
+        for i, element_pair in enumerate(zip(left_value, right_value, strict=True)):
+            if element_pair not in reported_pairs:  # layers of one kind share one table
+                reported_pairs.append(element_pair)
+                yield from differences(*element_pair, f"{path}.{i}")
+    elif left_value != right_value:
+        yield path, left_value, right_value
 
 
 def count_of_values(difference: Difference) -> int:
@@ -97,10 +99,10 @@ def count_of_values(difference: Difference) -> int:
 
 
 def _field_values(field_value: Any) -> int:
-    children = (
+    inner_values = (
         field_value.values() if isinstance(field_value, dict) else field_value if isinstance(field_value, list) else ()
     )
-    return 1 + sum(map(_field_values, children))
+    return 1 + sum(map(_field_values, inner_values))
 
 
 def _stack_tables(stack: Stack, hidden_size: int) -> dict[str, Any]:
@@ -109,30 +111,30 @@ def _stack_tables(stack: Stack, hidden_size: int) -> dict[str, Any]:
     layers = {
         layer_kind: _plain_values(stack.layer(layer_kind), hidden_size) for layer_kind in dict.fromkeys(layer_kinds)
     }
-    fields = (
-        layer_kind
-        for layer_kind in Stack.model_fields
-        if layer_kind not in ("block", "variants", "first_layers", "pattern", "vocab_size", "hidden_size")
+    stack_fields = (
+        field
+        for field in Stack.model_fields
+        if field not in ("block", "variants", "first_layers", "pattern", "vocab_size", "hidden_size")
     )
-    table = {
+    stack_table = {
         "vocab_size": stack.vocab_size,
         "hidden_size": stack.hidden_size,
-        **{layer_kind: _plain_values(getattr(stack, layer_kind), hidden_size) for layer_kind in fields},
+        **{field: _plain_values(getattr(stack, field), hidden_size) for field in stack_fields},
     }
     first_index = {layer_kind: layer_kinds.index(layer_kind) for layer_kind in layers}
-    owners = [
+    owner_indices = [
         first_index[layer_kind] if layer_kind in stack.shared_layers else i for i, layer_kind in enumerate(layer_kinds)
     ]
-    return {**table, "shared_layers": owners, "layers": [layers[layer_kind] for layer_kind in layer_kinds]}
+    return {**stack_table, "shared_layers": owner_indices, "layers": [layers[layer_kind] for layer_kind in layer_kinds]}
 
 
-def _prediction_table(spec: ModelSpec, mtp: MultiTokenPrediction | None) -> Any:
-    if mtp is None:
+def _prediction_table(spec: ModelSpec, prediction: MultiTokenPrediction | None) -> Any:
+    if prediction is None:
         return None
     return {
-        "num_nextn_predict_layers": mtp.num_nextn_predict_layers,
-        "repeated": mtp.repeated,
-        "layer": _plain_values(mtp.block_in(spec.main), spec.hidden_size),
+        "num_nextn_predict_layers": prediction.num_nextn_predict_layers,
+        "repeated": prediction.repeated,
+        "layer": _plain_values(prediction.block_in(spec.main), spec.hidden_size),
     }
 
 
@@ -144,19 +146,22 @@ def _plain_values(field_value: Any, hidden_size: int) -> Any:
         hidden_size = (
             getattr(field_value, "hidden_size", None) or hidden_size
         )  # vision and audio encoders have their own width
-        table = {
+        part_table = {
             field_name: _plain_values(getattr(field_value, field_name), hidden_size)
             for field_name in type(field_value).model_fields
             if field_name not in NUMERICS
         }
         if isinstance(field_value, Norm):
-            table["bias"] = field_value.has_bias
+            part_table["bias"] = field_value.has_bias
         if isinstance(field_value, Attention):
-            _, table["num_key_value_heads"], table["head_dim"] = field_value.sizes(hidden_size)
-            table["v_head_dim"] = field_value.v_head_dim or table["head_dim"]
+            _, part_table["num_key_value_heads"], part_table["head_dim"] = field_value.sizes(hidden_size)
+            part_table["v_head_dim"] = field_value.v_head_dim or part_table["head_dim"]
             if isinstance(field_value.position, Rope):
-                table["position"] = {"type": "rope", "rotary_dim": field_value.position.rotary_size(table["head_dim"])}
-        return table
+                part_table["position"] = {
+                    "type": "rope",
+                    "rotary_dim": field_value.position.rotary_size(part_table["head_dim"]),
+                }
+        return part_table
     if isinstance(field_value, dict):
         return {field_name: _plain_values(element, hidden_size) for field_name, element in field_value.items()}
     if isinstance(field_value, list | tuple):

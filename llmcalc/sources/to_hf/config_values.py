@@ -35,9 +35,9 @@ class ConfigValues:
     fields: usual name of a config field → the function that gets it from a spec.
     """
 
-    def __init__(self, spec: ModelSpec, fields: Mapping[str, Callable[[ConfigValues], Any]]) -> None:
+    def __init__(self, spec: ModelSpec, field_functions: Mapping[str, Callable[[ConfigValues], Any]]) -> None:
         self.spec: ModelSpec = spec
-        self.fields: Mapping[str, Callable[[ConfigValues], Any]] = fields
+        self.fields: Mapping[str, Callable[[ConfigValues], Any]] = field_functions
         self.main_stack: Stack = spec.main
         self.first_stack: Stack = spec.encoder if spec.encoder is not None else spec.main
 
@@ -72,12 +72,12 @@ class ConfigValues:
     @cached_property
     def _first_values(self) -> dict[str, Any]:
         """Returns by field name the first value among the components that is not None; None if all are."""
-        values: dict[str, Any] = {}
+        value_by_field: dict[str, Any] = {}
         for part in self.parts:
             for field_name in type(part).model_fields:
-                if values.get(field_name) is None:
-                    values[field_name] = getattr(part, field_name)
-        return values
+                if value_by_field.get(field_name) is None:
+                    value_by_field[field_name] = getattr(part, field_name)
+        return value_by_field
 
     def first_value(self, field_name: str) -> Any:
         """Returns a field's first value among the components that is not None; None if all are."""
@@ -86,14 +86,16 @@ class ConfigValues:
         return self._first_values[field_name]
 
     def find_part(
-        self, cls: type[FoundPart], *, condition: Callable[[FoundPart], bool] = lambda part: True
+        self, cls: type[FoundPart], *, matches_part: Callable[[FoundPart], bool] = lambda part: True
     ) -> FoundPart:
         """Returns the first component of a class that meets the condition."""
-        return require_present(next((part for part in self.parts if isinstance(part, cls) and condition(part)), None))
+        return require_present(
+            next((part for part in self.parts if isinstance(part, cls) and matches_part(part)), None)
+        )
 
-    def part_of_type(self, *types: str) -> Any:
-        """Returns the first component whose `type` is among `types`."""
-        return require_present(next((part for part in self.parts if getattr(part, "type", None) in types), None))
+    def part_of_type(self, *part_types: str) -> Any:
+        """Returns the first component whose `type` is among `part_types`."""
+        return require_present(next((part for part in self.parts if getattr(part, "type", None) in part_types), None))
 
     @property
     def head(self) -> Any:
@@ -103,7 +105,7 @@ class ConfigValues:
     def full_attention(self) -> Attention:
         """The first attention without a window, else the first attention."""
         with suppress(Absent):
-            return self.find_part(Attention, condition=lambda part: part.sliding_window is None)
+            return self.find_part(Attention, matches_part=lambda part: part.sliding_window is None)
         return self.find_part(Attention)
 
     @property
@@ -143,8 +145,8 @@ class ConfigValues:
     def dense_network(self) -> FeedForward:
         """The FFN of a layer without experts, else the shared expert."""
         layers = map(self.first_stack.layer, dict.fromkeys(self.first_stack.layer_names()))
-        networks = (ffn for layer in layers for ffn in layer.networks())
-        return require_present(next((ffn for ffn in networks if isinstance(ffn, FeedForward)), None))
+        layer_ffns = (ffn for layer in layers for ffn in layer.networks())
+        return require_present(next((ffn for ffn in layer_ffns if isinstance(ffn, FeedForward)), None))
 
     @property
     def network(self) -> FeedForward:

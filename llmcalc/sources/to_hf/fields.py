@@ -30,7 +30,11 @@ def _activation_name(config_values: ConfigValues) -> str:
 
 def _kv_heads(config_values: ConfigValues) -> int:
     """Returns the number of key/value heads; the number of query heads if the spec does not state it."""
-    mixer = config_values.find_part(Attention) if any(isinstance(m, Attention) for m in config_values.mixers) else None
+    mixer = (
+        config_values.find_part(Attention)
+        if any(isinstance(mixer_part, Attention) for mixer_part in config_values.mixers)
+        else None
+    )
     kv_heads = (
         config_values.first_value("num_key_value_heads")
         if mixer is None and not _latent_width(config_values)

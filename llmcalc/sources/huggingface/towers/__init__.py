@@ -28,12 +28,12 @@ SETTINGS = ("aligner", "compression", "freeze", "generation", "projector", "quan
 SECTIONS = ("vision_config", "audio_config", "vq_config", "discrete_vision_config", "discrete_audio_config")
 
 
-def sections_of(root_type: str, file: str) -> Mapping[str, Section]:
-    """Returns the supported sections of a wrapper's config by name. file: the family's `tower_file`."""
-    if not file:
+def sections_of(root_type: str, reader_file: str) -> Mapping[str, Section]:
+    """Returns the supported sections of a wrapper's config by name. reader_file: the family's `tower_file`."""
+    if not reader_file:
         return {}
-    wrappers: dict[str, dict[str, Section]] = import_module(f".{file}", __package__).WRAPPERS
-    return wrappers[root_type]
+    sections_by_type: dict[str, dict[str, Section]] = import_module(f".{reader_file}", __package__).WRAPPERS
+    return sections_by_type[root_type]
 
 
 def read_towers(
@@ -103,22 +103,26 @@ def _read_section(
     root_type: str, root_config: Mapping[str, Any], section_name: str, section: Section, text_width: int
 ) -> tuple[Table, list[str]]:
     """Reads one section. Raises `InputError` if it is not supported."""
-    fields = section.default_section if root_config.get(section_name) is None else root_config[section_name]
-    if not isinstance(fields, dict):
-        raise InputError(f"{section_name}: {type(fields).__name__}; expected a table of fields")
-    stated_type = fields.get("model_type")
+    section_fields = section.default_section if root_config.get(section_name) is None else root_config[section_name]
+    if not isinstance(section_fields, dict):
+        raise InputError(f"{section_name}: {type(section_fields).__name__}; expected a table of fields")
+    stated_type = section_fields.get("model_type")
     model_type = next(iter(section.defaults_by_type)) if stated_type in (None, "") else stated_type
     if not isinstance(model_type, str) or model_type not in section.defaults_by_type:
         raise InputError(
             f"{section_name}.model_type: {model_type!r}; expected one of {', '.join(section.defaults_by_type)}"
         )
     config = Config(
-        fields, section.defaults_by_type[model_type], model_type, location=f"{section_name}.", aliases=section.aliases
+        section_fields,
+        section.defaults_by_type[model_type],
+        model_type,
+        location=f"{section_name}.",
+        aliases=section.aliases,
     )
     tower_tables = section.read_tower(Config(root_config, section.wrapper_defaults, root_type), config, text_width)
-    for tower, table in tower_tables.items():
+    for tower, tower_fields in tower_tables.items():
         try:
-            TypeAdapter(Tower).validate_python(table)
+            TypeAdapter(Tower).validate_python(tower_fields)
         except ValidationError as error:
             raise InputError(f"{section_name}: {tower}: {_innermost_message(error)}") from None
     config.finish(IGNORED | section.ignored_fields)
@@ -127,7 +131,7 @@ def _read_section(
 
 def _innermost_message(error: ValidationError) -> str:
     """Returns the message of the innermost part's error."""
-    detail = error.errors()[0]
-    while isinstance(cause := detail.get("ctx", {}).get("error"), PartError):
-        detail = cause.error.errors()[0]
-    return str(detail["msg"]).removeprefix("Value error, ")
+    error_detail = error.errors()[0]
+    while isinstance(cause := error_detail.get("ctx", {}).get("error"), PartError):
+        error_detail = cause.error.errors()[0]
+    return str(error_detail["msg"]).removeprefix("Value error, ")

@@ -19,14 +19,14 @@ from .siglip import siglip_of_rows
 
 def _whisper_encoder(config: Config, width: str, depth: str, heads: str, ffn_width: str) -> Table:
     """Returns Whisper's encoder: two convolutions, a position embedding, and layers whose keys have no bias."""
-    norm, rows = layernorm(), config.size("max_source_positions")
+    norm, position_rows = layernorm(), config.size("max_source_positions")
     attention = self_attention(config, heads, width, **biases(True, "q_bias", "v_bias", "o_bias"))
     ffn = mlp(config.size(ffn_width), config.choice(ACTIVATIONS, "activation_function"))
     stack = {
         "num_hidden_layers": config.size(depth),
         "block": layer_table(attention, ffn, norm),
-        "stem": {"num_mel_bins": config.size("num_mel_bins"), "max_source_positions": rows},
-        "position": {"type": "learned", "max_position_embeddings": rows},
+        "stem": {"num_mel_bins": config.size("num_mel_bins"), "max_source_positions": position_rows},
+        "position": {"type": "learned", "max_position_embeddings": position_rows},
         "final_norm": norm,
     }
     return {"type": "audio", "hidden_size": config.size(width), "stack": stack}
@@ -40,9 +40,9 @@ def _read_qwen2_audio(root_config: Config, config: Config, text_width: int) -> T
     return {"audio_tower": tower, "multi_modal_projector": linear_layers}
 
 
-def _clip_rule(config: Config, merge_size: int, **fields: int | bool) -> Table:
+def _clip_rule(config: Config, merge_size: int, **rule_fields: int | bool) -> Table:
     """Returns the rule by which Whisper's processor cuts audio, with `merge_size` encoder positions per token."""
-    return {"type": "clips", "frames": 2 * config.size("max_source_positions"), "merge": merge_size, **fields}
+    return {"type": "clips", "frames": 2 * config.size("max_source_positions"), "merge": merge_size, **rule_fields}
 
 
 def _read_voxtral(root_config: Config, config: Config, text_width: int) -> Table:
@@ -91,7 +91,7 @@ def _read_glmasr(root_config: Config, config: Config, text_width: int) -> Table:
         config, num_key_value_heads=kv_heads, position=rope(config, 0.5), **biases(True, "q_bias", "v_bias", "o_bias")
     )
     ffn = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
-    clip = {"type": "clips", "frames": WHISPER_FRAMES, "several": True, "max_clips": GLM_CLIPS}
+    clip_rule = {"type": "clips", "frames": WHISPER_FRAMES, "several": True, "max_clips": GLM_CLIPS}
     stack = {
         "num_hidden_layers": config.size("num_hidden_layers"),
         "block": layer_table(attention, ffn, norm),
@@ -102,7 +102,7 @@ def _read_glmasr(root_config: Config, config: Config, text_width: int) -> Table:
     linear_layers = two_linear_layers(
         text_width, root_config.choice(ACTIVATIONS, "projector_hidden_act"), inner_width=2 * text_width
     )
-    tower = {"type": "audio", "hidden_size": hidden, "stack": stack, "audio": {**clip, "merge": GLM_MERGE}}
+    tower = {"type": "audio", "hidden_size": hidden, "stack": stack, "audio": {**clip_rule, "merge": GLM_MERGE}}
     return {"audio_tower": tower, "multi_modal_projector": projector(hidden, *linear_layers, frames=frames)}
 
 
@@ -121,14 +121,19 @@ def _read_ultravox(root_config: Config, config: Config, text_width: int) -> Tabl
     if inner_width % 2:
         raise root_config.error("hidden_size", inner_width, "an even number: one half gates the other")
     inner_norm, last_norm = (norm, None) if root_config.flag("projector_ln_mid") else (None, norm)
-    stacking = {"frames": root_config.size("stack_factor"), "norm": norm, "norm_of": "merged", "out_norm": inner_norm}
+    merge_fields = {
+        "frames": root_config.size("stack_factor"),
+        "norm": norm,
+        "norm_of": "merged",
+        "out_norm": inner_norm,
+    }
     gated_layer = {"size": inner_width, "hidden_act": "silu", "gated": True}
     tower = _whisper_encoder(config, *WHISPER_NAMES.values())
     tower["audio"] = _clip_rule(config, root_config.size("stack_factor"), several=True, fits=True)
     tower["stack"]["stem"]["chunk"] = tower["audio"]["frames"]
     return {
         "audio_tower": tower,
-        "audio_projector": {**projector(config.size("d_model"), **stacking), "maps": [gated_layer]},
+        "audio_projector": {**projector(config.size("d_model"), **merge_fields), "maps": [gated_layer]},
         "multi_modal_projector": projector(inner_width // 2, (text_width, False, "identity"), out_norm=last_norm),
     }
 
@@ -158,24 +163,27 @@ def _read_phi4_audio(root_config: Config, config: Config, text_width: int) -> Ta
         raise config.error(
             "head_dim", config.get("head_dim"), "none: hidden_size / num_attention_heads is what is counted"
         )
-    hidden, heads, reduction = (
+    hidden, heads, time_reduction = (
         config.size(field) for field in ("hidden_size", "num_attention_heads", "time_reduction")
     )
     config.quotient("num_attention_heads", hidden, heads)
     config.require("ext_pw_out_channel", hidden)
     config.require("depthwise_separable_out_channel", hidden)
-    if reduction % 2:
-        raise config.error("time_reduction", reduction, "an even number")
-    pitches = config.size("input_size")
-    for _ in range(reduction.bit_length() - 1):
-        pitches = (pitches - 1) // 2 + 1
+    if time_reduction % 2:
+        raise config.error("time_reduction", time_reduction, "an even number")
+    pitch_count = config.size("input_size")
+    for _ in range(time_reduction.bit_length() - 1):
+        pitch_count = (pitch_count - 1) // 2 + 1
     if config.has("nemo_final_size"):
-        config.require("nemo_final_size", pitches)
+        config.require("nemo_final_size", pitch_count)
     first_conv = {"channels": config.size("nemo_conv_channels"), "bias": True}
-    halvings = [first_conv, *({**first_conv, "separable": True} for _ in range(reduction.bit_length() - 2))]
+    halving_convolutions = [
+        first_conv,
+        *({**first_conv, "separable": True} for _ in range(time_reduction.bit_length() - 2)),
+    ]
     subsampling = {
         "num_mel_bins": config.size("input_size"),
-        "convolutions": halvings,
+        "convolutions": halving_convolutions,
         "bias": True,
         "standardize": True,
     }
@@ -198,7 +206,11 @@ def _read_phi4_audio(root_config: Config, config: Config, text_width: int) -> Ta
         "feed_forward": glu(config, bias=True, act="activation"),
         "norm": layernorm(),
         "segment": PHI4_POSITIONS,
-        "audio": {"type": "recording", "window": 400, "frames_per_token": reduction * config.size("downsample_rate")},
+        "audio": {
+            "type": "recording",
+            "window": 400,
+            "frames_per_token": time_reduction * config.size("downsample_rate"),
+        },
         "relative_buckets": config.size("bias_max_distance") * (1 if config.flag("bias_symmetric") else 2),
     }
     audio_projector = projector(hidden, *two_linear_layers(text_width), frames=config.size("downsample_rate"))

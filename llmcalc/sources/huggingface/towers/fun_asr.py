@@ -21,8 +21,8 @@ def _read_fun_asr(root_config: Config, config: Config, text_width: int) -> Table
     config.quotient("num_attention_heads", hidden, heads)
     transcription_layers = depth - config.count("num_timestamp_prediction_layers")
     if transcription_layers < 1:
-        count = config.get("num_timestamp_prediction_layers")
-        raise config.error("num_timestamp_prediction_layers", count, f"less than num_hidden_layers ({depth})")
+        layer_count = config.get("num_timestamp_prediction_layers")
+        raise config.error("num_timestamp_prediction_layers", layer_count, f"less than num_hidden_layers ({depth})")
     input_size = config.size("num_mel_bins") * config.size("num_stacked_frames")
     if input_size % 2:
         raise config.error("num_mel_bins", config.get("num_mel_bins"), "an even number of values per stacked frame")
@@ -38,18 +38,22 @@ def _read_fun_asr(root_config: Config, config: Config, text_width: int) -> Table
         "normed_layers": [transcription_layers - 1, depth - 1],
         "audio": {"type": "recording", "window": WINDOW, "hop": HOP},
     }
-    adaptor = root_config.section(
+    adaptor_config = root_config.section(
         "adaptor_config", {**ADAPTOR, "hidden_size": text_width, "intermediate_size": text_width // 4}
     )
-    adaptor.require("hidden_size", text_width)
+    adaptor_config.require("hidden_size", text_width)
     block = layer_table(
-        self_attention(adaptor, **biases(True, *QKVO)),
-        mlp(adaptor.size("intermediate_size"), adaptor.choice(ACTIVATIONS, "hidden_act")),
-        layernorm(adaptor.number("layer_norm_eps")),
+        self_attention(adaptor_config, **biases(True, *QKVO)),
+        mlp(adaptor_config.size("intermediate_size"), adaptor_config.choice(ACTIVATIONS, "hidden_act")),
+        layernorm(adaptor_config.number("layer_norm_eps")),
     )
-    inner_layer = adaptor.size("projector_hidden_size"), True, adaptor.choice(ACTIVATIONS, "projector_hidden_act")
-    stack = {"num_hidden_layers": adaptor.size("num_hidden_layers"), "block": block}
-    adaptor.finish(frozenset({"attention_dropout", "hidden_dropout", "model_type"}), config)
+    inner_layer = (
+        adaptor_config.size("projector_hidden_size"),
+        True,
+        adaptor_config.choice(ACTIVATIONS, "projector_hidden_act"),
+    )
+    stack = {"num_hidden_layers": adaptor_config.size("num_hidden_layers"), "block": block}
+    adaptor_config.finish(frozenset({"attention_dropout", "hidden_dropout", "model_type"}), config)
     return {
         "audio_tower": tower,
         "multi_modal_projector": projector(hidden, inner_layer, (text_width, True, "identity"), stack=stack),

@@ -48,7 +48,7 @@ def _encoder_with_qk_norm(config: Config, merger_width: int, clamps_gate: bool =
     return _with_merger(config, layer_table(attention, ffn, norm), {"final_norm": norm}, merger_width)
 
 
-def _with_merger(config: Config, block: Table, stack: Table, merger_width: int, **fields: Any) -> Table:
+def _with_merger(config: Config, block: Table, stack: Table, merger_width: int, **encoder_fields: Any) -> Table:
     """Returns the encoder, the linear layer that merges square patch blocks, and a gated FFN."""
     h, output_width, activation = (
         config.size("hidden_size"),
@@ -68,7 +68,9 @@ def _with_merger(config: Config, block: Table, stack: Table, merger_width: int, 
         "frames": config.size("temporal_patch_size"),
         "enlarge": True,
     }
-    tower = vision_transformer(config, block, depth="depth", stack=stack, patches=patches, image=image_rule, **fields)
+    tower = vision_transformer(
+        config, block, depth="depth", stack=stack, patches=patches, image=image_rule, **encoder_fields
+    )
     gated_layers = [{"size": 2 * merger_width, "hidden_act": activation, "gated": True}, {"size": output_width}]
     return {
         "visual": tower,

@@ -42,10 +42,10 @@ ENCODERS = {"clip_vision_model": clip_encoder, "siglip_vision_model": siglip_enc
 def _read_llava(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads LLaVA: one of several encoders, and two linear layers."""
     layers = layers_of_features(root_config)
-    features = layers * config.size("hidden_size")
+    feature_width = layers * config.size("hidden_size")
     return {
         "vision_tower": ENCODERS[config.model_type](config) | _image_rule(root_config, config),
-        "multi_modal_projector": two_layer_projector(root_config, features, text_width, encoder_layers=layers),
+        "multi_modal_projector": two_layer_projector(root_config, feature_width, text_width, encoder_layers=layers),
     }
 
 
@@ -79,10 +79,10 @@ def _tiles_of_pinpoints(root_config: Config, config: Config) -> Table:
 def _read_onevision(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads LLaVA-OneVision: like LLaVA-NeXT, with a limited number of tokens per image."""
     towers = _read_llava_next(root_config, config, text_width)
-    ratio = root_config.get("vision_aspect_ratio")
-    limit = ratio.removeprefix("anyres_max_") if isinstance(ratio, str) else ""
-    if "image" in towers["vision_tower"] and limit.isdecimal() and int(limit) > 0:
-        towers["vision_tower"]["image"] |= {"most_tiles": int(limit), "several_whole": True}
+    aspect_ratio = root_config.get("vision_aspect_ratio")
+    tile_limit = aspect_ratio.removeprefix("anyres_max_") if isinstance(aspect_ratio, str) else ""
+    if "image" in towers["vision_tower"] and tile_limit.isdecimal() and int(tile_limit) > 0:
+        towers["vision_tower"]["image"] |= {"most_tiles": int(tile_limit), "several_whole": True}
     else:
         towers["vision_tower"].pop("image", None)
     return towers
@@ -142,18 +142,27 @@ def _read_idefics3(root_config: Config, config: Config, text_width: int) -> Tabl
     """Reads Idefics 3: SigLIP, and one linear layer over concatenated square patch blocks."""
     merge_size, image_size = root_config.size("scale_factor"), config.size("image_size")
     connector = projector(config.size("hidden_size"), (text_width, False, "identity"), merge=merge_size)
-    tokens = patches_per_side(config) ** 2 // merge_size**2
-    image = {"type": "split", "size": image_size, "longest_edge": LONGEST_TILES * image_size, "tokens": max(tokens, 1)}
+    image_tokens = patches_per_side(config) ** 2 // merge_size**2
+    image = {
+        "type": "split",
+        "size": image_size,
+        "longest_edge": LONGEST_TILES * image_size,
+        "tokens": max(image_tokens, 1),
+    }
     tower = siglip_of_rows(config, patches_per_side(config) ** 2)
     return {"vision_model": {**tower, "image": image}, "connector": connector}
 
 
 def _read_idefics2(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Idefics 2: SigLIP, a gated network to the text's width, and a Perceiver, which reads its output."""
-    text = root_config.section("text_config", {"intermediate_size": 14336, "hidden_act": "silu"})
+    text_config = root_config.section("text_config", {"intermediate_size": 14336, "hidden_act": "silu"})
     perceiver = root_config.section("perceiver_config", PERCEIVER)
-    network_width = text.size("intermediate_size")
-    gated_layer = {"size": 2 * network_width, "hidden_act": text.choice(ACTIVATIONS, "hidden_act"), "gated": True}
+    network_width = text_config.size("intermediate_size")
+    gated_layer = {
+        "size": 2 * network_width,
+        "hidden_act": text_config.choice(ACTIVATIONS, "hidden_act"),
+        "gated": True,
+    }
     heads, kv_heads = perceiver.size("resampler_n_heads"), perceiver.size("num_key_value_heads")
     perceiver.quotient("num_key_value_heads", heads, kv_heads)
     attention: Table = {"num_attention_heads": heads, "head_dim": perceiver.size("resampler_head_dim")}
@@ -182,13 +191,13 @@ def _read_aria(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Aria: SigLIP, learned queries that read its patches, a norm and two linear layers."""
     require_one_layer(root_config)
     queries_of_patches = _read_query_counts(root_config)
-    hidden, patches, norm = config.size("hidden_size"), patches_per_side(config) ** 2, layernorm(1e-5)
-    queries = max(queries_of_patches.values())
-    tower = siglip_of_rows(config, patches)
-    if queries_of_patches.get(patches) == queries:  # else fewer of the learned queries read the patches
-        tower["image"] = {"type": "fixed", "size": config.size("image_size"), "tokens": queries}
+    hidden, patch_count, norm = config.size("hidden_size"), patches_per_side(config) ** 2, layernorm(1e-5)
+    most_queries = max(queries_of_patches.values())
+    tower = siglip_of_rows(config, patch_count)
+    if queries_of_patches.get(patch_count) == most_queries:  # else fewer of the learned queries read the patches
+        tower["image"] = {"type": "fixed", "size": config.size("image_size"), "tokens": most_queries}
     resampler = {
-        "queries": queries,
+        "queries": most_queries,
         "hidden_size": hidden,
         "attention": self_attention(config, **biases(True, *QKVO)),
         "norm": norm,
@@ -205,9 +214,9 @@ def _read_aria(root_config: Config, config: Config, text_width: int) -> Table:
 def _read_query_counts(root_config: Config) -> dict[int, int]:
     """Reads the number of queries of each number of patches."""
     stated_counts = root_config.get("projector_patch_to_query_dict")
-    counts = ARIA_QUERIES if stated_counts is None else stated_counts
+    query_counts = ARIA_QUERIES if stated_counts is None else stated_counts
     try:
-        queries_of_patches = {int(patches): int(query_count) for patches, query_count in counts.items()}
+        queries_of_patches = {int(patch_text): int(query_count) for patch_text, query_count in query_counts.items()}
     except (AttributeError, TypeError, ValueError):
         queries_of_patches = {}
     if not queries_of_patches or not all(0 < count <= LARGEST for count in queries_of_patches.values()):
@@ -225,15 +234,17 @@ def read_internvl(root_config: Config, config: Config, text_width: int) -> Table
     square_config = config.with_fields(
         **{field_name: _square_size(config, field_name) for field_name in ("image_size", "patch_size")}
     )
-    patches = patches_per_side(square_config) ** 2
+    patch_count = patches_per_side(square_config) ** 2
     image_rule = {
         "type": "tiles",
         "size": square_config.size("image_size"),
         "max_tiles": INTERNVL_TILES,
-        "tokens": max(patches // merge_size**2, 1),
+        "tokens": max(patch_count // merge_size**2, 1),
         "marks": 2,
     }
-    positions: Table = {"positions": {"rows": patches + 1}} if config.flag("use_absolute_position_embeddings") else {}
+    positions: Table = (
+        {"positions": {"rows": patch_count + 1}} if config.flag("use_absolute_position_embeddings") else {}
+    )
     final_norm = {} if config.flag("use_mean_pooling") else {"final_norm": layernorm(config.number("layer_norm_eps"))}
     tower = vision_transformer(
         square_config,

@@ -58,8 +58,8 @@ def _qwen3_audio(config: Config, text_width: int, whole_chunks: bool = False) ->
     text_width: that of the output. whole_chunks: whether a recording shorter than a chunk is padded to one.
     """
     chunk, channels = 2 * config.size("n_window"), config.size("downsample_hidden_size")
-    windows = config.size("n_window_infer") // chunk
-    if not windows:
+    window_chunks = config.size("n_window_infer") // chunk
+    if not window_chunks:
         raise config.error("n_window_infer", config.get("n_window_infer"), f"{chunk} or more, the frames of a chunk")
     subsampling = {
         "num_mel_bins": config.size("num_mel_bins"),
@@ -70,7 +70,7 @@ def _qwen3_audio(config: Config, text_width: int, whole_chunks: bool = False) ->
     }
     audio = {"type": "chunks", "chunk": chunk, "halvings": 3, "drops_rest": True}
     stem = {"type": "spectrum", "subsampling": subsampling}
-    tower = _chunked_encoder(config, stem, -(-chunk // 8) * windows, audio, **biases(True, *QKVO))
+    tower = _chunked_encoder(config, stem, -(-chunk // 8) * window_chunks, audio, **biases(True, *QKVO))
     tower["stack"]["final_norm"] = layernorm()
     h, activation = config.size("d_model"), config.choice(ACTIVATIONS, "activation_function")
     return {

@@ -62,8 +62,8 @@ LLAMA4_TILES = 16
 
 def _tile_rule(config: Config, merge_size: int) -> Table:
     """Returns Llama 4's rule for cutting an image into tiles."""
-    tokens = max(patches_per_side(config) ** 2 // merge_size**2, 1)
-    return {"type": "canvas", "size": config.size("image_size"), "max_tiles": LLAMA4_TILES, "tokens": tokens}
+    image_tokens = max(patches_per_side(config) ** 2 // merge_size**2, 1)
+    return {"type": "canvas", "size": config.size("image_size"), "max_tiles": LLAMA4_TILES, "tokens": image_tokens}
 
 
 def _read_llama4(root_config: Config, config: Config, text_width: int) -> Table:
@@ -72,7 +72,7 @@ def _read_llama4(root_config: Config, config: Config, text_width: int) -> Table:
     The adapter has two linear layers.
     """
     h, adapter_width, output_width = (
-        config.size(f) for f in ("hidden_size", "projector_input_dim", "projector_output_dim")
+        config.size(field) for field in ("hidden_size", "projector_input_dim", "projector_output_dim")
     )
     merge_size = merged_square_side(config, "pixel_shuffle_ratio")
     config.require("intermediate_size", h * merge_size * merge_size)
@@ -130,12 +130,12 @@ def _read_hunyuan(root_config: Config, config: Config, text_width: int) -> Table
     Vectors mark the ends of lines and of images.
     """
     eps, hidden = config.number("rms_norm_eps"), config.size("hidden_size")
-    rows = (config.size("max_image_size") // config.size("patch_size")) ** 2 + 1
+    position_rows = (config.size("max_image_size") // config.size("patch_size")) ** 2 + 1
     patches = {"num_channels": config.size("num_channels"), "bias": True}
     merge_size = config.size("spatial_merge_size")
     image_rule = {"type": "smart_resize", "merge": merge_size, **HUNYUAN_PIXELS, "line_marks": True, "marks": 2}
     block = biased_layer(config, layernorm(eps))
-    tower = vision_transformer(config, block, patches=patches, positions={"rows": rows}, image=image_rule)
+    tower = vision_transformer(config, block, patches=patches, positions={"rows": position_rows}, image=image_rule)
     linear_layers = two_linear_layers(4 * hidden, config.choice(ACTIVATIONS, "hidden_act"), inner_width=2 * hidden)
     merger = projector(hidden, *linear_layers, merge=merge_size, norm=rmsnorm(eps))
     marker_vectors: Table = {"input_marks": 1, "output_marks": 3, "out_norm": rmsnorm(eps)}

@@ -47,23 +47,23 @@ def _internvit_encoder(config: Config, dummy_heads: int = 0) -> Table:
     )
 
 
-def _patch_merger(root_config: Config, encoder_width: int, *maps: LinearLayer) -> Table:
+def _patch_merger(root_config: Config, encoder_width: int, *linear_layers: LinearLayer) -> Table:
     """Returns InternVL's projector: a norm on merged patches, and linear layers."""
     merge_size = merged_square_side(root_config, "downsample_ratio")
-    return projector(encoder_width, *maps, merge=merge_size, norm=layernorm(), norm_of="merged")
+    return projector(encoder_width, *linear_layers, merge=merge_size, norm=layernorm(), norm_of="merged")
 
 
 def _read_internvl_chat(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads InternVL's repository code: up to `max_dynamic_patch` tiles, with two marks around an image."""
     root_config.require("select_layer", -1)
-    tokens = max(patches_per_side(config) ** 2 // merged_square_side(root_config, "downsample_ratio") ** 2, 1)
+    image_tokens = max(patches_per_side(config) ** 2 // merged_square_side(root_config, "downsample_ratio") ** 2, 1)
     image_rule = {
         "type": "tiles",
         "size": config.size("image_size"),
         "max_tiles": root_config.size("max_dynamic_patch"),
     }
     towers = _read_internvit_chat(root_config, config, text_width)
-    towers["vision_model"]["image"] = {**image_rule, "tokens": tokens, "marks": 2}
+    towers["vision_model"]["image"] = {**image_rule, "tokens": image_tokens, "marks": 2}
     return towers
 
 
@@ -91,8 +91,8 @@ def _read_eagle(root_config: Config, config: Config, text_width: int) -> Table:
 
 def _read_kimi_vl(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads MoonViT: a position embedding of rows by columns, and RoPE."""
-    rows = config.size("init_pos_emb_height") * config.size("init_pos_emb_width")
-    tower, merger = moonvit(config, rows, text_width, ffn=mlp(config.size("intermediate_size"), "gelu_tanh"))
+    position_rows = config.size("init_pos_emb_height") * config.size("init_pos_emb_width")
+    tower, merger = moonvit(config, position_rows, text_width, ffn=mlp(config.size("intermediate_size"), "gelu_tanh"))
     tower["image"] = {
         "type": "padded",
         "merge": merger["merge"],
@@ -110,8 +110,8 @@ KIMI_VL_PATCHES, KIMI_VL_SIDE = 4096, 511
 def _read_locateanything(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads LocateAnything: MoonViT, and a projector with a norm on the merged patches."""
     root_config.require("mlp_connector_layers", 2)
-    rows = config.size("init_pos_emb_height") * config.size("init_pos_emb_width")
-    tower, merger = moonvit(config, rows, text_width, ffn=mlp(config.size("intermediate_size"), "gelu_tanh"))
+    position_rows = config.size("init_pos_emb_height") * config.size("init_pos_emb_width")
+    tower, merger = moonvit(config, position_rows, text_width, ffn=mlp(config.size("intermediate_size"), "gelu_tanh"))
     projector_fields = {
         "maps": projector(1, *two_linear_layers(text_width))["maps"],
         "norm": layernorm(),
@@ -130,8 +130,10 @@ def _read_rice(root_config: Config, config: Config, text_width: int) -> Table:
         config.size("spatial_merge_size"),
     )
     block = biased_layer(config, norm, heads="num_heads", **ROTARY)
-    angles = block["attention"]["head_dim"] // 2
-    config.notes.append(f"class_pos_emb: the learned angles of the class vector are not counted: {angles} parameters")
+    angle_count = block["attention"]["head_dim"] // 2
+    config.notes.append(
+        f"class_pos_emb: the learned angles of the class vector are not counted: {angle_count} parameters"
+    )
     tower = vision_transformer(
         config,
         block,
@@ -148,7 +150,7 @@ def _read_rice(root_config: Config, config: Config, text_width: int) -> Table:
 
 def _read_kimi_k3(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads MoonViT-V2 of Kimi K3: RMSNorm, heads wider than the encoder, and no biases."""
-    expected = {
+    expected_fields = {
         "merge_kernel_size": [2, 2],
         "merge_type": "sd2_tpool",
         "mlp_type": "mlp2",
@@ -156,7 +158,7 @@ def _read_kimi_k3(root_config: Config, config: Config, text_width: int) -> Table
         "mm_projector_type": "patchmergerv2",
         "pos_emb_type": "divided_fixed",
     }
-    for field_name, field_value in expected.items():
+    for field_name, field_value in expected_fields.items():
         if config.get(field_name) is not None:
             config.require(field_name, field_value)
     config.require("text_hidden_size", text_width)
@@ -187,11 +189,11 @@ KIMI_K3_PATCHES = 65536
 
 def _with_width(config: Config, norm: Table) -> tuple[Config, Table]:
     """Returns the config with its `width` as `hidden_size`, and a layer with `heads` and a network of `mlp_ratio`."""
-    width, ratio = config.size("width"), config.number("mlp_ratio")
-    if not 0 < ratio <= 100:
-        raise config.error("mlp_ratio", ratio, "a number between 0 and 100")
+    width, mlp_ratio = config.size("width"), config.number("mlp_ratio")
+    if not 0 < mlp_ratio <= 100:
+        raise config.error("mlp_ratio", mlp_ratio, "a number between 0 and 100")
     usual_config = config.with_fields(hidden_size=width)
-    return usual_config, biased_layer(usual_config, norm, heads="heads", ffn=mlp(int(width * ratio), "gelu"))
+    return usual_config, biased_layer(usual_config, norm, heads="heads", ffn=mlp(int(width * mlp_ratio), "gelu"))
 
 
 def _read_deepseek_vl2(root_config: Config, config: Config, text_width: int) -> Table:
@@ -210,18 +212,22 @@ def _read_deepseek_vl2(root_config: Config, config: Config, text_width: int) -> 
         positions={"rows": patches_per_side(config) ** 2},
         pooling={"attention": block["attention"], "feed_forward": block["feed_forward"], "norm": norm},
     )
-    fields = Config(root_config.table("projector_config"), MLP_PROJECTOR, "mlp_projector", location="projector_config.")
-    fields.require("projector_type", "downsample_mlp_gelu")
-    fields.require("token_pooling", False)
-    fields.require("n_embed", text_width)
-    fields.require("input_dim", h)
-    inner_width = text_width * fields.size("mlp_ratio")
-    linear_layers = [(inner_width, True, "gelu")] * (fields.size("depth") - 1) + [(text_width, True, "identity")]
+    projector_config = Config(
+        root_config.table("projector_config"), MLP_PROJECTOR, "mlp_projector", location="projector_config."
+    )
+    projector_config.require("projector_type", "downsample_mlp_gelu")
+    projector_config.require("token_pooling", False)
+    projector_config.require("n_embed", text_width)
+    projector_config.require("input_dim", h)
+    inner_width = text_width * projector_config.size("mlp_ratio")
+    linear_layers = [(inner_width, True, "gelu")] * (projector_config.size("depth") - 1) + [
+        (text_width, True, "identity")
+    ]
     if not 2 <= len(linear_layers) <= 10:
-        raise fields.error("depth", fields.get("depth"), "2 to 10")
+        raise projector_config.error("depth", projector_config.get("depth"), "2 to 10")
     return {
         "vision": tower,
-        "projector": projector(h, *linear_layers, merge=fields.size("downsample_ratio"), output_marks=2),
+        "projector": projector(h, *linear_layers, merge=projector_config.size("downsample_ratio"), output_marks=2),
     }
 
 
@@ -331,7 +337,9 @@ def _read_glm4v(root_config: Config, config: Config, text_width: int) -> Table:
     return {"vision_model": tower, "vision_projector": merging_projector, "vision_adapter_projector": adapter}
 
 
-def _query_projector(config: Config, input_width: int, text_width: int, queries: int, positions: bool = False) -> Table:
+def _query_projector(
+    config: Config, input_width: int, text_width: int, query_count: int, has_positions: bool = False
+) -> Table:
     """Returns the projector of Qwen-VL and MiniCPM-V: learned queries, a norm, and a square linear layer.
 
     input_width: the encoder's width. text_width: that of the queries, with heads of 128.
@@ -340,8 +348,8 @@ def _query_projector(config: Config, input_width: int, text_width: int, queries:
         raise config.error("hidden_size", text_width, f"a text model whose width is a multiple of {HEAD_DIM}")
     norm = layernorm(1e-6)
     attention = {"num_attention_heads": text_width // HEAD_DIM, "head_dim": HEAD_DIM, **biases(True, *QKVO)}
-    resampler = {"queries": queries, "hidden_size": text_width, "attention": attention, "norm": norm}
-    resampler |= {"projected": input_width != text_width, "positions": positions}
+    resampler = {"queries": query_count, "hidden_size": text_width, "attention": attention, "norm": norm}
+    resampler |= {"projected": input_width != text_width, "positions": has_positions}
     return projector(input_width, (text_width, False, "identity"), norm=norm, resampler=resampler)
 
 
@@ -366,15 +374,18 @@ def _read_minicpmv(root_config: Config, config: Config, text_width: int) -> Tabl
         if depth < 2:
             raise config.error("num_hidden_layers", depth, "at least 2, for the last one is dropped")
         tower["stack"]["num_hidden_layers"] = depth - 1
-    queries = root_config.size("query_num")
+    query_count = root_config.size("query_num")
     if str(root_config.get("version")) in MINICPM_SLICED:
         stated_sizes = root_config.table("slice_config") if root_config.has("slice_config") else {}
         slice_config = Config({**MINICPM_SLICES, **stated_sizes}, {}, "slice_config", location="slice_config.")
-        limits = {"size": slice_config.size("scale_resolution"), "max_slices": slice_config.size("max_slice_nums")}
-        tower["image"] = {"type": "slices", **limits, "tokens": queries}
+        slice_limits = {
+            "size": slice_config.size("scale_resolution"),
+            "max_slices": slice_config.size("max_slice_nums"),
+        }
+        tower["image"] = {"type": "slices", **slice_limits, "tokens": query_count}
     return {
         "vision": tower,
-        "resampler": _query_projector(config, config.size("hidden_size"), text_width, queries, is_first_version),
+        "resampler": _query_projector(config, config.size("hidden_size"), text_width, query_count, is_first_version),
     }
 
 
@@ -433,9 +444,9 @@ def _read_phi3v(root_config: Config, config: Config, text_width: int) -> Table:
     config.require("name", "clip_vision_model")
     config.require("image_dim_out", CLIP_LARGE["hidden_size"])
     clip_config = Config(CLIP_LARGE, CLIP, "clip_vision_model", location=config.location)
-    tiles: Table = {"size": CLIP_LARGE["image_size"], "max_tiles": root_config.size("num_crops"), "merge": 2}
+    tile_rule: Table = {"size": CLIP_LARGE["image_size"], "max_tiles": root_config.size("num_crops"), "merge": 2}
     return {
-        "vision_model": {**clip_encoder(clip_config), "image": {"type": "hd_transform", **tiles}},
+        "vision_model": {**clip_encoder(clip_config), "image": {"type": "hd_transform", **tile_rule}},
         "vision_projector": projector(
             CLIP_LARGE["hidden_size"], *two_linear_layers(text_width), merge=2, input_marks=2
         ),

@@ -33,30 +33,32 @@ def _resizing_rule(config: Config) -> Table:
     }
 
 
-def _patch_fields(config: Config, **fields: Any) -> Table:
+def _patch_fields(config: Config, **patch_fields: Any) -> Table:
     return {
         "num_channels": config.size("in_channels"),
         "temporal_patch_size": config.size("temporal_patch_size"),
-        **fields,
+        **patch_fields,
     }
 
 
-def _patch_merger(config: Config, width: int, output_width: int, norm: Table, **fields: Any) -> Table:
+def _patch_merger(config: Config, width: int, output_width: int, norm: Table, **projector_fields: Any) -> Table:
     """Returns a merger: concatenated square blocks of patches through two linear layers."""
     merge_size = config.size("spatial_merge_size")
     linear_layers = two_linear_layers(output_width, inner_width=width * merge_size * merge_size)
-    return projector(width, *linear_layers, merge=merge_size, norm=norm, **fields)
+    return projector(width, *linear_layers, merge=merge_size, norm=norm, **projector_fields)
 
 
-def _merging_encoder(config: Config, block: Table, merger_norm: Table, output_width: int, **fields: Any) -> Table:
+def _merging_encoder(
+    config: Config, block: Table, merger_norm: Table, output_width: int, **encoder_fields: Any
+) -> Table:
     """Returns an encoder of `depth` layers with a merger to an output width.
 
     Without learned positions the class has no vectors besides those of the layers; else it holds the positions.
     """
-    image, frees_first_input = _resizing_rule(config), "positions" not in fields
+    image, frees_first_input = _resizing_rule(config), "positions" not in encoder_fields
     return {
         "visual": vision_transformer(
-            config, block, depth="depth", image=image, frees_first_input=frees_first_input, **fields
+            config, block, depth="depth", image=image, frees_first_input=frees_first_input, **encoder_fields
         ),
         "visual_merger": _patch_merger(config, config.size("hidden_size"), output_width, merger_norm),
     }
@@ -133,9 +135,9 @@ def read_qwen3(root_config: Config, config: Config, text_width: int) -> Table:
 
     Meng 2024 (arXiv:2406.04334).
     """
-    indexes = config.get("deepstack_visual_indexes")
-    if not isinstance(indexes, list | tuple) or len(indexes) > 90:
-        raise config.error("deepstack_visual_indexes", indexes, "a list of layers")
+    layer_indices = config.get("deepstack_visual_indexes")
+    if not isinstance(layer_indices, list | tuple) or len(layer_indices) > 90:
+        raise config.error("deepstack_visual_indexes", layer_indices, "a list of layers")
     depth = config.size("depth")
     deepstack_merger = _patch_merger(
         config, config.size("hidden_size"), config.size("out_hidden_size"), layernorm(1e-6), norm_of="merged"
@@ -143,15 +145,16 @@ def read_qwen3(root_config: Config, config: Config, text_width: int) -> Table:
     return {
         **_read_qwen3_5(root_config, config, text_width),
         **{
-            f"visual_deepstack_{i}": deepstack_merger | ({"lower_layer": index} if _is_below(index, depth) else {})
-            for i, index in enumerate(indexes)
+            f"visual_deepstack_{i}": deepstack_merger
+            | ({"lower_layer": layer_index} if _is_below(layer_index, depth) else {})
+            for i, layer_index in enumerate(layer_indices)
         },
     }
 
 
-def _is_below(index: Any, depth: int) -> bool:
+def _is_below(layer_index: Any, depth: int) -> bool:
     """Whether an index is that of a layer, which other values of the config may not be; their class ignores them."""
-    return type(index) is int and 0 <= index < depth
+    return type(layer_index) is int and 0 <= layer_index < depth
 
 
 def _read_kimi(root_config: Config, config: Config, text_width: int) -> Table:
@@ -166,8 +169,8 @@ def _read_kimi(root_config: Config, config: Config, text_width: int) -> Table:
     if config.has("mm_projector_type"):
         config.require("mm_projector_type", "patchmerger")
     root_config.require("projection_hidden_size", config.size("hidden_size"))
-    rows = config.size("pos_emb_height") * config.size("pos_emb_width")
-    tower, merger = moonvit(config, rows, text_width)
+    position_rows = config.size("pos_emb_height") * config.size("pos_emb_width")
+    tower, merger = moonvit(config, position_rows, text_width)
     image_rule = {"type": "padded", "merge": merger["merge"], "max_patches": KIMI_PATCHES, "max_side": KIMI_SIDE}
     return {"vision_tower": {**tower, "image": image_rule}, "mm_projector": merger}
 
@@ -176,10 +179,10 @@ KIMI_PATCHES, KIMI_SIDE = 16384, 512
 """The most patches of an image, and along one side, in the processor of Kimi K2.5; Kimi K3 has the same side."""
 
 
-def moonvit(config: Config, rows: int, text_width: int, **layer: Any) -> tuple[Table, Table]:
+def moonvit(config: Config, position_rows: int, text_width: int, **layer: Any) -> tuple[Table, Table]:
     """Returns MoonViT, and the projector that merges square patch blocks.
 
-    rows: those of the position embedding. layer: further arguments of `biased_layer`.
+    position_rows: those of the position embedding. layer: further arguments of `biased_layer`.
     """
     merged_shape = config.get("merge_kernel_size")
     if (
@@ -191,7 +194,7 @@ def moonvit(config: Config, rows: int, text_width: int, **layer: Any) -> tuple[T
     norm, merge_size, hidden = layernorm(1e-5), merged_shape[0], config.size("hidden_size")
     block = biased_layer(config, norm, **ROTARY, **layer)
     tower = vision_transformer(
-        config, block, stack={"final_norm": norm}, patches={"bias": True}, positions={"rows": rows}
+        config, block, stack={"final_norm": norm}, patches={"bias": True}, positions={"rows": position_rows}
     )
     return tower, projector(
         hidden,
@@ -227,8 +230,8 @@ def _read_ernie(root_config: Config, config: Config, text_width: int) -> Table:
     )
     merged_width = config.size("hidden_size") * merge_size * merge_size
     linear_layers = two_linear_layers(merged_width)
-    pixels = {"min_pixels": 56 * 56, "max_pixels": ERNIE_PIXELS}
-    image_rule = {"type": "smart_resize", "merge": merge_size, **pixels, "repeats_frames": True}
+    pixel_limits = {"min_pixels": 56 * 56, "max_pixels": ERNIE_PIXELS}
+    image_rule = {"type": "smart_resize", "merge": merge_size, **pixel_limits, "repeats_frames": True}
     return {
         "vision_tower": {**tower, "image": image_rule},
         "resampler_spatial": projector(config.size("hidden_size"), *linear_layers, merge=merge_size, out_norm=norm),

@@ -40,20 +40,20 @@ def _radio(config: Config) -> Table:
     """Returns C-RADIO: class vectors and registers before the patches, and layers with scaled sublayer outputs."""
     config.require("use_swiglu_ffn", False)
     hidden, patch_size = config.size("hidden_size"), config.size("patch_size")
-    rows = config.size("max_img_size") // patch_size
-    if not rows:
+    position_rows = config.size("max_img_size") // patch_size
+    if not position_rows:
         raise config.error("max_img_size", config.get("max_img_size"), f"{patch_size} or more, which is patch_size")
     attention = self_attention(config, o_bias=True, **biases(config.flag("qkv_bias"), *QKVO[:3]))
     ffn = mlp(int(hidden * config.number("mlp_ratio")), config.choice(ACTIVATIONS, "hidden_act"))
-    summaries = config.get("summary_idxs")
+    summary_indices = config.get("summary_idxs")
     return vision_transformer(
         config,
         layer_table(attention, ffn, layernorm(config.number("layer_norm_eps")), residual_scale="output"),
         patches={"num_channels": config.size("num_channels")},
-        positions={"rows": rows * rows},
+        positions={"rows": position_rows * position_rows},
         registers=config.size("num_cls_tokens") + config.count("num_registers"),
         video_frames=config.optional_size("video_temporal_patch_size"),
-        summary_vectors=len(summaries) if isinstance(summaries, list | tuple) else 2,
+        summary_vectors=len(summary_indices) if isinstance(summary_indices, list | tuple) else 2,
     )
 
 

@@ -38,24 +38,28 @@ def siglip2_encoder(config: Config) -> Table:
     return siglip_of_rows(config, config.size("num_patches"), config.flag("vision_use_head"))
 
 
-def siglip_of_rows(config: Config, rows: int, has_pooling: bool = False, **attention: Any) -> Table:
-    """Returns an encoder with SigLIP's layers. rows: those of its position embedding; 0 for none.
+def siglip_of_rows(config: Config, position_rows: int, has_pooling: bool = False, **attention: Any) -> Table:
+    """Returns an encoder with SigLIP's layers. position_rows: those of its position embedding; 0 for none.
 
     attention: further fields of its attention.
     """
     norm = layernorm(config.number("layer_norm_eps"))
     block = biased_layer(config, norm, **attention)
-    fields: Table = {"positions": {"rows": rows}} if rows else {}
+    encoder_fields: Table = {"positions": {"rows": position_rows}} if position_rows else {}
     if has_pooling:
-        fields["pooling"] = {"attention": block["attention"], "feed_forward": block["feed_forward"], "norm": norm}
+        encoder_fields["pooling"] = {
+            "attention": block["attention"],
+            "feed_forward": block["feed_forward"],
+            "norm": norm,
+        }
     patches = {"num_channels": config.size("num_channels"), "bias": True}
-    return vision_transformer(config, block, stack={"final_norm": norm}, patches=patches, **fields)
+    return vision_transformer(config, block, stack={"final_norm": norm}, patches=patches, **encoder_fields)
 
 
 def _read_video_llama(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads VideoLLaMA 3: SigLIP with RoPE instead of a position embedding, and two linear layers."""
     image_rule = {"type": "smart_resize", "merge": 1, "min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}
-    tower = {**siglip_of_rows(config, rows=0, **ROTARY), "image": image_rule}
+    tower = {**siglip_of_rows(config, position_rows=0, **ROTARY), "image": image_rule}
     return {"vision_model": tower, "projector": projector(config.size("hidden_size"), *two_linear_layers(text_width))}
 
 
@@ -64,7 +68,7 @@ def _read_minicpm(root_config: Config, config: Config, text_width: int) -> Table
 
     The merger runs unless `downsample_mode` is `4x`.
     """
-    side, hidden = _square_of_two_sides(config, "window_kernel_size"), config.size("hidden_size")
+    window_side, hidden = _square_of_two_sides(config, "window_kernel_size"), config.size("hidden_size")
     if _square_of_two_sides(root_config, "merge_kernel_size") != 2:
         raise root_config.error("merge_kernel_size", root_config.get("merge_kernel_size"), "[2, 2]")
     tower = siglip_of_rows(config, patches_per_side(config) ** 2)
@@ -73,30 +77,38 @@ def _read_minicpm(root_config: Config, config: Config, text_width: int) -> Table
         raise root_config.error(
             "insert_layer_id", lower_layers - 1, f"at most {depth - 2}, with a layer after the merger"
         )
-    attention = {**tower["stack"]["block"]["attention"], "grid_window": side}
+    attention = {**tower["stack"]["block"]["attention"], "grid_window": window_side}
     merger = {
-        "side": side,
+        "side": window_side,
         "attention": attention,
-        "intermediate_size": config.size("intermediate_size") * side * side,
+        "intermediate_size": config.size("intermediate_size") * window_side * window_side,
         "norm": layernorm(config.number("layer_norm_eps")),
     }
     upper_stack = {**tower["stack"], "num_hidden_layers": depth - lower_layers}
     lower_stack = {"num_hidden_layers": lower_layers, "block": tower["stack"]["block"]}
-    mergers: Table = {}
-    count = root_config.size("merger_times")
-    for i in range(count):
-        linear_layers = two_linear_layers(text_width if i == count - 1 else hidden, inner_width=4 * hidden)
-        merging: Table = {"merge": 2, "norm": layernorm(1e-6), "norm_of": "merged"}
-        mergers[f"vision_merger_{i}"] = projector(hidden, *linear_layers, **merging)
-    return {"vision_tower": {**tower, "stack": lower_stack, "merger": merger, "upper_stack": upper_stack}, **mergers}
+    merger_fields: Table = {}
+    merger_count = root_config.size("merger_times")
+    for i in range(merger_count):
+        linear_layers = two_linear_layers(text_width if i == merger_count - 1 else hidden, inner_width=4 * hidden)
+        merge_fields: Table = {"merge": 2, "norm": layernorm(1e-6), "norm_of": "merged"}
+        merger_fields[f"vision_merger_{i}"] = projector(hidden, *linear_layers, **merge_fields)
+    return {
+        "vision_tower": {**tower, "stack": lower_stack, "merger": merger, "upper_stack": upper_stack},
+        **merger_fields,
+    }
 
 
 def _square_of_two_sides(config: Config, field: str) -> int:
     """Reads two equal sides of a square."""
-    sides = config.get(field)
-    if not isinstance(sides, list | tuple) or len(sides) != 2 or sides[0] != sides[1] or type(sides[0]) is not int:
-        raise config.error(field, sides, "two equal whole numbers")
-    return sides[0]
+    stated_sides = config.get(field)
+    if (
+        not isinstance(stated_sides, list | tuple)
+        or len(stated_sides) != 2
+        or stated_sides[0] != stated_sides[1]
+        or type(stated_sides[0]) is not int
+    ):
+        raise config.error(field, stated_sides, "two equal whole numbers")
+    return stated_sides[0]
 
 
 def clip_encoder(config: Config) -> Table:
@@ -114,14 +126,23 @@ def clip_encoder(config: Config) -> Table:
 
 def _read_gemma3(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Gemma 3: SigLIP, and the average of each square patch block."""
-    tokens, patches = int(root_config.size("mm_tokens_per_image") ** 0.5), patches_per_side(config)
-    if patches < tokens:
+    image_tokens, patches_on_side = int(root_config.size("mm_tokens_per_image") ** 0.5), patches_per_side(config)
+    if patches_on_side < image_tokens:
         raise root_config.error(
-            "mm_tokens_per_image", tokens * tokens, f"at most {patches**2}, the patches of an image"
+            "mm_tokens_per_image", image_tokens * image_tokens, f"at most {patches_on_side**2}, the patches of an image"
         )
-    pooling = {"merge": patches // tokens, "merged": "mean", "norm": rmsnorm(config.number("layer_norm_eps"))}
+    pooling = {
+        "merge": patches_on_side // image_tokens,
+        "merged": "mean",
+        "norm": rmsnorm(config.number("layer_norm_eps")),
+    }
     linear_layers = projector(config.size("hidden_size"), (text_width, False, "identity"), **pooling)
-    image_rule = {"type": "fixed", "size": config.size("image_size"), "tokens": tokens * tokens, "marks": GEMMA3_MARKS}
+    image_rule = {
+        "type": "fixed",
+        "size": config.size("image_size"),
+        "tokens": image_tokens * image_tokens,
+        "marks": GEMMA3_MARKS,
+    }
     return {"vision_tower": {**siglip_encoder(config), "image": image_rule}, "multi_modal_projector": linear_layers}
 
 
@@ -146,14 +167,16 @@ def _read_paligemma(root_config: Config, config: Config, text_width: int) -> Tab
     }
 
 
-def _gated_projector(root_config: Config, config: Config, text_width: int, gated_width: int, **fields: object) -> Table:
+def _gated_projector(
+    root_config: Config, config: Config, text_width: int, gated_width: int, **projector_fields: object
+) -> Table:
     """Returns a gated projection of concatenated square blocks of patches."""
     linear_layers = [
         {"size": gated_width, "bias": True, "hidden_act": "silu", "gated": True},
         {"size": text_width, "bias": True},
     ]
     return {
-        **projector(config.size("hidden_size"), merge=root_config.size("downsample_factor"), **fields),
+        **projector(config.size("hidden_size"), merge=root_config.size("downsample_factor"), **projector_fields),
         "maps": linear_layers,
     }
 
@@ -161,9 +184,16 @@ def _gated_projector(root_config: Config, config: Config, text_width: int, gated
 def _tile_rule(root_config: Config, config: Config) -> Table:
     """Returns Aya Vision's rule for cutting an image into tiles, with a mark before each tile and two outer marks."""
     merge_size = root_config.size("downsample_factor")
-    tokens = max((patches_per_side(config) // merge_size) ** 2, 1)
+    image_tokens = max((patches_per_side(config) // merge_size) ** 2, 1)
     image_size = config.size("image_size")
-    return {"type": "tiles", "size": image_size, "max_tiles": AYA_TILES, "tokens": tokens, "tile_marks": 1, "marks": 2}
+    return {
+        "type": "tiles",
+        "size": image_size,
+        "max_tiles": AYA_TILES,
+        "tokens": image_tokens,
+        "tile_marks": 1,
+        "marks": 2,
+    }
 
 
 def _read_aya(root_config: Config, config: Config, text_width: int) -> Table:

@@ -12,47 +12,55 @@ from .section import Section, projector, self_attention
 
 def _read_transcribe(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads the encoder of speech, with that of who speaks and the layers of word timestamps."""
-    speech, diarization = config.section("asr_config", SPEECH), config.section("diarization_config", DIARIZATION)
-    speakers = diarization.section("audio_config", SPEAKERS)
-    head, timestamps = (
-        diarization.section("head_config", HEAD),
+    speech_config, diarization_config = (
+        config.section("asr_config", SPEECH),
+        config.section("diarization_config", DIARIZATION),
+    )
+    speaker_config = diarization_config.section("audio_config", SPEAKERS)
+    head, timestamp_config = (
+        diarization_config.section("head_config", HEAD),
         root_config.section("word_timestamp_config", TIMESTAMPS),
     )
-    speech.require("model_type", "nemotron3_5_transcribe_asr_audio")
-    diarization.require("model_type", "nemotron3_diarization")
-    hidden, frames, bins = (
-        speech.size(field_name) for field_name in ("hidden_size", "subsampling_factor", "num_mel_bins")
+    speech_config.require("model_type", "nemotron3_5_transcribe_asr_audio")
+    diarization_config.require("model_type", "nemotron3_diarization")
+    hidden, frames_per_token, mel_bins = (
+        speech_config.size(field_name) for field_name in ("hidden_size", "subsampling_factor", "num_mel_bins")
     )
-    timestamps.require("hidden_size", hidden)
-    for section, field, field_value in (
-        (speakers, "subsampling_factor", frames),
-        (speakers, "num_mel_bins", bins),
-        (head, "subsampling_factor", frames),
-        (head, "audio_hidden_size", speakers.size("hidden_size")),
+    timestamp_config.require("hidden_size", hidden)
+    for section_config, field, field_value in (
+        (speaker_config, "subsampling_factor", frames_per_token),
+        (speaker_config, "num_mel_bins", mel_bins),
+        (head, "subsampling_factor", frames_per_token),
+        (head, "audio_hidden_size", speaker_config.size("hidden_size")),
     ):
-        section.require(field, field_value)
+        section_config.require(field, field_value)
     tower = {
         "type": "diarized",
-        "num_mel_bins": bins,
-        "frames": frames,
+        "num_mel_bins": mel_bins,
+        "frames": frames_per_token,
         "hidden_size": hidden,
-        "stack": _stack(speech, has_qk_norm=True),
+        "stack": _stack(speech_config, has_qk_norm=True),
         "norm": layernorm(),
         "speakers": {
-            "hidden_size": speakers.size("hidden_size"),
-            "stack": _stack(speakers, has_qk_norm=False),
+            "hidden_size": speaker_config.size("hidden_size"),
+            "stack": _stack(speaker_config, has_qk_norm=False),
             "head_size": head.size("hidden_size"),
             "num_speakers": head.size("num_speakers"),
         },
         "timestamps": {
-            "stack": _stack(timestamps, has_qk_norm=True),
-            "upsampling_factor": timestamps.size("upsampling_factor"),
-            "classes": timestamps.size("vocab_size"),
+            "stack": _stack(timestamp_config, has_qk_norm=True),
+            "upsampling_factor": timestamp_config.size("upsampling_factor"),
+            "classes": timestamp_config.size("vocab_size"),
         },
     }
-    for section, parent in ((speakers, diarization), (head, diarization), (diarization, config), (speech, config)):
-        section.finish(FIELDS, parent)
-    timestamps.finish(FIELDS, config)
+    for section_config, parent_config in (
+        (speaker_config, diarization_config),
+        (head, diarization_config),
+        (diarization_config, config),
+        (speech_config, config),
+    ):
+        section_config.finish(FIELDS, parent_config)
+    timestamp_config.finish(FIELDS, config)
     return {"audio_tower": tower, "multi_modal_projector": projector(hidden, (text_width, True, "identity"))}
 
 

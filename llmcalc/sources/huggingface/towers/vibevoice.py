@@ -12,16 +12,18 @@ from .section import Reader, Section, projector
 
 def _encoder(config: Config) -> Table:
     """Returns an encoder of samples."""
-    ratios, depths = config.sizes("downsampling_ratios"), config.sizes("depths")
-    if len(depths) != len(ratios) + 1 or 0 in ratios:
-        raise config.error("depths", depths, f"{len(ratios) + 1} numbers, one more than downsampling_ratios has")
+    downsampling_ratios, stage_depths = config.sizes("downsampling_ratios"), config.sizes("depths")
+    if len(stage_depths) != len(downsampling_ratios) + 1 or 0 in downsampling_ratios:
+        raise config.error(
+            "depths", stage_depths, f"{len(downsampling_ratios) + 1} numbers, one more than downsampling_ratios has"
+        )
     return {
         "type": "convnext",
         "channels": config.size("channels"),
         "num_filters": config.size("num_filters"),
         "kernel_size": config.size("kernel_size"),
-        "downsampling_ratios": ratios,
-        "depths": depths,
+        "downsampling_ratios": downsampling_ratios,
+        "depths": stage_depths,
         "ffn_expansion": config.size("ffn_expansion"),
         "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
         "norm": rmsnorm(config.number("rms_norm_eps")),

@@ -77,17 +77,17 @@ def _read_xlm_roberta_xl(config: Config) -> Table:
     return _pre_norm(config, _read_roberta(config))
 
 
-def _pre_norm(config: Config, table: Table, embedding_norm: bool = False) -> Table:
+def _pre_norm(config: Config, model_fields: Table, embedding_norm: bool = False) -> Table:
     """Returns the model with pre-norm sublayers and a final norm.
 
     embedding_norm: whether the norm after the embeddings is kept; default False.
     """
-    stack = table["encoder"] if "encoder" in table else table["decoder"]
+    stack = model_fields["encoder"] if "encoder" in model_fields else model_fields["decoder"]
     stack["block"]["norm_placement"] = "pre"
     stack["final_norm"] = layernorm(config.number("layer_norm_eps"))
     if not embedding_norm:
         del stack["embedding_norm"]
-    return table
+    return model_fields
 
 
 def _read_distilbert(config: Config) -> Table:
@@ -99,7 +99,7 @@ def _read_distilbert(config: Config) -> Table:
 
 
 def _read_electra(config: Config) -> Table:
-    model = embedding_size(config)
+    model_fields = embedding_size(config)
     if architecture(config).endswith(OF_CHOICES):
         config.require("summary_use_proj", True)
     if has_pretraining_head(config):  # the discriminator, which classifies each token as original or replaced
@@ -109,30 +109,30 @@ def _read_electra(config: Config) -> Table:
             "over": "token",
             "transform": {"hidden_act": bert_activation(config), "norm": None},
         }
-        model = {**model, "head": head}
+        model_fields = {**model_fields, "head": head}
     return encoder(
         config,
         bert_block(config),
-        {**bert_stack(config), **input_size(model)},
+        {**bert_stack(config), **input_size(model_fields)},
         bert_head(config, "gelu"),
         bert_score("gelu"),
-        **model,
+        **model_fields,
     )
 
 
 def _read_albert(config: Config) -> Table:
     """Reads ALBERT, where all layers of a group share one set of parameters."""
     depth = config.size("num_hidden_layers")
-    groups = config.size("num_hidden_groups")
+    group_count = config.size("num_hidden_groups")
     layers_per_group = config.size("inner_group_num")
-    if groups > depth:
-        raise config.error("num_hidden_groups", groups, f"at most num_hidden_layers ({depth})")
+    if group_count > depth:
+        raise config.error("num_hidden_groups", group_count, f"at most num_hidden_layers ({depth})")
     if depth * layers_per_group > MOST_LAYERS:
         raise config.error("inner_group_num", layers_per_group, f"at most {MOST_LAYERS} layers in all")
     stack: Table = {**bert_stack(config), "num_hidden_layers": depth * layers_per_group, "shared_layers": ["block"]}
-    if groups * layers_per_group > 1:
+    if group_count * layers_per_group > 1:
         layer_kinds = [
-            f"group{int(i / (depth / groups))}_{group_layer}"
+            f"group{int(i / (depth / group_count))}_{group_layer}"
             for i in range(depth)
             for group_layer in range(layers_per_group)
         ]
@@ -148,14 +148,14 @@ def _read_albert(config: Config) -> Table:
         config.head == "none" or scores_sequences(config) or has_pretraining,
         class_count(config) if has_pretraining else None,
     )
-    model = {**embedding_size(config, even_if_equal=True), **pooler_table}
+    model_fields = {**embedding_size(config, even_if_equal=True), **pooler_table}
     return encoder(
         config,
         bert_block(config),
-        {**stack, **input_size(model)},
+        {**stack, **input_size(model_fields)},
         bert_head(config, bert_activation(config)),
         {},
-        **model,
+        **model_fields,
     )
 
 
@@ -176,18 +176,18 @@ def _read_big_bird(config: Config) -> Table:
             "architectures", architecture(config), "a class without a layer of its own below the answers"
         )
     block_sparse_note(config)
-    table = bert(config)
-    stack = table["encoder"] if "encoder" in table else table["decoder"]
+    model_fields = bert(config)
+    stack = model_fields["encoder"] if "encoder" in model_fields else model_fields["decoder"]
     heads = config.size("num_attention_heads")
     stack["block"]["attention"] = {
         "num_attention_heads": heads,
         **biases(config.flag("use_bias"), *QKV),
         "o_bias": True,
     }
-    table |= pooler(True, 2 if has_pretraining_head(config) else None)
+    model_fields |= pooler(True, 2 if has_pretraining_head(config) else None)
     if scores_sequences(config) and not architecture(config).endswith(OF_CHOICES):
-        table["head"] |= bert_score(bert_activation(config))  # its class has a pooler too
-    return table
+        model_fields["head"] |= bert_score(bert_activation(config))  # its class has a pooler too
+    return model_fields
 
 
 def _read_mpnet(config: Config) -> Table:
@@ -252,9 +252,9 @@ def bert_positions(config: Config) -> Table:
 
 def padded_positions(config: Config) -> Table:
     """Returns a learned position embedding whose position 0 is the row after the padding token's row."""
-    rows, padding = config.size("max_position_embeddings"), config.get("pad_token_id")
-    offset = padding + 1 if is_whole(padding) and 0 <= padding < min(64, rows - 1) else 0
-    return {"type": "learned", "max_position_embeddings": rows - offset, "offset": offset}
+    position_rows, padding_id = config.size("max_position_embeddings"), config.get("pad_token_id")
+    first_row = padding_id + 1 if is_whole(padding_id) and 0 <= padding_id < min(64, position_rows - 1) else 0
+    return {"type": "learned", "max_position_embeddings": position_rows - first_row, "offset": first_row}
 
 
 def bert_stack(config: Config, position: Table | None = None) -> Table:
@@ -285,9 +285,9 @@ def embedding_size(config: Config, even_if_equal: bool = False) -> Table:
     return {"embedding_size": embedding_width} if even_if_equal or embedding_width != config.size("hidden_size") else {}
 
 
-def input_size(model: Table) -> Table:
+def input_size(model_fields: Table) -> Table:
     """Returns the width of position and segment embeddings, equal to the width of the token embedding."""
-    return {"input_size": model["embedding_size"]} if "embedding_size" in model else {}
+    return {"input_size": model_fields["embedding_size"]} if "embedding_size" in model_fields else {}
 
 
 OLD = field_names(
@@ -326,8 +326,8 @@ def _parameter_owners(config_values: ConfigValues) -> list[int]:
 
 def _layers_per_group(config_values: ConfigValues) -> int:
     """Returns the number of sequential layers in an ALBERT group."""
-    owners = _parameter_owners(config_values)
-    group_starts = [i for i, owner in enumerate(owners) if owner == 0]
+    owner_indices = _parameter_owners(config_values)
+    group_starts = [i for i, owner_index in enumerate(owner_indices) if owner_index == 0]
     return group_starts[1] if len(group_starts) > 1 else 1
 
 

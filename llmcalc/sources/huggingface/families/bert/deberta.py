@@ -25,10 +25,14 @@ def _read_deberta(config: Config) -> Table:
     Only the distances in the sequence are projected.
     """
     config.require("talking_head", None, False)
-    block, span = bert_block(config), _largest_distance(config)
+    block, largest_distance = bert_block(config), _largest_distance(config)
     block["attention"].pop("k_bias")
     return _deberta_model(
-        config, block, span, {"max_relative_positions": span, "key_bias": False, "within_sequence": True}, None
+        config,
+        block,
+        largest_distance,
+        {"max_relative_positions": largest_distance, "key_bias": False, "within_sequence": True},
+        None,
     )
 
 
@@ -40,8 +44,8 @@ def _read_deberta_v2(config: Config) -> Table:
         raise config.error(
             "attention_head_size", config.get("attention_head_size"), "hidden_size / num_attention_heads"
         )
-    buckets = config.get("position_buckets")
-    bin_fields = {"position_buckets": buckets} if is_whole(buckets) and buckets > 0 else {}
+    bucket_count = config.get("position_buckets")
+    bin_fields = {"position_buckets": bucket_count} if is_whole(bucket_count) and bucket_count > 0 else {}
     norm = layernorm(config.number("layer_norm_eps")) if "layer_norm" in _listed_names(config, "norm_rel_ebd") else None
     position: Table = {
         "max_relative_positions": longest_distance,
@@ -58,16 +62,21 @@ def _side_convolution(config: Config) -> Table:
     if not config.has("conv_kernel_size") or config.count("conv_kernel_size") == 0:
         return {}
     norm = layernorm(config.number("layer_norm_eps"))
-    table = {
+    convolution_fields = {
         "conv_kernel_size": config.size("conv_kernel_size"),
         "conv_groups": config.size("conv_groups"),
         "conv_act": config.choice(ACTIVATIONS, "conv_act"),
     }
-    return {"side_convolution": {**table, "norm": norm}}
+    return {"side_convolution": {**convolution_fields, "norm": norm}}
 
 
 def _deberta_model(
-    config: Config, block: Table, span: int, position: Table, norm: Table | None, stack_fields: Table | None = None
+    config: Config,
+    block: Table,
+    largest_distance: int,
+    position: Table,
+    norm: Table | None,
+    stack_fields: Table | None = None,
 ) -> Table:
     config.require("embedding_size", None, config.size("hidden_size"))
     if config.has("pooler_hidden_size") and config.size("pooler_hidden_size") != config.size("hidden_size"):
@@ -80,7 +89,7 @@ def _deberta_model(
     if norm is not None and not config.flag("relative_attention"):
         raise config.error("norm_rel_ebd", config.get("norm_rel_ebd"), "none without relative_attention")
     if config.flag("relative_attention"):
-        stack["relative_embedding"] = {"span": span, **({"norm": norm} if norm else {})}
+        stack["relative_embedding"] = {"span": largest_distance, **({"norm": norm} if norm else {})}
         position_terms = _listed_names(config, "pos_att_type")
         if set(position_terms) - {"c2p", "p2c"}:
             raise config.error("pos_att_type", config.get("pos_att_type"), "c2p, p2c or both")
@@ -93,15 +102,15 @@ def _deberta_model(
                 "c2p": "c2p" in position_terms,
                 "p2c": "p2c" in position_terms,
             }
-    model: Table = (
+    model_fields: Table = (
         {} if config.flag("legacy") else {"tie_word_embeddings": True}
     )  # the newer head always uses the embedding as its output projection
-    model |= (
+    model_fields |= (
         {}
         if config.flag("position_biased_input")
         else {"max_position_embeddings": config.size("max_position_embeddings")}
     )
-    return encoder(config, block, stack, bert_head(config, bert_activation(config)), bert_score("gelu"), **model)
+    return encoder(config, block, stack, bert_head(config, bert_activation(config)), bert_score("gelu"), **model_fields)
 
 
 def _largest_distance(config: Config) -> int:
@@ -115,12 +124,12 @@ def _listed_names(config: Config, field_name: str) -> list[str]:
     stated_names = config.get(field_name)
     if stated_names is None:
         return []
-    texts = (
+    listed_names = (
         [position_part.strip() for position_part in stated_names.lower().split("|")]
         if isinstance(stated_names, str)
         else config.texts(field_name)
     )
-    return [text for text in texts if text not in ("", "none")]
+    return [listed_name for listed_name in listed_names if listed_name not in ("", "none")]
 
 
 IGNORED = OLD | {"conv_act", "conv_groups", "cls_dropout", "model_name", "padding_idx", "z_steps", "cls_token_id"}
@@ -135,7 +144,7 @@ def _position_terms(config_values: ConfigValues) -> list[str]:
         position = _disentangled_position(config_values)
     except Absent:
         return []
-    return [term for term in ("c2p", "p2c") if getattr(position, term)]
+    return [score_term for score_term in ("c2p", "p2c") if getattr(position, score_term)]
 
 
 def _side_convolution_field(field: str) -> Value:

@@ -23,7 +23,7 @@ def _read_esm(config: Config) -> Table:
     mixer: Table = {"num_attention_heads": heads, **biases(True, *QKVO)}
     block = layer_table(mixer, mlp(config.size("intermediate_size"), "gelu"), norm)
     stack: Table = {"final_norm": norm}
-    model: Table = {**pooler(config.head == "none"), "contact_head": {}}
+    model_fields: Table = {**pooler(config.head == "none"), "contact_head": {}}
     position_type = config.get("position_embedding_type")
     if position_type == "absolute":
         stack["position"] = padded_positions(config)
@@ -32,7 +32,7 @@ def _read_esm(config: Config) -> Table:
     config.require("emb_layer_norm_before", None, False, True)
     if config.get("emb_layer_norm_before"):
         stack["embedding_norm"] = norm
-    return encoder(config, block, stack, bert_head(config, "gelu"), bert_score("tanh"), **model)
+    return encoder(config, block, stack, bert_head(config, "gelu"), bert_score("tanh"), **model_fields)
 
 
 IGNORED = OLD | {"esmfold_config", "hidden_act"}

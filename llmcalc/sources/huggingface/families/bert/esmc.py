@@ -17,8 +17,8 @@ def _read_esmc(config: Config) -> Table:
     block = layer_table(mixer, glu(config, config.flag("mlp_bias")), layernorm())
     head = {"bias": True, "transform": {"hidden_act": "gelu", "norm": layernorm()}}
     stack = {"final_norm": layernorm(bias=False)}
-    table = encoder(config, block, stack, head, {"transform": {"hidden_act": "tanh", "norm": None}})
-    return {**table, "tie_word_embeddings": False}
+    model_fields = encoder(config, block, stack, head, {"transform": {"hidden_act": "tanh", "norm": None}})
+    return {**model_fields, "tie_word_embeddings": False}
 
 
 FAMILIES = {"esmc": Family(_read_esmc, modules={"lm_head.norm": "layer_norm", "classifier.dense": "dense"})}

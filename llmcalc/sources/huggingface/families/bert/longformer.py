@@ -52,8 +52,8 @@ def window_stack(config: Config, depth: int) -> Table:
         stated_window = config.get("attention_window")
         raise config.error("attention_window", stated_window, f"a positive even number, or a list of {depth} of them")
     layer_kinds = [f"window{window}" for window in window_sizes]
-    variants = {f"window{window}": {"attention": {"sliding_window": window + 1}} for window in window_sizes}
-    return {"variants": variants, **layer_pattern(layer_kinds)}
+    layer_variants = {f"window{window}": {"attention": {"sliding_window": window + 1}} for window in window_sizes}
+    return {"variants": layer_variants, **layer_pattern(layer_kinds)}
 
 
 def _chunked_op(op: Op) -> Op:

@@ -35,11 +35,11 @@ def _read_mobilebert(config: Config) -> Table:
         "num_feedforward_networks": config.size("num_feedforward_networks"),
     }
     stack = {"position": bert_positions(config), "embedding_norm": norm, **token_types(config.count("type_vocab_size"))}
-    trigrams = config.flag("trigram_input")
-    model: Table = {}
-    if trigrams or embedding != hidden:
-        kernel_size = 3 if trigrams else 1
-        model = {"embedding_size": embedding, "embedding_projection_bias": True, "embedding_kernel": kernel_size}
+    has_trigrams = config.flag("trigram_input")
+    model_fields: Table = {}
+    if has_trigrams or embedding != hidden:
+        kernel_size = 3 if has_trigrams else 1
+        model_fields = {"embedding_size": embedding, "embedding_projection_bias": True, "embedding_kernel": kernel_size}
     head = {**bert_head(config, bert_activation(config)), **biases(embedding < hidden, "more_columns")}
     has_pretraining = has_pretraining_head(config)
     has_dense_layer = config.flag("classifier_activation")
@@ -52,7 +52,7 @@ def _read_mobilebert(config: Config) -> Table:
         stack,
         head,
         {},
-        **model,
+        **model_fields,
         **pooler(has_pooler and has_dense_layer, 2 if has_pretraining else None),
     )
 

@@ -51,14 +51,14 @@ def _read_modernbert(config: Config) -> Table:
     )
     block, stack = _modernbert_layers(config, window)
     norm = block["norm"]
-    model: Table = {"max_position_embeddings": config.size("max_position_embeddings")}
+    model_fields: Table = {"max_position_embeddings": config.size("max_position_embeddings")}
     if config.head == "classification":
-        model["head"] = {
+        model_fields["head"] = {
             **head_table(config, None, {"over": "sequence"}, class_count(config)),
             "transform": _transform(config, norm),
         }
     return encoder(
-        config, block, {**stack, "final_norm": norm}, _modern_head(config, norm), {"over": "sequence"}, **model
+        config, block, {**stack, "final_norm": norm}, _modern_head(config, norm), {"over": "sequence"}, **model_fields
     )
 
 
@@ -92,10 +92,12 @@ def _modernbert_layers(config: Config, window: int) -> tuple[Table, Table]:
     }
     block = layer_table(mixer, glu(config, config.flag("mlp_bias"), act="hidden_activation"), norm)
     layer_kinds = [f"first_{attention_kinds[0]}", *attention_kinds[1:]]
-    changes: Table = {"full": {}, "sliding": {"attention": {"sliding_window": window}}}
-    variants = {layer_kind: changes[layer_kind.removeprefix("first_")] for layer_kind in dict.fromkeys(layer_kinds)}
-    variants[layer_kinds[0]] = {**variants[layer_kinds[0]], "without_norms": ["self_attn_pre_norm"]}
-    return block, {"variants": variants, **layer_pattern(layer_kinds), "embedding_norm": norm}
+    layer_changes: Table = {"full": {}, "sliding": {"attention": {"sliding_window": window}}}
+    layer_variants = {
+        layer_kind: layer_changes[layer_kind.removeprefix("first_")] for layer_kind in dict.fromkeys(layer_kinds)
+    }
+    layer_variants[layer_kinds[0]] = {**layer_variants[layer_kinds[0]], "without_norms": ["self_attn_pre_norm"]}
+    return block, {"variants": layer_variants, **layer_pattern(layer_kinds), "embedding_norm": norm}
 
 
 def _transform(config: Config, norm: Table) -> Table:

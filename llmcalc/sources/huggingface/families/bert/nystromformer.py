@@ -46,21 +46,26 @@ MRA_BLOCK = 32
 
 def _read_mra(config: Config) -> Table:
     """Reads MRA. The longest sequence determines the number of exact blocks."""
-    block, rows = bert_block(config), config.size("max_position_embeddings") // MRA_BLOCK
+    block, block_rows = bert_block(config), config.size("max_position_embeddings") // MRA_BLOCK
     config.require("add_cross_attention", False)
-    if not rows:
+    if not block_rows:
         raise config.error("max_position_embeddings", config.size("max_position_embeddings"), f"at least {MRA_BLOCK}")
     block["attention"] = {
         "type": "sampled_blocks",
         "num_attention_heads": config.size("num_attention_heads"),
         "block_size": MRA_BLOCK,
-        "blocks": min(rows * config.size("block_per_row"), rows**2),
+        "blocks": min(block_rows * config.size("block_per_row"), block_rows**2),
         "approximated": config.choice({"full": True, "sparse": False}, "approx_mode"),
     }
     position = {"type": "learned", "max_position_embeddings": config.size("max_position_embeddings"), "offset": 2}
     activation = bert_activation(config)
     return encoder(
-        config, block, bert_stack(config, position), bert_head(config, activation), bert_score(activation), answers=2
+        config,
+        block,
+        bert_stack(config, position),
+        bert_head(config, activation),
+        bert_score(activation),
+        label_count=2,
     )
 
 
@@ -87,11 +92,11 @@ def _bert_with_convolution(config: Config, field: str) -> Table:
         if kernel_size % 2 == 0:
             raise config.error(field, kernel_size, "an odd number: the class adds as many rows as it reads")
         block["attention"]["value_convolution"] = {"conv_kernel_size": kernel_size}
-    rows = config.size("max_position_embeddings")
-    position = {"type": "learned", "max_position_embeddings": rows, "offset": 2}
+    position_rows = config.size("max_position_embeddings")
+    position = {"type": "learned", "max_position_embeddings": position_rows, "offset": 2}
     activation = bert_activation(config)
     stack, head = bert_stack(config, position), bert_head(config, activation)
-    return encoder(config, block, stack, head, bert_score(activation), answers=2)
+    return encoder(config, block, stack, head, bert_score(activation), label_count=2)
 
 
 def _kernel_writer(field: str) -> Writes:
@@ -100,9 +105,9 @@ def _kernel_writer(field: str) -> Writes:
 
 def _blocks_per_row(config_values: ConfigValues) -> int:
     """Returns the number of exact score blocks per block of tokens in MRA, for the longest sequence."""
-    rows = max(1, config_values.position_rows // MRA_BLOCK)
-    blocks: int = config_values.first_stack.block.attention.blocks
-    return -(-blocks // rows)
+    block_rows = max(1, config_values.position_rows // MRA_BLOCK)
+    block_count: int = config_values.first_stack.block.attention.blocks
+    return -(-block_count // block_rows)
 
 
 FAMILIES = {

@@ -25,11 +25,13 @@ def _read_perceiver(config: Config) -> Table:
 
     def attention(heads: int, qk_channels: int, v_channels: int, heads_field: str) -> Table:
         embedding_fields = {"head_dim": qk_channels, "v_head_dim": v_channels}
-        divided = {field: config.quotient(heads_field, channels, heads) for field, channels in embedding_fields.items()}
-        return {"num_attention_heads": heads, **divided, "float32_softmax": False, **biases(True, *QKVO)}
+        head_sizes = {
+            field: config.quotient(heads_field, channels, heads) for field, channels in embedding_fields.items()
+        }
+        return {"num_attention_heads": heads, **head_sizes, "float32_softmax": False, **biases(True, *QKVO)}
 
-    def network(size: int, factor: str) -> Table:
-        return mlp(config.size(factor) * size, activation)
+    def network(hidden_size: int, factor_field: str) -> Table:
+        return mlp(config.size(factor_field) * hidden_size, activation)
 
     qk_channels, v_channels = (config.optional_size(field) for field in ("qk_channels", "v_channels"))
     input_channels, config_channels = qk_channels or width_of_queries, qk_channels or latent_size
@@ -87,14 +89,14 @@ def _read_perceiver(config: Config) -> Table:
 
 def _repeated_layers(config: Config) -> Table:
     """Returns the layers of all blocks, which share the parameters of the first block."""
-    layers, blocks = config.size("num_self_attends_per_block"), config.size("num_blocks")
-    if blocks == 1:
+    layers, block_count = config.size("num_self_attends_per_block"), config.size("num_blocks")
+    if block_count == 1:
         return {"num_hidden_layers": layers}
     if layers == 1:
-        return {"num_hidden_layers": blocks, "shared_layers": ["block"]}
+        return {"num_hidden_layers": block_count, "shared_layers": ["block"]}
     layer_kinds = [f"layer{i}" for i in range(layers)]
     return {
-        "num_hidden_layers": layers * blocks,
+        "num_hidden_layers": layers * block_count,
         "variants": {layer_kind: {} for layer_kind in layer_kinds},
         "pattern": layer_kinds,
         "shared_layers": layer_kinds,

@@ -33,12 +33,14 @@ def _read_rembert(config: Config) -> Table:
     config.fields_read.add("tie_word_embeddings")
     head = bert_head(config, bert_activation(config))
     head["transform"]["size"] = config.size("output_embedding_size")
-    model: Table = {
+    model_fields: Table = {
         "embedding_size": embedding_width,
         "tie_word_embeddings": False,
         **pooler(config.head == "none" or scores_sequences(config)),
     }
-    return encoder(config, bert_block(config), {**bert_stack(config), "input_size": embedding_width}, head, {}, **model)
+    return encoder(
+        config, bert_block(config), {**bert_stack(config), "input_size": embedding_width}, head, {}, **model_fields
+    )
 
 
 def _read_roformer(config: Config) -> Table:
@@ -48,18 +50,18 @@ def _read_roformer(config: Config) -> Table:
     block, stack, embedding_width = bert_block(config), bert_stack(config), config.optional_size("embedding_size")
     block["attention"]["position"] = {"type": "rope"}
     del stack["position"]
-    model: Table = {"max_position_embeddings": config.size("max_position_embeddings")}
+    model_fields: Table = {"max_position_embeddings": config.size("max_position_embeddings")}
     if embedding_width not in (None, config.size("hidden_size")):
-        model["embedding_size"] = stack["input_size"] = embedding_width
+        model_fields["embedding_size"] = stack["input_size"] = embedding_width
     if architecture(config).endswith(OF_ANSWERS):  # start and end scores, whatever num_labels is
-        model["head"] = {"type": "classification", "num_labels": 2, "over": "token"}
+        model_fields["head"] = {"type": "classification", "num_labels": 2, "over": "token"}
     return encoder(
         config,
         block,
         stack,
         bert_head(config, bert_activation(config)),
         {} if architecture(config).endswith(OF_CHOICES) else bert_score(bert_activation(config)),
-        **model,
+        **model_fields,
     )
 
 

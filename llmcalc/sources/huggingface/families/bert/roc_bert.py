@@ -18,23 +18,23 @@ FEATURES = ("shape", "pronunciation")
 
 def _read_roc_bert(config: Config) -> Table:
     config.require("concat_input", True)
-    table = bert(config)
+    model_fields = bert(config)
     for feature in FEATURES:
         config.require(f"enable_{feature}", True)
     if has_pretraining_head(config):  # the head of masked tokens alone, beside the pooler
-        table["pooler"] = {"dense": True}
-    stack = table["encoder"] if "encoder" in table else table["decoder"]
+        model_fields["pooler"] = {"dense": True}
+    stack = model_fields["encoder"] if "encoder" in model_fields else model_fields["decoder"]
     stack["input_features"] = {
         "vocab_sizes": [config.size(f"{feature}_vocab_size") for feature in FEATURES],
         "embedding_sizes": [config.size(f"{feature}_embed_dim") for feature in FEATURES],
     }
-    return table
+    return model_fields
 
 
-def _feature_writer(index: int, feature: str) -> Writes:
+def _feature_writer(feature_index: int, feature: str) -> Writes:
     return {
-        f"{feature}_vocab_size": lambda s: s.first_stack.input_features.vocab_sizes[index],
-        f"{feature}_embed_dim": lambda s: s.first_stack.input_features.embedding_sizes[index],
+        f"{feature}_vocab_size": lambda s: s.first_stack.input_features.vocab_sizes[feature_index],
+        f"{feature}_embed_dim": lambda s: s.first_stack.input_features.embedding_sizes[feature_index],
     }
 
 

@@ -21,8 +21,8 @@ def _read_squeezebert(config: Config) -> Table:
     heads = config.size("num_attention_heads")
     config.require("embedding_size", hidden)
     config.quotient("num_attention_heads", hidden, heads)
-    groups = {field_name: config.size(field_name) for field_name in GROUPS}
-    for field_name, group_count in groups.items():
+    group_counts = {field_name: config.size(field_name) for field_name in GROUPS}
+    for field_name, group_count in group_counts.items():
         config.quotient(field_name, hidden, group_count)
         if field_name in ("intermediate_groups", "output_groups"):
             config.quotient(field_name, ffn_width, group_count)
@@ -30,15 +30,15 @@ def _read_squeezebert(config: Config) -> Table:
         {
             "type": "grouped_projections",
             "num_attention_heads": heads,
-            **{field_name: groups[field_name] for field_name in GROUPS[:3]},
-            "o_groups": groups["post_attention_groups"],
+            **{field_name: group_counts[field_name] for field_name in GROUPS[:3]},
+            "o_groups": group_counts["post_attention_groups"],
         },
         {
             "type": "grouped_mlp",
             "intermediate_size": ffn_width,
             "hidden_act": bert_activation(config),
-            "up_groups": groups["intermediate_groups"],
-            "down_groups": groups["output_groups"],
+            "up_groups": group_counts["intermediate_groups"],
+            "down_groups": group_counts["output_groups"],
         },
         layernorm(1e-12),
         "post",

@@ -45,10 +45,10 @@ def _read_xlm(config: Config, placement: str = "post") -> Table:
         "embedding_norm": norm,
         **token_types(languages if languages > 1 and config.flag("use_lang_emb") else 0),
     }
-    table = encoder(config, block, stack, {"bias": True}, _summary_classifier(config), **simple_answers(config))
+    model_fields = encoder(config, block, stack, {"bias": True}, _summary_classifier(config), **simple_answers(config))
     if config.flag("causal"):
-        table["decoder"] = table.pop("encoder")
-    return table
+        model_fields["decoder"] = model_fields.pop("encoder")
+    return model_fields
 
 
 def _summary_classifier(config: Config) -> Table | None:

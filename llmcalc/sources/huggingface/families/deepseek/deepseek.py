@@ -14,7 +14,7 @@ from ...parts import Table, combined_kinds, decoder, dense_or_moe, full_rope, gl
 from ...writes import PARTIAL_ROTARY, Writes
 
 
-def latent_attention(config: Config, v_head_dim: int | None = None, **fields: Any) -> Table:
+def latent_attention(config: Config, v_head_dim: int | None = None, **attention_fields: Any) -> Table:
     """Returns latent attention from DeepSeek's config fields. v_head_dim: None to require the field."""
     return {
         "type": "mla",
@@ -26,12 +26,12 @@ def latent_attention(config: Config, v_head_dim: int | None = None, **fields: An
         "v_head_dim": v_head_dim or config.size("v_head_dim"),
         "attention_bias": config.flag("attention_bias"),
         "position": full_rope(config),
-        **fields,
+        **attention_fields,
     }
 
 
 def routed_experts(
-    config: Config, shared_bias: bool = False, other_names: tuple[str, ...] = ("num_local_experts",), **fields: Any
+    config: Config, shared_bias: bool = False, other_names: tuple[str, ...] = ("num_local_experts",), **moe_fields: Any
 ) -> Table:
     """Returns DeepSeek's mixture of experts, where one wide FFN stands for all shared experts.
 
@@ -45,7 +45,7 @@ def routed_experts(
         config.size("num_experts_per_tok"),
         glu(config, width=expert_width),
         shared_expert,
-        **fields,
+        **moe_fields,
     )
 
 
@@ -62,10 +62,10 @@ def deepseek_decoder(
     """
     config.require("moe_layer_freq", 1)
     norm = rmsnorm(config.number("rms_norm_eps"))
-    changes = {"dense": {}, "moe": {"feed_forward": experts, **moe_layer}}
+    layer_changes = {"dense": {}, "moe": {"feed_forward": experts, **moe_layer}}
     ffn = glu(config, mlp_bias) if "dense" in layer_kinds else experts
     block = layer_table(attention, ffn, norm)
-    return decoder(config, block, norm, stack=combined_kinds((layer_kinds, changes)), **prediction(config))
+    return decoder(config, block, norm, stack=combined_kinds((layer_kinds, layer_changes)), **prediction(config))
 
 
 def _read_deepseek_v2(config: Config) -> Table:
@@ -92,9 +92,9 @@ def _without_latent(config: Config) -> Table:
     """Returns multi-head attention for `use_mla` false (DeepSeek-VL2 Tiny, DeepSeek-OCR)."""
     config.fields_read.update(("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
     heads = config.size("num_attention_heads")
-    table: Table = {"num_attention_heads": heads, "position": full_rope(config)}
+    attention_fields: Table = {"num_attention_heads": heads, "position": full_rope(config)}
     kv_heads = config.optional_size("num_key_value_heads")
-    return table if kv_heads in (None, heads) else {**table, "num_key_value_heads": kv_heads}
+    return attention_fields if kv_heads in (None, heads) else {**attention_fields, "num_key_value_heads": kv_heads}
 
 
 def _read_deepseek_v3(config: Config) -> Table:

@@ -57,8 +57,8 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
     """Returns each layer's attention: to selected tokens (`indexed`), within a window or to all tokens."""
     selects_keys = config.get("use_dsa")
     full_kind = "full" if selects_keys is False else "indexed"
-    windows = config.flag("use_sliding_window")
-    default_kinds = [full_kind if not windows or i < 2 or i % 4 == 1 else "sliding" for i in range(depth)]
+    has_windows = config.flag("use_sliding_window")
+    default_kinds = [full_kind if not has_windows or i < 2 or i % 4 == 1 else "sliding" for i in range(depth)]
     layer_kinds = listed_kinds(config, "layer_types", RANGES, default_kinds)
     if selects_keys is None and config.has("per_layer_config"):
         return layer_kinds
@@ -67,12 +67,12 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
 
 def _network_kinds(config: Config, depth: int) -> list[str]:
     """Returns each layer's kind of network; `moe_layer_freq` is an interval or a list with a number per layer."""
-    first_expert_layer, interval = config.count("first_k_dense_replace"), config.get("moe_layer_freq")
-    expert_flags = config.sizes("moe_layer_freq") if isinstance(interval, list) else None
+    first_expert_layer, expert_interval = config.count("first_k_dense_replace"), config.get("moe_layer_freq")
+    expert_flags = config.sizes("moe_layer_freq") if isinstance(expert_interval, list) else None
     if expert_flags is not None and len(expert_flags) < depth:
-        raise config.error("moe_layer_freq", interval, f"an interval, or {depth} whole numbers")
-    period = config.size("moe_layer_freq") if expert_flags is None else 1
-    has_experts = [bool(expert_flags[i]) if expert_flags is not None else i % period == 0 for i in range(depth)]
+        raise config.error("moe_layer_freq", expert_interval, f"an interval, or {depth} whole numbers")
+    expert_period = config.size("moe_layer_freq") if expert_flags is None else 1
+    has_experts = [bool(expert_flags[i]) if expert_flags is not None else i % expert_period == 0 for i in range(depth)]
     default_kinds = ["moe" if i >= first_expert_layer and has_experts[i] else "dense" for i in range(depth)]
     return listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_kinds)
 
@@ -86,10 +86,10 @@ def _window_sizes(config: Config) -> Table:
     saved_config = config.get("per_layer_config")
     if saved_config is not None:
         layers = config.table("per_layer_config")
-        first_fields = next((fields for fields in layers.values() if isinstance(fields, dict)), {})
-        section = Config(first_fields, {}, config.model_type, location=f"{config.location}per_layer_config.")
+        first_fields = next((layer_fields for layer_fields in layers.values() if isinstance(layer_fields, dict)), {})
+        window_config = Config(first_fields, {}, config.model_type, location=f"{config.location}per_layer_config.")
         return {
-            field_name: section.size(field_name) if section.has(field_name) else config.size(field_name)
+            field_name: window_config.size(field_name) if window_config.has(field_name) else config.size(field_name)
             for field_name in LATENT_SIZES
         }
     latent_sizes = {

@@ -30,9 +30,9 @@ def _read_deepseek_v32(config: Config) -> Table:
 def _read_glm_moe_dsa(config: Config) -> Table:
     if config.has("num_experts"):  # written by quantizers beside the field that the class reads
         config.require("num_experts", config.size("n_routed_experts"))
-    choices = indexer_kinds(config, config.size("num_hidden_layers"))
-    check_first_indexer(config, choices)
-    return _sparse_attention_model(config, choices)
+    layer_indexers = indexer_kinds(config, config.size("num_hidden_layers"))
+    check_first_indexer(config, layer_indexers)
+    return _sparse_attention_model(config, layer_indexers)
 
 
 def check_first_indexer(config: Config, layer_indexers: list[str]) -> None:
@@ -51,19 +51,19 @@ def indexer_kinds(config: Config, depth: int) -> list[str]:
     The config has a list, a pattern, or an interval.
     """
     if config.has("index_topk_pattern") and not config.has("indexer_types"):
-        pattern = config.get("index_topk_pattern")
+        indexer_pattern = config.get("index_topk_pattern")
         pattern_kinds = (
-            [{"F": "full", "S": "shared"}.get(pattern_letter, pattern_letter) for pattern_letter in pattern]
-            if isinstance(pattern, str | list)
+            [{"F": "full", "S": "shared"}.get(pattern_letter, pattern_letter) for pattern_letter in indexer_pattern]
+            if isinstance(indexer_pattern, str | list)
             else []
         )
         if len(pattern_kinds) != depth or not {*pattern_kinds} <= {"full", "shared"}:
-            raise config.error("index_topk_pattern", pattern, f"{depth} times F or S")
+            raise config.error("index_topk_pattern", indexer_pattern, f"{depth} times F or S")
         return pattern_kinds
     default_kinds = ["full"] * depth
     if not config.has("indexer_types"):
-        period, offset = max(config.count("index_topk_freq"), 1), config.count("index_skip_topk_offset")
-        default_kinds = ["shared" if max(i - offset + 1, 0) % period else "full" for i in range(depth)]
+        indexer_period, indexer_offset = max(config.count("index_topk_freq"), 1), config.count("index_skip_topk_offset")
+        default_kinds = ["shared" if max(i - indexer_offset + 1, 0) % indexer_period else "full" for i in range(depth)]
     return listed_kinds(config, "indexer_types", {"full": "full", "shared": "shared"}, default_kinds)
 
 
@@ -91,12 +91,12 @@ def _sparse_attention_model(config: Config, layer_indexers: list[str]) -> Table:
 def _read_axk2(config: Config) -> Table:
     """Reads A.X-K2, whose norm before a dense FFN has no gate."""
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
-    first_expert_layer, period = (
+    first_expert_layer, expert_period = (
         (config.count("first_k_dense_replace"), config.size("moe_layer_freq"))
         if not config.has("mlp_layer_types")
         else (0, 1)
     )
-    default_kinds = ["moe" if i >= first_expert_layer and i % period == 0 else "dense" for i in range(depth)]
+    default_kinds = ["moe" if i >= first_expert_layer and i % expert_period == 0 else "dense" for i in range(depth)]
     ffn_kinds, experts = (
         listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_kinds),
         routed_experts(config, **SIGMOID),

@@ -54,14 +54,14 @@ def _read_glm5_next_text(config: Config) -> Table:
         raise config.error("qk_rope_head_dim", config.get("qk_rope_head_dim"), "0: its attention has no positions")
     config.size("q_lora_rank")
     config.require("index_kpool_always_select_tail", True)
-    selected_tokens, pool = config.size("index_topk"), config.size("index_kpool")
-    config.quotient("index_kpool", selected_tokens, pool)
+    selected_tokens, pool_size = config.size("index_topk"), config.size("index_kpool")
+    config.quotient("index_kpool", selected_tokens, pool_size)
     indexer = {
         "type": "pooled",
         "index_n_heads": config.size("index_n_heads"),
         "index_head_dim": config.size("index_head_dim"),
         "index_topk": selected_tokens,
-        "index_kpool": pool,
+        "index_kpool": pool_size,
     }
     latent_fields: Table = {"norm": norm, "mla_use_nope": True, "qk_rope_head_dim": 0, "position": {"type": "rope"}}
     mixers: Table = {
@@ -92,7 +92,7 @@ def _read_glm5_next_text(config: Config) -> Table:
     return decoder(config, stack["block"], norm, stack=stack)
 
 
-def _latent_attention(config: Config, indexer: Table, fields: Table) -> Table:
+def _latent_attention(config: Config, indexer: Table, other_fields: Table) -> Table:
     config.fields_read.add("rope_parameters")
     return {
         "type": "mla",
@@ -100,7 +100,7 @@ def _latent_attention(config: Config, indexer: Table, fields: Table) -> Table:
         "qk_nope_head_dim": config.size("qk_nope_head_dim"),
         "attention_bias": config.flag("attention_bias"),
         "indexer": indexer,
-        **fields,
+        **other_fields,
     }
 
 
@@ -109,15 +109,17 @@ def _linear_attention(config: Config) -> Table:
     is_bounded = config.get("linear_lower_bound") is not None
     linear_lower_bound = config.number("linear_lower_bound", minimum=-LARGEST) if is_bounded else None
     linear_fields = linear_attention_config(config, {"gate_lower_bound": linear_lower_bound, "safe_gate": True})
-    bound = linear_fields.get("gate_lower_bound")
-    if bound is None and config.has("linear_attn_config") and linear_fields.flag("safe_gate"):
-        bound = BOUND
-    elif bound is not None:
-        bound = linear_fields.number("gate_lower_bound", minimum=-LARGEST)
+    lower_bound = linear_fields.get("gate_lower_bound")
+    if lower_bound is None and config.has("linear_attn_config") and linear_fields.flag("safe_gate"):
+        lower_bound = BOUND
+    elif lower_bound is not None:
+        lower_bound = linear_fields.number("gate_lower_bound", minimum=-LARGEST)
     linear_fields.fields_read.update(("safe_gate", "kda_layers", "full_attn_layers"))
-    table = kda(config, linear_fields, **({} if bound is None else {"kda_lower_bound": float(bound)}))
+    attention_fields = kda(
+        config, linear_fields, **({} if lower_bound is None else {"kda_lower_bound": float(lower_bound)})
+    )
     linear_fields.finish(frozenset(), config)
-    return table
+    return attention_fields
 
 
 def _attention_kinds(config: Config, depth: int) -> list[str]:
@@ -126,19 +128,21 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
     Raises `InputError` for a selection that is not that of the layer directly below, which its class does not find.
     """
     default_kinds = ["indexed" if i % 4 == 3 else "linear" for i in range(depth)]
-    choices = indexer_kinds(config, depth)
-    mixers = [
+    layer_indexers = indexer_kinds(config, depth)
+    mixer_kinds = [
         indexer_kind if mixer == "indexed" else mixer
-        for mixer, indexer_kind in zip(listed_kinds(config, "layer_types", MIXERS, default_kinds), choices, strict=True)
+        for mixer, indexer_kind in zip(
+            listed_kinds(config, "layer_types", MIXERS, default_kinds), layer_indexers, strict=True
+        )
     ]
-    for i, mixer in enumerate(mixers):
-        if mixer == "shared" and (i == 0 or mixers[i - 1] != "full"):
+    for i, mixer in enumerate(mixer_kinds):
+        if mixer == "shared" and (i == 0 or mixer_kinds[i - 1] != "full"):
             raise config.error(
                 "indexer_types",
                 config.get("indexer_types"),
                 f"full for layer {i}: the layer below it selects no tokens, whose selection it could use",
             )
-    return mixers
+    return mixer_kinds
 
 
 def _with_padding_flag(op: Op) -> Op:

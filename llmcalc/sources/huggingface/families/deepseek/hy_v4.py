@@ -31,13 +31,13 @@ def _read_hy_v4(config: Config) -> Table:
     config.require("hidden_act", "silu")
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
     indexer = {field: config.size(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
-    choices = listed_kinds(
+    layer_indexers = listed_kinds(
         config,
         "indexer_types",
         {"full": "full", "shared": "shared"},
         ["shared" if i and (i - 1) % 4 else "full" for i in range(depth)],
     )
-    check_first_indexer(config, choices)
+    check_first_indexer(config, layer_indexers)
     ffn_kinds, experts = dense_or_moe(config, depth, 1), routed_experts(config, **SIGMOID)
     experts["expert"] = clamped_swiglu(experts["expert"])
     ffn = glu(config) if "dense" in ffn_kinds else experts
@@ -53,7 +53,7 @@ def _read_hy_v4(config: Config) -> Table:
         "hc_eps": config.number("hc_eps"),
     }
     stack = combined_kinds(
-        (choices, {"full": {}, "shared": {"attention": {"indexer": {"shared": True}}}}), (ffn_kinds, layer_kinds)
+        (layer_indexers, {"full": {}, "shared": {"attention": {"indexer": {"shared": True}}}}), (ffn_kinds, layer_kinds)
     )
     return decoder(
         config, block, norm, stack={**stack, "streams": {"type": "hyper", "hc_mult": config.size("hc_mult")}}

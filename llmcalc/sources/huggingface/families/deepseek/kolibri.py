@@ -59,7 +59,7 @@ def _read_flint(config: Config) -> Table:
         FULL_OR_SLIDING,
         ["full" if i < 2 or i % 4 == 1 or i == depth - 1 else "sliding" for i in range(depth)],
     )
-    windows = (
+    layer_windows = (
         attention_kinds,
         {"full": {"attention": UNTURNED}, "sliding": {"attention": {"sliding_window": config.size("sliding_window")}}},
     )
@@ -69,7 +69,7 @@ def _read_flint(config: Config) -> Table:
         "shared": glu(config, width=config.size("shared_expert_intermediate_size")),
         "router": {"scoring_func": "sigmoid"},
     }
-    return qwen_moe(config, config.count("num_experts"), mixer, expert_fields, windows, float32_product=True)
+    return qwen_moe(config, config.count("num_experts"), mixer, expert_fields, layer_windows, float32_product=True)
 
 
 FAMILIES = {

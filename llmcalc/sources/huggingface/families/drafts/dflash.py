@@ -106,21 +106,25 @@ def _network(config: Config) -> Table:
     config.fields_read.add("intermediate_size")
     preset = config.choice(MOE_PRESETS, "moe_preset") if config.has("moe_preset") else MOE_PRESETS["deepseek_v4"]
     stated_fields = {field_name: config.get(field_name) for field_name in EXPERT_FIELDS if config.has(field_name)}
-    fields = Config({**preset, **stated_fields}, {}, config.model_type, location=config.location)
-    expert_width = fields.size("moe_intermediate_size")
-    limits = clamped_swiglu if fields.number("swiglu_limit") else dict
-    router: Table = {"scoring_func": fields.choice({field_name: field_name for field_name in SCORES}, "scoring_func")}
-    if fields.choice({"noaux_tc": True, "aux_loss": False, "none": False}, "balance"):
+    moe_config = Config({**preset, **stated_fields}, {}, config.model_type, location=config.location)
+    expert_width = moe_config.size("moe_intermediate_size")
+    clamp_ffn = clamped_swiglu if moe_config.number("swiglu_limit") else dict
+    router: Table = {
+        "scoring_func": moe_config.choice({field_name: field_name for field_name in SCORES}, "scoring_func")
+    }
+    if moe_config.choice({"noaux_tc": True, "aux_loss": False, "none": False}, "balance"):
         router["score_correction"] = "buffer"
     shared_ffn: Table | None = None
-    if fields.count("n_shared_experts"):
-        fields.require("n_shared_experts", 1)
-        shared_ffn = limits(glu(config, width=fields.optional_size("shared_expert_intermediate_size") or expert_width))
-    is_gated = fields.choice({"none": False, "sigmoid": True}, "shared_expert_gate")
+    if moe_config.count("n_shared_experts"):
+        moe_config.require("n_shared_experts", 1)
+        shared_ffn = clamp_ffn(
+            glu(config, width=moe_config.optional_size("shared_expert_intermediate_size") or expert_width)
+        )
+    is_gated = moe_config.choice({"none": False, "sigmoid": True}, "shared_expert_gate")
     return moe(
-        fields.size("n_routed_experts"),
-        fields.size("num_experts_per_tok"),
-        limits(glu(config, width=expert_width)),
+        moe_config.size("n_routed_experts"),
+        moe_config.size("num_experts_per_tok"),
+        clamp_ffn(glu(config, width=expert_width)),
         shared_ffn,
         router=router,
         **({"shared_expert_gate": True} if is_gated and shared_ffn is not None else {}),
@@ -129,27 +133,36 @@ def _network(config: Config) -> Table:
 
 def _read_dflash2(config: Config) -> Table:
     """Reads DFlash 2: convolutions around each sublayer of DFlash, and scores of pairs of the best tokens."""
-    table = _read_dflash(config)
+    model_fields = _read_dflash(config)
     convolution_fields = {field_name: config.size(field_name) for field_name in ("conv_kernel_size", "conv_group_size")}
-    table["decoder"]["block"] |= {"type": "grouped_conv", **convolution_fields}
-    table["proposal"] = {field_name: config.size(field_name) for field_name in ("selector_rank", "selector_top_k")}
-    if table["hidden_size"] % convolution_fields["conv_group_size"]:
+    model_fields["decoder"]["block"] |= {"type": "grouped_conv", **convolution_fields}
+    model_fields["proposal"] = {
+        field_name: config.size(field_name) for field_name in ("selector_rank", "selector_top_k")
+    }
+    if model_fields["hidden_size"] % convolution_fields["conv_group_size"]:
         raise config.error("conv_group_size", convolution_fields["conv_group_size"], "a divisor of hidden_size")
-    return table
+    return model_fields
 
 
 def _read_dspark(config: Config) -> Table:
-    table = _read_dflash(config)
-    proposal: Table = {}
+    model_fields = _read_dflash(config)
+    proposal_fields: Table = {}
     if config.count("markov_rank"):
         head_kinds = {head_kind: head_kind for head_kind in ("vanilla", "gated", "rnn")}
-        proposal |= {"markov_rank": config.size("markov_rank"), "markov": config.choice(head_kinds, "markov_head_type")}
+        proposal_fields |= {
+            "markov_rank": config.size("markov_rank"),
+            "markov": config.choice(head_kinds, "markov_head_type"),
+        }
     config.fields_read.update(("markov_rank", "markov_head_type"))
-    alpha = config.number("confidence_head_alpha")
-    if config.flag("enable_confidence_head") if config.get("enable_confidence_head") is not None else alpha > 0:
-        proposal |= {"confidence": True, "confidence_reads_token": config.flag("confidence_head_with_markov")}
+    confidence_alpha = config.number("confidence_head_alpha")
+    if (
+        config.flag("enable_confidence_head")
+        if config.get("enable_confidence_head") is not None
+        else confidence_alpha > 0
+    ):
+        proposal_fields |= {"confidence": True, "confidence_reads_token": config.flag("confidence_head_with_markov")}
     config.fields_read.update(("enable_confidence_head", "confidence_head_with_markov"))
-    return {**table, **({"proposal": proposal} if proposal else {})}
+    return {**model_fields, **({"proposal": proposal_fields} if proposal_fields else {})}
 
 
 def _read_domino(config: Config) -> Table:

@@ -45,8 +45,8 @@ def _read_eagle(config: Config) -> Table:
     block = layer_table(mixer, glu(config), norm)
     bias_field = "bias" if config.get("fusion_bias") is None else "fusion_bias"
     config.fields_read.update(("bias", "fusion_bias"))
-    states = {"type": "target_states", "start": "joined", "states": 1, "bias": config.flag(bias_field)}
-    stack: Table = {"streams": states}
+    target_states = {"type": "target_states", "start": "joined", "states": 1, "bias": config.flag(bias_field)}
+    stack: Table = {"streams": target_states}
     has_norms = config.flag("layernorms")
     if has_norms:
         stack["embedding_norm"] = norm
@@ -108,7 +108,7 @@ def _draft_of_states(config: Config, mixer: Table, ffn: Table, norm_before_resid
     first_layer_fields: Table = {"type": "draft", "norm_before_residual": residual_is_normalized}
     target_width = config.optional_size("target_hidden_size") or hidden
     listed_layers = config.get("eagle_aux_hidden_state_layer_ids")
-    states = {
+    target_states = {
         "type": "target_states",
         "states": len(config.sizes("eagle_aux_hidden_state_layer_ids")) if listed_layers else STATES,
         "masked": config.model_type == "peagle",
@@ -117,7 +117,7 @@ def _draft_of_states(config: Config, mixer: Table, ffn: Table, norm_before_resid
         **({"joined_norm": norm} if config.flag("norm_before_fc") else {}),
     }
     proposed_tokens = config.optional_size("draft_vocab_size") or config.size("vocab_size")
-    stack: Table = {"streams": states}
+    stack: Table = {"streams": target_states}
     if config.size("num_hidden_layers") == 1:
         block |= first_layer_fields
     else:

@@ -40,8 +40,8 @@ def _read_beam(config: Config) -> Table:
     )
     default_kinds = ["sliding" if (i + 1) % 6 and i < depth - 1 else "full" for i in range(depth)]
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_kinds)
-    angles = config.data.get("rope_parameters") or {}
-    full_layer_changes = {} if angles.get("full_attention") else {"attention": {"position": "none"}}
+    rope_parameters = config.data.get("rope_parameters") or {}
+    full_layer_changes = {} if rope_parameters.get("full_attention") else {"attention": {"position": "none"}}
     window = config.optional_size("sliding_window")
     if window is None and "sliding" in attention_kinds:
         raise config.error("sliding_window", None, "a number of tokens, for there are layers with a window")

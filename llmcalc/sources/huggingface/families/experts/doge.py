@@ -48,14 +48,14 @@ def _head_dim(config: Config, hidden: int, heads: int) -> int:
 def _product_key_experts(config: Config, shared_expert: Table) -> Table:
     """Returns product-key experts, as many as the largest square up to num_experts; the dense FFN is shared."""
     experts, top_k = config.size("num_experts"), config.size("num_experts_per_tok")
-    keys = isqrt(experts)
-    if top_k > keys**2:
+    key_count = isqrt(experts)
+    if top_k > key_count**2:
         raise config.error(
-            "num_experts_per_tok", top_k, f"at most the {keys**2} of {experts} experts that form a square"
+            "num_experts_per_tok", top_k, f"at most the {key_count**2} of {experts} experts that form a square"
         )
     routed_experts_table = {
         "num_experts": experts,
-        "num_keys": keys,
+        "num_keys": key_count,
         "num_experts_per_tok": top_k,
         "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
     }

@@ -53,19 +53,22 @@ def _read_ernie4_5_moe(config: Config) -> Table:
     uncounted_prediction(config)
     depth = config.size("num_hidden_layers")
     first_expert_layer = config.count("moe_layer_start_index")
-    interval = config.size("moe_layer_interval")
+    expert_interval = config.size("moe_layer_interval")
     last_moe = depth - 1 if config.get("moe_layer_end_index") == -1 else config.count("moe_layer_end_index")
     layer_kinds = [
-        "moe" if first_expert_layer <= i <= last_moe and (i + 1) % interval == 0 else "dense" for i in range(depth)
+        "moe" if first_expert_layer <= i <= last_moe and (i + 1) % expert_interval == 0 else "dense"
+        for i in range(depth)
     ]
     return _network_kinds(config, layer_kinds, config.size("moe_intermediate_size"), {"bias": _has_bias(config)})
 
 
 def _read_ernie4_5_vl_moe_text(config: Config) -> Table:
-    widths = [1536, 512] if config.get("moe_intermediate_size") is None else config.sizes("moe_intermediate_size")
-    if len(widths) != 2 or 0 in widths:
+    expert_widths = (
+        [1536, 512] if config.get("moe_intermediate_size") is None else config.sizes("moe_intermediate_size")
+    )
+    if len(expert_widths) != 2 or 0 in expert_widths:
         raise config.error(
-            "moe_intermediate_size", widths, "two positive whole numbers: for a text expert, for an image expert"
+            "moe_intermediate_size", expert_widths, "two positive whole numbers: for a text expert, for an image expert"
         )
     depth = config.size("num_hidden_layers")
     is_stated = config.has("moe_layer_start_index")
@@ -95,7 +98,11 @@ def _read_ernie4_5_vl_moe_text(config: Config) -> Table:
     if config.has("moe_layer_interval"):
         config.require("moe_layer_interval", 1)
     return _network_kinds(
-        config, layer_kinds, widths[0], {}, vision_experts={"expert": glu(config, width=widths[1]), "router": CORRECTED}
+        config,
+        layer_kinds,
+        expert_widths[0],
+        {},
+        vision_experts={"expert": glu(config, width=expert_widths[1]), "router": CORRECTED},
     )
 
 
@@ -109,11 +116,11 @@ def _number_for_text_experts(config: Config, field_name: str, maximum: int) -> i
     Raises `InputError` if the two differ.
     """
     stated_counts = config.get(field_name)
-    numbers = config.sizes(field_name) if config.has_list(field_name) else [config.count(field_name)]
-    bounded = {min(number, maximum) for number in numbers}
-    if len(bounded) != 1:
+    expert_counts = config.sizes(field_name) if config.has_list(field_name) else [config.count(field_name)]
+    bounded_counts = {min(expert_count, maximum) for expert_count in expert_counts}
+    if len(bounded_counts) != 1:
         raise config.error(field_name, stated_counts, "the same number for text and for images")
-    return bounded.pop()
+    return bounded_counts.pop()
 
 
 def _network_kinds(

@@ -34,15 +34,15 @@ def _read_gpt_oss(config: Config) -> Table:
     return decoder(config, block, block["norm"], stack=stack)
 
 
-def _gpt_oss_layer(config: Config, expert: Table, **fields: Any) -> Table:
-    """Returns a layer of gpt-oss. fields: additional fields of the layer's attention."""
+def _gpt_oss_layer(config: Config, expert: Table, **attention_fields: Any) -> Table:
+    """Returns a layer of gpt-oss. attention_fields: additional fields of the layer's attention."""
     experts = moe(
         config.size("num_local_experts", "num_experts"),
         config.size("num_experts_per_tok"),
         expert,
         router={"bias": True},
     )
-    mixer = attention(config, sinks=True, **biases(config.flag("attention_bias"), *QKVO), **fields)
+    mixer = attention(config, sinks=True, **biases(config.flag("attention_bias"), *QKVO), **attention_fields)
     norm = float32_rmsnorm(config.number("rms_norm_eps"))
     return layer_table(mixer, experts, norm)
 
@@ -59,9 +59,9 @@ def _read_privacy_filter(config: Config) -> Table:
     block = _gpt_oss_layer(
         config, clamped_gpt_oss_network(expert), sliding_window=2 * config.size("sliding_window") + 1
     )
-    table = decoder(config, block, block["norm"])
-    table["encoder"] = table.pop("decoder")
-    return table
+    model_fields = decoder(config, block, block["norm"])
+    model_fields["encoder"] = model_fields.pop("decoder")
+    return model_fields
 
 
 FAMILIES = {

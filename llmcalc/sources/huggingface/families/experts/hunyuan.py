@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
 
 
-def _attention_with_norms(config: Config, order: str = "after_rope", **fields: Any) -> Table:
+def _attention_with_norms(config: Config, norm_order: str = "after_rope", **attention_fields: Any) -> Table:
     return attention(
         config,
         **biases(config.flag("attention_bias"), *QKVO),
-        **qk_norm(rmsnorm(config.number("rms_norm_eps")), order=order),
-        **fields,
+        **qk_norm(rmsnorm(config.number("rms_norm_eps")), norm_order=norm_order),
+        **attention_fields,
     )
 
 
@@ -104,11 +104,13 @@ def _read_hunyuan_v1_moe(config: Config) -> Table:
         config.require("moe_layer_num_skipped", 0)
     top_k_by_layer = _values_per_layer(config, "num_experts_per_tok")
     layer_tables: Table = {
-        f"top{k}": {"feed_forward": {"num_experts_per_tok": k}} if k != top_k_by_layer[0] else {}
-        for k in top_k_by_layer
+        f"top{top_k}": {"feed_forward": {"num_experts_per_tok": top_k}} if top_k != top_k_by_layer[0] else {}
+        for top_k in top_k_by_layer
     }
     block = layer_table(_attention_with_norms(config), moe(experts, top_k_by_layer[0], glu(config), glu(config)), norm)
-    return decoder(config, block, norm, stack=combined_kinds(([f"top{k}" for k in top_k_by_layer], layer_tables)))
+    return decoder(
+        config, block, norm, stack=combined_kinds(([f"top{top_k}" for top_k in top_k_by_layer], layer_tables))
+    )
 
 
 def _read_hy_v3(config: Config) -> Table:

@@ -26,7 +26,7 @@ def minimax_decoder(config: Config, layer_kinds: list[str], position: Table) -> 
     config.require("sliding_window", None)
     config.require("shared_intermediate_size", None, 0)
     heads, norm = config.size("num_attention_heads"), rmsnorm(config.number("rms_norm_eps"))
-    lightning = {
+    lightning_fields = {
         "type": "lightning",
         "num_attention_heads": heads,
         "head_dim": config.optional_size("head_dim")
@@ -40,7 +40,7 @@ def minimax_decoder(config: Config, layer_kinds: list[str], position: Table) -> 
         "norm_placement": "post",
     }
     layer_tables = {
-        "linear": {**block, "attention": lightning},
+        "linear": {**block, "attention": lightning_fields},
         "full": {**block, "attention": {"type": "attention", **attention(config, position=position)}},
     }
     stack = stack_of_kinds(layer_tables, layer_kinds)

@@ -105,10 +105,10 @@ def _swiglu(config: Config, width_field: str) -> Table:
 
 def _named_flags(config: Config, field: str, name_if_zero: str, name_if_one: str, depth: int) -> list[str]:
     """Converts a list of 0 and 1 to a list of two names."""
-    flags = config.sizes(field)
-    if len(flags) != depth:
-        raise config.error(field, flags, f"{depth} times 0 or 1")
-    return [name_if_one if flag else name_if_zero for flag in flags]
+    layer_flags = config.sizes(field)
+    if len(layer_flags) != depth:
+        raise config.error(field, layer_flags, f"{depth} times 0 or 1")
+    return [name_if_one if flag else name_if_zero for flag in layer_flags]
 
 
 def _attention_kinds(config_values: ConfigValues) -> list[str]:

@@ -61,14 +61,14 @@ def _read_qwen2_moe(config: Config) -> Table:
         ["sliding" if uses_window and i < first_sliding_layer and i % 2 == 0 else "full" for i in range(depth)],
     )
     window = config.optional_size("sliding_window")
-    windows = (
+    layer_windows = (
         (layer_kinds, {"full": {}, "sliding": {"attention": {"sliding_window": window}}})
         if uses_window and window is not None
         else (["full"] * depth, {"full": {}})
     )
     mixer = attention(config, **biases(config.flag("qkv_bias"), *QKV))
     expert_fields = {"shared": glu(config, width=shared_width), "shared_expert_gate": True}
-    return qwen_moe(config, config.count("num_experts"), mixer, expert_fields, windows)
+    return qwen_moe(config, config.count("num_experts"), mixer, expert_fields, layer_windows)
 
 
 def qwen3_moe(config: Config) -> Table:
@@ -94,13 +94,13 @@ def qwen_moe(
     config: Config,
     experts: int,
     mixer: Table,
-    fields: Table,
-    *axes: tuple[list[str], Table],
+    attention_fields: Table,
+    *kind_axes: tuple[list[str], Table],
     float32_product: bool = False,
 ) -> Table:
     """Returns a model with experts in every `decoder_sparse_step`-th layer that is not in `mlp_only_layers`.
 
-    fields: fields of the experts beyond the routed ones. float32_product: as in `Norm`.
+    attention_fields: fields of the experts beyond the routed ones. float32_product: as in `Norm`.
     """
     norm = rmsnorm(config.number("rms_norm_eps"), **biases(float32_product, "float32_product"))
     depth = config.size("num_hidden_layers")
@@ -114,7 +114,7 @@ def qwen_moe(
             experts,
             config.size("num_experts_per_tok"),
             glu(config, width=config.size("moe_intermediate_size")),
-            **fields,
+            **attention_fields,
         )
         if "moe" in layer_kinds
         else {}
@@ -122,7 +122,7 @@ def qwen_moe(
     ffn = glu(config) if "dense" in layer_kinds else expert_ffn
     block = layer_table(mixer, ffn, norm)
     layer_tables: Table = {"dense": {}, "moe": {"feed_forward": expert_ffn} if "dense" in layer_kinds else {}}
-    return decoder(config, block, norm, stack=combined_kinds(*axes, (layer_kinds, layer_tables)))
+    return decoder(config, block, norm, stack=combined_kinds(*kind_axes, (layer_kinds, layer_tables)))
 
 
 NO_COUNT = frozenset({"norm_topk_prob", "original_max_position_embeddings", "input_jitter_noise"})

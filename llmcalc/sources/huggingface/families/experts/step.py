@@ -91,15 +91,15 @@ def _sliding_heads(config: Config) -> int:
     usual_heads = config.size("num_attention_heads")
     if not config.has("attention_other_setting"):
         return usual_heads
-    setting = config.section("attention_other_setting", {"num_attention_heads": usual_heads})
-    heads = setting.size("num_attention_heads")
+    sliding_config = config.section("attention_other_setting", {"num_attention_heads": usual_heads})
+    heads = sliding_config.size("num_attention_heads")
     for field_name, field_value in (
         ("num_attention_groups", config.size("num_key_value_heads")),
         ("head_dim", config.get("head_dim")),
     ):
-        if setting.has(field_name) and field_value is not None:
-            setting.require(field_name, field_value)
-    setting.finish(frozenset({"attention_type", "true_head_dim"}), config)
+        if sliding_config.has(field_name) and field_value is not None:
+            sliding_config.require(field_name, field_value)
+    sliding_config.finish(frozenset({"attention_type", "true_head_dim"}), config)
     return heads
 
 

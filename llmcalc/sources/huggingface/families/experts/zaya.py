@@ -20,10 +20,10 @@ def _read_zaya(config: Config) -> Table:
     error.
     """
     if config.has("zaya_mlp_expansion") and not config.has("router_hidden_size"):
-        expansion = config.get("zaya_mlp_expansion")
+        ffn_expansion = config.get("zaya_mlp_expansion")
         raise config.error(
             "zaya_mlp_expansion",
-            expansion,
+            ffn_expansion,
             "router_hidden_size instead, with num_hidden_layers counting layers of both attention and experts",
         )
     config.require("num_experts_per_tok", 1)
@@ -55,12 +55,12 @@ def _read_zaya(config: Config) -> Table:
     }
     experts = moe(config.size("num_experts"), 1, glu(config, width=config.size("moe_intermediate_size")), router=router)
     block = layer_table(mixer, experts, norm, residual_scale=True)
-    positions = ["first" if i == 0 else "further" for i in range(depth)]
+    place_kinds = ["first" if i == 0 else "further" for i in range(depth)]
     router_fields: Table = {"first": {}, "further": {"feed_forward": {"router": {"adds_below": True}}}}
     stack = {
         "embedding_norm": {"type": "affine"},
         **combined_kinds(
-            (attention_kinds, {"full": {}, "sliding": {"attention": sliding_attention}}), (positions, router_fields)
+            (attention_kinds, {"full": {}, "sliding": {"attention": sliding_attention}}), (place_kinds, router_fields)
         ),
     }
     return decoder(config, block, norm, head=biases(config.flag("lm_head_bias"), "bias"), stack=stack)

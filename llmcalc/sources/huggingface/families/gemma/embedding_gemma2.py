@@ -60,14 +60,14 @@ def _read_embedding_gemma2(config: Config) -> Table:
     }
     layer_head_sizes = head_sizes(config, layer_kinds, wide_ffn)
     layers = [
-        (layer_kind, {"attention": {**size, **(local_attention if layer_kind == "sliding" else {})}})
-        for layer_kind, size in zip(layer_kinds, layer_head_sizes, strict=True)
+        (layer_kind, {"attention": {**head_dim, **(local_attention if layer_kind == "sliding" else {})}})
+        for layer_kind, head_dim in zip(layer_kinds, layer_head_sizes, strict=True)
     ]
     stack = bidirectional_stack({"block": block, **stack_of_layers(layers)}, lambda radius: radius)
     stack["per_layer_embedding"] = {"hidden_size_per_layer_input": width_per_layer, "norm": norm}
-    table = decoder(config, block, norm, stack=stack)
-    table["encoder"] = table.pop("decoder")
-    return {**table, "head": {"type": "projection", "size": config.size("embedding_dim")}}
+    model_fields = decoder(config, block, norm, stack=stack)
+    model_fields["encoder"] = model_fields.pop("decoder")
+    return {**model_fields, "head": {"type": "projection", "size": config.size("embedding_dim")}}
 
 
 FAMILIES = {

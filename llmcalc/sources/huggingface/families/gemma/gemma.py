@@ -36,16 +36,16 @@ def gemma_like(
 ) -> Table:
     norm = offset_rmsnorm(config.number("rms_norm_eps"))
     block = layer_table(mixer, glu(config, act=act), norm, placement)
-    table = decoder(config, block, norm, stack=stack)
+    model_fields = decoder(config, block, norm, stack=stack)
     if "use_bidirectional_attention" not in config.defaults or config.get("use_bidirectional_attention") is None:
-        return table
+        return model_fields
     if config.flag("use_bidirectional_attention"):
-        table["encoder"] = bidirectional_stack(table.pop("decoder"), lambda window: window // 2)
-    return table
+        model_fields["encoder"] = bidirectional_stack(model_fields.pop("decoder"), lambda window: window // 2)
+    return model_fields
 
 
-def _gemma_attention(config: Config, **fields: Any) -> Table:
-    return attention(config, **biases(config.flag("attention_bias"), *QKVO), **fields)
+def _gemma_attention(config: Config, **attention_fields: Any) -> Table:
+    return attention(config, **biases(config.flag("attention_bias"), *QKVO), **attention_fields)
 
 
 def score_cap(config: Config) -> Table:

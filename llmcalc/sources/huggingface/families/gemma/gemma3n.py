@@ -39,10 +39,10 @@ def _ffn_widths(config: Config, depth: int) -> list[int]:
     field_value = config.get("intermediate_size")
     if not isinstance(field_value, list):
         return [config.size("intermediate_size")] * depth
-    widths = config.sizes("intermediate_size")
-    if len(widths) != depth or 0 in widths:
+    ffn_widths = config.sizes("intermediate_size")
+    if len(ffn_widths) != depth or 0 in ffn_widths:
         raise config.error("intermediate_size", field_value, f"one width, or {depth} of them")
-    return widths
+    return ffn_widths
 
 
 def _read_gemma3n(config: Config) -> Table:
@@ -84,15 +84,19 @@ def _read_gemma3n(config: Config) -> Table:
         "laurel_rank": config.size("laurel_rank"),
         "altup_num_inputs": streams,
     }
-    rows = config.size("vocab_size_per_layer_input")
-    table = {"vocab_size_per_layer_input": rows, "hidden_size_per_layer_input": width_per_layer, "norm": norm}
+    vocab_per_layer = config.size("vocab_size_per_layer_input")
+    per_layer_embedding = {
+        "vocab_size_per_layer_input": vocab_per_layer,
+        "hidden_size_per_layer_input": width_per_layer,
+        "norm": norm,
+    }
     return decoder(
         config,
         block,
         norm,
         stack={
             **stack_of_layers(layers),
-            "per_layer_embedding": table,
+            "per_layer_embedding": per_layer_embedding,
             "streams": {"type": "altup", "altup_num_inputs": streams},
         },
     )
@@ -109,8 +113,8 @@ def shared_layer_count(config_values: ConfigValues) -> int:
 
 
 def _widths_of_layers(config_values: ConfigValues) -> Any:
-    widths = [ffn.intermediate_size for ffn in config_values.networks]
-    return widths if len({*widths}) > 1 else widths[0]
+    ffn_widths = [ffn.intermediate_size for ffn in config_values.networks]
+    return ffn_widths if len({*ffn_widths}) > 1 else ffn_widths[0]
 
 
 FAMILIES = {

@@ -58,23 +58,23 @@ def head_sizes(config: Config, layer_kinds: list[str], full_fields: Table) -> li
     """
     if not config.has("per_layer_config"):
         return [full_fields if layer_kind == "full" else {} for layer_kind in layer_kinds]
-    table = config.table("per_layer_config")
+    layer_configs = config.table("per_layer_config")
     allowed_fields = {"head_dim", "num_key_value_heads"}
-    layers = [table.get(str(i), {}) for i in range(len(layer_kinds))]
+    layers = [layer_configs.get(str(i), {}) for i in range(len(layer_kinds))]
     if not all(
         isinstance(layer, dict)
         and set(layer) <= allowed_fields
         and all(is_whole(field_value) and field_value > 0 for field_value in layer.values())
         for layer in layers
     ):
-        raise config.error("per_layer_config", table, f"{' and '.join(sorted(allowed_fields))} of some layers")
+        raise config.error("per_layer_config", layer_configs, f"{' and '.join(sorted(allowed_fields))} of some layers")
     return layers
 
 
-def _layer_fields_and_kinds(config: Config, layer_kinds: list[str], wider: str) -> Table:
+def _layer_fields_and_kinds(config: Config, layer_kinds: list[str], wider_ffn_field: str) -> Table:
     """Returns the stack's fields with layer variants, and the name of each layer's variant.
 
-    wider: the FFN of twice the width in layers with shared keys and values.
+    wider_ffn_field: the FFN of twice the width in layers with shared keys and values.
     """
     depth = config.size("num_hidden_layers")
     window = config.size("sliding_window")
@@ -96,7 +96,7 @@ def _layer_fields_and_kinds(config: Config, layer_kinds: list[str], wider: str) 
         if shared_layers and i >= depth - shared_layers:
             mixer["kv_shared"] = True
             if double_wide:
-                layer[wider] = {"intermediate_size": 2 * config.size("intermediate_size")}
+                layer[wider_ffn_field] = {"intermediate_size": 2 * config.size("intermediate_size")}
         layers.append((f"{layer_kind}_shared" if "kv_shared" in mixer else layer_kind, layer))
     return stack_of_layers(layers)
 
@@ -151,17 +151,17 @@ def _gemma4_decoder(config: Config, experts: bool, per_layer: bool) -> Table:
             "hidden_size_per_layer_input": width_per_layer,
             "hidden_act": dense_ffn["hidden_act"],
         }
-        rows = config.size("vocab_size_per_layer_input")
+        vocab_per_layer = config.size("vocab_size_per_layer_input")
         stack["per_layer_embedding"] = {
-            "vocab_size_per_layer_input": rows,
+            "vocab_size_per_layer_input": vocab_per_layer,
             "hidden_size_per_layer_input": width_per_layer,
             "norm": norm,
         }
-    table = decoder(config, block, norm, stack=stack)
+    model_fields = decoder(config, block, norm, stack=stack)
     config.require("use_bidirectional_attention", None, "all", "vision")
     if config.get("use_bidirectional_attention") == "all":
-        table["encoder"] = bidirectional_stack(table.pop("decoder"), lambda window: window // 2 + 1)
-    return table
+        model_fields["encoder"] = bidirectional_stack(model_fields.pop("decoder"), lambda window: window // 2 + 1)
+    return model_fields
 
 
 IGNORED = field_names(
@@ -174,7 +174,7 @@ IGNORED = field_names(
 
 def full_attention(config_values: ConfigValues) -> Any:
     """Returns the attention of a layer without a window."""
-    return config_values.find_part(Attention, condition=lambda part: part.sliding_window is None)
+    return config_values.find_part(Attention, matches_part=lambda part: part.sliding_window is None)
 
 
 def sliding_attention(config_values: ConfigValues) -> Any:
@@ -202,8 +202,8 @@ def _per_layer_input_width(config_values: ConfigValues) -> int:
 
 def _has_wider_ffn(config_values: ConfigValues) -> bool:
     """Whether layers with shared keys and values have a wider FFN."""
-    networks: list[Any] = [layer.networks()[-1] for layer in config_values.layers]
-    return len({ffn_kind.intermediate_size for ffn_kind in networks}) > 1
+    ffns: list[Any] = [layer.networks()[-1] for layer in config_values.layers]
+    return len({ffn.intermediate_size for ffn in ffns}) > 1
 
 
 FAMILIES = {

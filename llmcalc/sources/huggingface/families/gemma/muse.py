@@ -99,8 +99,8 @@ def _attention_kinds(config: Config) -> list[tuple[str, Table]]:
         config, "layer_types", FULL_OR_SLIDING, ["full" if is_full else "sliding" for is_full in full_flags]
     )
     return [
-        (layer_kind, {"attention": {**position, **_window_field(config, layer_kind)}})
-        for layer_kind, position in zip(layer_kinds, _position_changes(config, full_flags), strict=True)
+        (layer_kind, {"attention": {**position_change, **_window_field(config, layer_kind)}})
+        for layer_kind, position_change in zip(layer_kinds, _position_changes(config, full_flags), strict=True)
     ]
 
 

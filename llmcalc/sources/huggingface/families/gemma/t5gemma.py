@@ -115,7 +115,7 @@ def _read_t5gemma2(config: Config) -> Table:
     model_sizes = {
         field: decoder_config.size(field) for field in ("vocab_size", "hidden_size", "max_position_embeddings")
     }
-    table: Table = {
+    model_fields: Table = {
         **model_sizes,
         "tie_word_embeddings": is_tied,
         "encoder": encoder,
@@ -124,7 +124,7 @@ def _read_t5gemma2(config: Config) -> Table:
     }
     if not is_tied:
         encoder["vocab_size"] = encoder_config.size("vocab_size")
-    return {**table, "towers": towers} if towers else table
+    return {**model_fields, "towers": towers} if towers else model_fields
 
 
 def _gemma3_side(config: Config, has_merged_attention: bool = False) -> Table:
@@ -216,15 +216,15 @@ def _stack_config(config_values: ConfigValues, stack_name: str) -> dict[str, Any
         "layer_types",
         "rms_norm_eps",
     )
-    values = {field: side_values.usual_value(field) for field in stack_fields}
+    field_values = {field: side_values.usual_value(field) for field in stack_fields}
     mixer, context_length = side_values.find_part(Attention), config_values.spec.max_position_embeddings
-    values |= {
+    field_values |= {
         "hidden_activation": side_values.usual_value("hidden_act"),
         "attention_bias": mixer.q_bias,
         "attn_logit_softcapping": mixer.attn_logit_softcapping,
     }
-    values |= {} if side_values.window is None else {"sliding_window": side_values.window}
-    values |= {} if context_length is None else {"max_position_embeddings": context_length}
+    field_values |= {} if side_values.window is None else {"sliding_window": side_values.window}
+    field_values |= {} if context_length is None else {"max_position_embeddings": context_length}
     model_sizes = {
         "vocab_size": stack.vocab_size or config_values.spec.vocab_size,
         "hidden_size": stack.hidden_size or config_values.spec.hidden_size,
@@ -232,7 +232,7 @@ def _stack_config(config_values: ConfigValues, stack_name: str) -> dict[str, Any
     return {
         **model_sizes,
         "num_attention_heads": mixer.num_attention_heads,
-        **values,
+        **field_values,
         "rope_theta": side_values.rotary_position.rope_theta,
     }
 

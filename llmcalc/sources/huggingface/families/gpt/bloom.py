@@ -33,24 +33,24 @@ def _read_bloom(config: Config) -> Table:
 def _read_falcon(config: Config) -> Table:
     norm, heads = layernorm(config.number("layer_norm_epsilon")), config.size("num_attention_heads")
     new_architecture = _nullable_flag(config, "new_decoder_architecture")
-    parallel = _nullable_flag(config, "parallel_attn")
+    is_parallel = _nullable_flag(config, "parallel_attn")
     norms = config.optional_size("num_ln_in_parallel_attn")
-    if new_architecture and not parallel:
-        raise config.error("parallel_attn", parallel, "true with new_decoder_architecture")
-    if parallel and not new_architecture and norms == 2:
+    if new_architecture and not is_parallel:
+        raise config.error("parallel_attn", is_parallel, "true with new_decoder_architecture")
+    if is_parallel and not new_architecture and norms == 2:
         raise config.error("num_ln_in_parallel_attn", norms, "1 or nothing without new_decoder_architecture")
     kv_heads = config.optional_size("num_kv_heads") or heads
     if not new_architecture:
         kv_heads = 1 if _nullable_flag(config, "multi_query") else heads
     has_alibi = _nullable_flag(config, "alibi")
     position = {"type": "alibi"} if has_alibi else rope(config)
-    numerics: Table = {} if has_alibi else {"float32_softmax": False}
-    numerics |= {"repeat_kv": False} if kv_heads == 1 < heads else {}
+    softmax_fields: Table = {} if has_alibi else {"float32_softmax": False}
+    softmax_fields |= {"repeat_kv": False} if kv_heads == 1 < heads else {}
     mixer = full_width_heads(
         config,
         num_key_value_heads=kv_heads,
         position=position,
-        **numerics,
+        **softmax_fields,
         **biases(_nullable_flag(config, "bias"), *QKVO),
     )
     if kv_heads == heads:
@@ -58,7 +58,7 @@ def _read_falcon(config: Config) -> Table:
     block: Table = layer_table(
         mixer, plain_ffn(config, "ffn_hidden_size", "activation", _nullable_flag(config, "bias")), norm
     )
-    if parallel:
+    if is_parallel:
         block["parallel"] = "separate" if new_architecture and norms in (None, 2) else "shared"
     return decoder(config, block, norm)
 

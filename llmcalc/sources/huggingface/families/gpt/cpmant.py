@@ -22,29 +22,35 @@ MOST_SEGMENTS = 2**20
 def _read_cpmant(config: Config) -> Table:
     norm = rmsnorm(config.number("eps"))
     heads = config.size("num_attention_heads")
-    segments = config.size("segment_types")
-    if segments > MOST_SEGMENTS:
-        raise config.error("segment_types", segments, f"at most {MOST_SEGMENTS}, as its table has a row for each pair")
-    prompts = config.size("prompt_types")
-    if prompts < FEWEST_PROMPTS:
-        raise config.error("prompt_types", prompts, f"at least {FEWEST_PROMPTS}: the class reads the third prompt")
+    segment_types = config.size("segment_types")
+    if segment_types > MOST_SEGMENTS:
+        raise config.error(
+            "segment_types", segment_types, f"at most {MOST_SEGMENTS}, as its table has a row for each pair"
+        )
+    prompt_types = config.size("prompt_types")
+    if prompt_types < FEWEST_PROMPTS:
+        raise config.error("prompt_types", prompt_types, f"at least {FEWEST_PROMPTS}: the class reads the third prompt")
     block = layer_table(
         {"num_attention_heads": heads, "head_dim": config.size("dim_head"), "whole_pass": True},
         {"intermediate_size": config.size("dim_ff"), "hidden_act": "gelu", "gated": True},
         norm,
     )
     stack = {
-        "streams": {"type": "prompt_tokens", "prompt_types": prompts, "prompt_length": config.size("prompt_length")},
-        "token_types": {"type_vocab_size": segments},
+        "streams": {
+            "type": "prompt_tokens",
+            "prompt_types": prompt_types,
+            "prompt_length": config.size("prompt_length"),
+        },
+        "token_types": {"type_vocab_size": segment_types},
         "relative_bias": {
             "num_attention_heads": heads,
             "relative_attention_num_buckets": config.size("position_bias_num_buckets"),
             "relative_attention_max_distance": config.size("position_bias_max_distance"),
-            "other_buckets": [segments**2],
+            "other_buckets": [segment_types**2],
         },
     }
-    table = decoder(config, block, norm, stack=stack)
-    return {**table, "tie_word_embeddings": False}  # its class ties nothing, whatever the config says
+    model_fields = decoder(config, block, norm, stack=stack)
+    return {**model_fields, "tie_word_embeddings": False}  # its class ties nothing, whatever the config says
 
 
 WRITES: Writes = {

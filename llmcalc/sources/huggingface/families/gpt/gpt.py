@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
 
 
-def full_width_heads(config: Config, **fields: Any) -> Table:
+def full_width_heads(config: Config, **attention_fields: Any) -> Table:
     """Returns multi-head attention whose heads together are as wide as the model."""
     heads = config.size("num_attention_heads")
     config.quotient("num_attention_heads", config.size("hidden_size"), heads)
-    return {"num_attention_heads": heads, **fields}
+    return {"num_attention_heads": heads, **attention_fields}
 
 
 def plain_ffn(config: Config, width_field: str, act: str, bias: bool = True) -> Table:
@@ -57,7 +57,7 @@ def _gpt(
     width_field: str = "n_inner",
     stack: Table | None = None,
     head: Table | None = None,
-    answers: int = 2,
+    label_count: int = 2,
     **block: Any,
 ) -> Table:
     norm = layernorm(config.number("layer_norm_epsilon"))
@@ -68,7 +68,7 @@ def _gpt(
         "norm_placement": "pre",
         **block,
     }
-    return decoder(config, layer, norm, stack=stack, head=head, answers=answers)
+    return decoder(config, layer, norm, stack=stack, head=head, label_count=label_count)
 
 
 def _choice_head(config: Config) -> Table:
@@ -82,19 +82,22 @@ def _choice_head(config: Config) -> Table:
 
 def _read_gpt2(config: Config) -> Table:
     heads = full_width_heads(config, float32_softmax=False, **biases(True, *QKVO))
-    mixer, cross = {**heads, "fused_qkv": True}, Table()
+    mixer, cross_attention = {**heads, "fused_qkv": True}, Table()
     if config.flag("add_cross_attention"):
-        cross = {"cross_attention": heads, "idle_cross_attention": True}
+        cross_attention = {"cross_attention": heads, "idle_cross_attention": True}
         config.notes.append(IDLE_CROSS_ATTENTION)
-    return {**_gpt(config, mixer, stack={"position": learned_positions(config)}, **cross), **_choice_head(config)}
+    return {
+        **_gpt(config, mixer, stack={"position": learned_positions(config)}, **cross_attention),
+        **_choice_head(config),
+    }
 
 
 def _read_gpt_bigcode(config: Config) -> Table:
     config.require("add_cross_attention", False)
-    queries = {"num_key_value_heads": 1} if config.flag("multi_query") else {}
+    kv_fields = {"num_key_value_heads": 1} if config.flag("multi_query") else {}
     return _gpt(
         config,
-        full_width_heads(config, **queries, **biases(True, *QKVO)),
+        full_width_heads(config, **kv_fields, **biases(True, *QKVO)),
         stack={"position": learned_positions(config)},
     )
 
@@ -108,8 +111,8 @@ def _read_gpt_neo(config: Config) -> Table:
     attention_types = [[["global", "local"], 12]] if attention_types is None else attention_types
     layer_tables: Table = {"global": {}, "local": {"attention": {"sliding_window": window}}}
     layer_kinds: list[str] = []
-    for entry in attention_types if isinstance(attention_types, list) else ():
-        match entry:
+    for pattern_entry in attention_types if isinstance(attention_types, list) else ():
+        match pattern_entry:
             case [[*several], int(times)] if 0 <= times <= depth >= times * len(several) and all(
                 isinstance(layer_kind, str) and layer_kind in layer_tables for layer_kind in several
             ):
@@ -142,7 +145,7 @@ def _read_gptj(config: Config) -> Table:
         full_width_heads(config, float32_scores=True, position=position),
         parallel="shared",
         head={"bias": True},
-        answers=class_count(config),
+        label_count=class_count(config),
     )
 
 

@@ -15,12 +15,12 @@ from ...family import Family, module_names
 from ...parts import ACTIVATIONS, QKVO, Table, biases, decoder, layer_table, layernorm, mlp, token_types
 
 
-def _kosmos(config: Config, stack: Table, **mixing: Any) -> Table:
+def _kosmos(config: Config, stack: Table, **attention_fields: Any) -> Table:
     norm, heads = layernorm(config.number("layer_norm_eps")), config.size("num_attention_heads")
     config.quotient("attention_heads", config.size("hidden_size"), heads)
     ffn = mlp(config.size("ffn_dim"), config.choice(ACTIVATIONS, "activation_function"))
     block = layer_table(
-        {"num_attention_heads": heads, **biases(True, *QKVO), **mixing}, {**ffn, "sub_norm": norm}, norm
+        {"num_attention_heads": heads, **biases(True, *QKVO), **attention_fields}, {**ffn, "sub_norm": norm}, norm
     )
     return decoder(config, block, norm, stack={"position": {"type": "sinusoidal"}, **stack})
 

@@ -81,9 +81,9 @@ def _read_cohere2_moe(config: Config) -> Table:
     if dense_layers > depth:
         raise config.error("first_k_dense_replace", dense_layers, f"at most num_hidden_layers ({depth})")
     dense_period = config.size("prefix_dense_sliding_window_pattern")
-    period = config.optional_size("sliding_window_pattern") or 4
+    full_period = config.optional_size("sliding_window_pattern") or 4
     window = config.optional_size("sliding_window")
-    default_kinds = [*every_nth_full(dense_layers, dense_period), *every_nth_full(depth - dense_layers, period)]
+    default_kinds = [*every_nth_full(dense_layers, dense_period), *every_nth_full(depth - dense_layers, full_period)]
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_kinds)
     ffn_kinds = listed_kinds(
         config,
@@ -100,13 +100,13 @@ def _read_cohere2_moe(config: Config) -> Table:
         router={"scoring_func": config.choice({"softmax": "softmax", "sigmoid": "sigmoid"}, "expert_selection_fn")},
     )
     dense_ffn = {"type": "mlp", **glu(config, width=config.optional_size("prefix_dense_intermediate_size"))}
-    variants: Table = {}
+    layer_variants: Table = {}
     for attention_kind, network_kind in dict.fromkeys(zip(attention_kinds, ffn_kinds, strict=True)):
-        windows: Table = {} if attention_kind == "full" or window is None else {"sliding_window": window}
-        has_rope = bool(windows) or (network_kind == "dense" and dense_period == 1)
-        changes: Table = windows if has_rope else {"position": "none"}
-        variants[f"{network_kind}_{attention_kind}"] = {
-            "attention": changes,
+        window_fields: Table = {} if attention_kind == "full" or window is None else {"sliding_window": window}
+        has_rope = bool(window_fields) or (network_kind == "dense" and dense_period == 1)
+        layer_changes: Table = window_fields if has_rope else {"position": "none"}
+        layer_variants[f"{network_kind}_{attention_kind}"] = {
+            "attention": layer_changes,
             **({"feed_forward": dense_ffn} if network_kind == "dense" else {}),
         }
     norm = rmsnorm(config.number("rms_norm_eps")) if config.get("rms_norm_eps") is not None else _layer_norm(config)
@@ -117,7 +117,7 @@ def _read_cohere2_moe(config: Config) -> Table:
         ]
     )
     return _parallel_decoder(
-        config, attention(config, **_attention_biases(config)), experts, norm, {"variants": variants, **pattern}
+        config, attention(config, **_attention_biases(config)), experts, norm, {"variants": layer_variants, **pattern}
     )
 
 
@@ -134,7 +134,9 @@ def _read_cohere_compass(config: Config) -> Table:
         )
     if "sliding" in layer_kinds and window is None:
         raise config.error("sliding_window", None, "a positive whole number, for layer_types has sliding layers")
-    stack = stack_of_variants({kind: {"attention": changes} for kind, changes in layer_tables.items()}, layer_kinds)
+    stack = stack_of_variants(
+        {kind: {"attention": layer_changes} for kind, layer_changes in layer_tables.items()}, layer_kinds
+    )
     return _parallel_decoder(
         config, attention(config, **_attention_biases(config)), glu(config), _layer_norm(config), stack
     )

@@ -35,8 +35,8 @@ def _attention_kinds(config: Config) -> list[str]:
         return ["full"] * depth
     if isinstance(pattern, str) and pattern and set(pattern) <= set(PATTERN_LETTERS):
         return [PATTERN_LETTERS[pattern[i % len(pattern)]] for i in range(depth)]
-    period = config.size("sliding_window_pattern")
-    return ["sliding" if (i + 1) % period else "full" for i in range(depth)]
+    full_period = config.size("sliding_window_pattern")
+    return ["sliding" if (i + 1) % full_period else "full" for i in range(depth)]
 
 
 def _read_exaone4(config: Config) -> Table:
@@ -60,9 +60,7 @@ def _read_exaone_moe(config: Config) -> Table:
         {"dense": "dense", "sparse": "sparse"},
         ["dense" if i < dense_layers else "sparse" for i in range(depth)],
     )
-    if config.has("is_moe_layer") and config.get("is_moe_layer") != [
-        layer_kind == "sparse" for layer_kind in ffn_kinds
-    ]:
+    if config.has("is_moe_layer") and config.get("is_moe_layer") != [ffn_kind == "sparse" for ffn_kind in ffn_kinds]:
         raise config.error(
             "is_moe_layer", config.get("is_moe_layer"), "the same layers as mlp_layer_types or first_k_dense_replace"
         )
@@ -75,17 +73,17 @@ def _read_exaone_moe(config: Config) -> Table:
         glu(config, width=expert_width * shared_expert_count) if shared_expert_count else None,
         router={"score_correction": "buffer", "scoring_func": "sigmoid"},
     )
-    variants: Table = {}
+    layer_variants: Table = {}
     for attention_kind, network_kind in dict.fromkeys(zip(attention_kinds, ffn_kinds, strict=True)):
-        changes: Table = (
+        layer_changes: Table = (
             {}
             if window is None
             else {"sliding_window": window}
             if attention_kind == "sliding"
             else {"position": "none"}
         )
-        variants[f"{network_kind}_{attention_kind}"] = {
-            "attention": changes,
+        layer_variants[f"{network_kind}_{attention_kind}"] = {
+            "attention": layer_changes,
             **({"feed_forward": {"type": "mlp", **glu(config)}} if network_kind == "dense" else {}),
         }
     pattern = layer_pattern(
@@ -95,7 +93,7 @@ def _read_exaone_moe(config: Config) -> Table:
         ]
     )
     block = layer_table(attention(config, **qk_norm(norm)), experts, norm)
-    return decoder(config, block, norm, stack={"variants": variants, **pattern})
+    return decoder(config, block, norm, stack={"variants": layer_variants, **pattern})
 
 
 IGNORED = field_names(

@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
 
 def _decoder_with_attention(
-    config: Config, feed_forward: Table, placement: str = "pre", stack: Table | None = None, **mixing: Any
+    config: Config, feed_forward: Table, placement: str = "pre", stack: Table | None = None, **attention_fields: Any
 ) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
-    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **mixing)
+    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **attention_fields)
     return decoder(config, layer_table(mixer, feed_forward, norm, placement), norm, stack=stack)
 
 
@@ -88,7 +88,7 @@ def _sliding_decoder(config: Config, feed_forward: Table) -> Table:
     if rope_bases is not None and (
         not isinstance(rope_bases, list)
         or len(rope_bases) < depth
-        or any(not is_number(b) or not 0 <= b <= LARGEST for b in rope_bases)
+        or any(not is_number(base) or not 0 <= base <= LARGEST for base in rope_bases)
     ):
         raise config.error("layer_rope_theta", rope_bases, f"{depth} bases of RoPE, 0 for a layer without positions")
     layers: list[tuple[str, Table]] = []

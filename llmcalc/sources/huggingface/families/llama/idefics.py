@@ -22,8 +22,8 @@ IMAGE_WIDTH = 768
 
 def _read_idefics(config: Config) -> Table:
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
-    interval = config.size("cross_layer_interval")
-    config.quotient("cross_layer_interval", depth, interval)
+    image_interval = config.size("cross_layer_interval")
+    config.quotient("cross_layer_interval", depth, image_interval)
     vision = Config(config.table("vision_config") if config.has("vision_config") else {}, {}, "idefics_vision")
     image_width = vision.size("embed_dim") if vision.has("embed_dim") else IMAGE_WIDTH
     block = layer_table(attention(config), glu(config), norm)
@@ -34,7 +34,7 @@ def _read_idefics(config: Config) -> Table:
         **({} if image_width == config.size("hidden_size") else {"source_size": image_width}),
     }
     config.notes.append("cross_layer_interval: text alone is counted; its products with images are not counted")
-    layer_kinds = (["image"] + ["block"] * interval) * (depth // interval)
+    layer_kinds = (["image"] + ["block"] * image_interval) * (depth // image_interval)
     stack = {"variants": {"image": image_layer}, "num_hidden_layers": len(layer_kinds), **layer_pattern(layer_kinds)}
     vocabulary = config.size("vocab_size") + config.count("additional_vocab_size")
     return {**decoder(config, block, norm, stack=stack), "vocab_size": vocabulary}

@@ -55,9 +55,11 @@ def sliding_variants(config: Config, by_layer: bool = False) -> Table:
         layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, layer_kinds)
     if window is None or not uses_window:
         return {}
-    variants: Table = {"full": {}, "sliding": {"attention": {"sliding_window": window}}}
+    layer_variants: Table = {"full": {}, "sliding": {"attention": {"sliding_window": window}}}
     return {
-        "variants": {layer_kind: variant for layer_kind, variant in variants.items() if layer_kind in layer_kinds},
+        "variants": {
+            layer_kind: variant for layer_kind, variant in layer_variants.items() if layer_kind in layer_kinds
+        },
         **layer_pattern(layer_kinds),
     }
 

@@ -39,10 +39,10 @@ def _read_llama4_text(config: Config) -> Table:
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
     rope_fields: Table = {"position": mixer.pop("position")}
     if config.flag("use_qk_norm"):
-        rope_fields |= qk_norm(rmsnorm(config.number("rms_norm_eps"), weight=False), order="after_rope")
-    positions = ["rope" if has_rope else "nope" for has_rope in _rope_flags(config, depth)]
+        rope_fields |= qk_norm(rmsnorm(config.number("rms_norm_eps"), weight=False), norm_order="after_rope")
+    position_kinds = ["rope" if has_rope else "nope" for has_rope in _rope_flags(config, depth)]
     attention_kinds = listed_kinds(
-        config, "layer_types", KINDS, ["chunked" if position == "rope" else "full" for position in positions]
+        config, "layer_types", KINDS, ["chunked" if position == "rope" else "full" for position in position_kinds]
     )
     chunk = (
         {}
@@ -78,7 +78,7 @@ def _read_llama4_text(config: Config) -> Table:
     block = layer_table(mixer, glu(config, width=config.size("intermediate_size_mlp")), norm)
     layer_kinds = [
         f"{attention_range}_{position_kind}"
-        for attention_range, position_kind in zip(attention_kinds, positions, strict=True)
+        for attention_range, position_kind in zip(attention_kinds, position_kinds, strict=True)
     ]
     return decoder(
         config,
@@ -92,11 +92,13 @@ def _read_llama4_text(config: Config) -> Table:
 
 def _rope_flags(config: Config, depth: int) -> list[int]:
     """Returns 1 for each layer with RoPE and 0 for others; an empty list in the config means the default."""
-    flags, interval = config.get("no_rope_layers"), config.size("no_rope_layer_interval")
-    ropes = config.sizes("no_rope_layers") if flags else [int((i + 1) % interval != 0) for i in range(depth)]
-    if len(ropes) != depth:
-        raise config.error("no_rope_layers", flags, f"{depth} times 0 or 1 (the list has {len(ropes)})")
-    return ropes
+    listed_flags, nope_interval = config.get("no_rope_layers"), config.size("no_rope_layer_interval")
+    rope_flags = (
+        config.sizes("no_rope_layers") if listed_flags else [int((i + 1) % nope_interval != 0) for i in range(depth)]
+    )
+    if len(rope_flags) != depth:
+        raise config.error("no_rope_layers", listed_flags, f"{depth} times 0 or 1 (the list has {len(rope_flags)})")
+    return rope_flags
 
 
 def _qk_normed(config_values: ConfigValues) -> bool:

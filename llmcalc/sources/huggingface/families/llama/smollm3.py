@@ -40,13 +40,15 @@ def _pre_norm_decoder(
 def _read_smollm3(config: Config) -> Table:
     depth = config.size("num_hidden_layers")
     window = config.optional_size("sliding_window")
-    flags = config.get("no_rope_layers")
-    period = config.size("no_rope_layer_interval")
+    rope_flags = config.get("no_rope_layers")
+    nope_period = config.size("no_rope_layer_interval")
     has_rope = (
-        config.sizes("no_rope_layers") if flags is not None else [int((i + 1) % period != 0) for i in range(depth)]
+        config.sizes("no_rope_layers")
+        if rope_flags is not None
+        else [int((i + 1) % nope_period != 0) for i in range(depth)]
     )
     if len(has_rope) < depth:
-        raise config.error("no_rope_layers", flags, f"{depth} times 0 or 1")
+        raise config.error("no_rope_layers", rope_flags, f"{depth} times 0 or 1")
     uses_sliding_window = config.flag("use_sliding_window") and window is not None
     attention_kinds = listed_kinds(
         config,
@@ -54,14 +56,16 @@ def _read_smollm3(config: Config) -> Table:
         FULL_OR_SLIDING,
         ["full" if has_rope[i] or not uses_sliding_window else "sliding" for i in range(depth)],
     )
-    layer_kinds, variants = [], {}
+    layer_kinds, layer_variants = [], {}
     for i, attention_kind in enumerate(attention_kinds):
-        windows: Table = {"sliding_window": window} if attention_kind == "sliding" and window is not None else {}
-        layer_kinds.append(f"{'sliding' if windows else 'full'}{'' if has_rope[i] else '_no_rope'}")
-        variants[layer_kinds[-1]] = {"attention": {**windows, **({} if has_rope[i] else {"position": "none"})}}
+        window_fields: Table = {"sliding_window": window} if attention_kind == "sliding" and window is not None else {}
+        layer_kinds.append(f"{'sliding' if window_fields else 'full'}{'' if has_rope[i] else '_no_rope'}")
+        layer_variants[layer_kinds[-1]] = {
+            "attention": {**window_fields, **({} if has_rope[i] else {"position": "none"})}
+        }
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
     return _pre_norm_decoder(
-        config, mixer, glu(config, config.flag("mlp_bias")), {"variants": variants, **layer_pattern(layer_kinds)}
+        config, mixer, glu(config, config.flag("mlp_bias")), {"variants": layer_variants, **layer_pattern(layer_kinds)}
     )
 
 

@@ -41,7 +41,7 @@ from .mamba import layer_interval, layers_of_kind
 LINEAR_OR_FULL = {"linear_attention": "linear", "full_attention": "full"}
 
 
-def gated_delta_net(config: Config, **fields: Any) -> Table:
+def gated_delta_net(config: Config, **mixer_fields: Any) -> Table:
     size_fields = (
         "linear_num_key_heads",
         "linear_num_value_heads",
@@ -51,9 +51,9 @@ def gated_delta_net(config: Config, **fields: Any) -> Table:
     )
     return {
         "type": "gated_delta_net",
-        **{field_name: config.size(field_name) for field_name in size_fields if field_name not in fields},
+        **{field_name: config.size(field_name) for field_name in size_fields if field_name not in mixer_fields},
         "norm_eps": config.number("rms_norm_eps"),
-        **fields,
+        **mixer_fields,
     }
 
 
@@ -91,8 +91,8 @@ def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
         for mixer in mixers
         for ffn_kind in ffns_by_kind
     }
-    period = config.size("full_attention_interval")
-    default_kinds = ["linear" if (i + 1) % period else "full" for i in range(depth)]
+    attention_period = config.size("full_attention_interval")
+    default_kinds = ["linear" if (i + 1) % attention_period else "full" for i in range(depth)]
     mixer_kinds = listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_kinds)
     layer_kinds = [
         layer_kind + ("_moe" if experts else "") for layer_kind, experts in zip(mixer_kinds, expert_flags, strict=True)
@@ -146,31 +146,31 @@ OUTSIDE = {
 """
 
 
-def linear_attention_config(config: Config, defaults: Table | None = None) -> Config:
+def linear_attention_config(config: Config, field_defaults: Table | None = None) -> Config:
     """Returns Kimi Linear's table `linear_attn_config`, from its place or from renamed top-level fields.
 
-    defaults: the defaults of further fields.
+    field_defaults: the defaults of further fields.
     """
     stated_config = config.table("linear_attn_config") if config.has("linear_attn_config") else {}
     config.fields_read.update(OUTSIDE.values())
-    outside = {
+    outer_fields = {
         linear_field: config.size(field) for linear_field, field in OUTSIDE.items() if linear_field not in stated_config
     }
     location = f"{config.location}linear_attn_config."
-    return Config(stated_config, {**outside, **(defaults or {})}, config.model_type, location=location)
+    return Config(stated_config, {**outer_fields, **(field_defaults or {})}, config.model_type, location=location)
 
 
 def _read_kimi_linear(config: Config) -> Table:
     config.require("moe_layer_freq", 1)
     linear_config = linear_attention_config(config)
-    table = latent_decoder(
+    model_fields = latent_decoder(
         config,
         kda(config, linear_config),
         latent_attention(config, mla_use_nope=True),
         kimi_mixers(config, linear_config, config.size("num_hidden_layers")),
     )
     linear_config.finish(frozenset(), config)
-    return {**table, **prediction(config)}
+    return {**model_fields, **prediction(config)}
 
 
 def _read_bailing_hybrid(config: Config) -> Table:
@@ -189,12 +189,14 @@ def ling_3(config: Config) -> Table:
         "head_dim": config.size("linear_head_dim", "head_dim"),
         "short_conv_kernel_size": config.size("linear_conv_kernel_dim", "short_conv_kernel_size"),
     }
-    period = config.size("layer_group_size")
-    bound = (
+    attention_period = config.size("layer_group_size")
+    lower_bound = (
         {"kda_lower_bound": config.number("kda_lower_bound", minimum=-LARGEST)} if config.flag("kda_safe_gate") else {}
     )
-    linear_attention = kda(config, Config(linear_fields, {}, config.model_type), low_rank_gates=False, **bound)
-    default_kinds = ["linear" if (i + 1) % period else "full" for i in range(config.size("num_hidden_layers"))]
+    linear_attention = kda(config, Config(linear_fields, {}, config.model_type), low_rank_gates=False, **lower_bound)
+    default_kinds = [
+        "linear" if (i + 1) % attention_period else "full" for i in range(config.size("num_hidden_layers"))
+    ]
     return latent_decoder(
         config,
         linear_attention,
@@ -203,10 +205,10 @@ def ling_3(config: Config) -> Table:
     )
 
 
-def kda(config: Config, linear_fields: Config, **fields: Any) -> Table:
+def kda(config: Config, linear_fields: Config, **mixer_fields: Any) -> Table:
     """Returns Kimi delta attention. linear_fields: the config's table of sizes.
 
-    fields: further fields of the component.
+    mixer_fields: further fields of the component.
     """
     return {
         "type": "kimi_delta_attention",
@@ -214,7 +216,7 @@ def kda(config: Config, linear_fields: Config, **fields: Any) -> Table:
         "linear_head_dim": linear_fields.size("head_dim"),
         "linear_conv_kernel_dim": linear_fields.size("short_conv_kernel_size"),
         "norm_eps": config.number("rms_norm_eps"),
-        **fields,
+        **mixer_fields,
     }
 
 
@@ -286,7 +288,7 @@ def _read_olmo_hybrid(config: Config) -> Table:
         linear_allow_neg_eigval=config.flag("linear_allow_neg_eigval"),
     )
     full_attention = attention(
-        config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm, scope="projection")
+        config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm, norm_scope="projection")
     )
     if not _has_rope(config):
         del full_attention["position"]

@@ -40,9 +40,9 @@ MIXERS = {"attention": "attention", "full_attention": "attention", "mamba": "mam
 """Name of a layer's mixer in configs, old and new → its name here."""
 
 
-def hybrid_attention(config: Config, **fields: Any) -> Table:
+def hybrid_attention(config: Config, **attention_fields: Any) -> Table:
     """Returns attention for a hybrid model."""
-    return {"type": "attention", **attention(config, **fields)}
+    return {"type": "attention", **attention(config, **attention_fields)}
 
 
 def mixed_decoder(config: Config, layer_tables: dict[str, Table], layer_kinds: list[str]) -> Table:
@@ -63,7 +63,7 @@ def dense_network(config: Config, bias: bool = False, ffn_width: int | None = No
     return {"type": "mlp", **glu(config, bias, ffn_width)}
 
 
-def mamba2(config: Config, channels: int, **fields: Any) -> Table:
+def mamba2(config: Config, channels: int, **mixer_fields: Any) -> Table:
     """Returns a Mamba-2 mixer of `channels` channels, from the config fields of Bamba and later models."""
     heads, norm = config.size("mamba_n_heads"), rmsnorm(config.number("rms_norm_eps"))
     head_dim = config.quotient("mamba_n_heads", channels, heads)
@@ -89,7 +89,7 @@ def mamba2(config: Config, channels: int, **fields: Any) -> Table:
         "out_bias": has_bias,
         "hidden_act": activation,
         "norm": norm,
-        **fields,
+        **mixer_fields,
     }
 
 
@@ -97,12 +97,22 @@ def _expanded_width(config: Config) -> int:
     return config.size("mamba_expand") * config.size("hidden_size")
 
 
-def _periodic_kinds(config: Config, prefix: str, layer_kind: str, other_kind: str) -> list[str]:
-    """Returns the kind of each layer: `layer_kind` in every `period`-th layer from `offset` on, else `other_kind`."""
-    period, offset = config.size(f"{prefix}_layer_period"), config.count(f"{prefix}_layer_offset")
-    if offset >= period:
-        raise config.error(f"{prefix}_layer_offset", offset, f"less than {prefix}_layer_period = {period}")
-    return [layer_kind if i % period == offset else other_kind for i in range(config.size("num_hidden_layers"))]
+def _periodic_kinds(config: Config, field_prefix: str, layer_kind: str, other_kind: str) -> list[str]:
+    """Returns the kind of each layer: `layer_kind` in every `attention_period`-th layer from `attention_offset` on, else `other_kind`."""
+    attention_period, attention_offset = (
+        config.size(f"{field_prefix}_layer_period"),
+        config.count(f"{field_prefix}_layer_offset"),
+    )
+    if attention_offset >= attention_period:
+        raise config.error(
+            f"{field_prefix}_layer_offset",
+            attention_offset,
+            f"less than {field_prefix}_layer_period = {attention_period}",
+        )
+    return [
+        layer_kind if i % attention_period == attention_offset else other_kind
+        for i in range(config.size("num_hidden_layers"))
+    ]
 
 
 def _read_jamba(config: Config) -> Table:
@@ -135,12 +145,12 @@ def _read_jamba(config: Config) -> Table:
         for mixer_name, mixer in mixers.items()
         for ffn_kind, ffn in ffns_by_kind.items()
     }
-    pairs = zip(
+    layer_pairs = zip(
         _periodic_kinds(config, "attn", "attention", "mamba"),
         _periodic_kinds(config, "expert", "moe" if experts > 1 else "dense", "dense"),
         strict=True,
     )
-    return mixed_decoder(config, layer_tables, [f"{mixer_name}_{ffn_kind}" for mixer_name, ffn_kind in pairs])
+    return mixed_decoder(config, layer_tables, [f"{mixer_name}_{ffn_kind}" for mixer_name, ffn_kind in layer_pairs])
 
 
 def _read_bamba(config: Config) -> Table:
@@ -189,13 +199,13 @@ def _read_falcon_h1(config: Config) -> Table:
         norm_before_gate=config.flag("mamba_norm_before_gate"),
         **norm,
     )
-    context = rmsnorm(config.number("rms_norm_eps"))
+    mixer_norm = rmsnorm(config.number("rms_norm_eps"))
     layer_parts = {
         "attention": attention(config, **biases(config.flag("attention_bias"), *QKVO)),
         "state_space": mixer,
         "feed_forward": glu(config, config.flag("mlp_bias")),
     }
-    return decoder(config, {"type": "hybrid", **layer_parts, "norm": context, "norm_placement": "pre"}, context)
+    return decoder(config, {"type": "hybrid", **layer_parts, "norm": mixer_norm, "norm_placement": "pre"}, mixer_norm)
 
 
 MULTIPLIERS = field_names(
@@ -208,8 +218,8 @@ MULTIPLIERS = field_names(
 )
 
 
-def _first_index(indices: list[int]) -> int:
-    return indices[0] if indices else 0
+def _first_index(layer_indices: list[int]) -> int:
+    return layer_indices[0] if layer_indices else 0
 
 
 HYBRID_MODULES: Modules = {"mlp": "feed_forward", "mlp_pre_norm": "pre_ff_layernorm", "norm": "final_layernorm"}

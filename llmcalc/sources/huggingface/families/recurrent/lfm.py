@@ -34,8 +34,10 @@ if TYPE_CHECKING:
 CONV_OR_FULL = {"conv": "conv", "full_attention": "full"}
 
 
-def _mixer_tables(config: Config, norm: Table, **fields: Any) -> dict[str, Table]:
-    full_attention = attention(config, position={"rope_theta": 1_000_000.0, **rope(config)}, **qk_norm(norm), **fields)
+def _mixer_tables(config: Config, norm: Table, **attention_fields: Any) -> dict[str, Table]:
+    full_attention = attention(
+        config, position={"rope_theta": 1_000_000.0, **rope(config)}, **qk_norm(norm), **attention_fields
+    )
     return {
         "conv": {
             "type": "short_conv",
@@ -94,8 +96,8 @@ def _read_lfm2_moe(config: Config) -> Table:
     )
     ffns_by_kind = {"dense": _swiglu(config.size("intermediate_size")), "moe": experts}
     layer_tables = {
-        f"{mixer}_{ffn_kind}": layer_table(table, ffns_by_kind[ffn_kind], norm)
-        for mixer, table in _mixer_tables(config, norm).items()
+        f"{mixer}_{ffn_kind}": layer_table(mixer_fields, ffns_by_kind[ffn_kind], norm)
+        for mixer, mixer_fields in _mixer_tables(config, norm).items()
         for ffn_kind in ffns_by_kind
     }
     config.texts("layer_types")  # the class has no default for layer_types

@@ -29,7 +29,7 @@ def _state_space_decoder(config: Config, mixer: Table) -> Table:
     return decoder(config, layer_table(mixer, NONE, norm), norm)
 
 
-def _read_mamba(config: Config, **fields: Any) -> Table:
+def _read_mamba(config: Config, **mixer_fields: Any) -> Table:
     expanded_width = config.size("expand") * config.size("hidden_size")
     channels = config.optional_size("intermediate_size") or expanded_width
     mixer = {
@@ -44,7 +44,7 @@ def _read_mamba(config: Config, **fields: Any) -> Table:
         "use_conv_bias": config.flag("use_conv_bias"),
     }
     return _state_space_decoder(
-        config, {**mixer, **other_fields, "hidden_act": config.choice(ACTIVATIONS, "hidden_act"), **fields}
+        config, {**mixer, **other_fields, "hidden_act": config.choice(ACTIVATIONS, "hidden_act"), **mixer_fields}
     )
 
 
@@ -112,10 +112,10 @@ def inner_width(config_values: ConfigValues) -> int:
 
 def expansion_factor(config_values: ConfigValues) -> int:
     """Returns the number of channels of the recurrence as a multiple of the model's width."""
-    factor, remainder = divmod(inner_width(config_values), config_values.spec.hidden_size)
-    if remainder or not factor:
+    expansion, remainder = divmod(inner_width(config_values), config_values.spec.hidden_size)
+    if remainder or not expansion:
         raise Absent
-    return factor
+    return expansion
 
 
 def state_space_field(field: str) -> Value:

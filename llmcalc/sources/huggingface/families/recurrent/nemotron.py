@@ -61,14 +61,14 @@ def _read_nemotron(config: Config) -> Table:
 def layer_kinds(config: Config) -> list[str]:
     """Returns each layer's kind, from a list or from letters; the number of kinds is the depth."""
     field = "layer_types" if config.has("layer_types") or config.has("layers_block_type") else "hybrid_override_pattern"
-    pattern: Any = config.get(field)
-    letters = list(pattern) if isinstance(pattern, str) else config.texts(field)
-    kinds = [KINDS.get(letter, "") for letter in letters]
-    if not kinds or "" in kinds:
+    layer_pattern_text: Any = config.get(field)
+    layer_letters = list(layer_pattern_text) if isinstance(layer_pattern_text, str) else config.texts(field)
+    layer_kinds_read = [KINDS.get(letter, "") for letter in layer_letters]
+    if not layer_kinds_read or "" in layer_kinds_read:
         raise config.error(
-            field, pattern, "a layer for each of M, *, - and E, or a list of mamba, attention, mlp and moe"
+            field, layer_pattern_text, "a layer for each of M, *, - and E, or a list of mamba, attention, mlp and moe"
         )
-    return kinds
+    return layer_kinds_read
 
 
 def _mamba(config: Config) -> Table:
@@ -103,19 +103,19 @@ def _moe(config: Config, act: str) -> Table:
     expert = mlp(config.size("moe_intermediate_size"), act, bias=False)
     shared_expert = mlp(config.size("moe_shared_expert_intermediate_size"), act, has_bias)
     latent_field = {} if latent_width is None else {"latent": {"moe_latent_size": latent_width, "bias": has_bias}}
-    routing = {"router": {"scoring_func": "sigmoid", "score_correction": "buffer"}}
+    router_fields = {"router": {"scoring_func": "sigmoid", "score_correction": "buffer"}}
     return moe(
         config.size("n_routed_experts"),
         config.size("num_experts_per_tok"),
         expert,
         shared_expert,
         **latent_field,
-        **routing,
+        **router_fields,
     )
 
 
 def _read_nemotron_h(config: Config) -> Table:
-    return single_sublayer_model(config, [(kind, config) for kind in layer_kinds(config)])
+    return single_sublayer_model(config, [(layer_kind, config) for layer_kind in layer_kinds(config)])
 
 
 def single_sublayer_model(config: Config, layers: list[tuple[str, Config]]) -> Table:
@@ -126,27 +126,30 @@ def single_sublayer_model(config: Config, layers: list[tuple[str, Config]]) -> T
         config.choice(ACTIVATIONS, "mlp_hidden_act"),
     )
     layer_parts: dict[str, Callable[[Config], Table]] = {
-        "mamba": lambda fields: {"attention": _mamba(fields), "feed_forward": NONE},
-        "attention": lambda fields: {"attention": hybrid_attention(fields, position=None), "feed_forward": NONE},
-        "mlp": lambda fields: {
+        "mamba": lambda layer_config: {"attention": _mamba(layer_config), "feed_forward": NONE},
+        "attention": lambda layer_config: {
+            "attention": hybrid_attention(layer_config, position=None),
+            "feed_forward": NONE,
+        },
+        "mlp": lambda layer_config: {
             "attention": NONE,
             "feed_forward": {
                 "type": "mlp",
-                **mlp(fields.size("intermediate_size"), activation, fields.flag("mlp_bias")),
+                **mlp(layer_config.size("intermediate_size"), activation, layer_config.flag("mlp_bias")),
             },
         },
-        "moe": lambda fields: {"attention": NONE, "feed_forward": _moe(fields, activation)},
+        "moe": lambda layer_config: {"attention": NONE, "feed_forward": _moe(layer_config, activation)},
     }
     table_by_kind: dict[str, Table] = {}
     kind_names: list[str] = []
-    for kind, fields in layers:
-        table = {**layer_parts[kind](fields), "norm": norm, "norm_placement": "pre"}
-        same_kind = [variant_name for variant_name in table_by_kind if variant_name.partition("_")[0] == kind]
-        new_name = f"{kind}_{len(same_kind)}" if same_kind else kind
+    for layer_kind, layer_config in layers:
+        layer_fields = {**layer_parts[layer_kind](layer_config), "norm": norm, "norm_placement": "pre"}
+        names_of_kind = [variant_name for variant_name in table_by_kind if variant_name.partition("_")[0] == layer_kind]
+        new_name = f"{layer_kind}_{len(names_of_kind)}" if names_of_kind else layer_kind
         variant_name = next(
-            (variant_name for variant_name in same_kind if table_by_kind[variant_name] == table), new_name
+            (variant_name for variant_name in names_of_kind if table_by_kind[variant_name] == layer_fields), new_name
         )
-        table_by_kind[variant_name] = table
+        table_by_kind[variant_name] = layer_fields
         kind_names.append(variant_name)
     stack = stack_of_kinds(table_by_kind, kind_names)
     return decoder(
@@ -160,9 +163,9 @@ def single_sublayer_model(config: Config, layers: list[tuple[str, Config]]) -> T
 
 def _names_of_layers(config_values: ConfigValues) -> list[str]:
     """Returns the name of each layer in `layers_block_type`; each layer is a single sublayer."""
-    mixers = {"mamba2": "mamba", "attention": "attention"}
+    kind_by_mixer = {"mamba2": "mamba", "attention": "attention"}
     return [
-        mixers.get(layer.attention.type) or {"mlp": "mlp", "moe": "moe"}[layer.feed_forward.type]
+        kind_by_mixer.get(layer.attention.type) or {"mlp": "mlp", "moe": "moe"}[layer.feed_forward.type]
         for layer in config_values.layers
     ]
 

@@ -57,8 +57,8 @@ def _read_recurrent_gemma(config: Config) -> Table:
     if not block_types or set(block_types) - {"recurrent", "attention"}:
         raise config.error("block_types", config.get("block_types"), "a list of recurrent and attention")
     layer_kinds = (block_types * depth)[:depth]
-    variants = {"recurrent": {"attention": recurrent}, "attention": {}}
-    return decoder(config, block, norm, stack=stack_of_variants(variants, layer_kinds))
+    layer_variants = {"recurrent": {"attention": recurrent}, "attention": {}}
+    return decoder(config, block, norm, stack=stack_of_variants(layer_variants, layer_kinds))
 
 
 FAMILIES = {

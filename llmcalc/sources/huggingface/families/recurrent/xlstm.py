@@ -46,14 +46,16 @@ def _read_xlstm(config: Config) -> Table:
     return {**decoder(config, block, rmsnorm(eps), stack=depth), "tie_word_embeddings": False}
 
 
-def _head_size(config: Config, factor: str, hidden: int, heads: int) -> int:
+def _head_size(config: Config, factor_field: str, hidden: int, heads: int) -> int:
     """Returns the size of a query, key or value head: factor · hidden_size / heads.
 
     The total must be a multiple of 64 for the class's cache.
     """
-    inner_width = floor(hidden * config.number(factor))
+    inner_width = floor(hidden * config.number(factor_field))
     if inner_width <= 0 or inner_width % 64:
-        raise config.error(factor, config.get(factor), f"a factor that makes a multiple of 64 of hidden_size {hidden}")
+        raise config.error(
+            factor_field, config.get(factor_field), f"a factor that makes a multiple of 64 of hidden_size {hidden}"
+        )
     return config.quotient("num_heads", inner_width, heads)
 
 

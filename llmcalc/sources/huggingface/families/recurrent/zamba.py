@@ -47,9 +47,9 @@ ZAMBA2 = [
 
 
 def _hybrid_decoder(
-    config: Config, mixer: Table, block: Table, layer_kinds: list[str], blocks: int, **model: Any
+    config: Config, mixer: Table, block: Table, layer_kinds: list[str], block_count: int, **model_fields: Any
 ) -> Table:
-    """Returns a decoder whose hybrid layers use `blocks` shared blocks in rotation."""
+    """Returns a decoder whose hybrid layers use `block_count` shared blocks in rotation."""
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     if len(layer_kinds) != depth:
         raise config.error(
@@ -58,8 +58,11 @@ def _hybrid_decoder(
             f"{depth} times mamba or hybrid, as num_hidden_layers says",
         )
     mixer_fields = layer_table(mixer, NONE, norm)
-    hybrids = [i for i, layer_kind in enumerate(layer_kinds) if layer_kind == "hybrid"]
-    block_of_layer = {layer: f"hybrid_{i % blocks + 1}" if blocks > 1 else "hybrid" for i, layer in enumerate(hybrids)}
+    hybrid_indices = [i for i, layer_kind in enumerate(layer_kinds) if layer_kind == "hybrid"]
+    block_of_layer = {
+        layer: f"hybrid_{i % block_count + 1}" if block_count > 1 else "hybrid"
+        for i, layer in enumerate(hybrid_indices)
+    }
     layer_tables: dict[str, Table] = {"mamba": {"type": "block", **mixer_fields}}
     is_tied = config.flag("tie_word_embeddings")  # the classes tie the shared blocks and all other ties, or nothing
     layers = list(block_of_layer.values())
@@ -76,7 +79,7 @@ def _hybrid_decoder(
         stack.pop("block"),
         norm,
         stack={**stack, **layer_pattern(kind_variants), "shared_layers": shared_kinds},
-        **model,
+        **model_fields,
     )
 
 
@@ -114,9 +117,10 @@ def _read_zamba(config: Config) -> Table:
         **convolution,
         "hidden_act": config.choice(ACTIVATIONS, "hidden_mamba_act"),
     }
-    period, offset = config.size("attn_layer_period"), config.count("attn_layer_offset")
+    attention_period, attention_offset = config.size("attn_layer_period"), config.count("attn_layer_offset")
     later_kinds = [
-        "hybrid" if i % period == offset else "mamba" for i in range(config.size("num_hidden_layers") - len(FIRST))
+        "hybrid" if i % attention_period == attention_offset else "mamba"
+        for i in range(config.size("num_hidden_layers") - len(FIRST))
     ]
     layer_types = config.get("layers_block_type", "layer_types")
     layer_kinds = (
@@ -157,9 +161,9 @@ def _read_zamba2(config: Config) -> Table:
         )
     shared_attention = _double_width_attention(config, rope(config) if config.flag("use_mem_rope") else None)
     if config.has("hybrid_layer_ids"):
-        ids = config.sizes("hybrid_layer_ids")
-        if ids != sorted(set(ids)):  # the class finds a layer's adapters by the position of its id
-            raise config.error("hybrid_layer_ids", ids, "ascending numbers of layers")
+        hybrid_ids = config.sizes("hybrid_layer_ids")
+        if hybrid_ids != sorted(set(hybrid_ids)):  # the class finds a layer's adapters by the position of its id
+            raise config.error("hybrid_layer_ids", hybrid_ids, "ascending numbers of layers")
     has_adapters = config.flag("use_shared_attention_adapter")
     if has_adapters and shared_attention.get("num_key_value_heads") is not None:
         raise config.error(

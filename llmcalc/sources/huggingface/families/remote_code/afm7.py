@@ -21,7 +21,7 @@ def _read_afm7(config: Config) -> Table:
     hidden = config.size("hidden_size")
     width_factor = _network_width_factor(config)
     mixer = attention(
-        config, head_dim=config.quotient("num_heads", hidden, heads), **qk_norm(rmsnorm(1e-5), order="after_rope")
+        config, head_dim=config.quotient("num_heads", hidden, heads), **qk_norm(rmsnorm(1e-5), norm_order="after_rope")
     )
     ffn = {"intermediate_size": int(hidden * width_factor), "hidden_act": "silu", "gated": True}
     norm = rmsnorm(config.number("rms_norm_eps"))

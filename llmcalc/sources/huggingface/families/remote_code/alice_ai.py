@@ -50,12 +50,12 @@ def _read_alice_ai(config: Config) -> Table:
         **({"shared_expert_gate": True} if shared_width else {}),
         **SIGMOID,
     )
-    period = config.size("full_attention_interval")
-    default_kinds = ["linear" if (i + 1) % period else "full" for i in range(depth)]
-    changes: dict[str, Table] = {"linear": {}, "full": {"attention": {"type": "attention", **full_attention}}}
+    full_period = config.size("full_attention_interval")
+    default_kinds = ["linear" if (i + 1) % full_period else "full" for i in range(depth)]
+    layer_changes: dict[str, Table] = {"linear": {}, "full": {"attention": {"type": "attention", **full_attention}}}
     layer_kinds = listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_kinds)
     base_layer: Table = layer_table(linear_attention, experts, norm)
-    layers = [(kind, changes[kind]) for kind in layer_kinds]
+    layers = [(layer_kind, layer_changes[layer_kind]) for layer_kind in layer_kinds]
     return block_residual_decoder(config, base_layer, layers, config.size("block_attn_res_block_size"))
 
 

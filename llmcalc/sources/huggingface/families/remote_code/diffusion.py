@@ -58,10 +58,10 @@ def _read_llada(config: Config) -> Table:
     mixer = attention(config, **biases(qkv_bias, *QKV), **biases(bias, "o_bias"))
     block = layer_table(mixer, glu(config, bias, ffn_width), norm)
     is_tied = config.flag("tie_word_embeddings")
-    rows = config.optional_size("embedding_size") or config.size("vocab_size")
+    embedding_rows = config.optional_size("embedding_size") or config.size("vocab_size")
     config.fields_read.add("vocab_size")
     head = biases(bias and not is_tied, "bias")
-    return {**encoder(config, block, {"final_norm": norm}, head), "vocab_size": rows}
+    return {**encoder(config, block, {"final_norm": norm}, head), "vocab_size": embedding_rows}
 
 
 def _llada_moe(config: Config) -> Table:
@@ -76,10 +76,10 @@ def _llada_moe(config: Config) -> Table:
         glu(config, width=config.size("expert_intermediate_size")),
         None if shared_width is None else glu(config, width=shared_width),
     )
-    frequency = config.get("moe_layer_freq")
-    expert_frequencies = frequency if isinstance(frequency, list) else [frequency] * depth
+    expert_flags = config.get("moe_layer_freq")
+    expert_frequencies = expert_flags if isinstance(expert_flags, list) else [expert_flags] * depth
     if len(expert_frequencies) != depth or any(layer_kind not in (0, 1) for layer_kind in expert_frequencies):
-        raise config.error("moe_layer_freq", frequency, f"1, or {depth} times 0 or 1")
+        raise config.error("moe_layer_freq", expert_flags, f"1, or {depth} times 0 or 1")
     layer_kinds = ["moe" if layer_kind else "dense" for layer_kind in expert_frequencies]
     dense_ffn = (
         {"type": "mlp", **glu(config, width=config.size("dense_intermediate_size"))} if "dense" in layer_kinds else {}
@@ -104,9 +104,9 @@ def _read_rnd1(config: Config) -> Table:
     """Reads RND1: Qwen 3's experts, without a window."""
     config.notes.append(STEPS)
     config.require("use_sliding_window", False)
-    table = qwen3_moe(config)
-    table["encoder"] = table.pop("decoder")
-    return table
+    model_fields = qwen3_moe(config)
+    model_fields["encoder"] = model_fields.pop("decoder")
+    return model_fields
 
 
 BLOCKS = field_names(

@@ -83,7 +83,7 @@ def _read_nomic_bert_moe(config: Config) -> Table:
     for field_name in ("num_shared_experts", "moe_impl"):
         config.require(field_name, None, 0, "megablocks")
     norm, depth = layernorm(config.number("layer_norm_epsilon")), config.size("num_hidden_layers")
-    ffn_width, period = config.size("intermediate_size"), config.size("moe_every_n_layers")
+    ffn_width, expert_period = config.size("intermediate_size"), config.size("moe_every_n_layers")
     mixer = {
         "num_attention_heads": config.size("num_attention_heads"),
         "position": rope(config, theta_name="rotary_emb_base", share_name="rotary_emb_fraction"),
@@ -102,7 +102,7 @@ def _read_nomic_bert_moe(config: Config) -> Table:
         {"intermediate_size": ffn_width, "hidden_act": "gelu"},
         output_bias=True,
     )
-    layer_kinds = ["moe" if i % period == 1 else "dense" for i in range(depth)]
+    layer_kinds = ["moe" if i % expert_period == 1 else "dense" for i in range(depth)]
     block = layer_table(mixer, dense_ffn, norm, "post")
     layers = combined_kinds((layer_kinds, {"dense": {}, "moe": {"feed_forward": experts}}))
     stack = {**layers, "embedding_norm": norm, **token_types(config.count("type_vocab_size"))}

@@ -104,11 +104,13 @@ def _read_bailing_linear(config: Config) -> Table:
     """
     uncounted_prediction(config)
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
-    group, linear_attention = config.size("layer_group_size"), ling_lightning(config, norm)
+    group_size, linear_attention = config.size("layer_group_size"), ling_lightning(config, norm)
     full_attention = {"type": "attention", **ling_attention(config, norm)}
     first_expert_layer, experts = config.count("first_k_dense_replace"), ling_experts(config)
     ffn_kinds = ["dense" if i < first_expert_layer else "moe" for i in range(depth)]
-    mixers = ["full" if (i + 1) % group == 0 or i >= depth // group * group else "linear" for i in range(depth)]
+    mixers = [
+        "full" if (i + 1) % group_size == 0 or i >= depth // group_size * group_size else "linear" for i in range(depth)
+    ]
     block = layer_table(linear_attention, experts, norm)
     mixer_kinds: Table = {"linear": {}, "full": {"attention": full_attention}}
     network_kinds: Table = {"moe": {}, "dense": {"feed_forward": {"type": "mlp", **glu(config)}}}
@@ -144,10 +146,10 @@ def _read_hunyuan(config: Config) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     depth = config.size("num_hidden_layers")
     ffn_width = config.size("intermediate_size")
-    qk_norms = qk_norm(norm, order="after_rope") if config.flag("use_qk_norm") else {}
+    qk_norms = qk_norm(norm, norm_order="after_rope") if config.flag("use_qk_norm") else {}
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norms)
-    period = config.size("cla_share_factor") if config.flag("use_cla") else 1
-    if period > 1 and qk_norms:
+    sharing_period = config.size("cla_share_factor") if config.flag("use_cla") else 1
+    if sharing_period > 1 and qk_norms:
         config.notes.append("use_cla: the norm of the keys in layers that share them (head_dim weights) is not counted")
     ffn: Table = glu(config)
     if config.size("num_experts") > 1:
@@ -164,7 +166,7 @@ def _read_hunyuan(config: Config) -> Table:
             shared_ffn if config.flag("use_mixed_mlp_moe") else None,
         )
     layer_tables: Table = {"computed": {}, "shared": {"attention": {"kv_shared": True}}}
-    layer_kinds = ["shared" if i % period else "computed" for i in range(depth)]
+    layer_kinds = ["shared" if i % sharing_period else "computed" for i in range(depth)]
     block = layer_table(mixer, ffn, norm)
     return decoder(config, block, norm, stack=combined_kinds((layer_kinds, layer_tables)))
 
@@ -201,8 +203,8 @@ def _read_arctic(config: Config) -> Table:
     That network is as wide as the layer.
     """
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
-    period, has_residual_network = config.size("moe_layer_frequency"), config.flag("use_residual")
-    layer_kinds = ["moe" if (i + 1) % period == 0 else "dense" for i in range(depth)]
+    expert_period, has_residual_network = config.size("moe_layer_frequency"), config.flag("use_residual")
+    layer_kinds = ["moe" if (i + 1) % expert_period == 0 else "dense" for i in range(depth)]
     experts = moe(config.size("num_local_experts"), config.size("num_experts_per_tok"), glu(config))
     expert_layer: Table = {"feed_forward": experts}
     if has_residual_network:
@@ -229,8 +231,8 @@ def _read_grok_2(config: Config) -> Table:
         {**ffn, "intermediate_size": expert_width},
         {**ffn, "intermediate_size": config.size("intermediate_size")} if has_residual_network else None,
     )
-    cap = config.number("attn_logit_softcapping")
-    mixer = attention(config, **({"attn_logit_softcapping": cap} if cap else {}))
+    logit_cap = config.number("attn_logit_softcapping")
+    mixer = attention(config, **({"attn_logit_softcapping": logit_cap} if logit_cap else {}))
     block = layer_table(mixer, experts, norm, "sandwich")
     return decoder(config, block, norm)
 
@@ -271,18 +273,18 @@ def _read_smallthinker(config: Config) -> Table:
     """
     depth = config.size("num_hidden_layers")
     rope_flags, window_flags = (
-        _layer_flags(config, field_name, depth, default) for field_name, default in LAYOUTS.items()
+        _layer_flags(config, field_name, depth, default_flag) for field_name, default_flag in LAYOUTS.items()
     )
     window = config.optional_size("sliding_window_size") if any(window_flags) else None
     config.fields_read.add("sliding_window_size")
     ffn = {"intermediate_size": config.size("moe_ffn_hidden_size"), "hidden_act": "relu", "gated": True}
     experts = moe(config.size("moe_num_primary_experts"), config.size("moe_num_active_primary_experts"), ffn)
     norm, layer_kinds, layer_tables = rmsnorm(config.number("rms_norm_eps")), [], {}
-    for rotates, is_windowed in zip(rope_flags, window_flags, strict=True):
-        fields: Table = {} if rotates else {"position": "none"}
-        fields |= {"sliding_window": window} if is_windowed and window else {}
-        layer_kinds.append(f"{'sliding' if is_windowed else 'full'}{'' if rotates else '_no_rope'}")
-        layer_tables[layer_kinds[-1]] = {"attention": fields} if fields else {}
+    for has_rope, is_windowed in zip(rope_flags, window_flags, strict=True):
+        attention_fields: Table = {} if has_rope else {"position": "none"}
+        attention_fields |= {"sliding_window": window} if is_windowed and window else {}
+        layer_kinds.append(f"{'sliding' if is_windowed else 'full'}{'' if has_rope else '_no_rope'}")
+        layer_tables[layer_kinds[-1]] = {"attention": attention_fields} if attention_fields else {}
     block = layer_table(attention(config), experts, norm)
     return decoder(config, block, norm, stack=combined_kinds((layer_kinds, layer_tables)))
 
@@ -291,9 +293,9 @@ LAYOUTS = {"rope_layout": 1, "sliding_window_layout": 0}
 """Lists of SmallThinker's layers → what stands in one that is not given."""
 
 
-def _layer_flags(config: Config, field_name: str, depth: int, default: int) -> list[int]:
-    """Returns 0 or 1 for each layer, from a list in the config; without the list, `default` for every layer."""
-    layer_flags = config.sizes(field_name) if config.has(field_name) else [default] * depth
+def _layer_flags(config: Config, field_name: str, depth: int, default_flag: int) -> list[int]:
+    """Returns 0 or 1 for each layer, from a list in the config; without the list, `default_flag` for every layer."""
+    layer_flags = config.sizes(field_name) if config.has(field_name) else [default_flag] * depth
     if len(layer_flags) != depth or not {*layer_flags} <= {0, 1}:
         raise config.error(field_name, layer_flags, f"{depth} times 0 or 1, one for each layer")
     return layer_flags

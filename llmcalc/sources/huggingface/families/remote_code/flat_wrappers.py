@@ -53,15 +53,15 @@ def _text_of_version(config: Config, first_version: float) -> Table:
     return _text_of_type(config, TEXT_OF_VERSION[version_number], config.data)
 
 
-def _text_of_type(config: Config, model_type: str, fields: Mapping[str, Any]) -> Table:
+def _text_of_type(config: Config, model_type: str, text_fields: Mapping[str, Any]) -> Table:
     """Returns the text model of the fields, read under the given model type."""
     family = family_of(model_type)
-    text_config = typed_config({**fields, "architectures": []}, model_type, family, config.head, config.location)
-    table: Table = family.read_model(text_config) if family.read_model is not None else {}
+    text_config = typed_config({**text_fields, "architectures": []}, model_type, family, config.head, config.location)
+    model_fields: Table = family.read_model(text_config) if family.read_model is not None else {}
     config.fields_read |= text_config.fields_read | family.ignored_fields
     config.notes += text_config.notes
     config.from_defaults |= text_config.from_defaults
-    return table
+    return model_fields
 
 
 def _read_moondream(config: Config) -> Table:
@@ -126,7 +126,7 @@ MINICPM_FIELDS = field_names(
 """Fields of the encoders and resamplers of MiniCPM-V and -o."""
 
 
-def _llava(text_type: str, source: str) -> Family:
+def _llava(text_type: str, source_url: str) -> Family:
     """Returns the record of a class in LLaVA's code. text_type: the text model's type.
 
     VILA and NVILA, whose classes have LLaVA's names, have the text model in `llm_cfg`.
@@ -138,7 +138,7 @@ def _llava(text_type: str, source: str) -> Family:
         tying_source="text",
         uncounted_fields={**LLAVA_TOWERS, "vision_tower": LLAVA_TOWERS["mm_vision_tower"]},
         ignored_fields=LLAVA_FIELDS,
-        source=source,
+        source=source_url,
     )
 
 

@@ -68,10 +68,10 @@ def _read_jais(config: Config) -> Table:
         }
     else:
         ffn = plain_ffn(config, "n_inner", "activation_function")
-    table = _gpt(config, mixer, ffn)
+    model_fields = _gpt(config, mixer, ffn)
     if position_type == "learned":
-        table["decoder"]["position"] = learned_positions(config)
-    return table
+        model_fields["decoder"]["position"] = learned_positions(config)
+    return model_fields
 
 
 def _read_nanogpt(config: Config) -> Table:
@@ -122,10 +122,10 @@ def _read_refined_web(config: Config) -> Table:
         **biases(bias, "up_bias", "down_bias"),
     }
     is_grouped = config.model_type == "RefinedWeb"
-    parallel: dict[str, Any] = {}
+    parallel_fields: dict[str, Any] = {}
     if is_grouped or config.flag("parallel_attn"):
-        parallel = {"parallel": "separate" if is_grouped else "shared"}
-    return _gpt(config, mixer, ffn, **parallel)
+        parallel_fields = {"parallel": "separate" if is_grouped else "shared"}
+    return _gpt(config, mixer, ffn, **parallel_fields)
 
 
 def _read_phi3small(config: Config) -> Table:
@@ -149,12 +149,12 @@ def _read_phi3small(config: Config) -> Table:
 
 
 def _list_of(
-    config: Config, field_name: str, length: int, is_value: Callable[[Any], bool], expected_text: str
+    config: Config, field_name: str, list_length: int, is_value: Callable[[Any], bool], expected_text: str
 ) -> list[Any]:
     """Returns a list with one value per layer. Raises `InputError` for another length or another value."""
     layer_values = config.get(field_name)
-    if not isinstance(layer_values, list) or len(layer_values) != length or not all(map(is_value, layer_values)):
-        raise config.error(field_name, layer_values, f"{length} values, {expected_text}")
+    if not isinstance(layer_values, list) or len(layer_values) != list_length or not all(map(is_value, layer_values)):
+        raise config.error(field_name, layer_values, f"{list_length} values, {expected_text}")
     return layer_values
 
 
@@ -177,7 +177,7 @@ def _is_size(value: Any) -> bool:
 
 def _read_openelm(config: Config) -> Table:
     """Reads OpenELM, whose layers have more heads and a wider FFN from bottom to top."""
-    depth, hidden_size, divisor = (
+    depth, hidden_size, width_divisor = (
         config.size("num_hidden_layers"),
         config.size("hidden_size"),
         config.size("ffn_dim_divisor"),
@@ -185,17 +185,17 @@ def _read_openelm(config: Config) -> Table:
     config.require("ffn_with_glu", True)
     norm, head_dim = rmsnorm(), config.size("head_dim")
     qk_norms = qk_norm(norm) if config.flag("normalize_qk_projections") else {}
-    queries = _list_of(config, "num_query_heads", depth, _is_size, "positive whole numbers")
-    groups = _list_of(config, "num_kv_heads", depth, _is_size, "positive whole numbers")
-    multipliers = _list_of(config, "ffn_multipliers", depth, _is_positive, "positive numbers")
+    query_heads = _list_of(config, "num_query_heads", depth, _is_size, "positive whole numbers")
+    kv_head_counts = _list_of(config, "num_kv_heads", depth, _is_size, "positive whole numbers")
+    ffn_multipliers = _list_of(config, "ffn_multipliers", depth, _is_positive, "positive numbers")
     layers = []
-    for heads, kv_heads, multiplier in zip(queries, groups, multipliers, strict=True):
+    for heads, kv_heads, ffn_multiplier in zip(query_heads, kv_head_counts, ffn_multipliers, strict=True):
         if heads % kv_heads:
             raise config.error("num_kv_heads", kv_heads, f"a divisor of num_query_heads, here {heads}")
-        unrounded_width = multiplier * hidden_size
-        ffn_width = max(divisor, int(unrounded_width + divisor / 2) // divisor * divisor)
+        unrounded_width = ffn_multiplier * hidden_size
+        ffn_width = max(width_divisor, int(unrounded_width + width_divisor / 2) // width_divisor * width_divisor)
         ffn_width = _checked_width(
-            config, "ffn_multipliers", ffn_width + (divisor if ffn_width < 0.9 * unrounded_width else 0)
+            config, "ffn_multipliers", ffn_width + (width_divisor if ffn_width < 0.9 * unrounded_width else 0)
         )
         layers.append(
             (
@@ -225,44 +225,46 @@ def _read_nemotron_nas(config: Config) -> Table:
     block_tables = _list_of(config, "block_configs", depth, lambda value: isinstance(value, dict), "tables of fields")
     attention_bias, mlp_bias = config.flag("attention_bias"), config.flag("mlp_bias")
     layers: list[tuple[str, Table]] = []
-    for i, table in enumerate(block_tables):
-        mixer, ffn = (_block_part(config, i, table, part_name) for part_name in ("attention", "ffn"))
-        changes: Table = {"attention": {"type": "none"}, "feed_forward": {"type": "none"}}
+    for i, block_config in enumerate(block_tables):
+        mixer, ffn = (_block_part(config, i, block_config, part_name) for part_name in ("attention", "ffn"))
+        layer_changes: Table = {"attention": {"type": "none"}, "feed_forward": {"type": "none"}}
         part_labels = []
         if not mixer.flag("no_op"):
             kv_heads = mixer.quotient("n_heads_in_group", heads, mixer.size("n_heads_in_group"))
-            changes["attention"] = {
+            layer_changes["attention"] = {
                 "num_attention_heads": heads,
                 "num_key_value_heads": kv_heads,
                 "position": rope(config),
                 **biases(attention_bias, *QKVO),
             }
             if mixer.optional_size("window_length") is not None:
-                changes["attention"]["sliding_window"] = mixer.size("window_length")
+                layer_changes["attention"]["sliding_window"] = mixer.size("window_length")
             part_labels.append(f"kv{kv_heads}")
         if not ffn.flag("no_op"):
             unrounded_width = int(2 * ffn.number("ffn_mult") * hidden_size / 3)
             ffn_width = _checked_width(ffn, "ffn_mult", max(256, -(-unrounded_width // 256) * 256))
-            changes["feed_forward"] = {
+            layer_changes["feed_forward"] = {
                 "intermediate_size": ffn_width,
                 "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
                 "gated": True,
                 **biases(mlp_bias, "gate_bias", "up_bias", "down_bias"),
             }
             part_labels.append(f"ffn{ffn_width}")
-        layers.append(("_".join(part_labels) or "empty", changes))
+        layers.append(("_".join(part_labels) or "empty", layer_changes))
     block = {**layers[0][1], "norm": norm, "norm_placement": "pre"}
     return decoder(config, block, norm, stack=stack_of_layers(layers))
 
 
-def _block_part(config: Config, layer: int, table: Table, part_name: str) -> Config:
+def _block_part(config: Config, layer: int, block_config: Table, part_name: str) -> Config:
     """Returns the table of a layer's attention or FFN. Raises `InputError` for a single projection."""
     location = f"{config.location}block_configs[{layer}]."
-    part_table = Config({part_name: table.get(part_name)}, {}, config.model_type, location=location).table(part_name)
-    fields = Config(part_table, BLOCK_PART, config.model_type, location=f"{location}{part_name}.")
-    fields.require("replace_with_linear", False)
-    fields.require("sparsify", None)
-    return fields
+    part_table = Config({part_name: block_config.get(part_name)}, {}, config.model_type, location=location).table(
+        part_name
+    )
+    part_config = Config(part_table, BLOCK_PART, config.model_type, location=f"{location}{part_name}.")
+    part_config.require("replace_with_linear", False)
+    part_config.require("sparsify", None)
+    return part_config
 
 
 BLOCK_PART: dict[str, Any] = {"no_op": False, "replace_with_linear": False, "sparsify": None, "window_length": None}

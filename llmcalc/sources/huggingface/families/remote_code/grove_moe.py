@@ -16,8 +16,8 @@ ADJUGATE_WIDTH = 128
 
 
 def _read_grove_moe(config: Config) -> Table:
-    table = qwen3_moe(config)
-    stack = table["decoder"]
+    model_fields = qwen3_moe(config)
+    stack = model_fields["decoder"]
     if config.size("num_experts") % EXPERTS_PER_GROUP:
         raise config.error("num_experts", config.size("num_experts"), f"a multiple of {EXPERTS_PER_GROUP}")
     layer_tables = [stack["block"], *stack.get("variants", {}).values()]
@@ -26,7 +26,7 @@ def _read_grove_moe(config: Config) -> Table:
         if ffn.get("type") == "moe":
             adjugate = {**ffn["expert"], "intermediate_size": ADJUGATE_WIDTH}
             ffn |= {"type": "grove_moe", "experts_per_group": EXPERTS_PER_GROUP, "adjugate_expert": adjugate}
-    return table
+    return model_fields
 
 
 CODE = "https://github.com/inclusionAI/GroveMoE/blob/main/src/transformers-4.51.3/src/transformers"

@@ -23,8 +23,8 @@ def _read_ling_2_5(config: Config) -> Table:
     """Reads Ling 2.5 and 2.6: groups of lightning-attention layers, each ended by a latent-attention layer."""
     uncounted_prediction(config)
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
-    group = config.size("layer_group_size")
-    mixers = ["linear" if (i + 1) % group else "full" for i in range(depth)]
+    group_size = config.size("layer_group_size")
+    mixers = ["linear" if (i + 1) % group_size else "full" for i in range(depth)]
     ffn_kinds = dense_or_moe(config, depth, config.count("first_k_dense_replace"))
     bias = config.flag("use_bias")
     block = layer_table(ling_lightning(config, norm), ling_experts(config), norm)

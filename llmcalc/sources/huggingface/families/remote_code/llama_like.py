@@ -39,17 +39,17 @@ def _read_llama(config: Config) -> Table:
 
 def _read_xverse(config: Config) -> Table:
     """Reads XVERSE and XVERSE-MoE, which has experts in every layer and one wide FFN for the shared experts."""
-    table = _read_llama(config)
+    model_fields = _read_llama(config)
     if config.has("num_experts"):
         shared_expert_count = config.count("num_shared_experts") if config.has("num_shared_experts") else 0
         ffn_width = config.size("intermediate_size")
-        table["decoder"]["block"]["feed_forward"] = moe(
+        model_fields["decoder"]["block"]["feed_forward"] = moe(
             config.size("num_experts"),
             config.size("num_experts_per_tok"),
             glu(config),
             glu(config, width=ffn_width * shared_expert_count) if shared_expert_count else None,
         )
-    return table
+    return model_fields
 
 
 def _read_internlm(config: Config) -> Table:
@@ -76,11 +76,11 @@ def _read_minicpm(config: Config) -> Table:
         dense_length = config.table("sparse_config").get("dense_len")
         length_text = "" if dense_length is None else f" of more than {shown(dense_length)} tokens"
         config.notes.append(f"sparse_config: that a sequence{length_text} attends to some blocks alone is not counted")
-    table = llama_like(config, attention(config, **biases(config.flag("attention_bias"), *QKVO)))
+    model_fields = llama_like(config, attention(config, **biases(config.flag("attention_bias"), *QKVO)))
     if config.has("num_experts") and config.count("num_experts"):
         experts = moe(config.size("num_experts"), config.size("num_experts_per_tok"), glu(config))
-        table["decoder"]["block"]["feed_forward"] = experts
-    return table
+        model_fields["decoder"]["block"]["feed_forward"] = experts
+    return model_fields
 
 
 def _read_mobilellm(config: Config) -> Table:

@@ -68,14 +68,16 @@ def _sliding_and_full(config: Config, full_fields: Table) -> Table:
         for field_name in SIZES
     }
     sliding_sizes = {
-        field_name: config.size(f"swa_{field_name}") if config.has(f"swa_{field_name}") else size
-        for field_name, size in head_fields.items()
+        field_name: config.size(f"swa_{field_name}") if config.has(f"swa_{field_name}") else head_size
+        for field_name, head_size in head_fields.items()
     }
     window = config.size("sliding_window_size", "sliding_window")
     sinks = {"sinks": True} if config.flag("add_swa_attention_sink_bias") else {}
     mixer = attention(config, **qkv, **head_fields)
-    attention_kinds = ["sliding" if mark else "full" for mark in _layer_marks(config, "hybrid_layer_pattern", depth)]
-    ffn_kinds = ["moe" if mark else "dense" for mark in _layer_marks(config, "moe_layer_freq", depth)]
+    attention_kinds = [
+        "sliding" if layer_mark else "full" for layer_mark in _layer_marks(config, "hybrid_layer_pattern", depth)
+    ]
+    ffn_kinds = ["moe" if layer_mark else "dense" for layer_mark in _layer_marks(config, "moe_layer_freq", depth)]
     experts = moe(
         config.size("n_routed_experts"),
         config.size("num_experts_per_tok"),

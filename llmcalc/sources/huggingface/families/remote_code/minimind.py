@@ -50,15 +50,15 @@ def _earlier(config: Config) -> Table:
     norm, hidden = rmsnorm(config.number("rms_norm_eps")), config.size("hidden_size")
     ffn_width = config.optional_size("intermediate_size")
     if ffn_width is None:
-        multiple = config.size("multiple_of")
-        ffn_width = multiple * ceil_div(8 * hidden // 3, multiple)
+        width_multiple = config.size("multiple_of")
+        ffn_width = width_multiple * ceil_div(8 * hidden // 3, width_multiple)
     ffn = glu(config, width=ffn_width)
     if config.flag("use_moe"):
         has_metas_names = "dim" in config.data
         has_one = config.get("n_shared_experts") is not None
         shared_count = int(has_one) if has_metas_names else config.count("n_shared_experts")
-        shared = glu(config, width=ffn_width * shared_count) if shared_count else None
-        ffn = moe(config.size("n_routed_experts"), config.size("num_experts_per_tok"), ffn, shared)
+        shared_ffn = glu(config, width=ffn_width * shared_count) if shared_count else None
+        ffn = moe(config.size("n_routed_experts"), config.size("num_experts_per_tok"), ffn, shared_ffn)
     return decoder(config, layer_table(attention(config), ffn, norm), norm)
 
 

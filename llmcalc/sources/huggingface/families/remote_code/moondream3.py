@@ -38,9 +38,9 @@ def _read_moondream3(config: Config) -> Table:
     hidden, depth = text_config.size("dim"), text_config.size("n_layers")
     heads, kv_heads = text_config.size("n_heads"), text_config.size("n_kv_heads")
     head_size = text_config.quotient("n_heads", hidden, heads)
-    scales = depth * (2 * heads * head_size * (heads + 2 * kv_heads) + heads)
+    scale_params = depth * (2 * heads * head_size * (heads + 2 * kv_heads) + heads)
     config.notes += [
-        f"tau: the scales of queries and values are not counted: {scales:,} parameters",
+        f"tau: the scales of queries and values are not counted: {scale_params:,} parameters",
         f"region: {REGION}",
     ]
     norm = layernorm()

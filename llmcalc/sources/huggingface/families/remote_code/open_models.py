@@ -34,8 +34,8 @@ def _read_hf_olmo(config: Config) -> Table:
     bias = config.flag("include_bias")
     config.choice({"sequential": True, "llama": True}, "block_type")
     norm_bias = bias if config.get("bias_for_layer_norm") is None else config.flag("bias_for_layer_norm")
-    affine, qk_affine = config.flag("layer_norm_with_affine"), config.flag("attention_layer_norm_with_affine")
-    norm = _norm(config, affine, norm_bias)
+    is_affine, qk_affine = config.flag("layer_norm_with_affine"), config.flag("attention_layer_norm_with_affine")
+    norm = _norm(config, is_affine, norm_bias)
     mixer: Table = attention(config, position=None, num_key_value_heads=_kv_heads(config), **biases(bias, *QKVO))
     mixer.pop("head_dim", None)
     stack: Table = {}
@@ -51,20 +51,20 @@ def _read_hf_olmo(config: Config) -> Table:
     if config.flag("embedding_layer_norm"):
         stack["embedding_norm"] = norm
     block = layer_table(mixer, _feed_forward(config, bias), norm, "output" if config.flag("norm_after") else "pre")
-    rows, is_tied = (
+    embedding_rows, is_tied = (
         config.optional_size("embedding_size") or config.size("vocab_size"),
         config.flag("tie_word_embeddings"),
     )
     config.fields_read.add("vocab_size")
     head = biases(bias and not is_tied, "bias")
-    return {**decoder(config, block, norm, head, stack), "vocab_size": rows}
+    return {**decoder(config, block, norm, head, stack), "vocab_size": embedding_rows}
 
 
-def _norm(config: Config, affine: bool, bias: bool) -> Table:
+def _norm(config: Config, is_affine: bool, bias: bool) -> Table:
     eps = config.number("layer_norm_eps")
     layer_tables = {"default": layernorm, "low_precision": layernorm, "rms": rmsnorm}
-    fields = {"bias": bias} if affine else {"weight": False}
-    norm: Table = config.choice(layer_tables, "layer_norm_type")(eps, **fields)
+    norm_fields = {"bias": bias} if is_affine else {"weight": False}
+    norm: Table = config.choice(layer_tables, "layer_norm_type")(eps, **norm_fields)
     return norm
 
 
@@ -97,14 +97,16 @@ def _feed_forward(config: Config, bias: bool) -> Table:
     }
 
 
-def _network_width(config: Config, multiplier: int) -> int:
+def _network_width(config: Config, width_multiplier: int) -> int:
     """Returns the default width of a feed-forward network: a multiple of the hidden size."""
     hidden = config.size("hidden_size")
-    if multiplier * hidden > LARGEST:
+    if width_multiplier * hidden > LARGEST:
         raise config.error(
-            "hidden_size", hidden, f"at most {LARGEST // multiplier}, for the network is {multiplier} times as wide"
+            "hidden_size",
+            hidden,
+            f"at most {LARGEST // width_multiplier}, for the network is {width_multiplier} times as wide",
         )
-    return multiplier * hidden
+    return width_multiplier * hidden
 
 
 def _read_molmo(config: Config) -> Table:
@@ -125,13 +127,13 @@ def _read_molmo(config: Config) -> Table:
         norm,
         "output" if config.flag("norm_after") else "pre",
     )
-    rows = config.optional_size("embedding_size") or config.size("vocab_size")
+    embedding_rows = config.optional_size("embedding_size") or config.size("vocab_size")
     config.fields_read.add("vocab_size")
     config.notes.append(
         "the vision encoder, whose sizes are in the code of the model, and its projector are not counted: "
         f"{_molmo_vision(config):,} parameters"
     )
-    return {**decoder(config, block, norm), "vocab_size": rows, "additional_vocab_size": 128}
+    return {**decoder(config, block, norm), "vocab_size": embedding_rows, "additional_vocab_size": 128}
 
 
 def _molmo_vision(config: Config) -> int:
@@ -141,9 +143,9 @@ def _molmo_vision(config: Config) -> int:
     from the end, side by side. Four patches become one by attention of their mean, and a gated network has the text
     model's widths.
     """
-    hidden_size, patch, rows, depth = 1024, 3 * 14 * 14, 24 * 24 + 1, 23
+    hidden_size, patch_values, position_rows, depth = 1024, 3 * 14 * 14, 24 * 24 + 1, 23
     layer = 4 * hidden_size * (hidden_size + 1) + 2 * 4 * hidden_size * hidden_size + 5 * hidden_size + 4 * hidden_size
-    encoder = hidden_size * (patch + 1 + rows + 2) + depth * layer
+    encoder = hidden_size * (patch_values + 1 + position_rows + 2) + depth * layer
     pooling = 3 * (2 * hidden_size + 1) * hidden_size + (hidden_size + 1) * hidden_size + 2 * 2 * hidden_size
     gated_width = config.size("intermediate_size") // 2
     return encoder + pooling + gated_width * (2 * hidden_size + config.size("hidden_size"))
@@ -166,13 +168,13 @@ OLMO_MODULES = {
 
 def _read_openlm(config: Config) -> Table:
     """Reads OpenLM's models, whose arguments may be in a separate table."""
-    arguments: Mapping[str, Any] = config.table("params_args_dict") if config.has("params_args_dict") else {}
+    model_arguments: Mapping[str, Any] = config.table("params_args_dict") if config.has("params_args_dict") else {}
     config.fields_read.add("params_args_dict")
-    config_data = {**arguments, **config.data}
+    config_data = {**model_arguments, **config.data}
     inner_config = Config(config_data, config.defaults, config.model_type, config.head, config.location, config.aliases)
-    table = _openlm_arguments(inner_config)
+    model_fields = _openlm_arguments(inner_config)
     config.fields_read |= inner_config.fields_read
-    return table
+    return model_fields
 
 
 def _openlm_arguments(config: Config) -> Table:

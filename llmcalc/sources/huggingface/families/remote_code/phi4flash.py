@@ -60,7 +60,9 @@ def _read_phi4flash(config: Config) -> Table:
     ffn = glu(config, config.flag("mlp_bias"))
     block = layer_table(mamba, ffn, norm)
     head = {"bias": True} if config.flag("lm_head_bias") else None
-    layer_changes = {layer_kind: fields for layer_kind, fields in layer_changes.items() if layer_kind in layer_kinds}
+    layer_changes = {
+        layer_kind: layer_fields for layer_kind, layer_fields in layer_changes.items() if layer_kind in layer_kinds
+    }
     return decoder(config, block, norm, head, combined_kinds((layer_kinds, layer_changes)))
 
 
@@ -69,13 +71,15 @@ def _window(config: Config) -> int | None:
     stated_window = config.get("sliding_window")
     if not isinstance(stated_window, list):
         return config.optional_size("sliding_window")
-    windows = {size for size in stated_window if size is not None}
-    if len(windows) > 1 or not all(is_whole(size) and 0 < size <= LARGEST for size in windows):
+    window_sizes = {window_size for window_size in stated_window if window_size is not None}
+    if len(window_sizes) > 1 or not all(
+        is_whole(window_size) and 0 < window_size <= LARGEST for window_size in window_sizes
+    ):
         raise config.error(
             "sliding_window", stated_window, "one positive whole number, and null for layers without a window"
         )
     config.fields_read.add("sliding_window")
-    return next(iter(windows), None)
+    return next(iter(window_sizes), None)
 
 
 FAMILIES = {

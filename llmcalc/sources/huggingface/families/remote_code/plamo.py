@@ -26,7 +26,11 @@ from ...parts import (
 
 def _read_plamo2(config: Config) -> Table:
     """Reads PLaMo 2: every `mamba_step`-th layer has attention; `full_attention_idx` lists layers without a window."""
-    eps, depth, period = config.number("rms_norm_eps"), config.size("num_hidden_layers"), config.size("mamba_step")
+    eps, depth, mamba_period = (
+        config.number("rms_norm_eps"),
+        config.size("num_hidden_layers"),
+        config.size("mamba_step"),
+    )
     norm, heads, size = offset_rmsnorm(eps), config.size("num_attention_heads"), config.size("hidden_size_per_head")
     window, full_layers = config.optional_size("attention_window_size"), config.get("full_attention_idx")
     full_attention_indices = set() if full_layers is None else set(config.sizes("full_attention_idx"))
@@ -52,7 +56,7 @@ def _read_plamo2(config: Config) -> Table:
     layer_tables: Table = {"sliding": {}, "full": {"attention": mixer}, "mamba": {"attention": mamba}}
     layer_kinds = [
         "mamba"
-        if _is_mamba(config, i, depth, period)
+        if _is_mamba(config, i, depth, mamba_period)
         else "full"
         if window is None or i in full_attention_indices
         else "sliding"
@@ -61,34 +65,36 @@ def _read_plamo2(config: Config) -> Table:
     return decoder(config, block, norm, stack=combined_kinds((layer_kinds, layer_tables)))
 
 
-def _is_mamba(config: Config, layer: int, depth: int, period: int) -> bool:
+def _is_mamba(config: Config, layer_index: int, depth: int, mamba_period: int) -> bool:
     """Whether a layer has a state-space mixer; without a layer at half the period, the last has attention."""
     if not config.flag("mamba_enabled"):
         return False
-    if period < 2:
-        raise config.error("mamba_step", period, "2 or more")
-    return layer != depth - 1 if depth <= period // 2 else layer % period != period // 2
+    if mamba_period < 2:
+        raise config.error("mamba_step", mamba_period, "2 or more")
+    return layer_index != depth - 1 if depth <= mamba_period // 2 else layer_index % mamba_period != mamba_period // 2
 
 
 def _read_plamo3(config: Config) -> Table:
     """Reads PLaMo 3: every `sliding_window_pattern`-th layer attends to all tokens."""
     norm, depth = offset_rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
-    window, windows = (
+    window, layer_windows = (
         config.optional_size("window_size", "sliding_window"),
         config.data.get("interleaved_sliding_window"),
     )
-    period = config.size("sliding_window_pattern")
+    mamba_period = config.size("sliding_window_pattern")
     config.fields_read.add("interleaved_sliding_window")
-    default_kinds = ["sliding" if (i + 1) % period else "full" for i in range(depth)]
-    if isinstance(windows, list):
-        window_sizes = [window_size for window_size in windows if window_size is not None]
+    default_kinds = ["sliding" if (i + 1) % mamba_period else "full" for i in range(depth)]
+    if isinstance(layer_windows, list):
+        window_sizes = [window_size for window_size in layer_windows if window_size is not None]
         if (
-            len(windows) != depth
+            len(layer_windows) != depth
             or not all(type(window_size) is int and window_size > 0 for window_size in window_sizes)
             or len(set(window_sizes)) > 1
         ):
-            raise config.error("interleaved_sliding_window", windows, f"{depth} times null or one size of a window")
-        default_kinds = ["full" if window_size is None else "sliding" for window_size in windows]
+            raise config.error(
+                "interleaved_sliding_window", layer_windows, f"{depth} times null or one size of a window"
+            )
+        default_kinds = ["full" if window_size is None else "sliding" for window_size in layer_windows]
         window = next(iter(window_sizes), window)
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_kinds)
     mixer = attention(config, **qk_norm(norm))

@@ -51,11 +51,11 @@ def _with_first_norm(
     """Returns a model of RWKV's layers. first_layer_norm: fields of the first layer's mixing that differ."""
     norm = layernorm(eps)
     block: Table = layer_table(time_mixing, channel_mixing, norm)
-    changes: Table = {
+    layer_changes: Table = {
         "input_norm": norm,
         **({"attention": {**time_mixing, **first_layer_norm}} if first_layer_norm else {}),
     }
-    stack = {"variants": {"first": changes}, "first_layers": ["first"], "pattern": ["block"]}
+    stack = {"variants": {"first": layer_changes}, "first_layers": ["first"], "pattern": ["block"]}
     return decoder(config, block, norm, stack=stack)
 
 
@@ -64,9 +64,9 @@ def _read_rwkv7(config: Config) -> Table:
     for field_name in ("attn", "norm_first", "norm_bias"):
         config.require(field_name, config.defaults[field_name])
     hidden, head_dim = config.size("hidden_size"), config.size("head_dim")
-    widths = config.get("value_dim")
-    if widths not in (None, hidden, [hidden] * config.size("num_hidden_layers")):
-        raise config.error("value_dim", widths, f"{hidden}, the hidden_size, in every layer")
+    value_widths = config.get("value_dim")
+    if value_widths not in (None, hidden, [hidden] * config.size("num_hidden_layers")):
+        raise config.error("value_dim", value_widths, f"{hidden}, the hidden_size, in every layer")
     heads, eps = config.quotient("head_dim", hidden, head_dim), config.number("norm_eps")
     config.fields_read.update(("num_heads", "num_attention_heads"))
     time_mixing = {
@@ -76,8 +76,8 @@ def _read_rwkv7(config: Config) -> Table:
         "norm_eps": eps * head_dim,
         **{
             field: config.optional_size(field_name)
-            or max(32, round(mix_field * hidden**0.5 * (scale or head_dim / 64) / 32) * 32)
-            for field, field_name, mix_field, scale in (
+            or max(32, round(mix_field * hidden**0.5 * (rank_scale or head_dim / 64) / 32) * 32)
+            for field, field_name, mix_field, rank_scale in (
                 ("decay_rank", "decay_low_rank_dim", 2.5, None),
                 ("rate_rank", "a_low_rank_dim", 2.5, None),
                 ("value_rank", "v_low_rank_dim", 1.7, None),

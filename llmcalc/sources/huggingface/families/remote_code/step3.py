@@ -39,9 +39,9 @@ def _layers_with_experts(config: Config, depth: int) -> set[int]:
         return {*range(1, depth)}
     expected_text = "indices of layers with commas between them, such as 4,5,6"
     if isinstance(listed_indices, str) and len(listed_indices) <= 10 * (depth + 1):
-        indices = [text.strip() for text in listed_indices.split(",")]
-        if all(text.isascii() and text.isdigit() for text in indices):
-            return {int(text) for text in indices}
+        layer_indices = [index_text.strip() for index_text in listed_indices.split(",")]
+        if all(index_text.isascii() and index_text.isdigit() for index_text in layer_indices):
+            return {int(index_text) for index_text in layer_indices}
     raise config.error("moe_layers_enum", listed_indices, expected_text)
 
 

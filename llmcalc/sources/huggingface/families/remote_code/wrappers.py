@@ -24,8 +24,8 @@ PRO = qwen_vl.FAMILIES["qwen3_vl_moe_text"]
 
 def _interns1_pro_text(config: Config) -> Table:
     """Reads Intern-S1-Pro: Qwen3-VL's experts, chosen within groups, and FoPE, whose coefficients are buffers."""
-    scaling = config.get("rope_scaling") if config.has("rope_scaling") else None
-    if isinstance(scaling, dict) and scaling.get("fope_init_factor") is not None:
+    rope_scaling = config.get("rope_scaling") if config.has("rope_scaling") else None
+    if isinstance(rope_scaling, dict) and rope_scaling.get("fope_init_factor") is not None:
         config.notes.append(
             "rope_scaling: FoPE: the products of its sines and cosines with its coefficients, once a pass, are not "
             "counted"
@@ -33,11 +33,11 @@ def _interns1_pro_text(config: Config) -> Table:
     return qwen_vl.qwen3_vl_moe_text(config)
 
 
-def _wrapper(text_type: str, source: str, text_section: str = "text_config", **fields: Any) -> Family:
+def _wrapper(text_type: str, source_url: str, text_section: str = "text_config", **family_fields: Any) -> Family:
     """Returns the record of a wrapper with a separate class, which ties the same weights as the text model.
 
     text_type: the model type of its text model.
-    fields: further fields of the record.
+    family_fields: further fields of the record.
     """
     return Family(
         None,
@@ -45,8 +45,8 @@ def _wrapper(text_type: str, source: str, text_section: str = "text_config", **f
         text_section=text_section,
         generates_text=True,
         tying_source="text",
-        source=source,
-        **fields,
+        source=source_url,
+        **family_fields,
     )
 
 

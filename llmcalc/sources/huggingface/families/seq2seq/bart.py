@@ -61,10 +61,10 @@ def _marian(config: Config) -> Table:
     """Reads Marian, whose sinusoidal positions are a frozen table in the checkpoint."""
     decoder_vocab = config.optional_size("decoder_vocab_size") or config.size("vocab_size")
     shares_embeddings = config.flag("share_encoder_decoder_embeddings")
-    table = bart_like(config, "post", position=learned_positions(config))
-    if decoder_vocab == config.size("vocab_size") and (shares_embeddings or "encoder" not in table):
-        return table
-    if "encoder" not in table:
+    model_fields = bart_like(config, "post", position=learned_positions(config))
+    if decoder_vocab == config.size("vocab_size") and (shares_embeddings or "encoder" not in model_fields):
+        return model_fields
+    if "encoder" not in model_fields:
         raise config.error(
             "decoder_vocab_size",
             decoder_vocab,
@@ -76,11 +76,11 @@ def _marian(config: Config) -> Table:
             decoder_vocab,
             f"vocab_size ({config.size('vocab_size')}), since encoder and decoder share an embedding",
         )
-    table.pop("unused_embedding", None)
+    model_fields.pop("unused_embedding", None)
     return {
-        **table,
+        **model_fields,
         "vocab_size": decoder_vocab,
-        "encoder": {**table["encoder"], "vocab_size": config.size("vocab_size")},
+        "encoder": {**model_fields["encoder"], "vocab_size": config.size("vocab_size")},
     }
 
 
@@ -91,10 +91,10 @@ def _pegasus(config: Config) -> Table:
 def _bigbird_pegasus(config: Config) -> Table:
     """Reads BigBird-Pegasus, whose encoder attends to all tokens, or to token blocks in long sequences."""
     block_sparse_note(config)
-    table = bart_like(config, "pre", position=learned_positions(config), bias=config.flag("use_bias"))
+    model_fields = bart_like(config, "pre", position=learned_positions(config), bias=config.flag("use_bias"))
     if architecture(config).endswith("ForCausalLM"):  # the class of the decoder alone ties nothing
-        table["tie_word_embeddings"] = False
-    return table
+        model_fields["tie_word_embeddings"] = False
+    return model_fields
 
 
 def _pp_formulanet_text(config: Config) -> Table:
@@ -116,28 +116,28 @@ def _blenderbot_small(config: Config) -> Table:
 
 def _fsmt(config: Config) -> Table:
     """Reads FSMT: one vocabulary per language, frozen sinusoidal positions, and a head even in the bare class."""
-    source_vocab, padding = config.size("src_vocab_size"), config.get("pad_token_id")
-    if not is_whole(padding) or not 0 <= padding < min(64, source_vocab):
-        raise config.error("pad_token_id", padding, "the index of the padding token, below src_vocab_size and 64")
+    source_vocab, padding_id = config.size("src_vocab_size"), config.get("pad_token_id")
+    if not is_whole(padding_id) or not 0 <= padding_id < min(64, source_vocab):
+        raise config.error("pad_token_id", padding_id, "the index of the padding token, below src_vocab_size and 64")
     if architecture(config).endswith("ForCausalLM"):
         raise config.error("architectures", architecture(config), "FSMTForConditionalGeneration")
-    table = bart_like(config, "post", position=learned_positions(config, padding + 1))
-    if "encoder" not in table:
+    model_fields = bart_like(config, "post", position=learned_positions(config, padding_id + 1))
+    if "encoder" not in model_fields:
         raise config.error(
             "architectures",
             config.data.get("architectures"),
             "a class of both stacks: FSMT has none for its decoder alone",
         )
-    if not table["tie_word_embeddings"]:
-        table.pop("unused_embedding")
-        table["encoder"]["vocab_size"] = source_vocab
+    if not model_fields["tie_word_embeddings"]:
+        model_fields.pop("unused_embedding")
+        model_fields["encoder"]["vocab_size"] = source_vocab
     elif source_vocab != config.size("vocab_size"):
         raise config.error(
             "src_vocab_size",
             source_vocab,
             f"tgt_vocab_size ({config.size('vocab_size')}), with which it shares an embedding",
         )
-    return {**table, "head": {"type": "lm"}}
+    return {**model_fields, "head": {"type": "lm"}}
 
 
 def bart_like(
@@ -165,13 +165,13 @@ def bart_like(
     if not decoder_only:
         config.require("is_encoder_decoder", True)
     config.fields_read.add("is_encoder_decoder")
-    table: Table = {
+    model_fields: Table = {
         "vocab_size": config.size("vocab_size"),
         "hidden_size": config.size("hidden_size"),
         "tie_word_embeddings": is_tied,
     }
     if position["type"] == "sinusoidal":
-        table["max_position_embeddings"] = config.size("max_position_embeddings")
+        model_fields["max_position_embeddings"] = config.size("max_position_embeddings")
     stack_fields: Table = {"position": position}
     if embedding_norm:
         stack_fields["embedding_norm"] = layernorm()
@@ -179,33 +179,39 @@ def bart_like(
         stack_fields["final_norm"] = layernorm()
     for stack_name in ("encoder", "decoder"):
         depth = config.size("num_hidden_layers") if stack_name == "encoder" else config.size("decoder_layers")
-        table[stack_name] = {
+        model_fields[stack_name] = {
             "num_hidden_layers": depth,
             "block": bart_block(config, stack_name, placement, bias),
             **stack_fields,
             **sides.get(stack_name, {}),
         }
     if decoder_only:
-        del table["encoder"]
-        table["decoder"]["block"] |= {"idle_cross_attention": True}
-    elif not is_tied and "stem" not in table["encoder"]:
-        table["encoder"]["vocab_size"] = config.size("vocab_size")
-        table["unused_embedding"] = {}
+        del model_fields["encoder"]
+        model_fields["decoder"]["block"] |= {"idle_cross_attention": True}
+    elif not is_tied and "stem" not in model_fields["encoder"]:
+        model_fields["encoder"]["vocab_size"] = config.size("vocab_size")
+        model_fields["unused_embedding"] = {}
     score: Table = {"transform": {"hidden_act": "tanh", "norm": None}}
-    return {**table, "head": head_table(config, None, score)}
+    return {**model_fields, "head": head_table(config, None, score)}
 
 
 def bart_block(config: Config, stack_side: Side, placement: str, bias: bool = True) -> Table:
     heads = config.size("num_attention_heads") if stack_side == "encoder" else config.size("decoder_attention_heads")
     config.quotient(f"{stack_side}_attention_heads", config.size("hidden_size"), heads)
     attention = {"num_attention_heads": heads, **biases(bias, *QKVO)}
-    table = {"attention": attention, "norm": layernorm(), "norm_placement": placement}
-    table["feed_forward"] = mlp(config.size(f"{stack_side}_ffn_dim"), config.choice(ACTIVATIONS, "activation_function"))
-    return {**table, "cross_attention": attention} if stack_side == "decoder" else table
+    block_fields = {"attention": attention, "norm": layernorm(), "norm_placement": placement}
+    block_fields["feed_forward"] = mlp(
+        config.size(f"{stack_side}_ffn_dim"), config.choice(ACTIVATIONS, "activation_function")
+    )
+    return {**block_fields, "cross_attention": attention} if stack_side == "decoder" else block_fields
 
 
-def learned_positions(config: Config, offset: int = 0) -> Table:
-    return {"type": "learned", "max_position_embeddings": config.size("max_position_embeddings"), "offset": offset}
+def learned_positions(config: Config, position_offset: int = 0) -> Table:
+    return {
+        "type": "learned",
+        "max_position_embeddings": config.size("max_position_embeddings"),
+        "offset": position_offset,
+    }
 
 
 ALIASES = {

@@ -18,9 +18,9 @@ def _read_dia(config: Config) -> Table:
         config.section("decoder_config", DECODER),
     )
     hidden_size, channels = encoder_config.size("hidden_size"), decoder_config.size("num_channels")
-    delays = config.sizes("delay_pattern")
-    if len(delays) != channels:
-        raise config.error("delay_pattern", delays, f"{channels} numbers, one for each channel (num_channels)")
+    channel_delays = config.sizes("delay_pattern")
+    if len(channel_delays) != channels:
+        raise config.error("delay_pattern", channel_delays, f"{channels} numbers, one for each channel (num_channels)")
     encoder, decoder = _stack(encoder_config), _stack(decoder_config)
     cross_width = decoder_config.size("cross_hidden_size")
     if cross_width != hidden_size:
@@ -32,7 +32,7 @@ def _read_dia(config: Config) -> Table:
         "num_key_value_heads": decoder_config.size("cross_num_key_value_heads"),
         "head_dim": decoder_config.size("cross_head_dim"),
     }
-    table = {
+    model_fields = {
         "vocab_size": channels * decoder_config.size("vocab_size"),
         "hidden_size": decoder_config.size("hidden_size"),
         "tie_word_embeddings": False,
@@ -45,9 +45,9 @@ def _read_dia(config: Config) -> Table:
         f"num_channels: vocab_size is that of {channels} channels; the embeddings of {channels} tokens at each "
         "position are not counted in memory before their sum"
     )
-    for section in (encoder_config, decoder_config):
-        section.finish(frozenset(section.defaults), config)
-    return table
+    for stack_config in (encoder_config, decoder_config):
+        stack_config.finish(frozenset(stack_config.defaults), config)
+    return model_fields
 
 
 def _stack(config: Config) -> Table:

@@ -26,7 +26,8 @@ def _read_encoder_decoder(config: Config) -> Table:
         section_name: config.table(section_name) for section_name in ("encoder", "decoder")
     }
     layer_tables = {
-        section_name: model_type_of(config, section_name, fields) for section_name, fields in sections.items()
+        section_name: model_type_of(config, section_name, section_fields)
+        for section_name, section_fields in sections.items()
     }
     decoder_class = causal_class(layer_tables["decoder"], "decoder.", config.data)
     encoder = section_model(
@@ -54,27 +55,27 @@ def _read_encoder_decoder(config: Config) -> Table:
     return {**decoder, "encoder": stack}
 
 
-def model_type_of(config: Config, section_name: str, fields: Mapping[str, Any]) -> str:
+def model_type_of(config: Config, section_name: str, section_fields: Mapping[str, Any]) -> str:
     """Returns the model type of a section with the config of a whole model."""
-    model_type = fields.get("model_type")
+    model_type = section_fields.get("model_type")
     if not isinstance(model_type, str):
         raise config.error(section_name, model_type, "a table of fields with the model_type of that model")
     return usual_name(model_type)
 
 
 def section_model(
-    config: Config, section_name: str, model_type: str, fields: Mapping[str, Any], head: HeadKind = "lm"
+    config: Config, section_name: str, model_type: str, section_fields: Mapping[str, Any], head: HeadKind = "lm"
 ) -> Table:
     """Returns the model that a section of the config describes."""
-    family = family_of(model_type, f"{section_name}.", fields)
+    family = family_of(model_type, f"{section_name}.", section_fields)
     if family.read_model is None:
         raise config.error(section_name, model_type, "a model of text, not a wrapper")
-    section = typed_config(fields, model_type, family, head, f"{section_name}.")
-    table = family.read_model(section)
-    table |= dropout_of(section, family)
+    section = typed_config(section_fields, model_type, family, head, f"{section_name}.")
+    model_fields = family.read_model(section)
+    model_fields |= dropout_of(section, family)
     section.finish(family.ignored_fields, config)
     config.notes += [note for note in section.notes if note != IDLE_CROSS_ATTENTION]
-    return table
+    return model_fields
 
 
 FAMILIES = {

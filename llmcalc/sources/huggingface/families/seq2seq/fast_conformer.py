@@ -15,20 +15,22 @@ from ...parts import ACTIVATIONS, QKVO, Table, biases, head_table, layer_table, 
 
 def _read_canary(config: Config) -> Table:
     """Reads Canary, whose decoder is a section of the config and reads the unprojected encoder output."""
-    section = _config_section(config, "decoder_config", "canary_decoder", CANARY_DECODER)
-    if section.size("vocab_size") != config.size("vocab_size"):
-        raise section.error("vocab_size", section.get("vocab_size"), f"{config.get('vocab_size')}, as in the config")
+    section_config = _config_section(config, "decoder_config", "canary_decoder", CANARY_DECODER)
+    if section_config.size("vocab_size") != config.size("vocab_size"):
+        raise section_config.error(
+            "vocab_size", section_config.get("vocab_size"), f"{config.get('vocab_size')}, as in the config"
+        )
     encoder_defaults = CANARY_ENCODER if config.get("encoder_config") is None else PARAKEET
-    encoder, decoder = _conformer_encoder(config, encoder_defaults), _decoder(section, {"type": "sinusoidal"})
-    hidden_size, heads = section.size("hidden_size"), section.size("num_attention_heads")
-    section.quotient("num_attention_heads", hidden_size, heads)
+    encoder, decoder = _conformer_encoder(config, encoder_defaults), _decoder(section_config, {"type": "sinusoidal"})
+    hidden_size, heads = section_config.size("hidden_size"), section_config.size("num_attention_heads")
+    section_config.quotient("num_attention_heads", hidden_size, heads)
     if encoder["hidden_size"] != hidden_size:
         raise config.error(
             "encoder_config", encoder["hidden_size"], f"a hidden_size of {hidden_size}, which the decoder's layers read"
         )
-    model = _speech_model(config, section, encoder, decoder)
-    section.finish(NO_COUNT, config)
-    return {**model, "max_position_embeddings": section.size("max_position_embeddings")}
+    model_fields = _speech_model(config, section_config, encoder, decoder)
+    section_config.finish(NO_COUNT, config)
+    return {**model_fields, "max_position_embeddings": section_config.size("max_position_embeddings")}
 
 
 def _read_cohere_asr(config: Config) -> Table:
@@ -42,34 +44,34 @@ def _require_sizes_of_nemo(config: Config) -> None:
     """Compares the sizes in the sections of NeMo, which the class does not read, with those that the class reads."""
     encoder = _config_section(config, "encoder_config", "parakeet_encoder", COHERE_ENCODER)
     decoder_section = config.section("transf_decoder").section("config_dict")
-    for section, class_config, field_pairs in (
+    for section_config, class_config, field_pairs in (
         (config.section("encoder"), encoder, NEMO_ENCODER),
         (decoder_section, config, NEMO_DECODER),
         (config.section("head"), config, {"num_classes": "vocab_size"}),
     ):
         for section_field, class_name in field_pairs.items():
-            if section.has(section_field) and section.get(section_field) != class_config.size(class_name):
-                expected = (
+            if section_config.has(section_field) and section_config.get(section_field) != class_config.size(class_name):
+                expected_value = (
                     f"{class_config.size(class_name)}, as {class_config.location}{class_name}, which the class reads"
                 )
-                raise section.error(section_field, section.get(section_field), expected)
+                raise section_config.error(section_field, section_config.get(section_field), expected_value)
 
 
-def _config_section(config: Config, section_name: str, model_type: str, defaults: Table) -> Config:
+def _config_section(config: Config, section_name: str, model_type: str, section_defaults: Table) -> Config:
     """Returns a section of the config, or the class's defaults without a section."""
-    fields = {} if config.get(section_name) is None else config.table(section_name)
-    section = Config(fields, defaults, model_type, location=f"{section_name}.")
-    if fields.get("model_type", model_type) != model_type:
-        raise section.error("model_type", fields["model_type"], model_type)
-    return section
+    section_fields = {} if config.get(section_name) is None else config.table(section_name)
+    section_config = Config(section_fields, section_defaults, model_type, location=f"{section_name}.")
+    if section_fields.get("model_type", model_type) != model_type:
+        raise section_config.error("model_type", section_fields["model_type"], model_type)
+    return section_config
 
 
-def _speech_model(config: Config, section: Config, encoder: Table, decoder: Table) -> Table:
-    """Returns the model. section: the decoder's fields."""
+def _speech_model(config: Config, decoder_config: Config, encoder: Table, decoder: Table) -> Table:
+    """Returns the model. decoder_config: the decoder's fields."""
     config.require("is_encoder_decoder", True)
     return {
-        "vocab_size": section.size("vocab_size"),
-        "hidden_size": section.size("hidden_size"),
+        "vocab_size": decoder_config.size("vocab_size"),
+        "hidden_size": decoder_config.size("hidden_size"),
         "tie_word_embeddings": config.flag("tie_word_embeddings"),
         "encoder": encoder,
         "decoder": decoder,
@@ -77,25 +79,30 @@ def _speech_model(config: Config, section: Config, encoder: Table, decoder: Tabl
     }
 
 
-def _decoder(section: Config, position: Table) -> Table:
-    hidden_size, heads = section.size("hidden_size"), section.size("num_attention_heads")
-    kv_heads, head_dim = section.optional_size("num_key_value_heads") or heads, section.optional_size("head_dim")
+def _decoder(decoder_config: Config, position: Table) -> Table:
+    hidden_size, heads = decoder_config.size("hidden_size"), decoder_config.size("num_attention_heads")
+    kv_heads, head_dim = (
+        decoder_config.optional_size("num_key_value_heads") or heads,
+        decoder_config.optional_size("head_dim"),
+    )
     if heads % kv_heads:
-        raise section.error("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
+        raise decoder_config.error("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
     mixer: Table = {
         "num_attention_heads": heads,
-        "head_dim": section.quotient("num_attention_heads", hidden_size, heads) if head_dim is None else head_dim,
+        "head_dim": decoder_config.quotient("num_attention_heads", hidden_size, heads)
+        if head_dim is None
+        else head_dim,
         **({} if kv_heads == heads else {"num_key_value_heads": kv_heads}),
-        **biases(section.flag("attention_bias"), *QKVO),
+        **biases(decoder_config.flag("attention_bias"), *QKVO),
     }
     norm = layernorm()
     block = layer_table(
         mixer,
-        mlp(section.size("intermediate_size"), section.choice(ACTIVATIONS, "hidden_act")),
+        mlp(decoder_config.size("intermediate_size"), decoder_config.choice(ACTIVATIONS, "hidden_act")),
         norm,
         cross_attention=mixer,
     )
-    depth = section.size("num_hidden_layers")
+    depth = decoder_config.size("num_hidden_layers")
     return {
         "num_hidden_layers": depth,
         "block": block,
@@ -105,32 +112,38 @@ def _decoder(section: Config, position: Table) -> Table:
     }
 
 
-def _conformer_encoder(config: Config, defaults: Table) -> Table:
-    """Returns the FastConformer. defaults: default values of the section's fields."""
-    section = _config_section(config, "encoder_config", "parakeet_encoder", defaults)
-    encoder = parakeet_encoder(section)
-    section.finish(NO_COUNT | PARAKEET_FIELDS, config)
+def _conformer_encoder(config: Config, section_defaults: Table) -> Table:
+    """Returns the FastConformer. section_defaults: default values of the section's fields."""
+    section_config = _config_section(config, "encoder_config", "parakeet_encoder", section_defaults)
+    encoder = parakeet_encoder(section_config)
+    section_config.finish(NO_COUNT | PARAKEET_FIELDS, config)
     return encoder
 
 
-def parakeet_encoder(section: Config) -> Table:
+def parakeet_encoder(encoder_config: Config) -> Table:
     """Returns the FastConformer that a section describes."""
-    hidden_size, heads, norm = section.size("hidden_size"), section.size("num_attention_heads"), layernorm()
-    has_bias, head_dim = section.flag("attention_bias"), section.optional_size("head_dim")
-    kernel_size, activation = section.size("conv_kernel_size"), section.choice(ACTIVATIONS, "hidden_act")
+    hidden_size, heads, norm = (
+        encoder_config.size("hidden_size"),
+        encoder_config.size("num_attention_heads"),
+        layernorm(),
+    )
+    has_bias, head_dim = encoder_config.flag("attention_bias"), encoder_config.optional_size("head_dim")
+    kernel_size, activation = encoder_config.size("conv_kernel_size"), encoder_config.choice(ACTIVATIONS, "hidden_act")
     if kernel_size % 2 == 0:
-        raise section.error("conv_kernel_size", kernel_size, "an odd number")
+        raise encoder_config.error("conv_kernel_size", kernel_size, "an odd number")
     attention = {
         "type": "relative",
         "num_attention_heads": heads,
-        "head_dim": section.quotient("num_attention_heads", hidden_size, heads) if head_dim is None else head_dim,
+        "head_dim": encoder_config.quotient("num_attention_heads", hidden_size, heads)
+        if head_dim is None
+        else head_dim,
         "bias": has_bias,
         "segments": False,
     }
     convolution = {
         "kernel_size": kernel_size,
         "hidden_act": activation,
-        "bias": section.flag("convolution_bias"),
+        "bias": encoder_config.flag("convolution_bias"),
         "convolved": True,
         "batch_norm": True,
         "centred": True,
@@ -138,33 +151,33 @@ def parakeet_encoder(section: Config) -> Table:
     block = {
         "type": "conformer",
         "attention": attention,
-        "feed_forward": mlp(section.size("intermediate_size"), activation, has_bias),
+        "feed_forward": mlp(encoder_config.size("intermediate_size"), activation, has_bias),
         "convolution": convolution,
         "norm": norm,
     }
     return {
-        "num_hidden_layers": section.size("num_hidden_layers"),
+        "num_hidden_layers": encoder_config.size("num_hidden_layers"),
         "hidden_size": hidden_size,
-        "stem": {"type": "spectrum", "subsampling": _subsampling(section)},
+        "stem": {"type": "spectrum", "subsampling": _subsampling(encoder_config)},
         "block": block,
     }
 
 
-def _subsampling(section: Config) -> Table:
+def _subsampling(encoder_config: Config) -> Table:
     """Returns the convolutions before the layers: each halves the frames; all but the first are depthwise-separable."""
-    subsampling_factor, mel_bins = section.size("subsampling_factor"), section.size("num_mel_bins")
-    section.require("subsampling_conv_kernel_size", 3)
-    section.require("subsampling_conv_stride", 2)
+    subsampling_factor, mel_bins = encoder_config.size("subsampling_factor"), encoder_config.size("num_mel_bins")
+    encoder_config.require("subsampling_conv_kernel_size", 3)
+    encoder_config.require("subsampling_conv_stride", 2)
     convolution_count = subsampling_factor.bit_length() - 1
     if subsampling_factor < 2 or subsampling_factor != 2**convolution_count:
-        raise section.error("subsampling_factor", subsampling_factor, "a power of 2, at least 2")
+        raise encoder_config.error("subsampling_factor", subsampling_factor, "a power of 2, at least 2")
     if mel_bins % subsampling_factor:
-        raise section.error("num_mel_bins", mel_bins, f"a multiple of subsampling_factor ({subsampling_factor})")
-    first_convolution = {"channels": section.size("subsampling_conv_channels"), "bias": True}
-    separable = {**first_convolution, "separable": True}
+        raise encoder_config.error("num_mel_bins", mel_bins, f"a multiple of subsampling_factor ({subsampling_factor})")
+    first_convolution = {"channels": encoder_config.size("subsampling_conv_channels"), "bias": True}
+    separable_convolution = {**first_convolution, "separable": True}
     return {
         "num_mel_bins": mel_bins,
-        "convolutions": [first_convolution, *[separable] * (convolution_count - 1)],
+        "convolutions": [first_convolution, *[separable_convolution] * (convolution_count - 1)],
         "bias": True,
     }
 

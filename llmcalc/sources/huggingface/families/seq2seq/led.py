@@ -21,11 +21,11 @@ def _read_led(config: Config) -> Table:
     )
     encoder = {"position": encoder_rows, **window_stack(config, config.size("num_hidden_layers"))}
     decoder = {"position": decoder_rows}
-    table = bart_like(config, "post", encoder_rows, True, encoder=encoder, decoder=decoder)
-    if "encoder" in table:
-        table["encoder"]["block"]["attention"] |= {"idle_projections": GLOBAL}
+    model_fields = bart_like(config, "post", encoder_rows, True, encoder=encoder, decoder=decoder)
+    if "encoder" in model_fields:
+        model_fields["encoder"]["block"]["attention"] |= {"idle_projections": GLOBAL}
         config.notes.append(GLOBAL_NOTE)
-    return table
+    return model_fields
 
 
 FAMILIES = {

@@ -26,47 +26,49 @@ def _read_musicgen(config: Config) -> Table:
     encoder = section_model(
         config, "text_encoder", text_type, {**text_encoder, "architectures": ["EncoderModel"]}, "none"
     )
-    table = section_model(config, "decoder", music_type, {**decoder_section, "architectures": ["MusicgenForCausalLM"]})
+    model_fields = section_model(
+        config, "decoder", music_type, {**decoder_section, "architectures": ["MusicgenForCausalLM"]}
+    )
     if "encoder" not in encoder or "decoder" in encoder:
         raise config.error("text_encoder", text_type, "the config of a text encoder, such as T5's")
-    del table["decoder"]["block"]["idle_cross_attention"]
+    del model_fields["decoder"]["block"]["idle_cross_attention"]
     source_width = encoder["hidden_size"]
     stack = {**encoder["encoder"], "vocab_size": encoder["vocab_size"], "hidden_size": source_width}
-    if source_width != table["hidden_size"] and decoder_section.get("cross_attention_hidden_size") is None:
-        stack["output_size"] = table["hidden_size"]
+    if source_width != model_fields["hidden_size"] and decoder_section.get("cross_attention_hidden_size") is None:
+        stack["output_size"] = model_fields["hidden_size"]
     config.fields_read.add("audio_encoder")
     config.notes.append("its encoder is not counted: audio_encoder: the codec that turns audio into tokens and back")
-    return {**table, "encoder": stack}
+    return {**model_fields, "encoder": stack}
 
 
 def _read_musicgen_decoder(config: Config) -> Table:
     """Reads MusicGen's decoder, which attends to the text."""
-    table = _read_melody_decoder(config)
-    block = table["decoder"]["block"]
+    model_fields = _read_melody_decoder(config)
+    block = model_fields["decoder"]["block"]
     block |= {"cross_attention": block["attention"], "idle_cross_attention": True}
     config.notes.append(IDLE_CROSS_ATTENTION)
-    return table
+    return model_fields
 
 
 def _read_melody_decoder(config: Config) -> Table:
     """Reads a decoder whose embedding has, for each codebook, all tokens and a padding token."""
-    norm, heads, codebooks = layernorm(), config.size("num_attention_heads"), config.size("num_codebooks")
+    norm, heads, codebook_count = layernorm(), config.size("num_attention_heads"), config.size("num_codebooks")
     config.quotient("num_attention_heads", config.size("hidden_size"), heads)
     ffn = mlp(config.size("ffn_dim"), config.choice(ACTIVATIONS, "activation_function"), bias=False)
-    table = decoder(
+    model_fields = decoder(
         config,
         layer_table({"num_attention_heads": heads}, ffn, norm),
         norm,
         stack={"position": {"type": "sinusoidal"}},
         tie_word_embeddings=False,  # its class ties nothing
-        vocab_size=codebooks * config.size("vocab_size"),
-        additional_vocab_size=codebooks,
+        vocab_size=codebook_count * config.size("vocab_size"),
+        additional_vocab_size=codebook_count,
     )
     config.notes.append(
-        f"num_codebooks: vocab_size is that of {codebooks} codebooks; the embeddings of {codebooks} tokens at each "
+        f"num_codebooks: vocab_size is that of {codebook_count} codebooks; the embeddings of {codebook_count} tokens at each "
         "position are not counted in memory before their sum"
     )
-    return table
+    return model_fields
 
 
 MODULES: Modules = {**module_names("bart"), "embed_tokens": "embed_tokens", "lm_head": "lm_heads"}

@@ -38,12 +38,12 @@ def _read_moonshine(config: Config) -> Table:
     is_tied = config.flag("tie_word_embeddings")
     if is_whole(config.get("pad_head_dim_to_multiple_of")):
         config.notes.append("pad_head_dim_to_multiple_of: the zeros that fill up each head are not counted")
-    mixers = {stack_name: _stack_attention(config, stack_name, hidden) for stack_name in ("encoder", "decoder")}
+    mixer_by_stack = {stack_name: _stack_attention(config, stack_name, hidden) for stack_name in ("encoder", "decoder")}
     encoder = {
         "num_hidden_layers": config.size("encoder_num_hidden_layers"),
         "stem": {"type": "waveform"},
         "block": layer_table(
-            {**mixers["encoder"], "position": rope(config, 0.9)},
+            {**mixer_by_stack["encoder"], "position": rope(config, 0.9)},
             mlp(ffn_width, config.choice(ACTIVATIONS, "encoder_hidden_act")),
             norm,
         ),
@@ -53,10 +53,10 @@ def _read_moonshine(config: Config) -> Table:
     decoder = {
         "num_hidden_layers": config.size("num_hidden_layers"),
         "block": layer_table(
-            {**mixers["decoder"], "position": rope(config, 0.9)},
+            {**mixer_by_stack["decoder"], "position": rope(config, 0.9)},
             {**ffn, **biases(True, "gate_bias", "up_bias", "down_bias")},
             norm,
-            cross_attention=mixers["decoder"],
+            cross_attention=mixer_by_stack["decoder"],
         ),
         "final_norm": norm,
     }

@@ -38,15 +38,16 @@ def _read_switch(config: Config) -> Table:
         "encoder": config.size_by_name("num_layers"),
         "decoder": t5.decoder_depth(config),
     }  # the number of layers, whatever num_hidden_layers says
-    table = t5.t5_like(config, t5.t5_block(config, dense_ffn), t5.shared_position_bias(config))
+    model_fields = t5.t5_like(config, t5.t5_block(config, dense_ffn), t5.shared_position_bias(config))
     for stack_name, expert_interval in {
         stack_name: _expert_interval(config, stack_name, depth) for stack_name, depth in sparse_depths.items()
     }.items():
-        if stack_name in table:
-            table[stack_name] |= _sparse_stack(
-                [_has_experts(i, expert_interval) for i in range(table[stack_name]["num_hidden_layers"])], experts
+        if stack_name in model_fields:
+            model_fields[stack_name] |= _sparse_stack(
+                [_has_experts(i, expert_interval) for i in range(model_fields[stack_name]["num_hidden_layers"])],
+                experts,
             )
-    return table
+    return model_fields
 
 
 def _router(config: Config) -> Table:
@@ -68,10 +69,13 @@ def _has_experts(i: int, expert_interval: int) -> bool:
 
 
 def _read_nllb_moe(config: Config) -> Table:
-    table = bart.bart_like(config, "pre", {"type": "sinusoidal"})
+    model_fields = bart.bart_like(config, "pre", {"type": "sinusoidal"})
     activation = config.choice(ACTIVATIONS, "activation_function")
-    for stack_name in (stack_name for stack_name in ("encoder", "decoder") if stack_name in table):
-        expert_interval, depth = config.count(f"{stack_name}_sparse_step"), table[stack_name]["num_hidden_layers"]
+    for stack_name in (stack_name for stack_name in ("encoder", "decoder") if stack_name in model_fields):
+        expert_interval, depth = (
+            config.count(f"{stack_name}_sparse_step"),
+            model_fields[stack_name]["num_hidden_layers"],
+        )
         experts = moe(
             config.size("num_experts"),
             2,
@@ -79,10 +83,10 @@ def _read_nllb_moe(config: Config) -> Table:
             router=_router(config),
             expert_loop=True,
         )
-        table[stack_name] |= _sparse_stack(
+        model_fields[stack_name] |= _sparse_stack(
             [expert_interval > 0 and (i + 1) % expert_interval == 0 for i in range(depth)], experts
         )
-    return table
+    return model_fields
 
 
 def _sparse_stack(expert_flags: list[bool], experts: Table) -> Table:

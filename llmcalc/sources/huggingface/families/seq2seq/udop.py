@@ -37,13 +37,13 @@ def _read_udop(config: Config) -> Table:
             config.get("relative_bias_args"),
             "a first table with relative_attention_num_buckets buckets, whose weights the first layer's bias has",
         )
-    pages = (
+    page_buckets = (
         [first_bucket, *other_buckets] if bare_class else other_buckets
     )  # the bare class keeps the first layer's bias beside its table
     config.notes.append("patch_size: the projection of the page's image to patches is not counted, nor its products")
-    table = t5_like(config, t5_block(config), {"relative_bias": {**bias, "other_buckets": pages}})
-    table["encoder"]["token_types"] = {"other_vocab_sizes": [config.size("max_2d_position_embeddings")] * 2}
-    return {**table, "tie_word_embeddings": True}  # whatever the config says
+    model_fields = t5_like(config, t5_block(config), {"relative_bias": {**bias, "other_buckets": page_buckets}})
+    model_fields["encoder"]["token_types"] = {"other_vocab_sizes": [config.size("max_2d_position_embeddings")] * 2}
+    return {**model_fields, "tie_word_embeddings": True}  # whatever the config says
 
 
 def _bias_buckets(config: Config) -> list[int]:
@@ -54,15 +54,15 @@ def _bias_buckets(config: Config) -> list[int]:
     field, bias_tables = "relative_bias_args", config.get("relative_bias_args")
     if bias_tables is None:
         return [BUCKETS] * len(BIASES)
-    expected = "a list of 1 to 16 tables with a type (1d, horizontal or vertical), a 1d table first"
+    expected_text = "a list of 1 to 16 tables with a type (1d, horizontal or vertical), a 1d table first"
     if not isinstance(bias_tables, list) or not 1 <= len(bias_tables) <= 16:
-        raise config.error(field, bias_tables, expected)
+        raise config.error(field, bias_tables, expected_text)
     bucket_counts = []
     for i, bias_table in enumerate(bias_tables):
         known_type = isinstance(bias_table, dict) and bias_table.get("type") in (BIASES if i else BIASES[:1])
         bucket_count = bias_table.get("relative_attention_num_buckets", BUCKETS) if known_type else None
         if not is_whole(bucket_count) or not 4 <= bucket_count <= LARGEST:
-            raise config.error(field, bias_tables, expected)
+            raise config.error(field, bias_tables, expected_text)
         if bias_table.get("prefix_bucket", False) is not False:
             raise config.error(field, bias_tables, "tables without prefix_bucket")
         bucket_counts.append(bucket_count)
@@ -76,11 +76,11 @@ def _box_arguments(config: Any) -> dict[str, tuple[int | str, ...]]:
 
 def _written_biases(config_values: ConfigValues) -> list[dict[str, Any]]:
     bias = require_present(config_values.first_stack.relative_bias)
-    buckets = (bias.relative_attention_num_buckets, *bias.other_buckets)
-    layer_kinds = (*BIASES, *["vertical"] * len(buckets))
+    bucket_counts = (bias.relative_attention_num_buckets, *bias.other_buckets)
+    layer_kinds = (*BIASES, *["vertical"] * len(bucket_counts))
     return [
         {"type": bias_kind, "relative_attention_num_buckets": bucket_count}
-        for bias_kind, bucket_count in zip(layer_kinds, buckets, strict=False)
+        for bias_kind, bucket_count in zip(layer_kinds, bucket_counts, strict=False)
     ]
 
 
