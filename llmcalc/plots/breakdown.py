@@ -36,7 +36,7 @@ def plot_time(title: str, subtitle: str, timed_run: TimedRun, node_depth: int = 
     """
     node_bars = _node_bars(timed_run, node_depth)
     time_parts = [(PART_NAMES[part_key], seconds) for part_key, seconds in _part_seconds(timed_run)]
-    has_long_names = is_narrow() and any(" (" in part_key for part_key, _ in node_bars)  # of two lines each
+    has_long_names = is_narrow() and any(" (" in bar_name for bar_name, _ in node_bars)  # of two lines each
     figure = new_figure(9, 2.2 + (0.4 if has_long_names else 0.3) * (len(time_parts) + 1 + len(node_bars)))
     panel_heights = (len(time_parts) + 1.6, len(node_bars) + 0.6)
     parts_axes, node_axes = figure.subplots(2, 1, height_ratios=panel_heights)
@@ -101,23 +101,15 @@ def draw_parts(ax: Axes, timed_run: TimedRun, time_parts: list[tuple[str, float]
 def draw_nodes(ax: Axes, timed_run: TimedRun, node_bars: list[tuple[str, Node]]) -> None:
     """Draws a bar for each node of the model and each part of the run, in the colours of the bounds."""
     time_unit = unit_of(node_bars[0][1].seconds)
-    seconds_per_unit = FACTORS[time_unit]
+    factor = FACTORS[time_unit]
     for row_index, (_, node) in enumerate(node_bars):
         bar_start = 0.0
         for bound, seconds in node.by_bound.items():
-            ax.barh(
-                row_index,
-                seconds / seconds_per_unit,
-                left=bar_start / seconds_per_unit,
-                color=BOUNDS[bound],
-                height=HEIGHT,
-            )
+            ax.barh(row_index, seconds / factor, left=bar_start / factor, color=BOUNDS[bound], height=HEIGHT)
             bar_start += seconds
-        ax.text(
-            bar_start / seconds_per_unit, row_index, f"  {_share_text(node.seconds, timed_run)}", va="center", color=INK
-        )
+        ax.text(bar_start / factor, row_index, f"  {_share_text(node.seconds, timed_run)}", va="center", color=INK)
     _time_axis(ax, [bar_name for bar_name, _ in node_bars], time_unit)
-    ax.set_xlim(0, (NARROW_ROOM if is_narrow() else ROOM) * node_bars[0][1].seconds / seconds_per_unit)
+    ax.set_xlim(0, (NARROW_ROOM if is_narrow() else ROOM) * node_bars[0][1].seconds / factor)
     _draw_legend(ax, timed_run)
 
 

@@ -74,18 +74,14 @@ def _plot_curves(
 
 
 def _draw_curves(
-    ax: Axes,
-    model_curves: Sequence[tuple[Preset, list[float]]],
-    title: str,
-    write_value: Callable[[Any], str],
-    log_base: int,
+    ax: Axes, curves: Sequence[tuple[Preset, list[float]]], title: str, write_value: Callable[[Any], str], log_base: int
 ) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     ax.set_xscale("log", base=2)
     ax.set_yscale("log", base=log_base)
     ax.margins(x=0)
-    for i, (preset, curve_values) in enumerate(model_curves):
+    for i, (preset, curve_values) in enumerate(curves):
         line_style = curve_style(i)
         longest_context = longest_sequence(preset.model) or CONTEXTS[-1]
         plotted_values = [
@@ -106,7 +102,7 @@ def _draw_curves(
     ax.set_title(title, color=INK, fontweight="bold", pad=14 if is_narrow() else None)
     if is_narrow():
         ax.tick_params(axis="x", labelsize=8)
-    _label_ends(ax, model_curves)
+    _label_ends(ax, curves)
 
 
 def _label_ends(ax: Axes, model_curves: Sequence[tuple[Preset, list[float]]]) -> None:

@@ -120,8 +120,8 @@ def place_names(
     other_points: other points that no name may cover; default none.
     label_places: places of a name, the preferred one first. A line leads to the point from places that are not in
         `PLACES`.
-    radius_or_radii: of the drawn points, which no name may touch, in points (1/72 inch); default 0. A sequence has the radius of
-    each point, and names keep their distance from its edge.
+    radius_or_radii: of the drawn points, which no name may touch, in points (1/72 inch); default 0. A list has the
+        radius of each point, and names keep their distance from its edge.
     The figure's layout must not change afterwards.
     """
     placed_boxes: list[Box] = []

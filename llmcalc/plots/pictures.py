@@ -101,7 +101,7 @@ def aspect_picture(selection: Selection = EVERY_MODEL, labelled_names: Sequence[
         (preset, quantities(preset.model, usual_sequence(preset.model), "bfloat16", parameter_count))
         for preset, parameter_count in selected_presets
     ]
-    return plot_aspect(models, labels=preset_names)
+    return plot_aspect(models, labelled_names=preset_names)
 
 
 def _preset_of_label(name_or_alias: str) -> str:
@@ -109,7 +109,8 @@ def _preset_of_label(name_or_alias: str) -> str:
     preset = find_preset(name_or_alias)
     if preset is None:
         raise InputError(
-            f"--label {name_or_alias}: is no preset{suggest(name_or_alias, list(model_names()))}; expected one of llmcalc presets"
+            f"--label {name_or_alias}: is no preset{suggest(name_or_alias, list(model_names()))}; expected one of "
+            "llmcalc presets"
         )
     return preset
 
@@ -161,7 +162,7 @@ def time_picture(compute_answer: Callable[[], ReportedAnswer], node_depth: int =
 
 
 def roofline_picture(compute_answer: Callable[[Phase], ReportedAnswer], phases: Sequence[Phase]) -> Figure:
-    """Draws the products of passes under an accelerator's roofline. compute_answer: returns the `time` answer of a phase."""
+    """Draws the products of passes under an accelerator's roofline. compute_answer: returns a phase's `time`."""
     needs_matplotlib()
     from .roofline import plot_roofline
 
@@ -184,7 +185,7 @@ def roofline_phases(model_decodes: bool, phase: str) -> tuple[Phase, ...]:
 
 
 def serve_picture(compute_answer: Callable[[], ReportedAnswer]) -> Figure:
-    """Draws servers under load. compute_answer: returns the answer of `serve`. Raises `InputError` if no server fits."""
+    """Draws servers under load. compute_answer: gives the answer of `serve`. Raises `InputError` if no server fits."""
     needs_matplotlib()
     from ..studies.server import Limits
     from .servers import plot_servers

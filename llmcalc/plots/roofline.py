@@ -66,7 +66,7 @@ def plot_roofline(title: str, titled_runs: Sequence[tuple[TimedRun, str]]) -> Fi
             legend_line.set_sizes([40.0])
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
-    _name_points(ax, list(zip((first_run for first_run, _ in titled_runs), kernels_by_run, strict=True)), roof_points)
+    _name_points(ax, list(zip((timed_run for timed_run, _ in titled_runs), kernels_by_run, strict=True)), roof_points)
     return figure
 
 
@@ -119,10 +119,12 @@ SAMPLES = 200
 """Steps along a roof at which no name may lie."""
 
 
-def _roof_text(timed_run: TimedRun, ridge_intensity: float) -> str:
+def _roof_text(timed_run: TimedRun, ridge: float) -> str:
     product_format = timed_run.device.format_of(timed_run.formats.dtype)
     peak_rate, bandwidth = timed_run.peak / 1e12, timed_run.device.bandwidth / 1e12
-    return f"{peak_rate:,.0f} TFLOP/s ({product_format}), {bandwidth:.2f} TB/s; they meet at {ridge_intensity:,.0f} FLOPs per byte"
+    return (
+        f"{peak_rate:,.0f} TFLOP/s ({product_format}), {bandwidth:.2f} TB/s; they meet at {ridge:,.0f} FLOPs per byte"
+    )
 
 
 def _name_points(

@@ -86,10 +86,7 @@ def draw_passes(ax: Axes, timetable: Timetable, axes_inches: float) -> None:
             is_lower_half = is_overlapped
     paleness = 0.6 / max(1, timetable.pipeline.chunks - 1)
     for (pass_kind, chunk, lower_edge, bar_height), time_ranges in bars_by_style.items():
-        colour = tuple(
-            colour_channel + (1 - colour_channel) * paleness * chunk
-            for colour_channel in to_rgb(palette.PASSES[pass_kind])
-        )
+        colour = tuple(channel + (1 - channel) * paleness * chunk for channel in to_rgb(palette.PASSES[pass_kind]))
         has_room = time_ranges[0][1] * axes_inches > LINE
         hatch, edge_colour, edge_width = (palette.HATCHES[pass_kind], "white", 0.6) if has_room else (None, None, 0)
         ax.broken_barh(

@@ -41,34 +41,21 @@ def shown_index(studied_servers: Servers) -> int:
 
 def front_points(studied_servers: Servers) -> list[tuple[int, LoadPoint]]:
     """Returns the Pareto front: each point with the index of its server."""
-    points_by_users = [
-        {curve_point.concurrency: curve_point for curve_point in server_curve}
-        for server_curve in studied_servers.curves
-    ]
-    return [
-        (server_index, points_by_users[server_index][concurrency])
-        for server_index, concurrency in studied_servers.front
-    ]
+    curves = [{curve_point.concurrency: curve_point for curve_point in curve} for curve in studied_servers.curves]
+    return [(server_index, curves[server_index][concurrency]) for server_index, concurrency in studied_servers.front]
 
 
 def draw_front(ax: Axes, studied_servers: Servers, latency_limits: Limits) -> None:
     """Draws every server's curve (in colour on the Pareto front), the Pareto front, and the chosen load."""
     front_servers = front_points(studied_servers)
     front_indices = list(dict.fromkeys(server_index for server_index, _ in front_servers))
-    colour_by_server = dict(zip(front_indices, SERIES, strict=False))
+    colours = dict(zip(front_indices, SERIES, strict=False))
     for server_index, server_curve in enumerate(studied_servers.curves):
         x, y = _tpot_milliseconds(server_curve), [front_point.per_device for front_point in server_curve]
-        if server_index in colour_by_server:
+        if server_index in colours:
             server_label = escape_label(layout_text(studied_servers.servers[server_index]))
             ax.plot(
-                x,
-                y,
-                color=colour_by_server[server_index],
-                linewidth=1.4,
-                marker="o",
-                markersize=3,
-                label=server_label,
-                zorder=3,
+                x, y, color=colours[server_index], linewidth=1.4, marker="o", markersize=3, label=server_label, zorder=3
             )
         else:
             ax.plot(x, y, color=FAINT, linewidth=0.8, zorder=1)
@@ -102,7 +89,7 @@ def _tpot_milliseconds(load_points: Sequence[LoadPoint]) -> list[float]:
 
 def _mark_chosen(ax: Axes, chosen_point: LoadPoint) -> None:
     """Draws a star at the chosen load, and a whisker for the range of its TPOT."""
-    low_ms, likely_ms, high_ms = (
+    low_ms, estimate, high_ms = (
         1e3 * float(range_end)
         for range_end in (chosen_point.tpot.low, chosen_point.tpot.estimate, chosen_point.tpot.high)
     )
@@ -111,35 +98,21 @@ def _mark_chosen(ax: Axes, chosen_point: LoadPoint) -> None:
     )
     users = f"chosen: {users_text(chosen_point.concurrency)} users, with its range"
     ax.plot(
-        [likely_ms],
-        [chosen_point.per_device],
-        color=INK,
-        marker="*",
-        markersize=12,
-        linestyle="",
-        label=users,
-        zorder=5,
+        [estimate], [chosen_point.per_device], color=INK, marker="*", markersize=12, linestyle="", label=users, zorder=5
     )
 
 
 def draw_load(ax: Axes, studied_servers: Servers, latency_limits: Limits) -> None:
     """Draws the TPOT of one server against its users, with the range as a band."""
     server_index = shown_index(studied_servers)
-    server_curve = studied_servers.curves[server_index]
-    users = [curve_point.concurrency for curve_point in server_curve]
+    curve = studied_servers.curves[server_index]
+    users = [curve_point.concurrency for curve_point in curve]
     low_curve, high_curve = (
-        [1e3 * float(getattr(curve_point.tpot, range_end)) for curve_point in server_curve]
-        for range_end in ("low", "high")
+        [1e3 * float(getattr(curve_point.tpot, range_end)) for curve_point in curve] for range_end in ("low", "high")
     )
     ax.fill_between(users, low_curve, high_curve, color=SERIES[0], alpha=0.18, linewidth=0, label="range")
     ax.plot(
-        users,
-        _tpot_milliseconds(server_curve),
-        color=SERIES[0],
-        linewidth=2,
-        marker="o",
-        markersize=3.5,
-        label="estimate",
+        users, _tpot_milliseconds(curve), color=SERIES[0], linewidth=2, marker="o", markersize=3.5, label="estimate"
     )
     if studied_servers.chosen is not None:
         curve_point = studied_servers.chosen.point
@@ -156,7 +129,7 @@ def draw_load(ax: Axes, studied_servers: Servers, latency_limits: Limits) -> Non
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     _plain_numbers(ax)
-    ax.set_xlabel(f"users at once; the cache holds {server_curve[-1].concurrency:,}")
+    ax.set_xlabel(f"users at once; the cache holds {curve[-1].concurrency:,}")
     ax.set_ylabel("TPOT, ms")
     server = studied_servers.servers[server_index]
     ax.set_title(f"Load of {escape_label(layout_text(server))} ({plural(server.devices, 'device')})", color=INK)

@@ -111,7 +111,7 @@ def aspect(
 ) -> Figure:
     """Draws four panels: h/L and d_ff/h, against parameters and against the year.
 
-    labelled_names: names of the presets that are named in the picture, with a line to the point where there is no room beside
+    labelled_names: the presets that are named in the picture, with a line to the point where there is no room beside
         it; by default a few whose values are most unlike the others', as far as there is room.
     ax: the four axes to draw on; default those of a new figure with a title. Names are placed for their current size.
     Raises `InputError` for another number of axes.
@@ -191,7 +191,7 @@ def _draw_scatter(ax: Axes, models: Sequence[tuple[Preset, Quantities]], title: 
         (True, COMPONENTS["experts"], "mixture of experts"),
     ):
         points_of_kind = points_by_kind[is_mixture]
-        x, y = [model_point.x for model_point in points_of_kind], [model_point.y for model_point in points_of_kind]
+        x, y = [point.x for point in points_of_kind], [point.y for point in points_of_kind]
         if points_of_kind:
             ax.scatter(x, y, s=DOT, color=colour, alpha=0.75, linewidths=0, label=opacity)
     if title == ASPECT:
@@ -208,10 +208,8 @@ def _draw_scatter(ax: Axes, models: Sequence[tuple[Preset, Quantities]], title: 
     ax.set_xlabel(x_quantity)
     ax.set_ylabel(title)
     model_points = [*points_by_kind[False], *points_by_kind[True]]
-    median_value = sorted(model_point.y for model_point in model_points)[len(model_points) // 2] if model_points else 1
-    return sorted(
-        model_points, key=lambda model_point: -abs(model_point.y / median_value - median_value / model_point.y)
-    )
+    median_value = sorted(point.y for point in model_points)[len(model_points) // 2] if model_points else 1
+    return sorted(model_points, key=lambda point: -abs(point.y / median_value - median_value / point.y))
 
 
 def _year_as_number(release_date: str) -> float:

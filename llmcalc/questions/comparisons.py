@@ -67,7 +67,7 @@ def ask_compare(
                 model = replace(model, decoding=_decoding_time(preset, hardware, users or 1, tokens, kv_dtype))
             models.append(model)
     sorted_models = [(compared_models[i][0], models[i]) for i in sort_order(models, sort)]
-    return ReportedAnswer(tuple(sorted_models), lambda: report(sorted_models, layout, decoding_load=load))
+    return ReportedAnswer(tuple(sorted_models), lambda: report(sorted_models, layout, load=load))
 
 
 def _decoding_time(preset: Preset, hardware: Hardware, users: int, tokens: int, kv_dtype: str) -> TimedRun | None:

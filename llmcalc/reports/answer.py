@@ -41,7 +41,7 @@ class Answer(ABC):
     def records(self, table_name: str = "", *, leaves: bool = False) -> list[dict[str, Any]]:
         """Returns the rows of a table as dicts of raw values, which pandas, polars and DuckDB read.
 
-        table_name: the name of the table, as `--table` takes it; by default the first. Raises `InputError` for another name.
+        table_name: as `--table` takes it; by default the first table. Raises `InputError` for another name.
         leaves: whether totals are left out, and rows with their parts below them, so that the rest can be summed;
             default false.
         """

@@ -30,9 +30,7 @@ def calibration_data(calibration: Calibration) -> dict[str, Any]:
         "before": _errors_data(calibration.before),
         "after": _errors_data(calibration.after),
         "left_out": _errors_data(calibration.left_out),
-        "fitted": {
-            factor_name: rounded(fitted_factor) for factor_name, fitted_factor in asdict(calibration.fitted).items()
-        },
+        "fitted": {factor_name: rounded(factor) for factor_name, factor in asdict(calibration.fitted).items()},
         "refused": calibration.refused or None,
     }
 
@@ -46,8 +44,8 @@ def _errors_data(validation_errors: Errors) -> dict[str, float | None]:
 def _calibration_notes(calibration: Calibration) -> list[str]:
     errors_before, errors_after, errors_left_out = calibration.before, calibration.after, calibration.left_out
     error_texts = ", ".join(
-        f"{units.percent(error_texts.median_error, 0)} {moment_text}"
-        for error_texts, moment_text in (
+        f"{units.percent(errors.median_error, 0)} {moment_text}"
+        for errors, moment_text in (
             (errors_before, "before"),
             (errors_after, "after"),
             (errors_left_out, "of runs left out"),

@@ -119,7 +119,7 @@ def check_report(preset: Preset, model_origin: str, checkpoint: Checkpoint, tens
         "stored_again": [stored_tensor.name for stored_tensor in tensor_match.stored_again],
         "buffers": [stored_tensor.name for stored_tensor in tensor_match.buffers],
     }
-    table_columns = (
+    columns = (
         Column("finding", "finding", justify="left"), Column("name", "tensor", justify="left", wrap=True),
         Column("shape", "stored"), Column("expected", "expected"),
     )  # fmt: skip
@@ -137,7 +137,8 @@ def check_report(preset: Preset, model_origin: str, checkpoint: Checkpoint, tens
     ]
     verdict = "all tensors match the model" if tensor_match.ok else "the tensors do not match the model"
     notes = [
-        f"{tensor_match.matched:,} expected tensors found; {len(tensor_match.missing):,} missing, {len(tensor_match.extra):,} extra, "
+        f"{tensor_match.matched:,} expected tensors found; {len(tensor_match.missing):,} missing, "
+        f"{len(tensor_match.extra):,} extra, "
         f"{len(tensor_match.misshapen):,} misshapen"
     ]
     if len(table_rows) > MOST_SHOWN:
@@ -147,18 +148,12 @@ def check_report(preset: Preset, model_origin: str, checkpoint: Checkpoint, tens
         notes.append(f"the tied output head is stored again: {tensor_names}")
     if tensor_match.buffers:
         notes.append(
-            f"{len(tensor_match.buffers):,} buffers are stored beside the parameters, such as {tensor_match.buffers[0].name}"
+            f"{len(tensor_match.buffers):,} buffers are stored beside the parameters, such as "
+            f"{tensor_match.buffers[0].name}"
         )
     return Report(
         document,
-        [
-            Table(
-                f"{model_origin} against {preset.display}: {verdict}",
-                table_columns,
-                table_rows[:MOST_SHOWN],
-                notes=notes,
-            )
-        ],
+        [Table(f"{model_origin} against {preset.display}: {verdict}", columns, table_rows[:MOST_SHOWN], notes=notes)],
     ).for_target(model_origin)
 
 

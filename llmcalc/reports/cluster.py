@@ -95,22 +95,22 @@ def report(
     assumed_accelerator: str = "",
     launch: Launch | None = None,
     chosen_for: Hardware | None = None,
-    rollout_phases: Sequence[RolloutPhase] = (),
+    rollout: Sequence[RolloutPhase] = (),
 ) -> Report:
     """Returns the report: the memory of the largest rank and of every rank that differs, and the accelerators.
 
     assumed_accelerator: the accelerator whose runtime is assumed, where none was named.
     launch: the file that starts the run; default None.
     chosen_for: the accelerator for which the layout was chosen; default None for a layout that was given.
-    rollout_phases: the phases of reinforcement learning on one device; default none.
+    rollout: the phases of reinforcement learning on one device; default none.
     """
     rank_memory, largest_rank, layout = cluster.memory, cluster.device_rank, cluster.layout
     memory_use = rank_memory.states
     warnings = too_long_notes(memory_use.count.spec, memory_use.workload)
     warnings += untested_notes(largest_rank.device) + stored_weights_notes(preset, memory_use)
     needed_bytes, rank_text = largest_rank.device.device_bytes, f"by rank {largest_rank.rank}"
-    if rollout_phases:
-        phase = largest_phase(rollout_phases)
+    if rollout:
+        phase = largest_phase(rollout)
         needed_bytes, rank_text = max(needed_bytes, phase.bytes), f"in the phase of {PHASE_WORDS[phase.name]}"
     answer_text = f"{units.GIB.write(needed_bytes)} {units.GIB.name} required {rank_text}"
     answer_text += verdict_text(accelerator_fits)
@@ -133,12 +133,10 @@ def report(
     part_columns, part_rows = phase_parts(largest_rank.device) if cluster.trains else kind_parts(largest_rank.device)
     parts_table = Table(preset.display, part_columns, part_rows, settings_line, notes, answer_text, name="parts")
     phase_documents = []
-    if rollout_phases:
+    if rollout:
         engine_text = engine_note(None if launch is None else launch.rollout)
         phase_documents = [
-            phases_table(
-                rollout_phases, preset.display, settings_line, answer_text, list(filter(None, (engine_text, *notes)))
-            )
+            phases_table(rollout, preset.display, settings_line, answer_text, list(filter(None, (engine_text, *notes))))
         ]
         parts_table = Table(f"The update on rank {largest_rank.rank}", part_columns, part_rows, name="parts")
     rank_columns = RANK_COLUMNS if cluster.trains else [_time_after_pass(column) for column in RANK_COLUMNS]
@@ -158,8 +156,7 @@ def report(
     )
     fits_table = fits_table._replace(sooner=not has_stages)  # the ranks of a pipeline differ: they come first
     return Report(
-        cluster_data(preset, cluster, accelerator_fits, launch)
-        | ({"phases": phases_data(rollout_phases)} if rollout_phases else {}),
+        cluster_data(preset, cluster, accelerator_fits, launch) | ({"phases": phases_data(rollout)} if rollout else {}),
         [
             *phase_documents,
             parts_table,
@@ -173,13 +170,9 @@ def report(
     ).for_target(preset.target)
 
 
-def _layout_note(chosen_for: Hardware, accelerator_fits: Sequence[Fit]) -> str:
+def _layout_note(chosen_for: Hardware, fits: Sequence[Fit]) -> str:
     """Writes how the layout was chosen for an accelerator."""
-    all_fit = all(
-        accelerator_fit.verdict != "no"
-        for accelerator_fit in accelerator_fits
-        if accelerator_fit.hardware == chosen_for
-    )
+    all_fit = all(fit.verdict != "no" for fit in fits if fit.hardware == chosen_for)
     title = chosen_for.title
     choice_text = (
         f"the most replicas that fit on {title}" if all_fit else f"none fits on {title}, this one requires least"
@@ -305,17 +298,13 @@ def _time_after_pass(column: Column) -> Column:
 def _message_rows(cluster: Cluster) -> list[Row]:
     """Returns one row per group and kind of message in group order."""
     totals_by_message: dict[tuple[str, int, str], list[int]] = {}
-    for rank_message in cluster.messages or ():
-        totals_of_groups = totals_by_message.setdefault(
-            (rank_message.group, rank_message.ranks, rank_message.kind), [0, 0, 0]
-        )
-        totals_of_groups[0] += rank_message.count
-        totals_of_groups[1] = max(totals_of_groups[1], rank_message.bytes)
-        totals_of_groups[2] += rank_message.count * rank_message.wire_bytes
+    for message in cluster.messages or ():
+        totals_of_groups = totals_by_message.setdefault((message.group, message.ranks, message.kind), [0, 0, 0])
+        totals_of_groups[0] += message.count
+        totals_of_groups[1] = max(totals_of_groups[1], message.bytes)
+        totals_of_groups[2] += message.count * message.wire_bytes
     rank_groups = list(dict.fromkeys((rank_group, ranks) for rank_group, ranks, _ in totals_by_message))
-    ordered_messages = sorted(
-        totals_by_message.items(), key=lambda rank_message: rank_groups.index(rank_message[0][:2])
-    )
+    ordered_messages = sorted(totals_by_message.items(), key=lambda message: rank_groups.index(message[0][:2]))
     return [
         Row([rank_group, ranks, MESSAGE_NAMES[message_kind], *totals_of_groups])
         for (rank_group, ranks, message_kind), totals_of_groups in ordered_messages
@@ -394,7 +383,8 @@ def _cluster_notes(cluster: Cluster, assumed_accelerator: str) -> list[str]:
     framework_title = cluster.framework.title
     version_text = f" of {cluster.version}" if cluster.version else ""
     notes = [
-        f"kernels and buffers of {framework_title}{version_text}; unlisted ranks need as much as the listed rank of their stage"
+        f"kernels and buffers of {framework_title}{version_text}; unlisted ranks need as much as the listed rank of "
+        "their stage"
     ]
     if cluster.unlisted_stages:
         notes.append(
@@ -413,14 +403,8 @@ def _cluster_notes(cluster: Cluster, assumed_accelerator: str) -> list[str]:
         )
         notes.append(f"the experts of each rank get an even share of the rows{uneven_text}")
     if cluster.settings.precision in NARROW_PRODUCTS:
-        estimated_terms = (
-            memory_term for memory_term in cluster.device_rank.device.terms if memory_term.status == "estimate"
-        )
-        notes += [
-            f"{cluster.settings.precision}: {memory_term.witness}"
-            for memory_term in estimated_terms
-            if memory_term.name == "tensors"
-        ]
+        estimated_terms = (term for term in cluster.device_rank.device.terms if term.status == "estimate")
+        notes += [f"{cluster.settings.precision}: {term.witness}" for term in estimated_terms if term.name == "tensors"]
     if cluster.attention == "eager":
         notes.insert(0, "eager attention keeps all scores; --attn-implementation flash keeps none")
     if cluster.reserved_band is not None:

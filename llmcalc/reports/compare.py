@@ -88,36 +88,34 @@ class Load(NamedTuple):
 
     def note(self, model_quantities: Quantities) -> str:
         return (
-            f"TPOT: a token of {plural(self.users, 'user')} after {model_quantities.seq:,} tokens on 1 {self.hardware} under vLLM"
+            f"TPOT: a token of {plural(self.users, 'user')} after {model_quantities.seq:,} tokens on 1 "
+            f"{self.hardware} under vLLM"
             ", with its range (llmcalc time says how sure); tokens/s of the estimate; – if weights and cache do not fit"
         )
 
 
 def report(
-    compared_models: Sequence[Compared],
-    layout: Layout = "terminal",
-    width: int | None = None,
-    decoding_load: Load | None = None,
+    compared_models: Sequence[Compared], layout: Layout = "terminal", width: int | None = None, load: Load | None = None
 ) -> Report:
     """Returns the answer as data (one document per model, in their order) and as tables no wider than the terminal.
 
-    decoding_load: the load under which a token is timed; default none.
+    load: the load under which a token is timed; default none.
     """
     documents = single_or_list(
         [
-            {"model": model_data(preset), "compare": _quantities_data(model_quantities, decoding_load)}
+            {"model": model_data(preset), "compare": _quantities_data(model_quantities, load)}
             for preset, model_quantities in compared_models
         ]
     )
     lines, warnings = (
-        _quantity_lines([model_quantities for _, model_quantities in compared_models], decoding_load),
+        _quantity_lines([model_quantities for _, model_quantities in compared_models], load),
         _position_warnings(compared_models),
     )
     if layout == "rows":
-        return Report(documents, [_flat_rows(compared_models, decoding_load)], warnings=warnings)
+        return Report(documents, [_flat_rows(compared_models, load)], warnings=warnings)
     if len(compared_models) > MOST_COLUMNS:
         is_wide = layout == "columns" or (width_of_terminal() if width is None else width) >= WIDE
-        return Report(documents, [_rows_by_model(compared_models, is_wide, decoding_load)], warnings=warnings)
+        return Report(documents, [_rows_by_model(compared_models, is_wide, load)], warnings=warnings)
     block_tables = (
         [list(compared_models)]
         if layout == "columns"
@@ -127,7 +125,7 @@ def report(
         documents,
         with_notes_below(
             [_block_table(model_block, lines) for model_block in block_tables],
-            [*_compare_notes(compared_models, decoding_load), *warnings],
+            [*_compare_notes(compared_models, load), *warnings],
         ),
     )
 
@@ -192,22 +190,15 @@ def _width_ratio(stack_shape: StackShape) -> str:
     return _ratio_text(stack_shape.feed_forward_ratio) + (f" {ACTIVE}" if stack_shape.mixture_of_experts else "")
 
 
-def _heads_text(stack_shape: StackShape) -> str:
-    return (
-        "–"
-        if stack_shape.num_attention_heads is None
-        else f"{stack_shape.num_attention_heads} × {stack_shape.head_dim}"
-    )
+def _heads_text(shape: StackShape) -> str:
+    return "–" if shape.num_attention_heads is None else f"{shape.num_attention_heads} × {shape.head_dim}"
 
 
 def _kv_heads(stack_shape: StackShape) -> str:
-    if stack_shape.num_attention_heads is None:
+    heads, kv_heads = stack_shape.num_attention_heads, stack_shape.num_key_value_heads
+    if heads is None:
         return "–"
-    return (
-        "latent"
-        if stack_shape.num_key_value_heads is None
-        else f"{stack_shape.num_key_value_heads} ({Fraction(stack_shape.num_key_value_heads, stack_shape.num_attention_heads)})"
-    )
+    return "latent" if kv_heads is None else f"{kv_heads} ({Fraction(kv_heads, heads)})"
 
 
 def _activation_text(stack_shape: StackShape) -> str:
@@ -217,47 +208,35 @@ def _activation_text(stack_shape: StackShape) -> str:
 
 def _quantity_lines(quantities: Sequence[Quantities], decoding_load: Load | None) -> Sequence[Line]:
     """Returns the rows of parameters, FLOPs and cache, each in the largest unit in which no model is below 0.1."""
-    parameter_scale = units.count_scale(10 * min(model_quantities.active for model_quantities in quantities))
-    flops_scale = units.decimal_scale(
-        10 * min(model_quantities.forward_flops_per_token for model_quantities in quantities), "FLOPs"
-    )
-    cache_sizes = [
-        model_quantities.kv_bytes_per_token for model_quantities in quantities if model_quantities.kv_bytes_per_token
-    ]
+    parameter_scale = units.count_scale(10 * min(counts.active for counts in quantities))
+    flops_scale = units.decimal_scale(10 * min(counts.forward_flops_per_token for counts in quantities), "FLOPs")
+    cache_sizes = [counts.kv_bytes_per_token for counts in quantities if counts.kv_bytes_per_token]
     cache_scale = units.memory_scale(min(cache_sizes, default=0))
-    whole_caches = [model_quantities.kv_bytes for model_quantities in quantities if model_quantities.kv_bytes]
+    whole_caches = [counts.kv_bytes for counts in quantities if counts.kv_bytes]
     whole_cache = units.memory_scale(min(whole_caches, default=0))
     has_windows = any(
-        model_quantities.kv_bytes_per_token
-        and model_quantities.kv_bytes != model_quantities.kv_bytes_per_token * model_quantities.seq
-        for model_quantities in quantities
+        counts.kv_bytes_per_token and counts.kv_bytes != counts.kv_bytes_per_token * counts.seq for counts in quantities
     )
     return (
         (
             f"parameters, {parameter_scale.name}" if parameter_scale.name else "parameters",
-            lambda model_quantities: parameter_scale.write(model_quantities.parameters),
+            lambda counts: parameter_scale.write(counts.parameters),
         ),
-        ("  active per token", lambda model_quantities: parameter_scale.write(model_quantities.active)),
+        ("  active per token", lambda counts: parameter_scale.write(counts.active)),
         *_SHAPE_LINES,
         (
             f"{flops_scale.name}/tok at {quantities[0].seq:,}",
-            lambda model_quantities: flops_scale.write(model_quantities.forward_flops_per_token),
+            lambda counts: flops_scale.write(counts.forward_flops_per_token),
         ),
         (
             f"KV {cache_scale.name} per token" if cache_sizes else "KV cache per token",
-            lambda model_quantities: (
-                "–"
-                if model_quantities.kv_bytes_per_token is None
-                else cache_scale.write(model_quantities.kv_bytes_per_token)
-            ),
+            lambda counts: "–" if counts.kv_bytes_per_token is None else cache_scale.write(counts.kv_bytes_per_token),
         ),
         *(
             [
                 (
                     f"KV {whole_cache.name} at {quantities[0].seq:,}",
-                    lambda model_quantities: (
-                        "–" if model_quantities.kv_bytes is None else whole_cache.write(model_quantities.kv_bytes)
-                    ),
+                    lambda counts: "–" if counts.kv_bytes is None else whole_cache.write(counts.kv_bytes),
                 )
             ]
             if has_windows
@@ -384,24 +363,18 @@ def _quantities_data(model_quantities: Quantities, decoding_load: Load | None = 
     }
 
 
-def _rows_by_model(compared_models: Sequence[Compared], is_wide: bool, decoding_load: Load | None) -> Table:
+def _rows_by_model(compared_models: Sequence[Compared], is_wide: bool, load: Load | None) -> Table:
     """Returns a row per model, with columns in the unit in which most values are at least 1.
 
     is_wide: whether KV cache, key/value heads and FLOPs are shown, which do not fit 80 characters. Otherwise times
     take the place of the shape.
     """
-    parameter_scale = units.count_scale(
-        _lower_quartile(model_quantities.parameters for _, model_quantities in compared_models)
-    )
+    parameter_scale = units.count_scale(_lower_quartile(counts.parameters for _, counts in compared_models))
     flops_scale = units.decimal_scale(
-        _lower_quartile(model_quantities.forward_flops_per_token for _, model_quantities in compared_models), "FLOPs"
+        _lower_quartile(counts.forward_flops_per_token for _, counts in compared_models), "FLOPs"
     )
     cache_scale = units.memory_scale(
-        _lower_quartile(
-            model_quantities.kv_bytes_per_token
-            for _, model_quantities in compared_models
-            if model_quantities.kv_bytes_per_token
-        )
+        _lower_quartile(counts.kv_bytes_per_token for _, counts in compared_models if counts.kv_bytes_per_token)
     )
     table_columns: tuple[Column, ...] = (
         Column("target", "model", justify="left"),
@@ -418,30 +391,25 @@ def _rows_by_model(compared_models: Sequence[Compared], is_wide: bool, decoding_
         Column("flops_per_token", f"{flops_scale.name}/tok at {compared_models[0][1].seq:,}", flops_scale.write),
     )
     if not is_wide:
-        table_columns = table_columns[: 7 if decoding_load is None else 3]
-    timed_columns = (
-        (Column("tpot", "TPOT"), Column("tokens_per_second", "tokens/s")) if decoding_load is not None else ()
-    )
+        table_columns = table_columns[: 7 if load is None else 3]
+    timed_columns = (Column("tpot", "TPOT"), Column("tokens_per_second", "tokens/s")) if load is not None else ()
     table_rows = [
         Row(
             [
                 preset.target,
-                model_quantities.parameters,
-                None if model_quantities.active == model_quantities.parameters else model_quantities.active,
-                model_quantities.shape.num_hidden_layers,
-                model_quantities.shape.hidden_size,
-                f"{model_quantities.shape.aspect_ratio:.0f}",
-                _ratio_text(model_quantities.shape.feed_forward_ratio),
-                model_quantities.kv_bytes_per_token,
-                _kv_heads(model_quantities.shape),
-                model_quantities.forward_flops_per_token,
+                counts.parameters,
+                None if counts.active == counts.parameters else counts.active,
+                counts.shape.num_hidden_layers,
+                counts.shape.hidden_size,
+                f"{counts.shape.aspect_ratio:.0f}",
+                _ratio_text(counts.shape.feed_forward_ratio),
+                counts.kv_bytes_per_token,
+                _kv_heads(counts.shape),
+                counts.forward_flops_per_token,
             ][: len(table_columns)]
-            + [
-                cell_text(model_quantities)
-                for _, cell_text in (decoding_load.lines() if decoding_load is not None else ())
-            ]
+            + [cell_text(counts) for _, cell_text in (load.lines() if load is not None else ())]
         )
-        for preset, model_quantities in compared_models
+        for preset, counts in compared_models
     ]
     first_model = compared_models[0][1]
     notes = [
@@ -450,10 +418,10 @@ def _rows_by_model(compared_models: Sequence[Compared], is_wide: bool, decoding_
         *(
             [flops_per_token_note(first_model.seq), cache_per_token_note(first_model.dtype)]
             if is_wide
-            else [f"{'shape, ' if decoding_load is not None else ''}KV cache and FLOPs: from {WIDE} columns on"]
+            else [f"{'shape, ' if load is not None else ''}KV cache and FLOPs: from {WIDE} columns on"]
         ),
     ]
-    notes += [decoding_load.note(first_model)] if decoding_load is not None else []
+    notes += [load.note(first_model)] if load is not None else []
     return Table("", [*table_columns, *timed_columns], table_rows, notes=[*notes, *_position_warnings(compared_models)])
 
 

@@ -104,9 +104,7 @@ def report(model_difference: Difference, title: str = "", unread_files: str = ""
         tables.append(Table("Fields that differ", FIELD_COLUMNS, table_rows, name="fields"))
     if model_before is not None and model_after is not None:
         tables += [
-            _nodes_table(quantity_name, changed_nodes)
-            for quantity_name, changed_nodes in model_difference.components.items()
-            if changed_nodes
+            _nodes_table(quantity_name, nodes) for quantity_name, nodes in model_difference.components.items() if nodes
         ]
     target = " → ".join(preset.target for preset in (model_before, model_after) if preset is not None)
     return Report(_difference_data(model_difference), tables, warnings=warnings).for_target(target)
@@ -165,13 +163,9 @@ def _both_values_text(quantity: Quantity) -> list[str]:
     ]
 
 
-def _scaled_text(unit_scale: units.Scale, quantity: Quantity, amount: float) -> str:
+def _scaled_text(scale: units.Scale, quantity: Quantity, amount: float) -> str:
     """Writes a value with its unit, such as `0.50 GiB`. Units without a prefix, and 0, are not scaled."""
-    return (
-        f"{unit_scale.write(amount)} {unit_scale.name}"
-        if amount and unit_scale.factor > 1
-        else WRITE[quantity.unit](amount)
-    )
+    return f"{scale.write(amount)} {scale.name}" if amount and scale.factor > 1 else WRITE[quantity.unit](amount)
 
 
 def _change_text(quantity: Quantity) -> str:
@@ -194,12 +188,12 @@ def _nodes_table(quantity_name: str, changed_nodes: Sequence[Quantity]) -> Table
     unit_scale = scale_function(
         median_low(
             abs(node_value)
-            for changed_node in shown_nodes
-            for node_value in (changed_node.before, changed_node.after, changed_node.change)
+            for node in shown_nodes
+            for node_value in (node.before, node.after, node.change)
             if node_value
         )
     )
-    if (largest_change := max(abs(changed_node.change) for changed_node in shown_nodes)) < unit_scale.factor / 10:
+    if (largest_change := max(abs(node.change) for node in shown_nodes)) < unit_scale.factor / 10:
         unit_scale = scale_function(largest_change)
 
     def write_value(node_value: float | None) -> DisplayedValue:
@@ -209,15 +203,8 @@ def _nodes_table(quantity_name: str, changed_nodes: Sequence[Quantity]) -> Table
         return DisplayedValue(node_value, ("+" if node_value > 0 else "−") + unit_scale.write(abs(node_value)))
 
     table_rows = [
-        Row(
-            [
-                changed_node.name,
-                write_value(changed_node.before),
-                write_value(changed_node.after),
-                write_change(changed_node.change),
-            ]
-        )
-        for changed_node in shown_nodes
+        Row([node.name, write_value(node.before), write_value(node.after), write_change(node.change)])
+        for node in shown_nodes
     ]
     hidden_count = len(changed_nodes) - len(table_rows)
     notes = (
@@ -252,8 +239,7 @@ def _difference_data(model_difference: Difference) -> dict[str, Any]:
         "changed": model_difference.changed,
         "workload": {"batch": 1, "seq": model_difference.seq, "dtype": model_difference.dtype, "pairs": "full"},
         "spec": [
-            {"field": changed_field.name, "before": changed_field.before, "after": changed_field.after}
-            for changed_field in model_difference.fields
+            {"field": field.name, "before": field.before, "after": field.after} for field in model_difference.fields
         ],
         "quantities": [_quantity_data(quantity) for quantity in model_difference.quantities],
         "components": {

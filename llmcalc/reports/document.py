@@ -279,15 +279,15 @@ def _with_texts(report: Report, change_text: Callable[[str], str]) -> Report:
             return DisplayedValue(changed_cell(cell_value.value), change_text(cell_value.text))
         return change_text(cell_value) if isinstance(cell_value, str) else cell_value
 
-    def changed_note(report_text: str) -> str:
-        return LinkedNote(change_text(report_text)) if isinstance(report_text, LinkedNote) else change_text(report_text)
+    def changed_note(note: str) -> str:
+        return LinkedNote(change_text(note)) if isinstance(note, LinkedNote) else change_text(note)
 
     tables = [
         table._replace(
             title=change_text(table.title),
             answer=change_text(table.answer),
             aside=change_text(table.aside),
-            notes=[changed_note(report_text) for report_text in table.notes],
+            notes=[changed_note(note) for note in table.notes],
             columns=[
                 column._replace(title=change_text(column.title), write=changed_writer(column.write))
                 for column in table.columns

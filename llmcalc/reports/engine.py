@@ -214,9 +214,7 @@ def _heading_aside(engine_use: EngineUse) -> str:
         for flag, flag_value in engine_use.memory.assumed.items()
         if flag in engine_use.engine.shown_defaults
     )
-    device_text = (
-        "of each device" if any(memory_term.device for memory_term in engine_use.memory.terms) else "of one device"
-    )
+    device_text = "of each device" if any(term.device for term in engine_use.memory.terms) else "of one device"
     return (
         f"{device_text}, in {units.GIB.name}"
         + (f"; default {defaults_text}" if defaults_text else "")
@@ -243,17 +241,12 @@ def _launch_notes(engine_use: EngineUse) -> list[str]:
     defaults_text = ", ".join(f"{flag} {flag_value}" for flag, flag_value in engine_use.memory.assumed.items())
     filled_defaults = [f"defaults of {_engine_name(engine_use)}: {defaults_text}"] if defaults_text else []
     has_fewer_gpus = launch.gpus is not None and launch.gpus < engine_use.memory.devices
-    gpu_notes = (
+    gpus = (
         [f"the file has {launch.gpus} accelerators, and the layout needs {engine_use.memory.devices}"]
         if has_fewer_gpus
         else []
     )
-    return [
-        *filled_defaults,
-        *gpu_notes,
-        *launch.notes,
-        *(f"{flag}: {reason}" for flag, reason in launch.unknown.items()),
-    ]
+    return [*filled_defaults, *gpus, *launch.notes, *(f"{flag}: {reason}" for flag, reason in launch.unknown.items())]
 
 
 def _launch_data(engine_use: EngineUse) -> dict[str, Any]:
@@ -298,23 +291,18 @@ def _terms_table(engine_use: EngineUse) -> Table:
         title = f"{TITLES[memory_term.name]}, {memory_term.device}" if memory_term.device else TITLES[memory_term.name]
         token_cells = [title, _signed_bytes(memory_term, has_budget), memory_term.status, _term_source(memory_term)]
         table_rows.append(Row(token_cells, strong=memory_term.name in CACHE_TERMS))
-    engine_memory = engine_use.memory
+    memory = engine_use.memory
     table_rows += _device_rows(engine_use)
-    token_cells = [
-        "tokens",
-        None,
-        "",
-        f"{engine_memory.kv_tokens:,}, {_users_text(engine_memory.max_concurrency)} users at once",
-    ]
+    token_cells = ["tokens", None, "", f"{memory.kv_tokens:,}, {_users_text(memory.max_concurrency)} users at once"]
     table_rows.append(Row(token_cells))
-    notes = [*_memory_notes(engine_memory), *_launch_notes(engine_use)]
+    notes = [*_memory_notes(memory), *_launch_notes(engine_use)]
     return Table(
         _title_text(engine_use),
         TERM_COLUMNS,
         table_rows,
         _heading_aside(engine_use),
         notes,
-        _answer_text(engine_memory),
+        _answer_text(memory),
         name="terms",
     )
 
@@ -333,9 +321,7 @@ def _device_rows(engine_use: EngineUse) -> list[Row]:
 
 
 def _changes_table(engine_use: EngineUse) -> Table:
-    device_text = (
-        "on the GPUs" if any(memory_term.device for memory_term in engine_use.memory.terms) else "for the cache"
-    )
+    device_text = "on the GPUs" if any(term.device for term in engine_use.memory.terms) else "for the cache"
     engine_memory = engine_use.memory
     title = f"More room {device_text}" if engine_memory.starts else "What would make it start"
     hides_equal_rows = engine_memory.starts and not engine_memory.host  # of a cache that fills what is left
@@ -373,9 +359,7 @@ def _columns_table(engine_uses: Sequence[EngineUse]) -> Table:
             for engine_use, engine_name in zip(engine_uses, engine_names, strict=True)
         ),
     ]
-    term_names = list(
-        dict.fromkeys(memory_term.name for engine_use in engine_uses for memory_term in engine_use.memory.terms)
-    )
+    term_names = list(dict.fromkeys(term.name for engine_use in engine_uses for term in engine_use.memory.terms))
     table_rows = [
         Row(
             [
@@ -457,11 +441,8 @@ def _changes_data(engine_use: EngineUse) -> list[dict[str, Any]]:
     return [{data_key: getattr(flag_change, data_key) for data_key in data_keys} for flag_change in engine_use.changes]
 
 
-def _flag_values(engine_use: EngineUse, value_by_flag: Any, is_shortest: bool = False) -> list[tuple[str, Any]]:
-    return [
-        (engine_use.engine.spelling(flag_name, is_shortest), flag_value)
-        for flag_name, flag_value in value_by_flag.items()
-    ]
+def _flag_values(engine_use: EngineUse, flags: Any, is_shortest: bool = False) -> list[tuple[str, Any]]:
+    return [(engine_use.engine.spelling(flag_name, is_shortest), flag_value) for flag_name, flag_value in flags.items()]
 
 
 def _flags_cell(engine_use: EngineUse, value_by_flag: Any) -> DisplayedValue:

@@ -110,10 +110,8 @@ def _formula_record(explanation: Explanation, node_position: FormulaNode, formul
         "path": node_position.path,
         "quantity": formula.quantity,
         **{
-            formula_key: write_expression(formula.expression, formula_style)
-            if explanation.formulas.has_symbols
-            else None
-            for formula_key, formula_style in (
+            formula_key: write_expression(formula.expression, style) if explanation.formulas.has_symbols else None
+            for formula_key, style in (
                 ("symbolic", PLAIN),
                 ("latex", LATEX),
                 ("substituted", _with_numbers(explanation)),
@@ -136,9 +134,7 @@ def _with_numbers(explanation: Explanation, latex: bool = False) -> Style:
     return Style(
         latex=latex,
         values={
-            symbol_meaning.name: symbol_meaning.value
-            for symbol_meaning in explanation.formulas.meanings.values()
-            if symbol_meaning.name != KEYS
+            meaning.name: meaning.value for meaning in explanation.formulas.meanings.values() if meaning.name != KEYS
         },
     )
 
@@ -255,12 +251,12 @@ def _component_rows(
     """
     values_only = not explanation.formulas.has_symbols
     component_blocks: list[list[tuple[Section, str, list[str]]]] = []
-    for formula_section, section_name in zip(explanation.sections[:-1], section_names, strict=False):
-        is_layer = formula_section.formula_nodes[0].numeric_node.kind == "layer"
-        if is_layer or not component_blocks or formula_section.depth <= component_blocks[-1][0][0].depth:
+    for section, section_name in zip(explanation.sections[:-1], section_names, strict=False):
+        is_layer = section.formula_nodes[0].numeric_node.kind == "layer"
+        if is_layer or not component_blocks or section.depth <= component_blocks[-1][0][0].depth:
             component_blocks.append([])
         for formula in (
-            section_formula for section_formula in formula_section.formulas if section_formula.quantity == quantity
+            section_formula for section_formula in section.formulas if section_formula.quantity == quantity
         ):
             formula_value = write_expression(formula.length_expression, Style(grouped=True))
             formula_texts = (
@@ -268,29 +264,25 @@ def _component_rows(
                 if values_only
                 else list(dict.fromkeys((write_expression(formula.expression), formula_value)))
             )
-            component_blocks[-1].append((formula_section, section_name, _with_unit(formula_texts, formula)))
+            component_blocks[-1].append((section, section_name, _with_unit(formula_texts, formula)))
         if not component_blocks[-1]:
             component_blocks.pop()
     table_rows: list[Row] = []
     first_names: dict[tuple[object, ...], str] = {}
     for component_block in component_blocks:
-        formula_section, section_name, _ = component_block[0]
+        section, section_name, _ = component_block[0]
         layer_name = section_name.partition(" × ")[0]
         block_contents = tuple(
-            (component_key_in_table.depth, component_name, tuple(formula_texts))
-            for component_key_in_table, component_name, formula_texts in component_block[1:]
+            (section.depth, component_name, tuple(formula_texts))
+            for section, component_name, formula_texts in component_block[1:]
         )
-        component_key = (
-            formula_section.formula_nodes[0].numeric_node.kind,
-            tuple(component_block[0][2]),
-            block_contents,
-        )
+        component_key = (section.formula_nodes[0].numeric_node.kind, tuple(component_block[0][2]), block_contents)
         first_component_name = first_names.setdefault(component_key, layer_name)
-        if formula_section.formula_nodes[0].numeric_node.kind == "layer" and first_component_name != layer_name:
-            table_rows += _formula_rows(section_name, [f"as {first_component_name}"], line_width, formula_section.depth)
+        if section.formula_nodes[0].numeric_node.kind == "layer" and first_component_name != layer_name:
+            table_rows += _formula_rows(section_name, [f"as {first_component_name}"], line_width, section.depth)
             continue
-        for component_key_in_table, component_name, formula_texts in component_block:
-            table_rows += _formula_rows(component_name, formula_texts, line_width, component_key_in_table.depth)
+        for section, component_name, formula_texts in component_block:
+            table_rows += _formula_rows(component_name, formula_texts, line_width, section.depth)
     return table_rows
 
 
@@ -536,9 +528,9 @@ def _latex_text(preset: Preset, explanation: Explanation, bibtex: bool, rank_sha
         latex_lines += [r"\begin{align*}", " \\\\\n".join(equation_lines), r"\end{align*}"]
     meaning_by_symbol = _symbol_meanings(explanation).items()
     legend = [
-        rf"{LATEX.symbol(quantity_tex)} &= {LATEX.number(Fraction(symbol_meaning['value']))} "
+        rf"{LATEX.symbol(symbol)} &= {LATEX.number(Fraction(symbol_meaning['value']))} "
         rf"&& \text{{{latex_text(symbol_meaning['field'])}}}"
-        for quantity_tex, symbol_meaning in meaning_by_symbol
+        for symbol, symbol_meaning in meaning_by_symbol
     ]
     latex_lines += [r"\begin{align*}", " \\\\\n".join(legend), r"\end{align*}"]
     node_sources = list(
@@ -553,7 +545,7 @@ def _latex_text(preset: Preset, explanation: Explanation, bibtex: bool, rank_sha
     if bibtex:
         cited_papers, uncited_sources = papers(node_sources)
         latex_lines += ["", *(cited_paper.bibtex() for cited_paper in cited_papers)]
-        latex_lines += [_latex_comment(f"no paper: {quantity_tex}") for quantity_tex in uncited_sources]
+        latex_lines += [_latex_comment(f"no paper: {source}") for source in uncited_sources]
     elif node_sources:
         latex_lines.append("% --bibtex adds their entries")
     return "\n".join(latex_lines) + "\n"

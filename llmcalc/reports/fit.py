@@ -66,21 +66,17 @@ def options_report(preset: Preset, memory: Memory, hardware_options: Sequence[Ha
     table_rows = [
         Row(
             [
-                hardware_option.fit.hardware.name,
-                hardware_option.devices,
-                "" if hardware_option.layout is None else layout_cell(hardware_option.layout),
-                hardware_option.fit.needed,
-                hardware_option.fit.share,
-                verdict_of(hardware_option.fit),
+                option.fit.hardware.name,
+                option.devices,
+                "" if option.layout is None else layout_cell(option.layout),
+                option.fit.needed,
+                option.fit.share,
+                verdict_of(option.fit),
             ]
         )
-        for hardware_option in hardware_options
+        for option in hardware_options
     ]
-    replica_note = (
-        "dp: replicas, which share the users"
-        if any(hardware_option.users for hardware_option in hardware_options)
-        else ""
-    )
+    replica_note = "dp: replicas, which share the users" if any(option.users for option in hardware_options) else ""
     engine_note = "weights of a GGUF file: on one accelerator by llama.cpp's buffers, over several by torch's kernels"
     engine_note = engine_note if has_gguf_weights(memory) else ""
     notes = [
@@ -91,7 +87,7 @@ def options_report(preset: Preset, memory: Memory, hardware_options: Sequence[Ha
         engine_note,
         f"tried: 1, 2, 4, … {MOST_DEVICES} of each, up to {MOST_COMPUTERS} of Apple; --hardware says what else would "
         "make it fit",
-        *verdict_notes([hardware_option.fit for hardware_option in hardware_options]),
+        *verdict_notes([option.fit for option in hardware_options]),
     ]
     document = {
         "model": model_data(preset),
@@ -131,14 +127,11 @@ def options_data(hardware_options: Sequence[HardwareOption]) -> list[dict[str, A
 
 
 def report(
-    preset: Preset,
-    fit_answer: Fitting,
-    hardware_options: Sequence[HardwareOption] = (),
-    engine_notes: Sequence[str] = (),
+    preset: Preset, fit_answer: Fitting, options: Sequence[HardwareOption] = (), engine_notes: Sequence[str] = ()
 ) -> Report:
     """Returns the report for one accelerator: a table of the largest runs, and a table of changes.
 
-    hardware_options: numbers of the same accelerator on which the run fits; default none.
+    options: numbers of the same accelerator on which the run fits; default none.
     engine_notes: notes on the users that the usual engine holds; default none.
     """
     memory_use, hardware = fit_answer.memory.states, fit_answer.fit.hardware
@@ -154,7 +147,7 @@ def report(
         [*(() if fit_answer.decoding else engine_notes), *_search_notes(fit_answer)],
     )
     document = _fit_document(preset, fit_answer) | {
-        "options": options_data(hardware_options),
+        "options": options_data(options),
         "decoding": _decoding_data(fit_answer),
     }
     if fit_answer.decoding:
@@ -266,24 +259,22 @@ def serving_report(preset: Preset, serving_answer: ServingFitting) -> Report:
     ]
     needed_column, memory_share, verdict = CHANGE_COLUMNS[1:]
     table_columns = [Column("layout", "layout", justify="left"), needed_column, memory_share, verdict]
-    has_times = any(tried_replica.decoding for tried_replica in serving_answer.tried_replicas)
+    has_times = any(replica.decoding for replica in serving_answer.tried_replicas)
     if has_times:
         table_columns[-1:] = [*DECODING_COLUMNS, verdict]
     layout_rows = [
         Row(
             [
-                layout_cell(tried_replica.layout),
-                tried_replica.fit.needed,
-                tried_replica.fit.share,
-                *(decoding_cells(tried_replica.decoding) if has_times else ()),
-                verdict_of(tried_replica.fit),
+                layout_cell(replica.layout),
+                replica.fit.needed,
+                replica.fit.share,
+                *(decoding_cells(replica.decoding) if has_times else ()),
+                verdict_of(replica.fit),
             ]
         )
-        for tried_replica in serving_answer.tried_replicas
+        for replica in serving_answer.tried_replicas
     ]
-    timed_run = next(
-        (tried_replica.decoding for tried_replica in serving_answer.tried_replicas if tried_replica.decoding), None
-    )
+    timed_run = next((replica.decoding for replica in serving_answer.tried_replicas if replica.decoding), None)
     layout_notes = []
     if timed_run is not None:
         stack_title = timed_run.stack.title
@@ -291,7 +282,7 @@ def serving_report(preset: Preset, serving_answer: ServingFitting) -> Report:
             f"TPOT, tokens/s: a token of every user of all replicas, in one batch of each, under {stack_title}",
             *_halving_notes(serving_answer.memory, timed_run),
         ]
-    layout_notes += verdict_notes([tried_replica.fit for tried_replica in serving_answer.tried_replicas])
+    layout_notes += verdict_notes([replica.fit for replica in serving_answer.tried_replicas])
     if serving_answer.untried_layouts:
         layout_notes.append(
             f"the search ended early, before {serving_answer.untried_layouts:,} layouts of fewer replicas"
@@ -307,12 +298,12 @@ def serving_report(preset: Preset, serving_answer: ServingFitting) -> Report:
         "options": options_data([HardwareOption(devices, best_replica.layout, accelerator_fit)]),
         "layouts": [
             {
-                "layout": tried_replica.layout.data(),
-                "device_bytes": tried_replica.fit.needed,
-                "verdict": tried_replica.fit.verdict,
-                **decoding_data(tried_replica.decoding),
+                "layout": replica.layout.data(),
+                "device_bytes": replica.fit.needed,
+                "verdict": replica.fit.verdict,
+                **decoding_data(replica.decoding),
             }
-            for tried_replica in serving_answer.tried_replicas
+            for replica in serving_answer.tried_replicas
         ],
     }
     report_parts = _Screen(
@@ -355,7 +346,8 @@ class _Screen(NamedTuple):
             () if accelerator_fit.hardware.sources else accelerator_fit.hardware.notes
         )
         settings_line = (
-            f"{self.aside}: {units.GIB.write(accelerator_fit.needed)} of {units.GIB.write(accelerator_fit.capacity)} {units.GIB.name} "
+            f"{self.aside}: {units.GIB.write(accelerator_fit.needed)} of {units.GIB.write(accelerator_fit.capacity)} "
+            f"{units.GIB.name} "
             f"({units.percent(accelerator_fit.share)})"
         )
         shown_fits = [accelerator_fit, *(run_change.fit for run_change in run_changes)]

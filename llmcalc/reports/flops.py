@@ -138,14 +138,11 @@ def _component_table(
     preset: Preset, flop_count: FlopCount, notes: Sequence[str], rank_share: RankShare | None
 ) -> Table:
     total_flops, tokens, workload = flop_count.total, flop_count.tokens, flop_count.workload
-    flops_scale, token_scale = (
-        units.decimal_scale(total_flops, "FLOPs"),
-        units.decimal_scale(total_flops / tokens, "FLOPs"),
-    )
+    scale, token_scale = units.decimal_scale(total_flops, "FLOPs"), units.decimal_scale(total_flops / tokens, "FLOPs")
     table_columns = (
         Column("component", "component", justify="left"),
         Column("flops_per_token", f"{token_scale.name} per token", token_scale.write),
-        Column("flops", flops_scale.name, flops_scale.write),
+        Column("flops", scale.name, scale.write),
         Column("share", "share", units.percent),
         Column("bar", "", bars.share_bar, justify="left", bar=True),
     )

@@ -21,17 +21,12 @@ def inputs_data(encoded_inputs: EncodedInputs) -> dict[str, Any]:
     return {"image_tokens": encoded_inputs.image_tokens, "audio_tokens": encoded_inputs.audio_tokens}
 
 
-def inputs_note(encoded_inputs: EncodedInputs) -> str:
+def inputs_note(inputs: EncodedInputs) -> str:
     """Writes the tokens of images and audio: `tokens of each sequence: 2,508 of images and 750 of audio`."""
     token_texts = [
         f"{units.exact(tokens)} {input_kind}"
-        for tokens, input_kind in (
-            (encoded_inputs.image_tokens, "of images"),
-            (encoded_inputs.audio_tokens, "of audio"),
-        )
+        for tokens, input_kind in ((inputs.image_tokens, "of images"), (inputs.audio_tokens, "of audio"))
         if tokens
     ]
-    unit_text = (
-        "tokens of each sequence" if encoded_inputs.in_sequence else "positions of the encoder, which the decoder reads"
-    )
+    unit_text = "tokens of each sequence" if inputs.in_sequence else "positions of the encoder, which the decoder reads"
     return f"{unit_text}: {' and '.join(token_texts)}, as the model's published processor cuts them"

@@ -28,58 +28,53 @@ DTYPES = ("bfloat16", "float8", "int8", "int4")
 """Number formats of the columns of what-ifs; the user's format is added before them."""
 
 
-def report(preset: Preset, cache_size: CacheSize, rank_share: RankShare | None = None) -> Report:
+def report(preset: Preset, cache: CacheSize, rank_share: RankShare | None = None) -> Report:
     """Returns the report: tables of the cache by kind of layer, for changed models, and by length, in one unit.
 
     rank_share: the rank that is counted; default the whole model.
     """
-    workload, what_if = cache_size.workload, cache_size.what_if
-    warnings = too_long_notes(cache_size.spec, workload)
+    workload, what_if = cache.workload, cache.what_if
+    warnings = too_long_notes(cache.spec, workload)
     notes = (
-        warnings
-        + without_repetitions(share_notes(rank_share, *_rank_notes(cache_size, rank_share)))
-        + _cache_notes(cache_size)
+        warnings + without_repetitions(share_notes(rank_share, *_rank_notes(cache, rank_share))) + _cache_notes(cache)
     )
-    source_tokens = workload.source if cache_size.spec.source_tokens is None else cache_size.spec.source_tokens
+    source_tokens = workload.source if cache.spec.source_tokens is None else cache.spec.source_tokens
     workload_values = (
         {"batch": workload.batch, "seq": workload.seq}
-        | ({"source": source_tokens} if cache_size.spec.kind == "encoder-decoder" else {})
-        | {"dtype": cache_size.dtype}
+        | ({"source": source_tokens} if cache.spec.kind == "encoder-decoder" else {})
+        | {"dtype": cache.dtype}
     )
     document: dict[str, Any] = {
         "model": model_data(preset),
         **share_data(rank_share),
         "workload": workload_values,
         "cache": {
-            "bytes": cache_size.bytes,
-            "bytes_per_token": cache_size.bytes_per_token,
-            "growth_per_token": cache_size.growth_per_token,
-            "elements": cache_size.elements,
-            "by_layer_kind": cache_size.by_layer_kind,
-            "layers": [asdict(layer_group) for layer_group in cache_size.groups],
-            "by_dtype": {dtype_name: cache_size.bytes_in_format(dtype_name) for dtype_name in _dtype_names(cache_size)},
+            "bytes": cache.bytes,
+            "bytes_per_token": cache.bytes_per_token,
+            "growth_per_token": cache.growth_per_token,
+            "elements": cache.elements,
+            "by_layer_kind": cache.by_layer_kind,
+            "layers": [asdict(layer_group) for layer_group in cache.groups],
+            "by_dtype": {dtype: cache.bytes_in_format(dtype) for dtype in _dtype_names(cache)},
             "what_if": {
                 other_cache.model_change.key: {
                     "bytes": other_cache.cache.bytes,
                     "ratio": other_cache.ratio,
-                    "by_dtype": {
-                        dtype_name: other_cache.cache.bytes_in_format(dtype_name)
-                        for dtype_name in _dtype_names(cache_size)
-                    },
+                    "by_dtype": {dtype: other_cache.cache.bytes_in_format(dtype) for dtype in _dtype_names(cache)},
                 }
                 for other_cache in what_if
             },
-            "growth": [{"seq": tokens, "bytes": cache_bytes} for tokens, cache_bytes in cache_size.growth.items()],
+            "growth": [{"seq": tokens, "bytes": cache_bytes} for tokens, cache_bytes in cache.growth.items()],
         },
         "notes": notes,
     }
-    byte_scale = units.memory_scale(cache_size.bytes)
+    byte_scale = units.memory_scale(cache.bytes)
     return Report(
         document,
         [
-            _kinds_table(preset, cache_size, byte_scale, notes, rank_share),
-            _changed_model_rows(cache_size, what_if, byte_scale),
-            _growth_table(cache_size, byte_scale),
+            _kinds_table(preset, cache, byte_scale, notes, rank_share),
+            _changed_model_rows(cache, what_if, byte_scale),
+            _growth_table(cache, byte_scale),
         ],
         warnings=warnings_of_notes(preset, warnings),
     ).for_target(preset.target)
@@ -148,7 +143,8 @@ def headline(cache_size: CacheSize) -> str:
             if cache_size.spec.kind == "encoder-decoder"
             else f" until a window fills, {growth_text} after"
         )
-    return f"KV cache of {tokens_of(cache_size.spec, cache_size.workload)} in {units.short_dtype(cache_size.dtype)}, {per_token_text}"
+    dtype_text = units.short_dtype(cache_size.dtype)
+    return f"KV cache of {tokens_of(cache_size.spec, cache_size.workload)} in {dtype_text}, {per_token_text}"
 
 
 def _changed_model_rows(cache_size: CacheSize, what_if: Iterable[WhatIf], byte_scale: units.Scale) -> Table:
@@ -162,15 +158,13 @@ def _changed_model_rows(cache_size: CacheSize, what_if: Iterable[WhatIf], byte_s
         Column("ratio", "ratio", lambda kv_ratio: f"{kv_ratio:,.2f} ×" if kv_ratio >= 1 else f"{kv_ratio:.3f} ×"),
         *(
             Column(
-                f"bytes_{units.short_dtype(dtype_name)}",
-                f"{byte_scale.name} {units.short_dtype(dtype_name)}",
-                byte_scale.write,
+                f"bytes_{units.short_dtype(dtype)}", f"{byte_scale.name} {units.short_dtype(dtype)}", byte_scale.write
             )
-            for dtype_name in dtype_names
+            for dtype in dtype_names
         ),
     ]
     filled_rows = [
-        Row([title, kv_ratio, *(other_cache.bytes_in_format(dtype_name) for dtype_name in dtype_names)], strong=not i)
+        Row([title, kv_ratio, *(other_cache.bytes_in_format(dtype) for dtype in dtype_names)], strong=not i)
         for i, (title, kv_ratio, other_cache) in enumerate(model_rows)
     ]
     return Table("", table_columns, filled_rows, name="what-if")
@@ -195,13 +189,9 @@ def _growth_table(cache_size: CacheSize, byte_scale: units.Scale) -> Table:
 def _cache_notes(cache_size: CacheSize) -> list[str]:
     layer_kinds = set(cache_size.by_layer_kind)
     byte_scale, stored_format = binary_unit_note(units.memory_scale(cache_size.bytes)), cache_format(cache_size.dtype)
-    format_text = (
-        f"{units.short_dtype(stored_format.name)}: {stored_format.what}" if stored_format.keys.bits < 16 else ""
-    )
+    scales = f"{units.short_dtype(stored_format.name)}: {stored_format.what}" if stored_format.keys.bits < 16 else ""
     notes = [
-        "; ".join(
-            filter(None, ("elem/token/layer: elements of the keys and values of one layer", format_text, byte_scale))
-        )
+        "; ".join(filter(None, ("elem/token/layer: elements of the keys and values of one layer", scales, byte_scale)))
     ]
     if layer_kinds & {"sliding_attention", "chunked_attention"}:
         notes.append("a sliding or chunked layer caches only the last `window` tokens (a rolling-buffer cache)")

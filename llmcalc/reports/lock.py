@@ -56,21 +56,17 @@ def _entry_row(entry_data: dict[str, Any]) -> Row:
     )
 
 
-def check_report(file_name: str, locked_version: str, model_count: int, value_changes: Sequence[Change]) -> Report:
+def check_report(file_name: str, locked_version: str, model_count: int, changes: Sequence[Change]) -> Report:
     """Returns the report of values that differ from a lock file.
 
     locked_version: the version of llmcalc that wrote the file. model_count: the number of models in it.
     """
-    answer_text = (
-        f"{plural(len(value_changes), 'value')} changed"
-        if value_changes
-        else f"{plural(model_count, 'model')} unchanged"
-    )
+    answer_text = f"{plural(len(changes), 'value')} changed" if changes else f"{plural(model_count, 'model')} unchanged"
     table_rows = [
         Row(
             [changed_value.target, changed_value.key, _value_text(changed_value.locked), _value_text(changed_value.now)]
         )
-        for changed_value in value_changes
+        for changed_value in changes
     ]
     current_program_version = program_version()
     notes = (
@@ -80,10 +76,10 @@ def check_report(file_name: str, locked_version: str, model_count: int, value_ch
     )
     document = {
         "file": file_name,
-        "ok": not value_changes,
+        "ok": not changes,
         "locked_by": locked_version,
         "checked": model_count,
-        "changes": [vars(changed_value) for changed_value in value_changes],
+        "changes": [vars(changed_value) for changed_value in changes],
     }
     return Report(
         document, [Table(file_name, CHANGE_COLUMNS, table_rows, notes=notes, answer=answer_text)], warnings=notes

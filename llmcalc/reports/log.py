@@ -36,14 +36,9 @@ def log_report(log_answer: ExplainedLog) -> Report:
     log_reading = log_answer.reading
     table_rows = [
         Row(
-            [
-                _term_title(compared_term),
-                _shown_value(compared_term, compared_term.term.value),
-                _shown_value(compared_term, compared_term.computed),
-                compared_term.difference,
-            ]
+            [_term_title(term), _shown_value(term, term.term.value), _shown_value(term, term.computed), term.difference]
         )
-        for compared_term in log_answer.terms
+        for term in log_answer.terms
     ]
     notes = [
         *([f"{log_reading.message}"] if log_reading.message else []),

@@ -88,10 +88,7 @@ def report(preset: Preset, memory: Memory, accelerator_fits: Sequence[Fit], assu
     memory_use, device = memory.states, memory.device
     warnings = too_long_notes(memory_use.count.spec, memory_use.workload)
     warnings += [
-        warning_text
-        for accelerator_fit in accelerator_fits
-        if not accelerator_fit.hardware.sources
-        for warning_text in accelerator_fit.hardware.notes
+        warning_text for fit in accelerator_fits if not fit.hardware.sources for warning_text in fit.hardware.notes
     ]
     warnings += untested_notes(device) + stored_weights_notes(preset, memory_use)
     answer_text = f"{units.GIB.write(device.device_bytes)} {units.GIB.name} required"
@@ -139,25 +136,15 @@ def estimated_parts(device: DeviceMemory, *, of_runtime: bool = True) -> list[tu
 def accelerators_table(accelerator_fits: Sequence[Fit], title: str) -> Table:
     """Returns a table that says whether a run fits on each accelerator."""
     table_rows = [
-        Row(
-            [
-                accelerator_fit.hardware.name,
-                accelerator_fit.capacity,
-                accelerator_fit.share,
-                accelerator_fit.left_bytes,
-                verdict_of(accelerator_fit),
-            ]
-        )
-        for accelerator_fit in accelerator_fits
+        Row([fit.hardware.name, fit.capacity, fit.share, fit.left_bytes, verdict_of(fit)]) for fit in accelerator_fits
     ]
     notes = verdict_notes(accelerator_fits)
-    if any(accelerator_fit.left_bytes < 0 for accelerator_fit in accelerator_fits):
+    if any(fit.left_bytes < 0 for fit in accelerator_fits):
         notes.append("headroom: negative for a shortfall")
-    if any(accelerator_fit.nominal for accelerator_fit in accelerator_fits):
+    if any(fit.nominal for fit in accelerator_fits):
         title = f"{title}; *: of the nominal memory"
     first_fitting = next(
-        (i for i, accelerator_fit in enumerate(accelerator_fits) if accelerator_fit.verdict != "no"),
-        len(accelerator_fits) - 1,
+        (i for i, fit in enumerate(accelerator_fits) if fit.verdict != "no"), len(accelerator_fits) - 1
     )
     return Table(
         title,
@@ -239,7 +226,7 @@ def phase_parts(device: DeviceMemory, device_use: MemoryUse | None = None) -> tu
     """
     phases = {phase: bytes_by_kind for phase, bytes_by_kind in device.moments.items() if bytes_by_kind}
     phases[device.peak_at.phase] = device.by_kind
-    table_columns = [
+    columns = [
         Column("part", f"{units.GIB.name} at the peak of each phase", justify="left"),
         *(Column(f"{phase}_bytes", phase, units.GIB.write) for phase in phases),
     ]
@@ -264,10 +251,7 @@ def phase_parts(device: DeviceMemory, device_use: MemoryUse | None = None) -> tu
     )
     table_rows += [Row([kind_name, *cells_at_peaks(byte_count)]) for kind_name, byte_count in estimated_parts(device)]
     table_rows.append(Row(["required", *cells_at_peaks(device.device_bytes)], strong=True, is_sum=True))
-    return table_columns, [
-        *table_rows,
-        *([Row(["on the host", *cells_at_peaks(device.host_bytes)])] if device.host else []),
-    ]
+    return columns, [*table_rows, *([Row(["on the host", *cells_at_peaks(device.host_bytes)])] if device.host else [])]
 
 
 def _kind_text(memory_use: MemoryUse, memory_kind: str) -> str:
@@ -275,14 +259,10 @@ def _kind_text(memory_use: MemoryUse, memory_kind: str) -> str:
     kind_name = KIND_NAMES[memory_kind]
     if memory_kind == "weights" and memory_use.adapters is not None:
         return "weights and adapters"
-    dtype_by_kind = {"weights": memory_use.dtype, "gradients": memory_use.grad_dtype}
+    formats = {"weights": memory_use.dtype, "gradients": memory_use.grad_dtype}
     if memory_kind == "optimizer" and memory_use.optimizer is not None:
         return f"optimizer ({memory_use.optimizer.name})"
-    return (
-        f"{kind_name} ({units.short_dtype(dtype_by_kind[memory_kind])})"
-        if dtype_by_kind.get(memory_kind)
-        else kind_name
-    )
+    return f"{kind_name} ({units.short_dtype(formats[memory_kind])})" if formats.get(memory_kind) else kind_name
 
 
 def _optimizer_rows(memory_use: MemoryUse, bytes_by_phase: Sequence[Mapping[str, int]]) -> list[Row]:

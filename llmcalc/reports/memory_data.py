@@ -45,13 +45,7 @@ def host_data(device: DeviceMemory) -> dict[str, Any]:
     if not device.host:
         return {}
     host_terms = [
-        {
-            "name": memory_term.name,
-            "bytes": memory_term.bytes,
-            "status": memory_term.status,
-            "witness": memory_term.witness,
-        }
-        for memory_term in device.host
+        {"name": term.name, "bytes": term.bytes, "status": term.status, "witness": term.witness} for term in device.host
     ]
     return {"host_bytes": device.host_bytes, "host": host_terms}
 

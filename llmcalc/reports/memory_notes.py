@@ -91,10 +91,7 @@ def untested_notes(device: DeviceMemory) -> list[str]:
     for memory_term in device.terms:
         if memory_term.status == "untested":
             terms_by_reason.setdefault(memory_term.witness, []).append(memory_term.name)
-    return [
-        f"untested: {', '.join(term_titles)} ({untested_reason})"
-        for untested_reason, term_titles in terms_by_reason.items()
-    ]
+    return [f"untested: {', '.join(terms)} ({reason})" for reason, terms in terms_by_reason.items()]
 
 
 def stored_weights_notes(preset: Preset, memory_use: MemoryUse) -> list[str]:
@@ -119,10 +116,8 @@ def host_notes(device: DeviceMemory, ranks: int = 1) -> list[str]:
     """
     if not device.host:
         return []
-    term_texts = ", ".join(f"{units.memory(memory_term.bytes)} {memory_term.name}" for memory_term in device.host)
-    term_sources = dict.fromkeys(
-        f"{STATUS.get(memory_term.status, memory_term.status)} ({memory_term.witness})" for memory_term in device.host
-    )
+    term_texts = ", ".join(f"{units.memory(term.bytes)} {term.name}" for term in device.host)
+    term_sources = dict.fromkeys(f"{STATUS.get(term.status, term.status)} ({term.witness})" for term in device.host)
     ranks_note = f"; each of {ranks} ranks has as much" if ranks > 1 else ""
     return [f"host: {term_texts}{ranks_note}; {'; '.join(term_sources)}"]
 
@@ -154,7 +149,8 @@ def memory_notes(preset: Preset, memory: Memory, assumed_accelerator: str) -> li
     flash_attention_bytes = memory.flash_bytes
     if flash_attention_bytes is not None and flash_attention_bytes < memory.device.device_bytes:
         notes.append(
-            f"eager attention computes all scores; --attn-implementation flash requires {units.memory(flash_attention_bytes)}"
+            "eager attention computes all scores; --attn-implementation flash requires "
+            f"{units.memory(flash_attention_bytes)}"
         )
     if run_settings.phase == "training" and run_settings.attn_implementation is None and memory.attention == "eager":
         notes.append(
@@ -171,13 +167,8 @@ def memory_notes(preset: Preset, memory: Memory, assumed_accelerator: str) -> li
     left_out = not_counted(memory_use)
     notes += [f"not counted: {'; '.join(left_out)}" if left_out else "", binary_unit_note(units.GIB)]
     notes += host_notes(memory.device)
-    tested_terms = [
-        memory_term for memory_term in memory.device.terms if memory_term.bytes and memory_term.status != "untested"
-    ]
-    notes += [
-        f"{STATUS[memory_term.status]}: {term_name(memory_term)} ({memory_term.witness})"
-        for memory_term in tested_terms
-    ]
+    tested_terms = [term for term in memory.device.terms if term.bytes and term.status != "untested"]
+    notes += [f"{STATUS[term.status]}: {term_name(term)} ({term.witness})" for term in tested_terms]
     if assumed_accelerator:
         notes.append(f"runtime of an {assumed_accelerator} (--hardware)")
     if memory_use.quantized is not None:
@@ -227,8 +218,7 @@ def _execution_note(memory: Memory) -> str:
         kernel_texts.append(f"recompute {choices_data['recompute']} (--recompute)")
         if choices_data["dropout"]:
             dropout_texts = ", ".join(
-                f"{dropout_probability:g} ({dropout_place})"
-                for dropout_place, dropout_probability in choices_data["dropout"].items()
+                f"{probability:g} ({dropout_place})" for dropout_place, probability in choices_data["dropout"].items()
             )
             kernel_texts.append(f"dropout {dropout_texts} (--dropout)")
         kernel_texts.append(f"{choices_data['optimizer']} {choices_data['optimizer_impl']} (--optimizer-impl)")
@@ -240,13 +230,12 @@ def _kernels_note(memory: Memory) -> str:
     if memory.settings.phase == "decode":
         return ""
     mixers = (model_part for model_part in parts_below(memory.spec) if isinstance(model_part, TokenMixer))
-    kernel_packages = list(
-        dict.fromkeys(kernel_package for mixer in mixers for kernel_package in mixer.kernel_packages)
-    )
+    kernel_packages = list(dict.fromkeys(package for mixer in mixers for package in mixer.kernel_packages))
     if not kernel_packages:
         return ""
     return (
-        f"recurrent layers are counted with the kernels of {' and '.join(kernel_packages)}; where they are not installed, "
+        f"recurrent layers are counted with the kernels of {' and '.join(kernel_packages)}; where they are not "
+        "installed, "
         "transformers runs loops of torch, which took up to 2.1 times as much on an H200"
     )
 
@@ -260,13 +249,11 @@ def _chunk_note(memory: Memory) -> str:
 
 
 def _cache_note(memory_use: MemoryUse, block_tokens: int) -> str:
-    tokens_text, sequences_text = (
-        plural(memory_use.workload.seq, "token"),
-        plural(memory_use.workload.batch, "sequence"),
-    )
-    note_text = f"KV cache: keys, values and any recurrent state of {sequences_text} of {tokens_text} (--batch, --seq)"
+    tokens, sequences = plural(memory_use.workload.seq, "token"), plural(memory_use.workload.batch, "sequence")
+    note_text = f"KV cache: keys, values and any recurrent state of {sequences} of {tokens} (--batch, --seq)"
     if block_tokens:
-        return f"{note_text}, in blocks of {plural(block_tokens, 'token')} (--kv-block); no prefix is shared between sequences"
+        block_text = plural(block_tokens, "token")
+        return f"{note_text}, in blocks of {block_text} (--kv-block); no prefix is shared between sequences"
     return f"{note_text}; a new token is concatenated, which copies a layer's keys and values"
 
 

@@ -24,9 +24,7 @@ def tree_data(node_position: Place, figures_function: Figures) -> dict[str, Any]
     if node.op is not None:
         node_data["op"] = type(node.op).__name__
     if node.children:
-        node_data["children"] = [
-            tree_data(child_position, figures_function) for child_position in node_position.children()
-        ]
+        node_data["children"] = [tree_data(child, figures_function) for child in node_position.children()]
     return node_data
 
 

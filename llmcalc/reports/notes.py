@@ -122,7 +122,8 @@ def identity_experts_note(tree: Node) -> str:
         for identity_op in identity_ops
     )
     return (
-        f"upper bound: every token is counted with real experts ({expert_counts} identity experts, which hold and compute "
+        f"upper bound: every token is counted with real experts ({expert_counts} identity experts, which hold and "
+        "compute "
         "nothing)"
         if identity_ops
         else ""

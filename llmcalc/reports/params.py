@@ -135,15 +135,9 @@ def _add_rows(
             _add_rows(table_parts, child_position, total_params, include, depth + 1)
 
 
-def _component_row(row_name: str, per_repeat: int, repeat_count: int, total_params: int, depth: int) -> Row:
+def _component_row(row_name: str, per_repeat: int, repeat: int, total_params: int, depth: int) -> Row:
     return Row(
-        [
-            row_name,
-            per_repeat,
-            repeat_count if repeat_count > 1 else None,
-            per_repeat * repeat_count,
-            per_repeat * repeat_count / total_params,
-        ],
+        [row_name, per_repeat, repeat if repeat > 1 else None, per_repeat * repeat, per_repeat * repeat / total_params],
         depth,
     )
 
@@ -233,7 +227,8 @@ def _published_notes(preset: Preset, parameter_count: ParameterCount) -> list[st
             else ""
         )
         return [
-            f"published {units.exact(published_figures.parameters)}: {verdict}{reason_text if parameter_difference else ''}"
+            f"published {units.exact(published_figures.parameters)}: "
+            f"{verdict}{reason_text if parameter_difference else ''}"
         ]
     if not published_figures.nominal:
         return []

@@ -144,39 +144,20 @@ def _fitting_count(plan: Plan) -> str:
     return f"{len(plan.feasible) or 'none'} of {plural(plan.replays, 'replayed layout')} {fits_verb}"
 
 
-def _layout_row(
-    layout_plan: LayoutPlan, layout_candidate: Candidate, is_tie: bool = False, framework_title: str = ""
-) -> Row:
+def _layout_row(layout_plan: LayoutPlan, candidate: Candidate, is_tie: bool = False, framework_title: str = "") -> Row:
     framework_text = f" ({framework_title})" if framework_title else ""
-    row_cells = [
-        candidate_cell(layout_candidate.layout, layout_candidate.recompute) + framework_text,
-        layout_candidate.micro_batches,
-    ]
+    row_cells = [candidate_cell(candidate.layout, candidate.recompute) + framework_text, candidate.micro_batches]
     if layout_plan.times is None:
-        row_cells += [
-            layout_candidate.device_bytes,
-            layout_candidate.headroom,
-            layout_candidate.communication_bytes,
-            layout_candidate.bubble,
-        ]
+        row_cells += [candidate.device_bytes, candidate.headroom, candidate.communication_bytes, candidate.bubble]
         return Row(row_cells)
-    seconds_range = layout_plan.range(layout_candidate)
+    seconds_range = layout_plan.range(candidate)
     if seconds_range is None:
-        return Row([*row_cells, None, None, "", layout_candidate.device_bytes, layout_candidate.headroom])
+        return Row([*row_cells, None, None, "", candidate.device_bytes, candidate.headroom])
     seconds_cell, seconds = (
-        DisplayedValue(layout_candidate.seconds, duration(layout_candidate.seconds or 0.0, digit_count=3)),
+        DisplayedValue(candidate.seconds, duration(candidate.seconds or 0.0, digit_count=3)),
         range_of(seconds_range),
     )
-    return Row(
-        [
-            *row_cells,
-            seconds_cell,
-            seconds,
-            "=" if is_tie else "",
-            layout_candidate.device_bytes,
-            layout_candidate.headroom,
-        ]
-    )
+    return Row([*row_cells, seconds_cell, seconds, "=" if is_tie else "", candidate.device_bytes, candidate.headroom])
 
 
 def _order_notes(layout_plan: LayoutPlan) -> list[str]:

@@ -106,12 +106,8 @@ def _detail_table(preset: Preset, parameter_count: ParameterCount) -> Table:
         "published active": published_figures.active,
         "training tokens": published_figures.training_tokens,
     }
-    training_settings = training_facts.model_dump(exclude_none=True, exclude={"note"})
-    for figure_name, figure_value in {
-        "dtype of the weights": preset.dtype,
-        **published_fields,
-        **training_settings,
-    }.items():
+    settings = training_facts.model_dump(exclude_none=True, exclude={"note"})
+    for figure_name, figure_value in {"dtype of the weights": preset.dtype, **published_fields, **settings}.items():
         if figure_value is not None:
             table_rows.append(Row([figure_name.replace("_", " "), str(figure_value), None]))
     notes = [

@@ -63,11 +63,7 @@ class RanksUse(MemoryAnswer, Cluster):
     @cached_property
     def fits(self) -> list[Fit]:
         """The verdict for each accelerator on whether all phases of the run fit."""
-        return [
-            self._fit_over_phases(accelerator_fit)
-            for accelerator_fit in super().fits
-            if self._runs_on(accelerator_fit.hardware)
-        ]
+        return [self._fit_over_phases(fit) for fit in super().fits if self._runs_on(fit.hardware)]
 
     def _runs_on(self, hardware: Hardware) -> bool:
         """Whether the framework and the rollouts' engine run on an accelerator; true for one that the question names.

@@ -45,9 +45,7 @@ def schedule_title(layout: Layout, timetable: Timetable) -> str:
 
 def pass_kinds_of(timetable: Timetable) -> list[Kind]:
     """Returns the kinds of passes in the schedule."""
-    present_kinds = {
-        pass_action.kind for actions_of_rank in timetable.pipeline.orders for pass_action in actions_of_rank
-    }
+    present_kinds = {action.kind for actions_of_rank in timetable.pipeline.orders for action in actions_of_rank}
     return [pass_kind for pass_kind in PASSES if pass_kind in present_kinds]
 
 
@@ -74,9 +72,7 @@ def report(layout: Layout, timetable: Timetable, width: int | None = None) -> Re
     table_columns = [Column("rank", "rank"), *([Column("stage", "stage")] if has_several_chunks else [])]
     peak_column = Column("in_flight", "peak")
     in_flight = [pipeline.peak_in_flight(rank)[1] for rank in range(pipeline.ranks)]
-    peak_texts = [
-        [in_flight_text(in_flight_count, chunk) for chunk in range(pipeline.chunks)] for in_flight_count in in_flight
-    ]
+    peak_texts = [[in_flight_text(counts, chunk) for chunk in range(pipeline.chunks)] for counts in in_flight]
     column_widths = [len(column.title) for column in table_columns] + [
         max(len(peak_column.title), *(len(cell_text) for cell_texts in peak_texts for cell_text in cell_texts))
     ]
@@ -204,9 +200,7 @@ def schedule_data(layout: Layout, timetable: Timetable) -> dict[str, object]:
                 "rank": rank,
                 "stages": [pipeline.stage(rank, chunk) for chunk in range(pipeline.chunks)],
                 "most_in_flight": pipeline.most_in_flight(rank),
-                "actions": [
-                    [*pass_span.action[:3], pass_span.start, pass_span.end] for pass_span in timetable.spans[rank]
-                ],
+                "actions": [[*span.action[:3], span.start, span.end] for span in timetable.spans[rank]],
             }
             for rank in range(pipeline.ranks)
         ],

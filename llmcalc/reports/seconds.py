@@ -150,7 +150,8 @@ def exchange_notes(software_stack: Stack, layout: Layout) -> list[str]:
     if not software_stack.gathers_tokens or software_stack.gathers_on(layout.dp, layout.ep):
         return []
     return [
-        f"each token is sent to the ranks of its {layout.ep}-way divided experts and back ({software_stack.exchange}); the "
+        f"each token is sent to the ranks of its {layout.ep}-way divided experts and back "
+        f"({software_stack.exchange}); the "
         "default, which gathers all tokens on every rank, takes longer"
     ]
 
@@ -247,18 +248,9 @@ def _part_rows(timed_run: TimedRun) -> list[Row]:
     return table_rows
 
 
-def _node_row(timed_node: Node, total_seconds: float) -> Row:
-    seconds = DisplayedValue(timed_node.seconds, duration(timed_node.seconds, digit_count=3))
-    return Row(
-        [
-            timed_node.path,
-            timed_node.kind,
-            seconds,
-            timed_node.seconds / total_seconds,
-            BOUND_NAMES[timed_node.bound],
-            timed_node.reached,
-        ]
-    )
+def _node_row(node: Node, total_seconds: float) -> Row:
+    seconds = DisplayedValue(node.seconds, duration(node.seconds, digit_count=3))
+    return Row([node.path, node.kind, seconds, node.seconds / total_seconds, BOUND_NAMES[node.bound], node.reached])
 
 
 def _measured_notes(timed_run: TimedRun, measured_run: tuple[float, list[str]] | None) -> list[str]:

@@ -57,27 +57,23 @@ LITERATURE_COLUMNS = (
 
 
 def report(
-    shape_study: ShapeStudy,
-    preset: Preset,
-    is_target: bool = True,
-    with_literature: bool = False,
-    is_flat: bool = False,
+    study: ShapeStudy, preset: Preset, is_target: bool = True, literature: bool = False, is_flat: bool = False
 ) -> Report:
     """Returns the report of a study of shapes as data and as tables.
 
     preset: the model whose ratios the shapes have.
     is_target: whether that model is the TARGET; False if no TARGET was given.
-    with_literature: whether a second table compares with published studies; the data always do.
+    literature: whether a second table compares with published studies; the data always do.
     is_flat: whether there is one table of raw values, for CSV.
     """
-    shapes_data = [_shape_data(model_shape) for model_shape in shape_study.shapes]
+    shapes_data = [_shape_data(model_shape) for model_shape in study.shapes]
     document: dict[str, Any] = {"model": model_data(preset)} if is_target else {}
     document |= {
-        "budget": _budget_text(shape_study),
+        "budget": _budget_text(study),
         "ratios_of": preset.name,
-        "proportions": _proportions_text(shape_study),
+        "proportions": _proportions_text(study),
         "shapes": shapes_data,
-        "literature": _literature_data(shape_study),
+        "literature": _literature_data(study),
     }
     if is_flat:
         raw_rows = [
@@ -94,37 +90,35 @@ def report(
                 )
             ],
         ).for_target(preset.target if is_target else "")
-    budget_value = shape_study.budget.value
+    budget_value = study.budget.value
     title = (
         f"{units.count(budget_value)} parameters"
-        if shape_study.budget.kind == "parameters"
+        if study.budget.kind == "parameters"
         else f"{budget_value:.3g} FLOPs of training".replace("e+", "e")
     )
     cost_table = Table(
         f"{title}, same ratios as {preset.display}",
-        _cost_columns(shape_study),
-        [_cost_row(model_shape, _has_windows(shape_study)) for model_shape in shape_study.shapes],
-        notes=_shape_notes(shape_study, preset, is_target, with_literature),
+        _cost_columns(study),
+        [_cost_row(model_shape, _has_windows(study)) for model_shape in study.shapes],
+        notes=_shape_notes(study, preset, is_target, literature),
     )
-    if not with_literature:
+    if not literature:
         return Report(document, [cost_table])
     findings_table = Table(
         "What studies of depth and width say",
         LITERATURE_COLUMNS,
-        [_literature_row(described_shape) for described_shape in shape_study.shapes],
-        notes=_source_notes(shape_study, preset),
+        [_literature_row(described_shape) for described_shape in study.shapes],
+        notes=_source_notes(study, preset),
     )
     return Report(document, [cost_table, findings_table])
 
 
 def _cost_columns(shape_study: ShapeStudy) -> Sequence[Column]:
     """Returns the columns of costs, in units in which the smallest value of a column is at least 1."""
-    parameter_scale = units.count_scale(min(model_shape.parameters for model_shape in shape_study.shapes))
-    flops_scale = units.decimal_scale(
-        min(model_shape.forward_flops_per_token for model_shape in shape_study.shapes), "FLOPs"
-    )
+    parameter_scale = units.count_scale(min(shape.parameters for shape in shape_study.shapes))
+    flops_scale = units.decimal_scale(min(shape.forward_flops_per_token for shape in shape_study.shapes), "FLOPs")
     cache_key = "kv_bytes" if _has_windows(shape_study) else "kv_bytes_per_token"
-    cache_scale = units.memory_scale(min(getattr(model_shape, cache_key) for model_shape in shape_study.shapes))
+    cache_scale = units.memory_scale(min(getattr(shape, cache_key) for shape in shape_study.shapes))
     return (
         *SIZE_COLUMNS,
         Column(
@@ -139,35 +133,19 @@ def _cost_columns(shape_study: ShapeStudy) -> Sequence[Column]:
 
 def _has_windows(shape_study: ShapeStudy) -> bool:
     """Whether windows or states end the growth of a sequence's cache, so that its bytes per token say too much."""
-    return any(
-        model_shape.kv_bytes != model_shape.kv_bytes_per_token * shape_study.seq for model_shape in shape_study.shapes
-    )
+    return any(shape.kv_bytes != shape.kv_bytes_per_token * shape_study.seq for shape in shape_study.shapes)
 
 
-def _size_cells(model_shape: Shape) -> list[Any]:
-    layers = (
-        f"{TARGET_MARK} {model_shape.stack.num_hidden_layers}"
-        if model_shape.target
-        else model_shape.stack.num_hidden_layers
-    )
-    return [
-        layers,
-        model_shape.stack.hidden_size,
-        aspect_text(model_shape.stack.aspect_ratio, model_shape.in_dense_band),
-    ]
+def _size_cells(shape: Shape) -> list[Any]:
+    layers = f"{TARGET_MARK} {shape.stack.num_hidden_layers}" if shape.target else shape.stack.num_hidden_layers
+    return [layers, shape.stack.hidden_size, aspect_text(shape.stack.aspect_ratio, shape.in_dense_band)]
 
 
-def _cost_row(model_shape: Shape, has_windows: bool) -> Row:
-    heads = " ".join(map(str, model_shape.head_sizes)) or "none"
-    cache_bytes = model_shape.kv_bytes if has_windows else model_shape.kv_bytes_per_token
-    cost_cells = [
-        model_shape.parameters,
-        model_shape.difference,
-        model_shape.forward_flops_per_token,
-        cache_bytes,
-        heads,
-    ]
-    return Row([*_size_cells(model_shape), *cost_cells], strong=model_shape.target)
+def _cost_row(shape: Shape, has_windows: bool) -> Row:
+    heads = " ".join(map(str, shape.head_sizes)) or "none"
+    cache_bytes = shape.kv_bytes if has_windows else shape.kv_bytes_per_token
+    costs = [shape.parameters, shape.difference, shape.forward_flops_per_token, cache_bytes, heads]
+    return Row([*_size_cells(shape), *costs], strong=shape.target)
 
 
 def _literature_row(model_shape: Shape) -> Row:
@@ -314,7 +292,8 @@ def _fixed_sizes(shape_study: ShapeStudy) -> str:
     width_name = "active d_ff" if first_stack.mixture_of_experts else "d_ff"
     return (
         f"held fixed: {width_name} = {first_stack.feed_forward_ratio:.2f} h, head_dim {first_stack.head_dim}{kv_text}, "
-        f"vocabulary {spec.vocab_size:,} {tying_text}; h is a multiple of {shape_study.family.step}, so that head counts "
+        f"vocabulary {spec.vocab_size:,} {tying_text}; h is a multiple of {shape_study.family.step}, so that head "
+        "counts "
         "stay "
         "integers"
     )
@@ -335,14 +314,11 @@ def _training_budget(shape_study: ShapeStudy) -> str:
 
 def _active_text(shape_study: ShapeStudy) -> list[int]:
     """Returns active parameters per token: of the target, or of the budget as a range with experts."""
-    active_of_target = [model_shape.active for model_shape in shape_study.shapes if model_shape.target]
+    active_of_target = [shape.active for shape in shape_study.shapes if shape.target]
     if active_of_target or not shape_study.shapes[0].stack.mixture_of_experts:
         return active_of_target or [shape_study.budget.value]
     return sorted(
-        {
-            min(model_shape.active for model_shape in shape_study.shapes),
-            max(model_shape.active for model_shape in shape_study.shapes),
-        }
+        {min(shape.active for shape in shape_study.shapes), max(shape.active for shape in shape_study.shapes)}
     )
 
 
@@ -361,7 +337,8 @@ def _source_notes(shape_study: ShapeStudy, preset: Preset) -> Sequence[str]:
     if shape_study.scaled is not None:
         hidden_size, layers, aspect_ratio = shape_study.scaled
         notes.append(
-            f"from {preset.display} at {aspect_ratio:.3g} times its compute, C^0.34 and C^0.12 give h = {hidden_size:,.0f}, "
+            f"from {preset.display} at {aspect_ratio:.3g} times its compute, C^0.34 and C^0.12 give h = "
+            f"{hidden_size:,.0f}, "
             f"L = {layers:.0f}. The exponents are that "
             "preprint's, the constant is the model's; L·h² then grows as C^0.80, unlike Chinchilla's N in "
             "proportion to C^0.5"

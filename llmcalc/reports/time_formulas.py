@@ -20,31 +20,25 @@ COLUMNS = (
 )
 
 
-def report(preset: Preset, time_formulas: Sequence[TimeFormula], evaluated_at: dict[str, Any]) -> Report:
-    """Returns the report of the formulas. evaluated_at: phase, sequences and tokens of the evaluation."""
+def report(preset: Preset, formulas: Sequence[TimeFormula], inputs: dict[str, Any]) -> Report:
+    """Returns the report of the formulas. inputs: phase, sequences and tokens of the evaluation."""
     document = {
         "model": model_data(preset),
-        "node": evaluated_at["node"],
-        "setting": {
-            symbol_name: symbol_value for symbol_name, symbol_value in evaluated_at.items() if symbol_name != "node"
-        },
-        "formulas": [_formula_record(formula) for formula in time_formulas],
+        "node": inputs["node"],
+        "setting": {symbol_name: symbol_value for symbol_name, symbol_value in inputs.items() if symbol_name != "node"},
+        "formulas": [_formula_record(formula) for formula in formulas],
         "symbols": {
-            symbol_name: {"field": SYMBOLS[symbol_name], "value": None} for symbol_name in _used_symbols(time_formulas)
+            symbol_name: {"field": SYMBOLS[symbol_name], "value": None} for symbol_name in _used_symbols(formulas)
         },
     }
-    total_seconds = sum(formula.seconds * formula.repeat for formula in time_formulas)
-    run_title = f"{evaluated_at['phase']} of {evaluated_at['batch']} x {evaluated_at['seq']:,} tokens on one {evaluated_at['hardware']}"
-    legend = "; ".join(f"{symbol_name}: {SYMBOLS[symbol_name]}" for symbol_name in _used_symbols(time_formulas))
+    total_seconds = sum(formula.seconds * formula.repeat for formula in formulas)
+    run_title = f"{inputs['phase']} of {inputs['batch']} x {inputs['seq']:,} tokens on one {inputs['hardware']}"
+    legend = "; ".join(f"{symbol_name}: {SYMBOLS[symbol_name]}" for symbol_name in _used_symbols(formulas))
     notes = without_repetitions(
-        [
-            legend,
-            *(f"source: {formula.source}" for formula in time_formulas if formula.source),
-            "in 16 bits; no messages",
-        ]
+        [legend, *(f"source: {formula.source}" for formula in formulas if formula.source), "in 16 bits; no messages"]
     )
     answer_text = f"{duration(total_seconds)} of kernels"
-    table_rows = [_formula_row(formula) for formula in time_formulas]
+    table_rows = [_formula_row(formula) for formula in formulas]
     table = Table(preset.display, COLUMNS, table_rows, f"{run_title}; {headline(preset.model)}", notes, answer_text)
     return Report(document, [table]).for_target(preset.target)
 

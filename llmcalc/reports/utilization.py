@@ -21,7 +21,8 @@ def _excess_notes(utilization: Utilization) -> list[str]:
     if all(convention_row.key != EXACT_CAUSAL for convention_row in rows_above_peak):
         convention_names = ", ".join(convention_row.name for convention_row in rows_above_peak)
         return [
-            f"more than 100 % by {convention_names}, with FLOPs that need not be computed; the exact count of causal pairs is "
+            f"more than 100 % by {convention_names}, with FLOPs that need not be computed; the exact count of causal "
+            "pairs is "
             "below the peak"
         ]
     dtype_bits = units.DTYPE_BITS[utilization.dtype]
@@ -30,12 +31,8 @@ def _excess_notes(utilization: Utilization) -> list[str]:
         for dtype in utilization.hardware.peak_flops
         if dtype.startswith("float") and units.DTYPE_BITS[dtype] < dtype_bits
     ]
-    widest_format = max(narrower_formats, key=units.DTYPE_BITS.__getitem__, default="")
-    advice_text = (
-        f", and a narrower format has a higher peak (--dtype {units.short_dtype(widest_format)})"
-        if widest_format
-        else ""
-    )
+    widest = max(narrower_formats, key=units.DTYPE_BITS.__getitem__, default="")
+    advice_text = f", and a narrower format has a higher peak (--dtype {units.short_dtype(widest)})" if widest else ""
     return [
         "more than 100 %: above the peak of these devices; --tokens-per-second is of all of them together" + advice_text
     ]
@@ -46,7 +43,7 @@ def utilization_table(title: str, headline: str, utilization: Utilization) -> Ta
     flops_scale = units.decimal_scale(
         max(utilization_row.flops_per_token for utilization_row in utilization.conventions), "FLOPs"
     )
-    table_columns = (
+    columns = (
         Column("convention", "convention", justify="left"),
         Column("formula", "formula", justify="left"),
         Column("flops_per_token", f"{flops_scale.name}/token", flops_scale.write),
@@ -80,15 +77,9 @@ def utilization_table(title: str, headline: str, utilization: Utilization) -> Ta
             if utilization_row.source
         ),
     ]
-    rate_text = f"{utilization.tokens_per_second:,} tokens/s on {utilization.devices:,} × {utilization.hardware.name}"
+    rate = f"{utilization.tokens_per_second:,} tokens/s on {utilization.devices:,} × {utilization.hardware.name}"
     return Table(
-        title,
-        table_columns,
-        table_rows,
-        f"{rate_text}, {headline}",
-        notes,
-        "utilization of a measured run",
-        "utilization",
+        title, columns, table_rows, f"{rate}, {headline}", notes, "utilization of a measured run", "utilization"
     )
 
 

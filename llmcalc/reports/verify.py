@@ -210,7 +210,8 @@ def _reference_notes(verdicts: list[Verdict]) -> list[str]:
 def _skipped_notes(skipped_models: dict[str, str]) -> list[str]:
     """Returns one note per reason for skipping, with the models that were skipped."""
     return [
-        f"skipped, {reason}: {', '.join(model_name for model_name, skip_reason in skipped_models.items() if skip_reason == reason)}"
+        f"skipped, {reason}: "
+        f"{', '.join(model_name for model_name, skip_reason in skipped_models.items() if skip_reason == reason)}"
         for reason in dict.fromkeys(skipped_models.values())
     ]
 
@@ -264,9 +265,7 @@ def _distributed_note(verdicts: list[Verdict]) -> list[str]:
     layout = run_info["layout"]
     degree_titles = {"tp": "ranks of tensor parallelism", "pp": "stages of a pipeline"}
     degree_titles["dp"] = "shards" if layout["zero"] == 3 else "replicas"
-    scratch_sizes = sorted(
-        {scratch_size for verdict in verdicts for scratch_size in verdict.info["scratch_bytes"].items()}
-    )
+    scratch_sizes = sorted({pair for verdict in verdicts for pair in verdict.info["scratch_bytes"].items()})
     parallel_kinds = ", ".join(
         f"{layout[degree_key]} {degree_name}"
         for degree_key, degree_name in degree_titles.items()
@@ -274,11 +273,13 @@ def _distributed_note(verdicts: list[Verdict]) -> list[str]:
     )
     return [
         f"against {layout['world']} gloo processes that run llmcalc's PyTorch reference ({parallel_kinds}): two "
-        f"steps with AdamW in {run_info['dtype']}, {run_info['microbatches']} micro-batches of {run_info['batch']} × {run_info['seq']} "
+        f"steps with AdamW in {run_info['dtype']}, {run_info['microbatches']} micro-batches of {run_info['batch']} × "
+        f"{run_info['seq']} "
         "tokens per replica; loss: against one process",
-        f"not compared: {'; '.join(run_info['not_counted'])}; scratch that kernels free before they return, the largest "
+        f"not compared: {'; '.join(run_info['not_counted'])}; scratch that kernels free before they return, the "
+        "largest "
         "block of each: "
-        f"{', '.join(f'{degree_key} {units.memory(scratch_bytes)}' for degree_key, scratch_bytes in scratch_sizes) or 'none'}",
+        f"{', '.join(f'{kernel} {units.memory(scratch_bytes)}' for kernel, scratch_bytes in scratch_sizes) or 'none'}",
     ]
 
 

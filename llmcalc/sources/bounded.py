@@ -92,7 +92,7 @@ matched nothing, the search would begin again at each of its quotes.
 
 
 def require_few_elements(text: str, location: str, element_limit: int) -> None:
-    """Raises `InputError` for a text that has more than `element_limit` brackets, braces and commas outside of its strings.
+    """Raises `InputError` for a text with more than `element_limit` brackets, braces and commas outside its strings.
 
     A JSON or TOML text has at most one value more than these, so what is built from it is bounded before it is parsed.
     The count ends where the limit is passed.

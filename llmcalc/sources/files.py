@@ -182,8 +182,7 @@ def explain_errors(model: type[BaseModel], error: ValidationError) -> str:
 
     errors = error.errors(include_url=False)
     error_paths = [
-        ".".join(field_path(model, error_detail["loc"], is_unknown=error_detail["type"] == "extra_forbidden"))
-        for error_detail in errors
+        ".".join(field_path(model, detail["loc"], is_unknown=detail["type"] == "extra_forbidden")) for detail in errors
     ]
     first_error, path = errors[0], error_paths[0]
     match first_error["type"]:
@@ -203,9 +202,9 @@ def explain_errors(model: type[BaseModel], error: ValidationError) -> str:
             error_text = f"{path}.type: {explain_value(first_error)}"
         case _:
             alternative_names = [
-                str(error_detail["ctx"]["expected"])
-                for other_path, error_detail in zip(error_paths, errors, strict=True)
-                if other_path == path and error_detail["type"] == "literal_error"
+                str(detail["ctx"]["expected"])
+                for other_path, detail in zip(error_paths, errors, strict=True)
+                if other_path == path and detail["type"] == "literal_error"
             ]
             error_text = f"{path}: {explain_value(first_error)}" + "".join(
                 f" or {names}" for names in alternative_names[1:]

@@ -97,20 +97,12 @@ def text_at(ref: str, path: Path) -> str | None:
             f"--git {ref}: {path.parent} is in no git repository; expected a file below a folder that holds a .git"
         )
     _require_its_own_repository(ref, root)
-    commit_answer = _run_git(root, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
-    if commit_answer.exit_status:
+    commit = _run_git(root, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
+    if commit.exit_status:
         raise InputError(f"--git {ref}: there is no such commit, branch or tag here (git fetch gets those of a remote)")
     path_in_repository = file.relative_to(root).as_posix()
-    tree_arguments = (
-        "ls-tree",
-        "--full-tree",
-        "-l",
-        "-z",
-        commit_answer.output.decode().strip(),
-        "--",
-        path_in_repository,
-    )
-    object_answer = _run_git(root, *tree_arguments)
+    arguments = ("ls-tree", "--full-tree", "-l", "-z", commit.output.decode().strip(), "--", path_in_repository)
+    object_answer = _run_git(root, *arguments)
     if object_answer.exit_status:
         raise InputError(
             f"{ref}:{path}: {object_answer.message}; expected a commit whose files are here (git fetch gets them)"
@@ -207,7 +199,8 @@ def _run_git(root: Path, *git_arguments: str, byte_limit: int = LARGEST_MESSAGE)
             process.wait(LONGEST_SECONDS)
         except (TimeoutError, subprocess.TimeoutExpired):
             raise InputError(
-                f"--git: git {git_arguments[0]} in {root} took more than {LONGEST_SECONDS} s; expected a repository that "
+                f"--git: git {git_arguments[0]} in {root} took more than {LONGEST_SECONDS} s; expected a repository "
+                "that "
                 "git reads faster"
             ) from None
         finally:

@@ -154,29 +154,25 @@ def memory_only(hardware_argument: str) -> Hardware | None:
     )
 
 
-def _read_by_name(hardware_argument: str) -> Hardware:
-    hardware = _preset_with_spelling(hardware_argument) or _by_configuration(hardware_argument)
+def _read_by_name(argument: str) -> Hardware:
+    hardware = _preset_with_spelling(argument) or _by_configuration(argument)
     if hardware is not None:
         return hardware
-    if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", hardware_argument):
-        raise InputError(
-            f"--hardware: {hardware_argument}: a memory size has a unit; expected {hardware_argument}GB or {hardware_argument}GiB"
-        )
-    if count_match := SEVERAL.fullmatch(hardware_argument.strip()):
+    if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", argument):
+        raise InputError(f"--hardware: {argument}: a memory size has a unit; expected {argument}GB or {argument}GiB")
+    if count_match := SEVERAL.fullmatch(argument.strip()):
         count_before, hardware_name, count_after = count_match.group("before", "name", "after")
         if (count_before or count_after) and (hardware := _preset_with_spelling(hardware_name)):
             expected_options = f"--hardware {hardware.name} --devices {count_before or count_after}"
-            raise InputError(f"--hardware: {hardware_argument}: it names one accelerator; expected {expected_options}")
+            raise InputError(f"--hardware: {argument}: it names one accelerator; expected {expected_options}")
     name_by_spelling = {
         spelling: hardware_name
         for hardware_name in hardware_names()
         for spelling in _spellings(load_hardware(hardware_name))
     }
-    suggestion = suggest(hardware_argument, list(hardware_names())) or suggest(
-        normalized(hardware_argument), name_by_spelling
-    )
+    suggestion = suggest(argument, list(hardware_names())) or suggest(normalized(argument), name_by_spelling)
     raise InputError(
-        f"no accelerator called '{hardware_argument}'.{suggestion} Expected a name (llmcalc hardware lists all), a memory size "
+        f"no accelerator called '{argument}'.{suggestion} Expected a name (llmcalc hardware lists all), a memory size "
         "such as 24GiB, or a .toml file"
     )
 
@@ -219,7 +215,8 @@ def _by_configuration(hardware_argument: str) -> Hardware | None:
             memory_gib = int(size_match.group(1))
             if memory_gib not in configuration_by_gib:
                 raise InputError(
-                    f"{hardware_argument}: {hardware.vendor} does not sell the {hardware.title} with {memory_gib} GB; expected one of "
+                    f"{hardware_argument}: {hardware.vendor} does not sell the {hardware.title} with {memory_gib} GB; "
+                    "expected one of "
                     f"{', '.join(f'{hardware_name}-{configuration}gb' for configuration in configuration_by_gib)}"
                 )
             return with_configuration(hardware, configuration_by_gib[memory_gib])

@@ -229,16 +229,12 @@ def _fetch_start(url: str, byte_count: int, deadline: float) -> bytes:
     from huggingface_hub import utils
 
     hub_library: Any = utils
-    request_headers = {
-        **hub_library.build_hf_headers(),
-        "Range": f"bytes=0-{byte_count - 1}",
-        "Accept-Encoding": "identity",
-    }
+    headers = {**hub_library.build_hf_headers(), "Range": f"bytes=0-{byte_count - 1}", "Accept-Encoding": "identity"}
     session: Any = hub_library.get_session()
     if callable(getattr(session, "stream", None)):  # httpx, of huggingface_hub 1 and later
-        with session.stream("GET", url, headers=request_headers, timeout=REQUEST_SECONDS) as response:
+        with session.stream("GET", url, headers=headers, timeout=REQUEST_SECONDS) as response:
             return _first_bytes(response.status_code, response.iter_raw(), byte_count, deadline)
-    with session.get(url, headers=request_headers, stream=True, timeout=REQUEST_SECONDS) as response:
+    with session.get(url, headers=headers, stream=True, timeout=REQUEST_SECONDS) as response:
         return _first_bytes(response.status_code, response.iter_content(2**16), byte_count, deadline)
 
 

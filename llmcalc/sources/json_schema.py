@@ -33,10 +33,8 @@ PARTIAL = "Partial"
 
 def description_schema() -> dict[str, Any]:
     """Returns the JSON Schema of a description, which is a preset's TOML file."""
-    member_classes = (
-        member_class for field in ("block", "variants") for member_class in field_members(Stack.model_fields[field])
-    )
-    layers = {cls.__name__ for member_class in member_classes for cls in reachable_models(member_class)}
+    member_classes = (member for field in ("block", "variants") for member in field_members(Stack.model_fields[field]))
+    layers = {cls.__name__ for member in member_classes for cls in reachable_models(member)}
     definitions = {cls.__name__: _class_schema(cls) for cls in reachable_models(Preset)}
     definitions["Stack"]["properties"]["variants"]["additionalProperties"] = _partial_schema(
         definitions["Stack"]["properties"]["block"]
@@ -68,10 +66,8 @@ def _class_schema(cls: type[BaseModel]) -> dict[str, Any]:
     schema = cls.model_json_schema(ref_template="#/$defs/{model}")
     class_definition: dict[str, Any] = _with_references(schema.get("$defs", {}).get(cls.__name__, schema))
     text_by_field = _field_texts(cls)
-    for field_name, schema in class_definition.get("properties", {}).items():
-        schema["description"] = (
-            text_by_field[field_name] if field_name != "type" else f"Kind of this table ({cls.__name__})."
-        )
+    for field, schema in class_definition.get("properties", {}).items():
+        schema["description"] = text_by_field[field] if field != "type" else f"Kind of this table ({cls.__name__})."
     return _without_keys(class_definition, "$defs", "$ref")
 
 
@@ -108,20 +104,17 @@ def _with_references(schema: Any) -> Any:
         return schema
     if schema.get("type") == "null":
         return {"const": NONE}
-    schema_with_references = {
+    referenced = {
         schema_key: _with_references(schema_value)
         for schema_key, schema_value in schema.items()
         if schema_key not in (PARTS, "default")
     }
     if PARTS in schema:
-        class_references = [{"$ref": f"#/$defs/{class_name}"} for class_name in schema[PARTS]]
-        return {
-            **schema_with_references,
-            **(class_references[0] if len(class_references) == 1 else {"anyOf": class_references}),
-        }
+        refs = [{"$ref": f"#/$defs/{class_name}"} for class_name in schema[PARTS]]
+        return {**referenced, **(refs[0] if len(refs) == 1 else {"anyOf": refs})}
     if isinstance(default := schema.get("default"), str | int | float | bool):
-        schema_with_references["default"] = default
-    return schema_with_references
+        referenced["default"] = default
+    return referenced
 
 
 def _partial_schema(schema: Any) -> Any:

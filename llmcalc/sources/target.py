@@ -219,21 +219,20 @@ VARIANT = re.compile(
 
 
 def _unknown_target(target: str) -> str:
-    target_names = target.split(",")
-    if len(target_names) > 1 and all(
-        target_name.strip() in {**names_by_alias(), **dict.fromkeys(model_names())} for target_name in target_names
-    ):
-        return f"'{target}': models are separate words; expected {' '.join(target_name.strip() for target_name in target_names)}"
+    target_names = [target_name.strip() for target_name in target.split(",")]
+    known_names = {**names_by_alias(), **dict.fromkeys(model_names())}
+    if len(target_names) > 1 and all(target_name in known_names for target_name in target_names):
+        return f"'{target}': models are separate words; expected {' '.join(target_names)}"
     base_preset = find_preset(VARIANT.sub("", target))
     if base_preset is not None:
-        problem_text = f"no preset, file or hub id called '{target}'"
-        return f"{problem_text}. Most fine-tunes have the shape of their base: expected {base_preset}, or its own config.json"
+        fix = f"Most fine-tunes have the shape of their base: expected {base_preset}, or its own config.json"
+        return f"no preset, file or hub id called '{target}'. {fix}"
     suggestion = suggest(target, names_by_alias() | {name: name for name in model_names()})
     return f"no preset, file or hub id called '{target}'.{suggestion} (llmcalc presets lists all)"
 
 
 def _set_field(model_table: dict[str, Any], override: str) -> dict[str, Any]:
-    """Returns a copy of `model_table` with one field replaced. A path may omit leading tables if only one field matches."""
+    """Returns a copy of the table with one field replaced. A path may omit leading tables if only one field matches."""
     path, equals_sign, value_text = override.partition("=")
     path = path.strip()
     if not equals_sign or not path:

@@ -21,9 +21,7 @@ NOT_WRITTEN = {"model", *NOT_IN_FILES}
 def preset_description(preset: Preset) -> dict[str, Any]:
     """Returns a preset's description as tables that load as the same model."""
     preset_fields = {
-        field: field_value
-        for field, field_value in preset.model_dump(exclude_defaults=True).items()
-        if field not in NOT_WRITTEN
+        field: value for field, value in preset.model_dump(exclude_defaults=True).items() if field not in NOT_WRITTEN
     }
     if preset.changes:
         preset_fields["title"] = preset.display
@@ -99,16 +97,12 @@ def _plain_value(field_value: Any, base_table: Any = None) -> Any:
 def _difference_table(base_table: dict[str, Any], other_table: dict[str, Any]) -> dict[str, Any]:
     """Returns the table that turns `base_table` into `other_table` by a recursive update."""
     different_fields: dict[str, Any] = {}
-    for field_name, field_value in other_table.items():
+    for field_name, value in other_table.items():
         base_value = base_table.get(field_name)
-        if (
-            isinstance(field_value, dict)
-            and isinstance(base_value, dict)
-            and field_value.get("type") == base_value.get("type")
-        ):
-            inner_differences = _difference_table(base_value, field_value)
+        if isinstance(value, dict) and isinstance(base_value, dict) and value.get("type") == base_value.get("type"):
+            inner_differences = _difference_table(base_value, value)
             if inner_differences:
                 different_fields[field_name] = inner_differences
-        elif field_value != base_value:
-            different_fields[field_name] = field_value
+        elif value != base_value:
+            different_fields[field_name] = value
     return different_fields

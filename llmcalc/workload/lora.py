@@ -61,7 +61,7 @@ def stored_tensors(frozen_base: Base, row_count: Number, column_count: Number) -
 
 
 def stored_bytes(frozen_base: Base, row_count: Number, column_count: Number) -> Number:
-    """Returns the bytes of a quantized matrix with scales and tables. row_count: output size. column_count: input size."""
+    """Returns the bytes of a quantized matrix with scales and tables. row_count: outputs. column_count: inputs."""
     return reduce(
         add,
         (

@@ -124,6 +124,7 @@ def check_nodes(node_names: Iterable[str], model_node_names: Iterable[str]) -> N
     for node_name in sorted(node_names):
         if node_name not in existing_names:
             raise InputError(
-                f"--recompute nodes:{node_name}: no layer has that module; expected some of {', '.join(existing_names)}."
+                f"--recompute nodes:{node_name}: no layer has that module; expected some of "
+                f"{', '.join(existing_names)}."
                 f"{suggest(node_name, existing_names)}"
             )

@@ -50,9 +50,6 @@ def one_of(option_name: str, option_value: Any, accepted_values: Any) -> Any:
     spelled_value = SPELLED.get(option_value, option_value) if isinstance(option_value, str) else option_value
     if spelled_value not in accepted_words:
         suggestion = suggest(option_value, list(accepted_words)) if isinstance(option_value, str) else ""
-        raise InputError(
-            f"{option_name}: {shown(option_value)} is not known; expected one of {', '.join(accepted_words)}.{suggestion}".rstrip(
-                "."
-            )
-        )
+        expected_text = f"expected one of {', '.join(accepted_words)}.{suggestion}".rstrip(".")
+        raise InputError(f"{option_name}: {shown(option_value)} is not known; {expected_text}")
     return spelled_value

@@ -117,8 +117,9 @@ def leaves_of(nested_rows: Sequence[Row]) -> list[Row]:
         if row.is_sum:
             continue
         rows_below = itertools.takewhile(
-            lambda other_row, row=row: other_row.depth > row.depth, nested_rows[row_index + 1 :]
-        )  # type: ignore[misc]
+            lambda other_row, row=row: other_row.depth > row.depth,  # type: ignore[misc]
+            nested_rows[row_index + 1 :],
+        )
         part_rows = [part_row for part_row in rows_below if part_row.depth == row.depth + 1]
         full_name, row_cells = WITHIN.join(row_names), row.cells[1:]
         if part_rows:
@@ -242,8 +243,6 @@ ADDRESS = re.compile(r"(https?://[\w.~:/?#@!&+,;=%-]+)")
 def _note_paragraph(note: str) -> str:
     """Returns a note as a paragraph. Only addresses in a `LinkedNote` note stay links."""
     note_segments = ADDRESS.split(note.lstrip()) if isinstance(note, LinkedNote) else [note.lstrip()]
-    paragraph = "".join(
-        note_segment if i % 2 else escape_markdown(note_segment) for i, note_segment in enumerate(note_segments)
-    )
+    paragraph = "".join(segment if i % 2 else escape_markdown(segment) for i, segment in enumerate(note_segments))
     segment_start = BLOCK.match(paragraph)
     return paragraph if segment_start is None else f"{segment_start[0]}\\{paragraph[segment_start.end() :]}"

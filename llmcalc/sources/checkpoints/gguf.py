@@ -84,7 +84,8 @@ def read_gguf(path: Path) -> Checkpoint:
         tensors, metadata_count = reader.read_number("Q", "tensor_count"), reader.read_number("Q", "metadata_kv_count")
         if tensors > MOST_TENSORS or metadata_count > MOST_PAIRS:
             raise InputError(
-                f"{path}: {tensors:,} tensors and {metadata_count:,} metadata entries; expected at most {MOST_TENSORS:,} and "
+                f"{path}: {tensors:,} tensors and {metadata_count:,} metadata entries; expected at most "
+                f"{MOST_TENSORS:,} and "
                 f"{MOST_PAIRS:,} (not a GGUF file, or a damaged one)"
             )
         metadata: dict[str, Any] = {}
@@ -141,7 +142,8 @@ def _read_text(reader: BoundedReader, header_field: str, byte_limit: int | None 
     if byte_limit is not None and text_bytes > byte_limit:
         raise reader.error(
             header_field,
-            f"{text_bytes:,} bytes at byte {reader.position:,}; expected at most {byte_limit:,} (truncated or not a GGUF file)",
+            f"{text_bytes:,} bytes at byte {reader.position:,}; expected at most {byte_limit:,} (truncated or not a "
+            "GGUF file)",
         )
     return reader.read_bytes(text_bytes, header_field).decode("utf-8", "replace")
 

@@ -65,12 +65,14 @@ def _read_header(path: Path, byte_limit: int) -> tuple[bytes, int]:
         header_bytes = int.from_bytes(file.read(8) or b"", "little")
         if file_bytes < 10 or header_bytes < 2 or header_bytes > file_bytes - 8:
             raise InputError(
-                f"{path}: header length {header_bytes:,} in a file of {file_bytes:,} bytes; the file is truncated or not a "
+                f"{path}: header length {header_bytes:,} in a file of {file_bytes:,} bytes; the file is truncated or "
+                "not a "
                 "safetensors checkpoint"
             )
         if header_bytes > byte_limit:
             raise InputError(
-                f"{path}: header length {header_bytes:,}; expected at most {LARGEST_HEADER:,} bytes in all headers of a "
+                f"{path}: header length {header_bytes:,}; expected at most {LARGEST_HEADER:,} bytes in all headers of "
+                "a "
                 "checkpoint"
             )
         return file.read(header_bytes) or b"", file_bytes - 8 - header_bytes
@@ -132,7 +134,8 @@ def _parse_metadata(metadata_bytes: bytes, location: str) -> dict[str, Any]:
     """Parses the entries of `__metadata__`: texts, or tables of texts."""
     if len(metadata_bytes) > LARGEST_METADATA:
         raise InputError(
-            f"{location}: __metadata__: {len(metadata_bytes):,} bytes are too many; expected at most {LARGEST_METADATA:,}"
+            f"{location}: __metadata__: {len(metadata_bytes):,} bytes are too many; expected at most "
+            f"{LARGEST_METADATA:,}"
         )
     bytes_outside_texts = _TEXTS.sub(b"", metadata_bytes, count=2 * MOST_METADATA + 1)
     if bytes_outside_texts.count(b":") > MOST_METADATA or b'"' in bytes_outside_texts:
@@ -226,11 +229,7 @@ def _unique_keys(json_pairs: list[tuple[str, Any]], location: str) -> dict[str, 
     json_object = dict(json_pairs)
     if len(json_object) != len(json_pairs):
         earlier_names: set[str] = set()
-        repeated_key = next(
-            key
-            for key, _ in json_pairs
-            if key in earlier_names or earlier_names.add(key)  # type: ignore[func-returns-value]
-        )
+        repeated_key = next(key for key, _ in json_pairs if key in earlier_names or earlier_names.add(key))  # type: ignore[func-returns-value]
         raise InputError(f"{location}: {repeated_key[:80]} is listed twice; not the index of a checkpoint")
     return json_object
 
@@ -243,7 +242,7 @@ def join_shards(
 ) -> Checkpoint:
     """Returns the tensors of the shards that an index lists.
 
-    read_shard_header: a file's name, and the most bytes that its header may have → its header, and the bytes of its data (None if
+    read_shard_header: a file's name and the most bytes of its header → its header, and the bytes of its data (None if
     they are not known). folder_name: what stands before a file's name in messages.
     """
     tensors: dict[str, StoredTensor] = {}

@@ -24,9 +24,7 @@ def checkpoint_of(config: Mapping[str, Any]) -> Checkpoint:
         for class_type in class_types
         if class_type in model_types()
     ]
-    prefixes = (
-        f"{base_name}." for class_type in base_families for base_name in library_classes().bases.get(class_type, ())
-    )
+    prefixes = (f"{base}." for class_type in base_families for base in library_classes().bases.get(class_type, ()))
     family = family_of(base_families[-1])
     checkpoint_config = _with_unconverted(config, family.unconverted_modules)
     return Checkpoint(

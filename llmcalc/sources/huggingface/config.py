@@ -268,13 +268,11 @@ class Config:
 
     def require(self, field_name: str, *expected_values: Any) -> None:
         """Raises `InputError` for another value of a field, with which the class has uncounted weights."""
-        field_value = self.get(field_name)
-        if field_value not in expected_values:
+        value = self.get(field_name)
+        if value not in expected_values:
             expected_text = ", ".join(map(in_json, expected_values))
             raise self.error(
-                field_name,
-                field_value,
-                f"one of {expected_text} (what is counted for {self.model_type} knows no other)",
+                field_name, value, f"one of {expected_text} (what is counted for {self.model_type} knows no other)"
             )
 
     def quotient(self, field_name: str, dividend: int, divisor: int) -> int:
@@ -294,7 +292,7 @@ class Config:
         """Ends reading: fields that were never read and are not known to be irrelevant become `unknown`.
 
         ignored_fields: fields of this family that change no count.
-        parent_config: the outer config if this one is a nested table; it receives the unknown fields and the default sizes.
+        parent_config: the outer config of a nested table; it receives the unknown fields and the default sizes.
         """
         parent_config = parent_config or self
         known_fields = self.fields_read | IRRELEVANT | ignored_fields
@@ -321,10 +319,9 @@ class Config:
         unset_fields = sorted(field for field in tuple(self.fields_read) if not self.has(field))
         return near_to(field_name, unset_fields)
 
-    def _restates_field(self, field_name: str, field_value: Any) -> bool:
+    def _restates_field(self, field_name: str, value: Any) -> bool:
         """Whether another field, already read, has the same value and a similar name."""
         name_words = words_of(field_name)
         return any(
-            name_words & words_of(field) and self.data[field] == field_value
-            for field in self.fields_read & self.data.keys()
+            name_words & words_of(field) and self.data[field] == value for field in self.fields_read & self.data.keys()
         )

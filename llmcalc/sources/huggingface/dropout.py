@@ -49,15 +49,8 @@ def dropout_of(config: Config, family: Family) -> Mapping[str, Any]:
 
     Raises `InputError` for a probability that is no number from 0 to below 1.
     """
-    probability_by_place = {
-        dropout_place: _read_probability(config, field_name)
-        for dropout_place, field_name in family.dropout_fields.items()
-    }
-    return (
-        {"dropout": probability_by_place}
-        if any(probability_by_place.values()) or set(probability_by_place) != {"attention"}
-        else {}
-    )
+    places = {place: _read_probability(config, field) for place, field in family.dropout_fields.items()}
+    return {"dropout": places} if any(places.values()) or set(places) != {"attention"} else {}
 
 
 def _read_probability(config: Config, field_name: str) -> float:

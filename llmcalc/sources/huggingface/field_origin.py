@@ -89,15 +89,13 @@ def fields_behind(config: Mapping[str, Any], message: str) -> str:
     return f" (in the config: {', '.join(path_prefix + path for path in config_paths)})" if config_paths else ""
 
 
-def _tracked_value(field_value: Any, path: str) -> Any:
+def _tracked_value(value: Any, path: str) -> Any:
     """Returns a config value whose numbers remember their path in the config."""
-    if isinstance(field_value, dict):
-        return {
-            field_name: _tracked_value(element, f"{path}.{field_name}") for field_name, element in field_value.items()
-        }
-    if isinstance(field_value, list):
-        return [_tracked_value(list_element, path) for list_element in field_value]
-    return _with_fields(field_value, frozenset({path}))
+    if isinstance(value, dict):
+        return {field: _tracked_value(element, f"{path}.{field}") for field, element in value.items()}
+    if isinstance(value, list):
+        return [_tracked_value(list_element, path) for list_element in value]
+    return _with_fields(value, frozenset({path}))
 
 
 def _numbers_below(
@@ -105,13 +103,11 @@ def _numbers_below(
 ) -> Iterator[TrackedInt | TrackedFloat]:
     """Yields the numbers below any of the names in a description."""
     if isinstance(description_table, dict):
-        for field_name, field_value in description_table.items():
-            yield from _numbers_below(
-                field_value, field_names, field_name in field_names and not isinstance(field_value, dict)
-            )
+        for field_name, value in description_table.items():
+            yield from _numbers_below(value, field_names, field_name in field_names and not isinstance(value, dict))
     elif isinstance(description_table, list | tuple):
-        for field_value in description_table:
-            yield from _numbers_below(field_value, field_names, is_inside)
+        for value in description_table:
+            yield from _numbers_below(value, field_names, is_inside)
     elif is_inside and isinstance(description_table, TrackedInt | TrackedFloat):
         yield description_table
 

@@ -117,7 +117,8 @@ def as_config(model_args: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[st
     for program_fields, program_name in PROGRAMS_WITHOUT_SIZES.items():
         if program_fields <= argument_names:
             raise InputError(
-                f"{', '.join(sorted(program_fields))}: fields of {program_name}; expected the config.json of the model, or "
+                f"{', '.join(sorted(program_fields))}: fields of {program_name}; expected the config.json of the "
+                "model, or "
                 "a description in TOML, whose fields llmcalc schema lists"
             )
     if "model_type" in argument_names or "architectures" in argument_names:
@@ -180,6 +181,7 @@ def _read_executorch(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], lis
         if field_name not in EXECUTORCH | EXECUTORCH_SETTINGS and field_value != EXECUTORCH_FIXED.get(field_name):
             raise InputError(
                 f"{field_name}: {shown(field_value)}; expected {shown(EXECUTORCH_FIXED.get(field_name))} "
+                "(ExecuTorch's models with "
                 "(ExecuTorch's models with another value are not read; the config.json of the model is)"
             )
     has_bias, has_norms = model_args.get("attention_qkv_bias", False), model_args.get("use_qk_norm", False)
@@ -366,51 +368,43 @@ def _read_mamba(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str
 
     Raises `InputError` for layers of attention or networks between those of Mamba, which its other models have.
     """
-    ssm_config = model_args["ssm_cfg"]
-    if not isinstance(ssm_config, dict):
-        raise InputError(f"ssm_cfg: {shown(ssm_config)}; expected a table of fields")
-    for field_name in ("attn_layer_idx", "attn_cfg", "d_intermediate"):
-        if model_args.get(field_name):
+    ssm = model_args["ssm_cfg"]
+    if not isinstance(ssm, dict):
+        raise InputError(f"ssm_cfg: {shown(ssm)}; expected a table of fields")
+    for field in ("attn_layer_idx", "attn_cfg", "d_intermediate"):
+        if model_args.get(field):
             raise InputError(
-                f"{field_name}: {shown(model_args[field_name])}; expected none: only models of Mamba's layers are read"
+                f"{field}: {shown(model_args[field])}; expected none: only models of Mamba's layers are read"
             )
-    for field_name in ("rms_norm", "tie_embeddings"):
-        if model_args.get(field_name, True) is not True:
-            raise InputError(
-                f"{field_name}: {shown(model_args[field_name])}; expected true, as in the published models"
-            )
-    mixer_class, hidden_size = ssm_config.get("layer", "Mamba1"), _positive_size(model_args, "d_model")
-    if mixer_class not in ("Mamba1", "Mamba2") or set(ssm_config) - {
-        "layer",
-        "d_state",
-        "expand",
-        "headdim",
-        "ngroups",
-    }:
+    for field in ("rms_norm", "tie_embeddings"):
+        if model_args.get(field, True) is not True:
+            raise InputError(f"{field}: {shown(model_args[field])}; expected true, as in the published models")
+    layer, hidden_size = ssm.get("layer", "Mamba1"), _positive_size(model_args, "d_model")
+    if layer not in ("Mamba1", "Mamba2") or set(ssm) - {"layer", "d_state", "expand", "headdim", "ngroups"}:
         raise InputError(
-            f"ssm_cfg: {shown(ssm_config)}; expected layer Mamba1 or Mamba2, and d_state, expand, headdim, ngroups"
+            f"ssm_cfg: {shown(ssm)}; expected layer Mamba1 or Mamba2, and d_state, expand, headdim, ngroups"
         )
     vocab_multiple, vocab = (
         _positive_size(model_args, "pad_vocab_size_multiple", 8),
         _positive_size(model_args, "vocab_size"),
     )
-    expansion_factor = _positive_size(ssm_config, "expand", 2)
+    expansion_factor = _positive_size(ssm, "expand", 2)
     config: dict[str, Any] = {
-        "model_type": "mamba" if mixer_class == "Mamba1" else "mamba2",
+        "model_type": "mamba" if layer == "Mamba1" else "mamba2",
         "vocab_size": vocab_multiple * ceil(vocab / vocab_multiple),
         "hidden_size": hidden_size,
         "num_hidden_layers": _positive_size(model_args, "n_layer"),
         "expand": expansion_factor,
-        "state_size": _positive_size(ssm_config, "d_state", 16 if mixer_class == "Mamba1" else 128),
+        "state_size": _positive_size(ssm, "d_state", 16 if layer == "Mamba1" else 128),
         "tie_word_embeddings": True,
     }
-    if mixer_class == "Mamba2":
-        head = _positive_size(ssm_config, "headdim", 64)
+    if layer == "Mamba2":
+        head = _positive_size(ssm, "headdim", 64)
         if expansion_factor * hidden_size % head:
             raise InputError(
                 f"ssm_cfg: headdim {head} does not divide {expansion_factor * hidden_size}, the width of the scan"
             )
-        group_count = _positive_size(ssm_config, "ngroups", 1)
+        group_count = _positive_size(ssm, "ngroups", 1)
         config |= {"head_dim": head, "num_heads": expansion_factor * hidden_size // head, "n_groups": group_count}
     else:
         config["intermediate_size"] = expansion_factor * hidden_size
@@ -420,9 +414,7 @@ def _read_mamba(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str
 def _read_mlc(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Reads MLC's config: the fields of the model's original config, without the engine's settings."""
     model_config = {
-        field_name: field_value
-        for field_name, field_value in model_args["model_config"].items()
-        if field_name not in MLC
+        field_name: value for field_name, value in model_args["model_config"].items() if field_name not in MLC
     }
     original_fields = model_args["model_config"]
     other_names = {"rope_theta": "position_embedding_base", "max_position_embeddings": "context_window_size"}

@@ -66,11 +66,7 @@ def attention(config: Config, **other_fields: Any) -> Table:
     }
     if kv_heads is not None and kv_heads != heads:
         attention_fields["num_key_value_heads"] = kv_heads
-    return {
-        field: field_value
-        for field, field_value in {**attention_fields, **other_fields}.items()
-        if field_value is not None
-    }
+    return {field: value for field, value in {**attention_fields, **other_fields}.items() if value is not None}
 
 
 def rope(
@@ -90,10 +86,8 @@ def rope(
     if layer_kind is not None and isinstance(rope_parameters.get(layer_kind), dict):
         rope_parameters = rope_parameters[layer_kind]
 
-    def stated(field_name: str, name_above: str) -> Any:
-        return (
-            rope_parameters[field_name] if rope_parameters.get(field_name) is not None else config.data.get(name_above)
-        )
+    def stated(field: str, name_above: str) -> Any:
+        return rope_parameters[field] if rope_parameters.get(field) is not None else config.data.get(name_above)
 
     theta, rotary_share = stated("rope_theta", theta_name), stated("partial_rotary_factor", share_name)
     rotary_share = share if rotary_share is None else rotary_share
@@ -112,11 +106,7 @@ def full_rope(config: Config) -> Table:
 
     The whole part is rotary, whatever share the config states.
     """
-    return {
-        field_name: field_value
-        for field_name, field_value in rope(config).items()
-        if field_name != "partial_rotary_factor"
-    }
+    return {field: value for field, value in rope(config).items() if field != "partial_rotary_factor"}
 
 
 def biases(has_biases: bool, *bias_fields: str) -> Table:
@@ -217,9 +207,7 @@ def _without_single_variant(layers: Table) -> Table:
     if len(used_kinds) != 1 or not used_kinds <= set(layers.get("variants", ())):
         return layers
     other_fields = {
-        field: field_value
-        for field, field_value in layers.items()
-        if field not in ("variants", "first_layers", "pattern")
+        field: value for field, value in layers.items() if field not in ("variants", "first_layers", "pattern")
     }
     return {**other_fields, "block": overlaid_table(layers["block"], layers["variants"][used_kinds.pop()])}
 
@@ -258,19 +246,13 @@ def _add_idle_cross_attention(config: Config, block: Table) -> None:
 def token_types(segment_types: int, task_types: int | None = None) -> Table:
     """Returns the segment and task embeddings, as a stack's field `token_types`, if there are any."""
     embedding_sizes = {"type_vocab_size": segment_types or None, "task_type_vocab_size": task_types}
-    vocab_sizes = {
-        field_name: vocab_size for field_name, vocab_size in embedding_sizes.items() if vocab_size is not None
-    }
+    vocab_sizes = {field: vocab_size for field, vocab_size in embedding_sizes.items() if vocab_size is not None}
     return {"token_types": vocab_sizes} if vocab_sizes else {}
 
 
-def pooler(is_present: bool, score_count: int | None = None) -> Table:
-    """Returns BERT's pooler as a model's field `pooler` if `is_present`. score_count: number of scores after the pooler."""
-    return (
-        {"pooler": {"dense": True, **({} if score_count is None else {"num_labels": score_count})}}
-        if is_present
-        else {}
-    )
+def pooler(is_present: bool, scores: int | None = None) -> Table:
+    """Returns BERT's pooler as a model's field `pooler` if `is_present`. scores: number of scores after the pooler."""
+    return {"pooler": {"dense": True, **({} if scores is None else {"num_labels": scores})}} if is_present else {}
 
 
 OF_TOKENS, OF_ANSWERS, OF_CHOICES, OF_PAIRS = (
@@ -382,7 +364,8 @@ def head_table(config: Config, head: Table | None = None, score: Table | None = 
         }
     if class_name and not class_name.endswith(tuple(HEAD_ENDINGS)):
         config.notes.append(
-            f"architectures: the head of {class_name} is not supported; a language-model head is counted "
+            f"architectures: the head of {class_name} is not supported; a language-model head is counted (--head none "
+            "for "
             "(--head none for none)"
         )
     return {"type": "lm", **(head or {})}
@@ -573,12 +556,10 @@ def uncounted_prediction(config: Config) -> None:
 def combined_kinds(*kind_axes: tuple[list[str], Table]) -> Table:
     """Returns the stack fields of layers that differ in several components, such as attention and network.
 
-    kind_axes: each is (the kind of each layer, kind → the fields of the block that it changes). An axis with one kind that
+    kind_axes: each is (the kind of each layer, kind → the fields that it changes). An axis with one kind that
         changes nothing is omitted. No two axes may change the same field.
     """
-    varying_axes = [
-        (kinds, changes_by_kind) for kinds, changes_by_kind in kind_axes if any(changes_by_kind[kind] for kind in kinds)
-    ]
+    varying_axes = [(kinds, changes) for kinds, changes in kind_axes if any(changes[kind] for kind in kinds)]
     if not varying_axes:
         return {}
     layer_kinds = ["-".join(axis_kinds) for axis_kinds in zip(*(kinds for kinds, _ in varying_axes), strict=True)]
@@ -588,8 +569,8 @@ def combined_kinds(*kind_axes: tuple[list[str], Table]) -> Table:
             layer_kind,
             {
                 field: field_change
-                for kinds, changes_by_kind in varying_axes
-                for field, field_change in changes_by_kind[kinds[i]].items()
+                for kinds, changes in varying_axes
+                for field, field_change in changes[kinds[i]].items()
             },
         )
     return {"variants": layer_variants, **layer_pattern(layer_kinds)}
@@ -610,14 +591,12 @@ def stack_of_kinds(layer_tables: dict[str, Table], layer_kinds: list[str]) -> Ta
     layer_kinds: each layer's kind, bottom first.
     The `block` is a kind from which every other used kind can be derived by changing fields.
     """
-    used_kinds = {layer_kind: layer_tables[layer_kind] for layer_kind in dict.fromkeys(layer_kinds)}
+    used_kinds = {kind: layer_tables[kind] for kind in dict.fromkeys(layer_kinds)}
     for block in used_kinds.values():
         if all(overlaid_table(block, layer) == layer for layer in used_kinds.values()):
             changes_by_kind = {
-                layer_kind: {
-                    field: field_value for field, field_value in layer.items() if block.get(field) != field_value
-                }
-                for layer_kind, layer in used_kinds.items()
+                kind: {field: value for field, value in layer.items() if block.get(field) != value}
+                for kind, layer in used_kinds.items()
             }
             return {"block": block, "variants": changes_by_kind, **layer_pattern(layer_kinds)}
     raise AssertionError(f"none of the layers {', '.join(used_kinds)} has only what the others have")

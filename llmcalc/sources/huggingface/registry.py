@@ -240,7 +240,8 @@ def with_model_type(config_data: Mapping[str, Any]) -> tuple[Mapping[str, Any], 
         and _reads_differently(config_data, usual_name(model_type), type_of_class)
     ):
         raise InputError(
-            f"architectures: {class_name} is a class of '{type_of_class}', but model_type says '{model_type}', "
+            f"architectures: {class_name} is a class of '{type_of_class}', but model_type says '{model_type}', and "
+            "these are "
             "and these are two models; expected fields that name one"
         )
     return config_data, []
@@ -527,18 +528,12 @@ def _tying_field(family: Family, root_config: Mapping[str, Any]) -> dict[str, An
     tying_fields = dict.fromkeys(
         (family.aliases.get("tie_word_embeddings", "tie_word_embeddings"), "tie_word_embeddings")
     )
-    stated_tying = next(
-        (root_config[field_name] for field_name in tying_fields if root_config.get(field_name) is not None), None
-    )
-    if (
-        stated_tying is None
-        or family.tying_source == "text"
-        or (family.tying_source == "either" and stated_tying is False)
-    ):
+    tying = next((root_config[field] for field in tying_fields if root_config.get(field) is not None), None)
+    if tying is None or family.tying_source == "text" or (family.tying_source == "either" and tying is False):
         return {}
-    if type(stated_tying) is not bool:
-        raise InputError(f"tie_word_embeddings: {shown(stated_tying)}; expected true or false")
-    return dict.fromkeys(tying_fields, stated_tying)
+    if type(tying) is not bool:
+        raise InputError(f"tie_word_embeddings: {shown(tying)}; expected true or false")
+    return dict.fromkeys(tying_fields, tying)
 
 
 def _tying_remark(model_type: str, root_config: Mapping[str, Any], model_fields: Mapping[str, Any]) -> list[str]:
@@ -649,11 +644,8 @@ def read_config(config_data: Mapping[str, Any], head: HeadKind | None = None) ->
 
     Raises `InputError`, which names the field, its value and the expected value.
     """
-    config_description = read(config_data, head)
-    return config_description.model, [
-        *config_description.notes,
-        *remark_on_ignored_fields([field.path for field in config_description.unknown]),
-    ]
+    reading = read(config_data, head)
+    return reading.model, [*reading.notes, *remark_on_ignored_fields([field.path for field in reading.unknown])]
 
 
 def read(config_data: Mapping[str, Any], head: HeadKind | None = None) -> ConfigDescription:

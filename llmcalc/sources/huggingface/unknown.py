@@ -68,7 +68,8 @@ def require_known(unknown_fields: Sequence[Unknown], model_type: str) -> None:
     if problem_texts:
         field_noun = "unknown field" if len(problem_texts) == 1 else "unknown fields"
         raise InputError(
-            f"{', '.join(problem_texts)}: {field_noun} of a {model_type} config; expected the name corrected or the field removed "
+            f"{', '.join(problem_texts)}: {field_noun} of a {model_type} config; expected the name corrected or the "
+            "field removed "
             f"({ALLOW} ignores it)"
         )
 

@@ -59,11 +59,8 @@ def paligemma_sections(towers: Towers) -> Table:
 
 def gemma3_sections(towers: Towers) -> Table:
     """Returns Gemma 3's sections, with `mm_tokens_per_image`, the number of vectors per image."""
-    tower, merge_size = towers["vision_tower"], towers["multi_modal_projector"].merge
-    return {
-        "mm_tokens_per_image": (_patches_per_side(tower) // merge_size) ** 2,
-        "vision_config": _siglip_section(tower),
-    }
+    tower, merge = towers["vision_tower"], towers["multi_modal_projector"].merge
+    return {"mm_tokens_per_image": (_patches_per_side(tower) // merge) ** 2, "vision_config": _siglip_section(tower)}
 
 
 def gemma4_sections(towers: Towers) -> Table:
@@ -82,20 +79,13 @@ def _gemma4_vision(tower: Any, projector: Any) -> Table:
         "num_key_value_heads": block.attention.num_key_value_heads or block.attention.num_attention_heads,
         "head_dim": block.attention.head_dim,
     }
-    size_fields = {"position_embedding_size": tower.positions.rows, "pooling_kernel_size": projector.merge}
-    flag_fields = {"use_clipped_linears": tower.clamps > 0, "standardize": tower.standardize}
+    context = {"position_embedding_size": tower.positions.rows, "pooling_kernel_size": projector.merge}
+    flags = {"use_clipped_linears": tower.clamps > 0, "standardize": tower.standardize}
     layer_fields = {
         "hidden_activation": _activation_name(block.feed_forward.hidden_act),
         "rms_norm_eps": block.norm.eps,
     }
-    return {
-        "model_type": "gemma4_vision",
-        **_layer_fields(tower),
-        **heads,
-        **size_fields,
-        **flag_fields,
-        **layer_fields,
-    }
+    return {"model_type": "gemma4_vision", **_layer_fields(tower), **heads, **context, **flags, **layer_fields}
 
 
 def _gemma4_audio(tower: Any) -> Table:

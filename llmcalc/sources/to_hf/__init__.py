@@ -136,11 +136,9 @@ def _possible_families(config_values: ConfigValues) -> Iterator[tuple[str, Famil
 
 def _is_likely(family: Family, config_values: ConfigValues) -> bool:
     """Whether the family's default activation is the spec's activation, and both or neither have experts."""
-    default_fields = [USUAL.get(field_name, field_name) for field_name in family.defaults]
+    default_fields = [USUAL.get(field, field) for field in family.defaults]
     default_activations = [
-        family.defaults[field_name]
-        for field_name in family.defaults
-        if USUAL.get(field_name, field_name) == "hidden_act"
+        family.defaults[field] for field in family.defaults if USUAL.get(field, field) == "hidden_act"
     ]
     return ("num_experts" in default_fields) == bool(config_values.expert_layers()) and (
         not default_activations
@@ -198,11 +196,7 @@ def _dropout_fields(family: Family, spec: ModelSpec) -> dict[str, float]:
     if spec.dropout is None:
         return {}
     dropout_fields = {field: getattr(spec.dropout, place) or 0.0 for place, field in family.dropout_fields.items()}
-    return {
-        field: field_value
-        for field, field_value in dropout_fields.items()
-        if field_value != family.defaults.get(field, 0.0)
-    }
+    return {field: value for field, value in dropout_fields.items() if value != family.defaults.get(field, 0.0)}
 
 
 def _fill_fields(config: dict[str, Any], family: Family, config_values: ConfigValues, field_names: list[str]) -> None:
@@ -210,14 +204,12 @@ def _fill_fields(config: dict[str, Any], family: Family, config_values: ConfigVa
     other_names = {} if family.has_older_aliases else family.aliases
     for field in (other_names.get(field, field) for field in field_names):
         try:
-            field_value = _value_of_field(family, field, config_values)
+            value = _value_of_field(family, field, config_values)
         except NOT_THERE:
             continue
         default_value = family.defaults.get(field)
-        if field not in config and (
-            field_value is not None or default_value is not None or field in family.field_writers
-        ):
-            config[field] = default_value if _same_activation(field_value, default_value) else field_value
+        if field not in config and (value is not None or default_value is not None or field in family.field_writers):
+            config[field] = default_value if _same_activation(value, default_value) else value
 
 
 def _same_activation(field_value: Any, default_value: Any) -> bool:

@@ -56,13 +56,11 @@ Difference: TypeAlias = tuple[str, Any, Any]
 def canonical_values(spec: ModelSpec) -> dict[str, Any]:
     """Returns a model as plain values, which are equal for equivalent models."""
     model_fields = {
-        field_name: getattr(spec, field_name)
-        for field_name in ModelSpec.model_fields
-        if field_name not in ("encoder", "decoder", "max_position_embeddings", "mtp", "dropout")
+        field: getattr(spec, field)
+        for field in ModelSpec.model_fields
+        if field not in ("encoder", "decoder", "max_position_embeddings", "mtp", "dropout")
     }
-    model_fields = {
-        field_name: _plain_values(field_value, spec.hidden_size) for field_name, field_value in model_fields.items()
-    }
+    model_fields = {field: _plain_values(value, spec.hidden_size) for field, value in model_fields.items()}
     for stack_name, stack in spec.stacks():
         model_fields[stack_name] = _stack_tables(stack, stack.hidden_size or spec.hidden_size)
     return {**model_fields, "mtp": _prediction_table(spec, spec.mtp)}
@@ -98,19 +96,15 @@ def count_of_values(difference: Difference) -> int:
     return max(_field_values(difference[1]), _field_values(difference[2]))
 
 
-def _field_values(field_value: Any) -> int:
-    inner_values = (
-        field_value.values() if isinstance(field_value, dict) else field_value if isinstance(field_value, list) else ()
-    )
+def _field_values(value: Any) -> int:
+    inner_values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return 1 + sum(map(_field_values, inner_values))
 
 
-def _stack_tables(stack: Stack, hidden_size: int) -> dict[str, Any]:
+def _stack_tables(stack: Stack, hidden: int) -> dict[str, Any]:
     """Returns a table per layer, with the index of the layer that owns the layer's parameters."""
     layer_kinds = stack.layer_names()
-    layers = {
-        layer_kind: _plain_values(stack.layer(layer_kind), hidden_size) for layer_kind in dict.fromkeys(layer_kinds)
-    }
+    layers = {kind: _plain_values(stack.layer(kind), hidden) for kind in dict.fromkeys(layer_kinds)}
     stack_fields = (
         field
         for field in Stack.model_fields
@@ -119,13 +113,11 @@ def _stack_tables(stack: Stack, hidden_size: int) -> dict[str, Any]:
     stack_table = {
         "vocab_size": stack.vocab_size,
         "hidden_size": stack.hidden_size,
-        **{field: _plain_values(getattr(stack, field), hidden_size) for field in stack_fields},
+        **{field: _plain_values(getattr(stack, field), hidden) for field in stack_fields},
     }
-    first_index = {layer_kind: layer_kinds.index(layer_kind) for layer_kind in layers}
-    owner_indices = [
-        first_index[layer_kind] if layer_kind in stack.shared_layers else i for i, layer_kind in enumerate(layer_kinds)
-    ]
-    return {**stack_table, "shared_layers": owner_indices, "layers": [layers[layer_kind] for layer_kind in layer_kinds]}
+    first_index = {kind: layer_kinds.index(kind) for kind in layers}
+    owner_indices = [first_index[kind] if kind in stack.shared_layers else i for i, kind in enumerate(layer_kinds)]
+    return {**stack_table, "shared_layers": owner_indices, "layers": [layers[kind] for kind in layer_kinds]}
 
 
 def _prediction_table(spec: ModelSpec, prediction: MultiTokenPrediction | None) -> Any:
@@ -138,23 +130,21 @@ def _prediction_table(spec: ModelSpec, prediction: MultiTokenPrediction | None) 
     }
 
 
-def _plain_values(field_value: Any, hidden_size: int) -> Any:
-    """Converts components to tables and tuples to lists. hidden_size: the residual width, for a default head size."""
+def _plain_values(field_value: Any, hidden: int) -> Any:
+    """Converts components to tables and tuples to lists. hidden: the residual width, for a default head size."""
     if isinstance(field_value, Stack):
-        return _stack_tables(field_value, hidden_size)
+        return _stack_tables(field_value, hidden)
     if isinstance(field_value, Part):
-        hidden_size = (
-            getattr(field_value, "hidden_size", None) or hidden_size
-        )  # vision and audio encoders have their own width
+        hidden = getattr(field_value, "hidden_size", None) or hidden  # vision and audio encoders have their own width
         part_table = {
-            field_name: _plain_values(getattr(field_value, field_name), hidden_size)
+            field_name: _plain_values(getattr(field_value, field_name), hidden)
             for field_name in type(field_value).model_fields
             if field_name not in NUMERICS
         }
         if isinstance(field_value, Norm):
             part_table["bias"] = field_value.has_bias
         if isinstance(field_value, Attention):
-            _, part_table["num_key_value_heads"], part_table["head_dim"] = field_value.sizes(hidden_size)
+            _, part_table["num_key_value_heads"], part_table["head_dim"] = field_value.sizes(hidden)
             part_table["v_head_dim"] = field_value.v_head_dim or part_table["head_dim"]
             if isinstance(field_value.position, Rope):
                 part_table["position"] = {
@@ -163,7 +153,7 @@ def _plain_values(field_value: Any, hidden_size: int) -> Any:
                 }
         return part_table
     if isinstance(field_value, dict):
-        return {field_name: _plain_values(element, hidden_size) for field_name, element in field_value.items()}
+        return {field_name: _plain_values(element, hidden) for field_name, element in field_value.items()}
     if isinstance(field_value, list | tuple):
-        return [_plain_values(element, hidden_size) for element in field_value]
+        return [_plain_values(element, hidden) for element in field_value]
     return "gelu_tanh" if field_value == "gelu_new" else field_value

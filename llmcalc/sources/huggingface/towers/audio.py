@@ -121,19 +121,14 @@ def _read_ultravox(root_config: Config, config: Config, text_width: int) -> Tabl
     if inner_width % 2:
         raise root_config.error("hidden_size", inner_width, "an even number: one half gates the other")
     inner_norm, last_norm = (norm, None) if root_config.flag("projector_ln_mid") else (None, norm)
-    merge_fields = {
-        "frames": root_config.size("stack_factor"),
-        "norm": norm,
-        "norm_of": "merged",
-        "out_norm": inner_norm,
-    }
+    stacking = {"frames": root_config.size("stack_factor"), "norm": norm, "norm_of": "merged", "out_norm": inner_norm}
     gated_layer = {"size": inner_width, "hidden_act": "silu", "gated": True}
     tower = _whisper_encoder(config, *WHISPER_NAMES.values())
     tower["audio"] = _clip_rule(config, root_config.size("stack_factor"), several=True, fits=True)
     tower["stack"]["stem"]["chunk"] = tower["audio"]["frames"]
     return {
         "audio_tower": tower,
-        "audio_projector": {**projector(config.size("d_model"), **merge_fields), "maps": [gated_layer]},
+        "audio_projector": {**projector(config.size("d_model"), **stacking), "maps": [gated_layer]},
         "multi_modal_projector": projector(inner_width // 2, (text_width, False, "identity"), out_norm=last_norm),
     }
 
@@ -163,27 +158,24 @@ def _read_phi4_audio(root_config: Config, config: Config, text_width: int) -> Ta
         raise config.error(
             "head_dim", config.get("head_dim"), "none: hidden_size / num_attention_heads is what is counted"
         )
-    hidden, heads, time_reduction = (
+    hidden, heads, reduction = (
         config.size(field) for field in ("hidden_size", "num_attention_heads", "time_reduction")
     )
     config.quotient("num_attention_heads", hidden, heads)
     config.require("ext_pw_out_channel", hidden)
     config.require("depthwise_separable_out_channel", hidden)
-    if time_reduction % 2:
-        raise config.error("time_reduction", time_reduction, "an even number")
+    if reduction % 2:
+        raise config.error("time_reduction", reduction, "an even number")
     pitch_count = config.size("input_size")
-    for _ in range(time_reduction.bit_length() - 1):
+    for _ in range(reduction.bit_length() - 1):
         pitch_count = (pitch_count - 1) // 2 + 1
     if config.has("nemo_final_size"):
         config.require("nemo_final_size", pitch_count)
     first_conv = {"channels": config.size("nemo_conv_channels"), "bias": True}
-    halving_convolutions = [
-        first_conv,
-        *({**first_conv, "separable": True} for _ in range(time_reduction.bit_length() - 2)),
-    ]
+    halvings = [first_conv, *({**first_conv, "separable": True} for _ in range(reduction.bit_length() - 2))]
     subsampling = {
         "num_mel_bins": config.size("input_size"),
-        "convolutions": halving_convolutions,
+        "convolutions": halvings,
         "bias": True,
         "standardize": True,
     }
@@ -206,11 +198,7 @@ def _read_phi4_audio(root_config: Config, config: Config, text_width: int) -> Ta
         "feed_forward": glu(config, bias=True, act="activation"),
         "norm": layernorm(),
         "segment": PHI4_POSITIONS,
-        "audio": {
-            "type": "recording",
-            "window": 400,
-            "frames_per_token": time_reduction * config.size("downsample_rate"),
-        },
+        "audio": {"type": "recording", "window": 400, "frames_per_token": reduction * config.size("downsample_rate")},
         "relative_buckets": config.size("bias_max_distance") * (1 if config.flag("bias_symmetric") else 2),
     }
     audio_projector = projector(hidden, *two_linear_layers(text_width), frames=config.size("downsample_rate"))

@@ -15,9 +15,7 @@ WINDOW, HOP = 400, 960
 
 def _read_fun_asr(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Fun-ASR. The last layer of transcription and the last of timestamps end in a norm."""
-    hidden, heads, depth = (
-        config.size(field_name) for field_name in ("hidden_size", "num_attention_heads", "num_hidden_layers")
-    )
+    hidden, heads, depth = (config.size(field) for field in ("hidden_size", "num_attention_heads", "num_hidden_layers"))
     config.quotient("num_attention_heads", hidden, heads)
     transcription_layers = depth - config.count("num_timestamp_prediction_layers")
     if transcription_layers < 1:
@@ -38,22 +36,18 @@ def _read_fun_asr(root_config: Config, config: Config, text_width: int) -> Table
         "normed_layers": [transcription_layers - 1, depth - 1],
         "audio": {"type": "recording", "window": WINDOW, "hop": HOP},
     }
-    adaptor_config = root_config.section(
+    adaptor = root_config.section(
         "adaptor_config", {**ADAPTOR, "hidden_size": text_width, "intermediate_size": text_width // 4}
     )
-    adaptor_config.require("hidden_size", text_width)
+    adaptor.require("hidden_size", text_width)
     block = layer_table(
-        self_attention(adaptor_config, **biases(True, *QKVO)),
-        mlp(adaptor_config.size("intermediate_size"), adaptor_config.choice(ACTIVATIONS, "hidden_act")),
-        layernorm(adaptor_config.number("layer_norm_eps")),
+        self_attention(adaptor, **biases(True, *QKVO)),
+        mlp(adaptor.size("intermediate_size"), adaptor.choice(ACTIVATIONS, "hidden_act")),
+        layernorm(adaptor.number("layer_norm_eps")),
     )
-    inner_layer = (
-        adaptor_config.size("projector_hidden_size"),
-        True,
-        adaptor_config.choice(ACTIVATIONS, "projector_hidden_act"),
-    )
-    stack = {"num_hidden_layers": adaptor_config.size("num_hidden_layers"), "block": block}
-    adaptor_config.finish(frozenset({"attention_dropout", "hidden_dropout", "model_type"}), config)
+    inner_layer = adaptor.size("projector_hidden_size"), True, adaptor.choice(ACTIVATIONS, "projector_hidden_act")
+    stack = {"num_hidden_layers": adaptor.size("num_hidden_layers"), "block": block}
+    adaptor.finish(frozenset({"attention_dropout", "hidden_dropout", "model_type"}), config)
     return {
         "audio_tower": tower,
         "multi_modal_projector": projector(hidden, inner_layer, (text_width, True, "identity"), stack=stack),

@@ -142,13 +142,8 @@ def _read_idefics3(root_config: Config, config: Config, text_width: int) -> Tabl
     """Reads Idefics 3: SigLIP, and one linear layer over concatenated square patch blocks."""
     merge_size, image_size = root_config.size("scale_factor"), config.size("image_size")
     connector = projector(config.size("hidden_size"), (text_width, False, "identity"), merge=merge_size)
-    image_tokens = patches_per_side(config) ** 2 // merge_size**2
-    image = {
-        "type": "split",
-        "size": image_size,
-        "longest_edge": LONGEST_TILES * image_size,
-        "tokens": max(image_tokens, 1),
-    }
+    tokens = patches_per_side(config) ** 2 // merge_size**2
+    image = {"type": "split", "size": image_size, "longest_edge": LONGEST_TILES * image_size, "tokens": max(tokens, 1)}
     tower = siglip_of_rows(config, patches_per_side(config) ** 2)
     return {"vision_model": {**tower, "image": image}, "connector": connector}
 
@@ -231,9 +226,7 @@ def read_internvl(root_config: Config, config: Config, text_width: int) -> Table
     config.require("use_mask_token", False)
     require_one_layer(root_config)
     merge_size = merged_square_side(root_config, "downsample_ratio")
-    square_config = config.with_fields(
-        **{field_name: _square_size(config, field_name) for field_name in ("image_size", "patch_size")}
-    )
+    square_config = config.with_fields(**{field: _square_size(config, field) for field in ("image_size", "patch_size")})
     patch_count = patches_per_side(square_config) ** 2
     image_rule = {
         "type": "tiles",

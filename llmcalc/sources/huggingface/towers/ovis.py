@@ -28,12 +28,9 @@ def _read_ovis2(root_config: Config, config: Config, text_width: int) -> Table:
 
     The class adds the positions after the norm of the patches, which changes no count.
     """
-    indicator_count, embedding_width = config.size("num_visual_indicator_tokens"), root_config.size("hidden_size")
+    indicators, embedding_width = config.size("num_visual_indicator_tokens"), root_config.size("hidden_size")
     tower = _with_image_rule(_aimv2(config), config, config)
-    return {
-        "vision_tower": tower,
-        **_visual_words(config, config.size("hidden_size"), embedding_width, indicator_count),
-    }
+    return {"vision_tower": tower, **_visual_words(config, config.size("hidden_size"), embedding_width, indicators)}
 
 
 def _with_image_rule(tower: Table, encoder: Config, config: Config) -> Table:
@@ -90,14 +87,8 @@ def _read_ovis2_5(root_config: Config, config: Config, text_width: int) -> Table
     position_rows = patch_count if type(patch_count) is int and patch_count > 0 else patches_per_side(config) ** 2
     rope: Table = ROTARY if config.flag("use_rope") else {}
     tower = siglip_of_rows(config, position_rows if config.flag("preserve_original_pe") else 0, **rope)
-    pixel_limits = {"min_pixels": OVIS2_5_SIDES[0] ** 2, "max_pixels": OVIS2_5_SIDES[1] ** 2}
-    image_rule = {
-        "type": "smart_resize",
-        "merge": config.size("hidden_stride"),
-        **pixel_limits,
-        "enlarge": True,
-        "marks": 2,
-    }
+    pixels = {"min_pixels": OVIS2_5_SIDES[0] ** 2, "max_pixels": OVIS2_5_SIDES[1] ** 2}
+    image_rule = {"type": "smart_resize", "merge": config.size("hidden_stride"), **pixels, "enlarge": True, "marks": 2}
     return {
         "vision_tower": {**tower, "image": image_rule},
         **_visual_words(

@@ -378,11 +378,8 @@ def _read_minicpmv(root_config: Config, config: Config, text_width: int) -> Tabl
     if str(root_config.get("version")) in MINICPM_SLICED:
         stated_sizes = root_config.table("slice_config") if root_config.has("slice_config") else {}
         slice_config = Config({**MINICPM_SLICES, **stated_sizes}, {}, "slice_config", location="slice_config.")
-        slice_limits = {
-            "size": slice_config.size("scale_resolution"),
-            "max_slices": slice_config.size("max_slice_nums"),
-        }
-        tower["image"] = {"type": "slices", **slice_limits, "tokens": query_count}
+        limits = {"size": slice_config.size("scale_resolution"), "max_slices": slice_config.size("max_slice_nums")}
+        tower["image"] = {"type": "slices", **limits, "tokens": query_count}
     return {
         "vision": tower,
         "resampler": _query_projector(config, config.size("hidden_size"), text_width, query_count, is_first_version),

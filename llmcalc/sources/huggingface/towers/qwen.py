@@ -85,9 +85,7 @@ def read_qwen2_5(root_config: Config, config: Config, text_width: int) -> Table:
 
 def _window_stack(config: Config) -> Table:
     """Returns stack fields for layers that, with few exceptions, limit attention to squares of patches."""
-    merge_size, patch, window = (
-        config.size(field_name) for field_name in ("spatial_merge_size", "patch_size", "window_size")
-    )
+    merge_size, patch, window = (config.size(field) for field in ("spatial_merge_size", "patch_size", "window_size"))
     window_side = window // merge_size // patch * merge_size
     if window_side == 0:
         raise config.error("window_size", window, f"{merge_size * patch} or more, the side of merged patches")
@@ -159,13 +157,11 @@ def _is_below(layer_index: Any, depth: int) -> bool:
 
 def _read_kimi(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads MoonViT: a position embedding of rows by columns, and RoPE."""
-    for field_name, published_name in KIMI_NAMES.items():
-        stated_value = config.data.get(field_name)
+    for field, published_name in KIMI_NAMES.items():
+        stated_value = config.data.get(field)
         is_stated_twice = stated_value is not None and published_name in config.data
         if is_stated_twice and config.data[published_name] != stated_value:
-            raise config.error(
-                published_name, config.data[published_name], f"{stated_value}, as {field_name} says, or none"
-            )
+            raise config.error(published_name, config.data[published_name], f"{stated_value}, as {field} says, or none")
     if config.has("mm_projector_type"):
         config.require("mm_projector_type", "patchmerger")
     root_config.require("projection_hidden_size", config.size("hidden_size"))
@@ -191,16 +187,13 @@ def moonvit(config: Config, position_rows: int, text_width: int, **layer: Any) -
         or not merged_shape[0] == merged_shape[1] > 0
     ):
         raise config.error("merge_kernel_size", merged_shape, "two equal positive numbers")
-    norm, merge_size, hidden = layernorm(1e-5), merged_shape[0], config.size("hidden_size")
+    norm, merge_size, h = layernorm(1e-5), merged_shape[0], config.size("hidden_size")
     block = biased_layer(config, norm, **ROTARY, **layer)
     tower = vision_transformer(
         config, block, stack={"final_norm": norm}, patches={"bias": True}, positions={"rows": position_rows}
     )
     return tower, projector(
-        hidden,
-        *two_linear_layers(text_width, inner_width=hidden * merge_size * merge_size),
-        merge=merge_size,
-        norm=norm,
+        h, *two_linear_layers(text_width, inner_width=h * merge_size * merge_size), merge=merge_size, norm=norm
     )
 
 

@@ -86,29 +86,21 @@ def _read_minicpm(root_config: Config, config: Config, text_width: int) -> Table
     }
     upper_stack = {**tower["stack"], "num_hidden_layers": depth - lower_layers}
     lower_stack = {"num_hidden_layers": lower_layers, "block": tower["stack"]["block"]}
-    merger_fields: Table = {}
+    mergers: Table = {}
     merger_count = root_config.size("merger_times")
     for i in range(merger_count):
         linear_layers = two_linear_layers(text_width if i == merger_count - 1 else hidden, inner_width=4 * hidden)
         merge_fields: Table = {"merge": 2, "norm": layernorm(1e-6), "norm_of": "merged"}
-        merger_fields[f"vision_merger_{i}"] = projector(hidden, *linear_layers, **merge_fields)
-    return {
-        "vision_tower": {**tower, "stack": lower_stack, "merger": merger, "upper_stack": upper_stack},
-        **merger_fields,
-    }
+        mergers[f"vision_merger_{i}"] = projector(hidden, *linear_layers, **merge_fields)
+    return {"vision_tower": {**tower, "stack": lower_stack, "merger": merger, "upper_stack": upper_stack}, **mergers}
 
 
 def _square_of_two_sides(config: Config, field: str) -> int:
     """Reads two equal sides of a square."""
-    stated_sides = config.get(field)
-    if (
-        not isinstance(stated_sides, list | tuple)
-        or len(stated_sides) != 2
-        or stated_sides[0] != stated_sides[1]
-        or type(stated_sides[0]) is not int
-    ):
-        raise config.error(field, stated_sides, "two equal whole numbers")
-    return stated_sides[0]
+    sides = config.get(field)
+    if not isinstance(sides, list | tuple) or len(sides) != 2 or sides[0] != sides[1] or type(sides[0]) is not int:
+        raise config.error(field, sides, "two equal whole numbers")
+    return sides[0]
 
 
 def clip_encoder(config: Config) -> Table:
@@ -126,23 +118,14 @@ def clip_encoder(config: Config) -> Table:
 
 def _read_gemma3(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Gemma 3: SigLIP, and the average of each square patch block."""
-    image_tokens, patches_on_side = int(root_config.size("mm_tokens_per_image") ** 0.5), patches_per_side(config)
-    if patches_on_side < image_tokens:
+    tokens, patches = int(root_config.size("mm_tokens_per_image") ** 0.5), patches_per_side(config)
+    if patches < tokens:
         raise root_config.error(
-            "mm_tokens_per_image", image_tokens * image_tokens, f"at most {patches_on_side**2}, the patches of an image"
+            "mm_tokens_per_image", tokens * tokens, f"at most {patches**2}, the patches of an image"
         )
-    pooling = {
-        "merge": patches_on_side // image_tokens,
-        "merged": "mean",
-        "norm": rmsnorm(config.number("layer_norm_eps")),
-    }
+    pooling = {"merge": patches // tokens, "merged": "mean", "norm": rmsnorm(config.number("layer_norm_eps"))}
     linear_layers = projector(config.size("hidden_size"), (text_width, False, "identity"), **pooling)
-    image_rule = {
-        "type": "fixed",
-        "size": config.size("image_size"),
-        "tokens": image_tokens * image_tokens,
-        "marks": GEMMA3_MARKS,
-    }
+    image_rule = {"type": "fixed", "size": config.size("image_size"), "tokens": tokens * tokens, "marks": GEMMA3_MARKS}
     return {"vision_tower": {**siglip_encoder(config), "image": image_rule}, "multi_modal_projector": linear_layers}
 
 
@@ -184,16 +167,9 @@ def _gated_projector(
 def _tile_rule(root_config: Config, config: Config) -> Table:
     """Returns Aya Vision's rule for cutting an image into tiles, with a mark before each tile and two outer marks."""
     merge_size = root_config.size("downsample_factor")
-    image_tokens = max((patches_per_side(config) // merge_size) ** 2, 1)
+    tokens = max((patches_per_side(config) // merge_size) ** 2, 1)
     image_size = config.size("image_size")
-    return {
-        "type": "tiles",
-        "size": image_size,
-        "max_tiles": AYA_TILES,
-        "tokens": image_tokens,
-        "tile_marks": 1,
-        "marks": 2,
-    }
+    return {"type": "tiles", "size": image_size, "max_tiles": AYA_TILES, "tokens": tokens, "tile_marks": 1, "marks": 2}
 
 
 def _read_aya(root_config: Config, config: Config, text_width: int) -> Table:

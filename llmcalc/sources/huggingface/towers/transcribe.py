@@ -12,19 +12,16 @@ from .section import Section, projector, self_attention
 
 def _read_transcribe(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads the encoder of speech, with that of who speaks and the layers of word timestamps."""
-    speech_config, diarization_config = (
-        config.section("asr_config", SPEECH),
-        config.section("diarization_config", DIARIZATION),
-    )
-    speaker_config = diarization_config.section("audio_config", SPEAKERS)
+    speech, diarization = config.section("asr_config", SPEECH), config.section("diarization_config", DIARIZATION)
+    speaker_config = diarization.section("audio_config", SPEAKERS)
     head, timestamp_config = (
-        diarization_config.section("head_config", HEAD),
+        diarization.section("head_config", HEAD),
         root_config.section("word_timestamp_config", TIMESTAMPS),
     )
-    speech_config.require("model_type", "nemotron3_5_transcribe_asr_audio")
-    diarization_config.require("model_type", "nemotron3_diarization")
+    speech.require("model_type", "nemotron3_5_transcribe_asr_audio")
+    diarization.require("model_type", "nemotron3_diarization")
     hidden, frames_per_token, mel_bins = (
-        speech_config.size(field_name) for field_name in ("hidden_size", "subsampling_factor", "num_mel_bins")
+        speech.size(field_name) for field_name in ("hidden_size", "subsampling_factor", "num_mel_bins")
     )
     timestamp_config.require("hidden_size", hidden)
     for section_config, field, field_value in (
@@ -39,7 +36,7 @@ def _read_transcribe(root_config: Config, config: Config, text_width: int) -> Ta
         "num_mel_bins": mel_bins,
         "frames": frames_per_token,
         "hidden_size": hidden,
-        "stack": _stack(speech_config, has_qk_norm=True),
+        "stack": _stack(speech, has_qk_norm=True),
         "norm": layernorm(),
         "speakers": {
             "hidden_size": speaker_config.size("hidden_size"),
@@ -54,10 +51,10 @@ def _read_transcribe(root_config: Config, config: Config, text_width: int) -> Ta
         },
     }
     for section_config, parent_config in (
-        (speaker_config, diarization_config),
-        (head, diarization_config),
-        (diarization_config, config),
-        (speech_config, config),
+        (speaker_config, diarization),
+        (head, diarization),
+        (diarization, config),
+        (speech, config),
     ):
         section_config.finish(FIELDS, parent_config)
     timestamp_config.finish(FIELDS, config)

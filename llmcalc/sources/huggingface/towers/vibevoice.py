@@ -40,12 +40,12 @@ def _reader_of(name: str) -> Reader:
     return read
 
 
-def _connector(field_name: str, config: Config, text_width: int) -> Table:
+def _connector(tokenizer: str, config: Config, text_width: int) -> Table:
     """Returns the two linear layers after one of the encoders, with a norm between them."""
     linear_layer = (text_width, True, "identity")
     return {
-        f"{field_name}_audio_projector": projector(config.size("hidden_size"), linear_layer, out_norm=rmsnorm(1e-6)),
-        f"{field_name}_audio_projection": projector(text_width, linear_layer),
+        f"{tokenizer}_audio_projector": projector(config.size("hidden_size"), linear_layer, out_norm=rmsnorm(1e-6)),
+        f"{tokenizer}_audio_projection": projector(text_width, linear_layer),
     }
 
 

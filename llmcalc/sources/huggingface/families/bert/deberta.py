@@ -25,14 +25,10 @@ def _read_deberta(config: Config) -> Table:
     Only the distances in the sequence are projected.
     """
     config.require("talking_head", None, False)
-    block, largest_distance = bert_block(config), _largest_distance(config)
+    block, span = bert_block(config), _largest_distance(config)
     block["attention"].pop("k_bias")
     return _deberta_model(
-        config,
-        block,
-        largest_distance,
-        {"max_relative_positions": largest_distance, "key_bias": False, "within_sequence": True},
-        None,
+        config, block, span, {"max_relative_positions": span, "key_bias": False, "within_sequence": True}, None
     )
 
 
@@ -71,12 +67,7 @@ def _side_convolution(config: Config) -> Table:
 
 
 def _deberta_model(
-    config: Config,
-    block: Table,
-    largest_distance: int,
-    position: Table,
-    norm: Table | None,
-    stack_fields: Table | None = None,
+    config: Config, block: Table, span: int, position: Table, norm: Table | None, stack_fields: Table | None = None
 ) -> Table:
     config.require("embedding_size", None, config.size("hidden_size"))
     if config.has("pooler_hidden_size") and config.size("pooler_hidden_size") != config.size("hidden_size"):
@@ -89,7 +80,7 @@ def _deberta_model(
     if norm is not None and not config.flag("relative_attention"):
         raise config.error("norm_rel_ebd", config.get("norm_rel_ebd"), "none without relative_attention")
     if config.flag("relative_attention"):
-        stack["relative_embedding"] = {"span": largest_distance, **({"norm": norm} if norm else {})}
+        stack["relative_embedding"] = {"span": span, **({"norm": norm} if norm else {})}
         position_terms = _listed_names(config, "pos_att_type")
         if set(position_terms) - {"c2p", "p2c"}:
             raise config.error("pos_att_type", config.get("pos_att_type"), "c2p, p2c or both")

@@ -89,12 +89,10 @@ def _window_sizes(config: Config) -> Table:
         first_fields = next((layer_fields for layer_fields in layers.values() if isinstance(layer_fields, dict)), {})
         window_config = Config(first_fields, {}, config.model_type, location=f"{config.location}per_layer_config.")
         return {
-            field_name: window_config.size(field_name) if window_config.has(field_name) else config.size(field_name)
-            for field_name in LATENT_SIZES
+            field: window_config.size(field) if window_config.has(field) else config.size(field)
+            for field in LATENT_SIZES
         }
-    latent_sizes = {
-        field_name: config.size(f"swa_{field_name}") for field_name in LATENT_SIZES if field_name != "qk_rope_head_dim"
-    }
+    latent_sizes = {field: config.size(f"swa_{field}") for field in LATENT_SIZES if field != "qk_rope_head_dim"}
     rotary_dim = config.optional_size("swa_qk_rope_head_dim")
     if rotary_dim is None:
         rotary_dim = config.size("swa_head_dim") - latent_sizes["qk_nope_head_dim"]

@@ -105,13 +105,11 @@ def _network(config: Config) -> Table:
     config.require("moe_router_center", None, "none")
     config.fields_read.add("intermediate_size")
     preset = config.choice(MOE_PRESETS, "moe_preset") if config.has("moe_preset") else MOE_PRESETS["deepseek_v4"]
-    stated_fields = {field_name: config.get(field_name) for field_name in EXPERT_FIELDS if config.has(field_name)}
+    stated_fields = {field: config.get(field) for field in EXPERT_FIELDS if config.has(field)}
     moe_config = Config({**preset, **stated_fields}, {}, config.model_type, location=config.location)
     expert_width = moe_config.size("moe_intermediate_size")
     clamp_ffn = clamped_swiglu if moe_config.number("swiglu_limit") else dict
-    router: Table = {
-        "scoring_func": moe_config.choice({field_name: field_name for field_name in SCORES}, "scoring_func")
-    }
+    router: Table = {"scoring_func": moe_config.choice({field: field for field in SCORES}, "scoring_func")}
     if moe_config.choice({"noaux_tc": True, "aux_loss": False, "none": False}, "balance"):
         router["score_correction"] = "buffer"
     shared_ffn: Table | None = None
@@ -134,11 +132,9 @@ def _network(config: Config) -> Table:
 def _read_dflash2(config: Config) -> Table:
     """Reads DFlash 2: convolutions around each sublayer of DFlash, and scores of pairs of the best tokens."""
     model_fields = _read_dflash(config)
-    convolution_fields = {field_name: config.size(field_name) for field_name in ("conv_kernel_size", "conv_group_size")}
+    convolution_fields = {field: config.size(field) for field in ("conv_kernel_size", "conv_group_size")}
     model_fields["decoder"]["block"] |= {"type": "grouped_conv", **convolution_fields}
-    model_fields["proposal"] = {
-        field_name: config.size(field_name) for field_name in ("selector_rank", "selector_top_k")
-    }
+    model_fields["proposal"] = {field: config.size(field) for field in ("selector_rank", "selector_top_k")}
     if model_fields["hidden_size"] % convolution_fields["conv_group_size"]:
         raise config.error("conv_group_size", convolution_fields["conv_group_size"], "a divisor of hidden_size")
     return model_fields
@@ -146,23 +142,16 @@ def _read_dflash2(config: Config) -> Table:
 
 def _read_dspark(config: Config) -> Table:
     model_fields = _read_dflash(config)
-    proposal_fields: Table = {}
+    proposal: Table = {}
     if config.count("markov_rank"):
         head_kinds = {head_kind: head_kind for head_kind in ("vanilla", "gated", "rnn")}
-        proposal_fields |= {
-            "markov_rank": config.size("markov_rank"),
-            "markov": config.choice(head_kinds, "markov_head_type"),
-        }
+        proposal |= {"markov_rank": config.size("markov_rank"), "markov": config.choice(head_kinds, "markov_head_type")}
     config.fields_read.update(("markov_rank", "markov_head_type"))
-    confidence_alpha = config.number("confidence_head_alpha")
-    if (
-        config.flag("enable_confidence_head")
-        if config.get("enable_confidence_head") is not None
-        else confidence_alpha > 0
-    ):
-        proposal_fields |= {"confidence": True, "confidence_reads_token": config.flag("confidence_head_with_markov")}
+    alpha = config.number("confidence_head_alpha")
+    if config.flag("enable_confidence_head") if config.get("enable_confidence_head") is not None else alpha > 0:
+        proposal |= {"confidence": True, "confidence_reads_token": config.flag("confidence_head_with_markov")}
     config.fields_read.update(("enable_confidence_head", "confidence_head_with_markov"))
-    return {**model_fields, **({"proposal": proposal_fields} if proposal_fields else {})}
+    return {**model_fields, **({"proposal": proposal} if proposal else {})}
 
 
 def _read_domino(config: Config) -> Table:

@@ -178,14 +178,7 @@ SPECFORGE = "https://github.com/sgl-project/SpecForge/blob/main/specforge/modeli
 
 def _defaults_with(model_type: str, *fields: str) -> dict[str, Any]:
     """Returns EAGLE-3's defaults, and the defaults of another configuration class for some fields."""
-    return {
-        **EAGLE3,
-        **{
-            field_name: field_value
-            for field_name, field_value in class_defaults(model_type).items()
-            if field_name in fields
-        },
-    }
+    return {**EAGLE3, **{field: value for field, value in class_defaults(model_type).items() if field in fields}}
 
 
 FAMILIES = {

@@ -63,12 +63,10 @@ def _read_ernie4_5_moe(config: Config) -> Table:
 
 
 def _read_ernie4_5_vl_moe_text(config: Config) -> Table:
-    expert_widths = (
-        [1536, 512] if config.get("moe_intermediate_size") is None else config.sizes("moe_intermediate_size")
-    )
-    if len(expert_widths) != 2 or 0 in expert_widths:
+    widths = [1536, 512] if config.get("moe_intermediate_size") is None else config.sizes("moe_intermediate_size")
+    if len(widths) != 2 or 0 in widths:
         raise config.error(
-            "moe_intermediate_size", expert_widths, "two positive whole numbers: for a text expert, for an image expert"
+            "moe_intermediate_size", widths, "two positive whole numbers: for a text expert, for an image expert"
         )
     depth = config.size("num_hidden_layers")
     is_stated = config.has("moe_layer_start_index")
@@ -98,11 +96,7 @@ def _read_ernie4_5_vl_moe_text(config: Config) -> Table:
     if config.has("moe_layer_interval"):
         config.require("moe_layer_interval", 1)
     return _network_kinds(
-        config,
-        layer_kinds,
-        expert_widths[0],
-        {},
-        vision_experts={"expert": glu(config, width=expert_widths[1]), "router": CORRECTED},
+        config, layer_kinds, widths[0], {}, vision_experts={"expert": glu(config, width=widths[1]), "router": CORRECTED}
     )
 
 

@@ -42,10 +42,7 @@ def _read_inkling2_text(config: Config) -> Table:
         "feed_forward_blocks": 1,
         "separate_inputs": True,
     }
-    layer_changes: dict[str, Table] = {
-        "full": {},
-        "sliding": {"attention": sliding_attention, "separate_inputs": False},
-    }
+    changes: dict[str, Table] = {"full": {}, "sliding": {"attention": sliding_attention, "separate_inputs": False}}
     default_kinds = ["sliding" if (i + 1) % 6 else "full" for i in range(depth)]
     block_size, layers = config.size("n_layers_per_attn_res_block"), []
     for i, layer_kind in enumerate(listed_kinds(config, "layer_types", RANGES, default_kinds)):
@@ -58,7 +55,7 @@ def _read_inkling2_text(config: Config) -> Table:
         layers.append(
             (
                 f"{layer_kind}_{finished_blocks}" + ("_start" if starts_block else ""),
-                {**layer_changes[layer_kind], **residual_fields},
+                {**changes[layer_kind], **residual_fields},
             )
         )
     streams: Table = {

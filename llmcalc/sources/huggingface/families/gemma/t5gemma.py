@@ -69,10 +69,10 @@ def _read_t5gemma(config: Config) -> Table:
             "head": _token_classifier(config) if config.head == "classification" else {"type": "none"},
         }
     decoder_config, decoder = _config_and_stack(config, "decoder", has_cross_attention=True)
-    hidden_size, vocab = encoder_config.size("hidden_size"), encoder_config.size("vocab_size")
+    hidden, vocab = encoder_config.size("hidden_size"), encoder_config.size("vocab_size")
     encoder |= {
         "vocab_size": vocab,
-        **({} if hidden_size == decoder_config.size("hidden_size") else {"hidden_size": hidden_size}),
+        **({} if hidden == decoder_config.size("hidden_size") else {"hidden_size": hidden}),
     }
     model_sizes = {
         field: decoder_config.size(field) for field in ("vocab_size", "hidden_size", "max_position_embeddings")

@@ -18,9 +18,9 @@ def _read_blt(config: Config) -> Table:
         for section_name, defaults in SECTIONS.items()
         if section_name != "patcher"
     )
-    hidden_size, vectors_per_patch = local_encoder.size("hidden_size"), config.size("cross_attn_k")
+    hidden, vectors_per_patch = local_encoder.size("hidden_size"), config.size("cross_attn_k")
     for stack_config, field, expected_value in (
-        (local_decoder, "hidden_size", hidden_size),
+        (local_decoder, "hidden_size", hidden),
         (local_decoder, "hidden_size_global", global_config.size("hidden_size")),
         (local_decoder, "cross_attn_k", vectors_per_patch),
         (local_encoder, "cross_attn_k", vectors_per_patch),
@@ -37,9 +37,9 @@ def _read_blt(config: Config) -> Table:
     streams: Table = {
         "type": "byte_patches",
         "patch_size": config.size("patch_size") if is_by_entropy else 1,
-        "local_size": hidden_size,
+        "local_size": hidden,
         "vectors": vectors_per_patch,
-        "projected": vectors_per_patch * hidden_size != global_config.size("hidden_size"),
+        "projected": vectors_per_patch * hidden != global_config.size("hidden_size"),
         "hash_tables": len(config.sizes("encoder_hash_byte_group_size"))
         * config.size("encoder_hash_byte_group_nb_functions"),
         "hash_vocab_size": config.size("encoder_hash_byte_group_vocab"),
@@ -75,10 +75,8 @@ def _read_blt(config: Config) -> Table:
     layers = _layers_of_llama(global_config)
     for stack_config in (global_config, local_encoder, local_decoder):
         stack_config.finish(frozenset(stack_config.defaults), config)
-    embedding_fields: Table = (
-        {} if hidden_size == global_config.size("hidden_size") else {"embedding_size": hidden_size}
-    )
-    stack = {**layers, "streams": streams, **({"input_size": hidden_size} if embedding_fields else {})}
+    embedding_fields: Table = {} if hidden == global_config.size("hidden_size") else {"embedding_size": hidden}
+    stack = {**layers, "streams": streams, **({"input_size": hidden} if embedding_fields else {})}
     block = stack.pop("block")
     sized_stack = config.with_fields(hidden_size=global_config.size("hidden_size"))
     model_fields = decoder(sized_stack, block, None, stack=stack, **embedding_fields)
@@ -104,9 +102,7 @@ def _layers_of_llama(config: Config, attention_fields: Table | None = None) -> T
 
 def _cross_attention(config: Config) -> Table:
     """Returns cross-attention, whose norms of queries and keys stand before the projections."""
-    mixer = {
-        field_name: field_value for field_name, field_value in attention(config).items() if field_name != "position"
-    }
+    mixer = {field: value for field, value in attention(config).items() if field != "position"}
     return {"attention": mixer, "norm": rmsnorm(config.number("rms_norm_eps"))}
 
 

@@ -82,14 +82,11 @@ def _choice_head(config: Config) -> Table:
 
 def _read_gpt2(config: Config) -> Table:
     heads = full_width_heads(config, float32_softmax=False, **biases(True, *QKVO))
-    mixer, cross_attention = {**heads, "fused_qkv": True}, Table()
+    mixer, cross = {**heads, "fused_qkv": True}, Table()
     if config.flag("add_cross_attention"):
-        cross_attention = {"cross_attention": heads, "idle_cross_attention": True}
+        cross = {"cross_attention": heads, "idle_cross_attention": True}
         config.notes.append(IDLE_CROSS_ATTENTION)
-    return {
-        **_gpt(config, mixer, stack={"position": learned_positions(config)}, **cross_attention),
-        **_choice_head(config),
-    }
+    return {**_gpt(config, mixer, stack={"position": learned_positions(config)}, **cross), **_choice_head(config)}
 
 
 def _read_gpt_bigcode(config: Config) -> Table:
@@ -163,8 +160,8 @@ def _read_gpt_neox_japanese(config: Config) -> Table:
     """Reads GPT-NeoX Japanese: no biases, except in the last layer's attention output projection."""
     norm = layernorm(config.number("layer_norm_eps"))
     depth = config.size("num_hidden_layers")
-    hidden_size = config.size("intermediate_multiple_size") * config.size("hidden_size")
-    ffn = mlp(hidden_size, config.choice(ACTIVATIONS, "hidden_act"), bias=False)
+    ffn_width = config.size("intermediate_multiple_size") * config.size("hidden_size")
+    ffn = mlp(ffn_width, config.choice(ACTIVATIONS, "hidden_act"), bias=False)
     block = layer_table(
         full_width_heads(config, position=rope(config, 1.0, "rotary_pct", "rotary_emb_base")), ffn, norm
     )

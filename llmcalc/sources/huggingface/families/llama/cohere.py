@@ -134,9 +134,7 @@ def _read_cohere_compass(config: Config) -> Table:
         )
     if "sliding" in layer_kinds and window is None:
         raise config.error("sliding_window", None, "a positive whole number, for layer_types has sliding layers")
-    stack = stack_of_variants(
-        {kind: {"attention": layer_changes} for kind, layer_changes in layer_tables.items()}, layer_kinds
-    )
+    stack = stack_of_variants({kind: {"attention": changes} for kind, changes in layer_tables.items()}, layer_kinds)
     return _parallel_decoder(
         config, attention(config, **_attention_biases(config)), glu(config), _layer_norm(config), stack
     )

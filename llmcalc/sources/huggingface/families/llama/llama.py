@@ -57,9 +57,7 @@ def sliding_variants(config: Config, by_layer: bool = False) -> Table:
         return {}
     layer_variants: Table = {"full": {}, "sliding": {"attention": {"sliding_window": window}}}
     return {
-        "variants": {
-            layer_kind: variant for layer_kind, variant in layer_variants.items() if layer_kind in layer_kinds
-        },
+        "variants": {kind: variant for kind, variant in layer_variants.items() if kind in layer_kinds},
         **layer_pattern(layer_kinds),
     }
 

@@ -44,11 +44,7 @@ MOST_TABLES, LARGEST_TABLE = 256, 2**32
 
 
 def _read_qwen4(config: Config) -> Table:
-    depth, stream_count, stream_rank = (
-        config.size("num_hidden_layers"),
-        config.size("hc_count"),
-        config.size("hc_lowrank"),
-    )
+    depth, streams, rank = config.size("num_hidden_layers"), config.size("hc_count"), config.size("hc_lowrank")
     norm, has_bias = offset_rmsnorm(config.number("rms_norm_eps")), config.flag("attention_bias")
     full_attention: Table = {
         "type": "attention",
@@ -74,14 +70,14 @@ def _read_qwen4(config: Config) -> Table:
         "feed_forward": experts,
         "norm": norm,
         "norm_placement": "pre",
-        "hc_mult": stream_count,
-        "hc_lowrank": stream_rank,
+        "hc_mult": streams,
+        "hc_lowrank": rank,
     }
     full_period = config.size("full_attention_interval")
     layer_kinds = listed_kinds(
         config, "layer_types", KINDS, ["full" if (i + 1) % full_period == 0 else "linear" for i in range(depth)]
     )
-    ngram_inputs = _ngram_inputs(config, norm, stream_count)
+    ngram_inputs = _ngram_inputs(config, norm, streams)
     layers: list[tuple[str, Table]] = []
     for i, layer_kind in enumerate(layer_kinds):
         if i + 1 in ngram_inputs and layer_kind == "full":
@@ -90,7 +86,7 @@ def _read_qwen4(config: Config) -> Table:
         layers.append(
             (layer_kind + ("_ngrams" if i + 1 in ngram_inputs else ""), layer_changes | ngram_inputs.get(i + 1, {}))
         )
-    shared_fields: Table = {"hc_mult": stream_count, "hc_lowrank": stream_rank, "norm": norm}
+    shared_fields: Table = {"hc_mult": streams, "hc_lowrank": rank, "norm": norm}
     stack = {**stack_of_layers(layers), "streams": {"type": "gated_streams", **shared_fields}}
     return decoder(config, block, None, stack=stack)
 

@@ -49,10 +49,7 @@ def mixed_decoder(config: Config, layer_tables: dict[str, Table], layer_kinds: l
     """Returns a decoder with several kinds of layers. Each kind is a layer table without a norm."""
     norm = rmsnorm(config.number("rms_norm_eps"))
     stack = stack_of_kinds(
-        {
-            layer_kind: {**layer_table, "norm": norm, "norm_placement": "pre"}
-            for layer_kind, layer_table in layer_tables.items()
-        },
+        {kind: {**layer_table, "norm": norm, "norm_placement": "pre"} for kind, layer_table in layer_tables.items()},
         layer_kinds,
     )
     return decoder(config, stack.pop("block"), norm, stack=stack)
@@ -97,22 +94,12 @@ def _expanded_width(config: Config) -> int:
     return config.size("mamba_expand") * config.size("hidden_size")
 
 
-def _periodic_kinds(config: Config, field_prefix: str, layer_kind: str, other_kind: str) -> list[str]:
-    """Returns the kind of each layer: `layer_kind` in every `attention_period`-th layer from `attention_offset` on, else `other_kind`."""
-    attention_period, attention_offset = (
-        config.size(f"{field_prefix}_layer_period"),
-        config.count(f"{field_prefix}_layer_offset"),
-    )
-    if attention_offset >= attention_period:
-        raise config.error(
-            f"{field_prefix}_layer_offset",
-            attention_offset,
-            f"less than {field_prefix}_layer_period = {attention_period}",
-        )
-    return [
-        layer_kind if i % attention_period == attention_offset else other_kind
-        for i in range(config.size("num_hidden_layers"))
-    ]
+def _periodic_kinds(config: Config, prefix: str, layer_kind: str, other_kind: str) -> list[str]:
+    """Returns the kind of each layer: `layer_kind` in every `period`-th layer from `offset` on, else `other_kind`."""
+    period, offset = config.size(f"{prefix}_layer_period"), config.count(f"{prefix}_layer_offset")
+    if offset >= period:
+        raise config.error(f"{prefix}_layer_offset", offset, f"less than {prefix}_layer_period = {period}")
+    return [layer_kind if i % period == offset else other_kind for i in range(config.size("num_hidden_layers"))]
 
 
 def _read_jamba(config: Config) -> Table:
@@ -164,9 +151,7 @@ def _read_bamba(config: Config) -> Table:
     }
     layer_kinds = ["attention" if i in attention_layers else "mamba" for i in range(config.size("num_hidden_layers"))]
     return mixed_decoder(
-        config,
-        {layer_kind: {"attention": mixer, "feed_forward": ffn} for layer_kind, mixer in mixers.items()},
-        layer_kinds,
+        config, {kind: {"attention": mixer, "feed_forward": ffn} for kind, mixer in mixers.items()}, layer_kinds
     )
 
 
@@ -182,9 +167,7 @@ def _read_granitemoehybrid(config: Config) -> Table:
     }
     layer_kinds = listed_kinds(config, "layer_types", MIXERS, ["mamba"] * config.size("num_hidden_layers"))
     return mixed_decoder(
-        config,
-        {layer_kind: {"attention": mixer, "feed_forward": ffn} for layer_kind, mixer in mixers.items()},
-        layer_kinds,
+        config, {kind: {"attention": mixer, "feed_forward": ffn} for kind, mixer in mixers.items()}, layer_kinds
     )
 
 

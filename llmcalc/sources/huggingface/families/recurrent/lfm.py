@@ -76,8 +76,7 @@ def _read_lfm2(config: Config) -> Table:
     )
     block: Table = {"feed_forward": _swiglu(ffn_width), "norm": norm, "norm_placement": "pre"}
     stack = stack_of_kinds(
-        {layer_kind: {**block, "attention": mixer} for layer_kind, mixer in _mixer_tables(config, norm).items()},
-        layer_kinds,
+        {kind: {**block, "attention": mixer} for kind, mixer in _mixer_tables(config, norm).items()}, layer_kinds
     )
     return decoder(config, stack["block"], norm, stack=stack, **_tying_field(config))
 
@@ -121,9 +120,7 @@ def _read_lfm3(config: Config) -> Table:
     layer_kinds = listed_kinds(config, "layer_types", {**CONV_OR_FULL, "sliding_attention": "sliding"}, default_kinds)
     block: Table = {"feed_forward": _swiglu(config.size("intermediate_size")), "norm": norm}
     block["norm_placement"] = "sandwich" if config.flag("use_sandwich_norm") else "pre"
-    stack = stack_of_kinds(
-        {layer_kind: {**block, "attention": mixer} for layer_kind, mixer in mixers.items()}, layer_kinds
-    )
+    stack = stack_of_kinds({kind: {**block, "attention": mixer} for kind, mixer in mixers.items()}, layer_kinds)
     return decoder(config, stack["block"], norm, stack=stack)
 
 

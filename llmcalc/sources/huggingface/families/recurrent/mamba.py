@@ -55,9 +55,9 @@ def _read_falcon_mamba(config: Config) -> Table:
 def _read_mamba2(config: Config) -> Table:
     heads = config.size("num_heads")
     head_dim = config.size("head_dim")
-    hidden_size = config.size("expand") * config.size("hidden_size")
-    if heads * head_dim != hidden_size:
-        raise config.error("num_heads", heads, f"expand × hidden_size / head_dim = {hidden_size} / {head_dim}")
+    inner_size = config.size("expand") * config.size("hidden_size")
+    if heads * head_dim != inner_size:
+        raise config.error("num_heads", heads, f"expand × hidden_size / head_dim = {inner_size} / {head_dim}")
     mixer = {
         "type": "mamba2",
         "num_heads": heads,

@@ -62,7 +62,7 @@ def _entry_layers(config: Config, depth: int) -> list[tuple[str, Table]]:
     kv_sources, index_sources = (
         _layer_indices(config, field_name, depth) for field_name in ("kv_source_layer_ids", "index_source_layer_ids")
     )
-    selected_tokens, candidate_blocks = config.size("index_topk"), _candidate_blocks(config)
+    selected_tokens, blocks = config.size("index_topk"), _candidate_blocks(config)
     indexer: Table = {field: config.size(field) for field in ("index_n_heads", "index_head_dim")}
     indexer["index_topk"] = selected_tokens
     candidate_source = config.get("candidate_source_layer_id")
@@ -107,11 +107,7 @@ def _entry_layers(config: Config, depth: int) -> list[tuple[str, Table]]:
                 "compress_ratios", compression_ratios, f"1 for layer {i}, at or above candidate_source_layer_id"
             )
         attention_sizes = (
-            {"finds": candidate_blocks}
-            if i == candidate_source
-            else {"candidates": candidate_blocks}
-            if i > candidate_source >= 0
-            else {}
+            {"finds": blocks} if i == candidate_source else {"candidates": blocks} if i > candidate_source >= 0 else {}
         )
         layers.append(
             ("full" if i in kv_sources else "selecting", {**layer_changes, "indexer": {**indexer, **attention_sizes}})
@@ -145,9 +141,7 @@ def _ngram_inputs(config: Config, depth: int, stream_count: int, norm: Table) ->
         "norm": norm,
     }
     rows_by_layer = zip(layer_ids, ngram_rows, strict=True)
-    return {
-        i: {"ngram_input": {"ngram_rows": row_count, **common_fields}} for i, row_count in rows_by_layer if i < depth
-    }
+    return {i: {"ngram_input": {"ngram_rows": count, **common_fields}} for i, count in rows_by_layer if i < depth}
 
 
 DEFAULTS: dict[str, Any] = {

@@ -18,31 +18,19 @@ PATTERN = [0, 0, *[1, 1, 1, 0] * 8, 0, 0]
 def _read_domyn_edge(config: Config) -> Table:
     config.require("attention_bias", False)
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
-    position_kinds, window_sizes, head_dims = (
-        config.texts("position_layers"),
-        config.get("window_sizes"),
-        _head_dims(config),
-    )
-    if len(position_kinds) != depth or not {*position_kinds} <= {"rope", "nope"}:
-        raise config.error("position_layers", position_kinds, f"{depth} times rope or nope, one for each layer")
-    if (
-        not isinstance(window_sizes, list | tuple)
-        or len(window_sizes) != depth
-        or not all(map(_is_window, window_sizes))
-    ):
-        raise config.error("window_sizes", window_sizes, f"{depth} pairs of -1 or the tokens before each token, and 0")
+    positions, windows, head_dims = config.texts("position_layers"), config.get("window_sizes"), _head_dims(config)
+    if len(positions) != depth or not {*positions} <= {"rope", "nope"}:
+        raise config.error("position_layers", positions, f"{depth} times rope or nope, one for each layer")
+    if not isinstance(windows, list | tuple) or len(windows) != depth or not all(map(_is_window, windows)):
+        raise config.error("window_sizes", windows, f"{depth} pairs of -1 or the tokens before each token, and 0")
     if len(head_dims) != depth or 0 in head_dims:
         raise config.error("head_sizes", head_dims, f"{depth} positive whole numbers, one for each layer")
     mixer = attention(config, **qk_norm(rmsnorm(norm["eps"], weight=False)))
     layers: list[tuple[str, Table]] = []
-    for position_kind, (tokens_before, _), head_dim in zip(position_kinds, window_sizes, head_dims, strict=True):
+    for position, (tokens_before, _), head_dim in zip(positions, windows, head_dims, strict=True):
         window = {"sliding_window": tokens_before + 1} if tokens_before > 0 else {}
-        layer_changes: Table = {
-            "head_dim": head_dim,
-            **window,
-            **({"position": "none"} if position_kind == "nope" else {}),
-        }
-        layers.append((f"{'sliding' if window else 'full'}_{position_kind}_{head_dim}", {"attention": layer_changes}))
+        changes: Table = {"head_dim": head_dim, **window, **({"position": "none"} if position == "nope" else {})}
+        layers.append((f"{'sliding' if window else 'full'}_{position}_{head_dim}", {"attention": changes}))
     block = layer_table({**mixer, "head_dim": head_dims[0]}, glu(config), norm, "sandwich")
     return decoder(config, block, norm, stack=stack_of_layers(layers))
 

@@ -158,12 +158,10 @@ def _list_of(
     return layer_values
 
 
-def _checked_width(config: Config, field_name: str, expected_width: int) -> int:
+def _checked_width(config: Config, field: str, expected_width: int) -> int:
     """Returns an FFN width, a multiple of hidden_size. Raises `InputError` for a width that is too large."""
     if expected_width > LARGEST:
-        raise config.error(
-            field_name, config.get(field_name), f"a width of at most {LARGEST}, a multiple of hidden_size"
-        )
+        raise config.error(field, config.get(field), f"a width of at most {LARGEST}, a multiple of hidden_size")
     return expected_width
 
 

@@ -115,10 +115,8 @@ def _read_plm(config: Config) -> Table:
 def _read_lille(config: Config) -> Table:
     """Reads Lille 130M, whose FFN width is 8/3 of the model's width, rounded to 256."""
     norm = rmsnorm(config.number("layer_norm_eps"))
-    hidden_size = max(1, round(8 * config.size("hidden_size") // 3 / 256)) * 256
-    block = layer_table(
-        attention(config), {"intermediate_size": hidden_size, "hidden_act": "silu", "gated": True}, norm
-    )
+    ffn_width = max(1, round(8 * config.size("hidden_size") // 3 / 256)) * 256
+    block = layer_table(attention(config), {"intermediate_size": ffn_width, "hidden_act": "silu", "gated": True}, norm)
     return decoder(config, block, norm)
 
 

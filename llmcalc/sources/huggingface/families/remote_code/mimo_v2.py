@@ -64,12 +64,11 @@ def _sliding_and_full(config: Config, full_fields: Table) -> Table:
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     qkv = biases(config.flag("attention_bias"), *QKV)
     head_fields = {
-        field_name: config.size(field_name, "head_dim") if field_name == "v_head_dim" else config.size(field_name)
-        for field_name in SIZES
+        field: config.size(field, "head_dim") if field == "v_head_dim" else config.size(field) for field in SIZES
     }
     sliding_sizes = {
-        field_name: config.size(f"swa_{field_name}") if config.has(f"swa_{field_name}") else head_size
-        for field_name, head_size in head_fields.items()
+        field: config.size(f"swa_{field}") if config.has(f"swa_{field}") else head_size
+        for field, head_size in head_fields.items()
     }
     window = config.size("sliding_window_size", "sliding_window")
     sinks = {"sinks": True} if config.flag("add_swa_attention_sink_bias") else {}

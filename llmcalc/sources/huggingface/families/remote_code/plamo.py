@@ -26,11 +26,7 @@ from ...parts import (
 
 def _read_plamo2(config: Config) -> Table:
     """Reads PLaMo 2: every `mamba_step`-th layer has attention; `full_attention_idx` lists layers without a window."""
-    eps, depth, mamba_period = (
-        config.number("rms_norm_eps"),
-        config.size("num_hidden_layers"),
-        config.size("mamba_step"),
-    )
+    eps, depth, period = config.number("rms_norm_eps"), config.size("num_hidden_layers"), config.size("mamba_step")
     norm, heads, size = offset_rmsnorm(eps), config.size("num_attention_heads"), config.size("hidden_size_per_head")
     window, full_layers = config.optional_size("attention_window_size"), config.get("full_attention_idx")
     full_attention_indices = set() if full_layers is None else set(config.sizes("full_attention_idx"))
@@ -56,7 +52,7 @@ def _read_plamo2(config: Config) -> Table:
     layer_tables: Table = {"sliding": {}, "full": {"attention": mixer}, "mamba": {"attention": mamba}}
     layer_kinds = [
         "mamba"
-        if _is_mamba(config, i, depth, mamba_period)
+        if _is_mamba(config, i, depth, period)
         else "full"
         if window is None or i in full_attention_indices
         else "sliding"

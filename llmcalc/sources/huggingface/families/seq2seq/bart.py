@@ -206,12 +206,8 @@ def bart_block(config: Config, stack_side: Side, placement: str, bias: bool = Tr
     return {**block_fields, "cross_attention": attention} if stack_side == "decoder" else block_fields
 
 
-def learned_positions(config: Config, position_offset: int = 0) -> Table:
-    return {
-        "type": "learned",
-        "max_position_embeddings": config.size("max_position_embeddings"),
-        "offset": position_offset,
-    }
+def learned_positions(config: Config, offset: int = 0) -> Table:
+    return {"type": "learned", "max_position_embeddings": config.size("max_position_embeddings"), "offset": offset}
 
 
 ALIASES = {

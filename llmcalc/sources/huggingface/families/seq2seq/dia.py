@@ -17,15 +17,15 @@ def _read_dia(config: Config) -> Table:
         config.section("encoder_config", ENCODER),
         config.section("decoder_config", DECODER),
     )
-    hidden_size, channels = encoder_config.size("hidden_size"), decoder_config.size("num_channels")
+    hidden, channels = encoder_config.size("hidden_size"), decoder_config.size("num_channels")
     channel_delays = config.sizes("delay_pattern")
     if len(channel_delays) != channels:
         raise config.error("delay_pattern", channel_delays, f"{channels} numbers, one for each channel (num_channels)")
     encoder, decoder = _stack(encoder_config), _stack(decoder_config)
     cross_width = decoder_config.size("cross_hidden_size")
-    if cross_width != hidden_size:
+    if cross_width != hidden:
         raise decoder_config.error(
-            "cross_hidden_size", cross_width, f"{hidden_size}, the width of the encoder (hidden_size)"
+            "cross_hidden_size", cross_width, f"{hidden}, the width of the encoder (hidden_size)"
         )
     decoder["block"]["cross_attention"] = {
         "num_attention_heads": decoder_config.size("cross_num_attention_heads"),
@@ -37,7 +37,7 @@ def _read_dia(config: Config) -> Table:
         "hidden_size": decoder_config.size("hidden_size"),
         "tie_word_embeddings": False,
         "max_position_embeddings": decoder_config.size("max_position_embeddings"),
-        "encoder": {**encoder, "vocab_size": encoder_config.size("vocab_size"), "hidden_size": hidden_size},
+        "encoder": {**encoder, "vocab_size": encoder_config.size("vocab_size"), "hidden_size": hidden},
         "decoder": decoder,
         "head": head_table(config),
     }

@@ -79,30 +79,25 @@ def _speech_model(config: Config, decoder_config: Config, encoder: Table, decode
     }
 
 
-def _decoder(decoder_config: Config, position: Table) -> Table:
-    hidden_size, heads = decoder_config.size("hidden_size"), decoder_config.size("num_attention_heads")
-    kv_heads, head_dim = (
-        decoder_config.optional_size("num_key_value_heads") or heads,
-        decoder_config.optional_size("head_dim"),
-    )
+def _decoder(section: Config, position: Table) -> Table:
+    hidden, heads = section.size("hidden_size"), section.size("num_attention_heads")
+    kv_heads, head_dim = section.optional_size("num_key_value_heads") or heads, section.optional_size("head_dim")
     if heads % kv_heads:
-        raise decoder_config.error("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
+        raise section.error("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
     mixer: Table = {
         "num_attention_heads": heads,
-        "head_dim": decoder_config.quotient("num_attention_heads", hidden_size, heads)
-        if head_dim is None
-        else head_dim,
+        "head_dim": section.quotient("num_attention_heads", hidden, heads) if head_dim is None else head_dim,
         **({} if kv_heads == heads else {"num_key_value_heads": kv_heads}),
-        **biases(decoder_config.flag("attention_bias"), *QKVO),
+        **biases(section.flag("attention_bias"), *QKVO),
     }
     norm = layernorm()
     block = layer_table(
         mixer,
-        mlp(decoder_config.size("intermediate_size"), decoder_config.choice(ACTIVATIONS, "hidden_act")),
+        mlp(section.size("intermediate_size"), section.choice(ACTIVATIONS, "hidden_act")),
         norm,
         cross_attention=mixer,
     )
-    depth = decoder_config.size("num_hidden_layers")
+    depth = section.size("num_hidden_layers")
     return {
         "num_hidden_layers": depth,
         "block": block,
@@ -120,30 +115,24 @@ def _conformer_encoder(config: Config, section_defaults: Table) -> Table:
     return encoder
 
 
-def parakeet_encoder(encoder_config: Config) -> Table:
+def parakeet_encoder(section: Config) -> Table:
     """Returns the FastConformer that a section describes."""
-    hidden_size, heads, norm = (
-        encoder_config.size("hidden_size"),
-        encoder_config.size("num_attention_heads"),
-        layernorm(),
-    )
-    has_bias, head_dim = encoder_config.flag("attention_bias"), encoder_config.optional_size("head_dim")
-    kernel_size, activation = encoder_config.size("conv_kernel_size"), encoder_config.choice(ACTIVATIONS, "hidden_act")
+    hidden, heads, norm = section.size("hidden_size"), section.size("num_attention_heads"), layernorm()
+    has_bias, head_dim = section.flag("attention_bias"), section.optional_size("head_dim")
+    kernel_size, activation = section.size("conv_kernel_size"), section.choice(ACTIVATIONS, "hidden_act")
     if kernel_size % 2 == 0:
-        raise encoder_config.error("conv_kernel_size", kernel_size, "an odd number")
+        raise section.error("conv_kernel_size", kernel_size, "an odd number")
     attention = {
         "type": "relative",
         "num_attention_heads": heads,
-        "head_dim": encoder_config.quotient("num_attention_heads", hidden_size, heads)
-        if head_dim is None
-        else head_dim,
+        "head_dim": section.quotient("num_attention_heads", hidden, heads) if head_dim is None else head_dim,
         "bias": has_bias,
         "segments": False,
     }
     convolution = {
         "kernel_size": kernel_size,
         "hidden_act": activation,
-        "bias": encoder_config.flag("convolution_bias"),
+        "bias": section.flag("convolution_bias"),
         "convolved": True,
         "batch_norm": True,
         "centred": True,
@@ -151,14 +140,14 @@ def parakeet_encoder(encoder_config: Config) -> Table:
     block = {
         "type": "conformer",
         "attention": attention,
-        "feed_forward": mlp(encoder_config.size("intermediate_size"), activation, has_bias),
+        "feed_forward": mlp(section.size("intermediate_size"), activation, has_bias),
         "convolution": convolution,
         "norm": norm,
     }
     return {
-        "num_hidden_layers": encoder_config.size("num_hidden_layers"),
-        "hidden_size": hidden_size,
-        "stem": {"type": "spectrum", "subsampling": _subsampling(encoder_config)},
+        "num_hidden_layers": section.size("num_hidden_layers"),
+        "hidden_size": hidden,
+        "stem": {"type": "spectrum", "subsampling": _subsampling(section)},
         "block": block,
     }
 

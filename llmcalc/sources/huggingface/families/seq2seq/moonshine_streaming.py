@@ -70,7 +70,7 @@ def _streaming_encoder(config: Config, decoder_width: int) -> Table:
     """Returns the encoder, with learned output positions for a decoder of that width."""
     encoder_fields = {} if config.get("encoder_config") is None else config.table("encoder_config")
     encoder_config = Config(encoder_fields, ENCODER, "moonshine_streaming_encoder", location="encoder_config.")
-    hidden_size, heads = encoder_config.size("hidden_size"), encoder_config.size("num_attention_heads")
+    hidden, heads = encoder_config.size("hidden_size"), encoder_config.size("num_attention_heads")
     kv_heads, head_dim = encoder_config.size("num_key_value_heads"), encoder_config.optional_size("head_dim")
     if heads % kv_heads:
         raise encoder_config.error("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
@@ -79,9 +79,7 @@ def _streaming_encoder(config: Config, decoder_width: int) -> Table:
         raise encoder_config.error("frame_ms", encoder_config.get("frame_ms"), "a frame of at least one sample")
     mixer: Table = {
         "num_attention_heads": heads,
-        "head_dim": encoder_config.quotient("num_attention_heads", hidden_size, heads)
-        if head_dim is None
-        else head_dim,
+        "head_dim": encoder_config.quotient("num_attention_heads", hidden, heads) if head_dim is None else head_dim,
         **({} if kv_heads == heads else {"num_key_value_heads": kv_heads}),
         **biases(encoder_config.flag("attention_bias"), *QKVO),
     }
@@ -97,8 +95,8 @@ def _streaming_encoder(config: Config, decoder_width: int) -> Table:
         "final_norm": norm,
         "output_positions": {"type": "learned", "max_position_embeddings": config.size("max_position_embeddings")},
     }
-    if hidden_size != decoder_width:
-        encoder |= {"hidden_size": hidden_size, "output_size": decoder_width, "output_bias": False}
+    if hidden != decoder_width:
+        encoder |= {"hidden_size": hidden, "output_size": decoder_width, "output_bias": False}
     encoder_config.finish(frozenset({"max_position_embeddings"}), config)
     return encoder
 

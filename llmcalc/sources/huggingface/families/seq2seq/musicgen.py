@@ -65,7 +65,8 @@ def _read_melody_decoder(config: Config) -> Table:
         additional_vocab_size=codebook_count,
     )
     config.notes.append(
-        f"num_codebooks: vocab_size is that of {codebook_count} codebooks; the embeddings of {codebook_count} tokens at each "
+        f"num_codebooks: vocab_size is that of {codebook_count} codebooks; the embeddings of {codebook_count} tokens "
+        "at each "
         "position are not counted in memory before their sum"
     )
     return model_fields
