@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import units
 from ..reports.palette import BOUNDS, FAINT, INK
-from ..reports.seconds import BOUND_NAMES, FACTORS, PART_NAMES, duration, range_of, unit_of
+from ..reports.seconds import BOUND_NAMES, FACTORS, PART_NAMES, duration_text, range_ends_text, unit_of
 from ..studies.run_time import Node, TimedRun
 from .figure import draw_heading, in_style, is_narrow, new_figure
 from .labels import escape_label
@@ -88,7 +88,7 @@ def draw_parts(ax: Axes, timed_run: TimedRun, time_parts: list[tuple[str, float]
         bar_start += seconds
     low_end, high_end = float(timed_run.range.low) / seconds_per_unit, float(timed_run.range.high) / seconds_per_unit
     ax.plot([low_end, high_end], [0, 0], color=INK, linewidth=1.4, marker="|", markersize=9)
-    ax.text(high_end, 0, f"  {range_of(timed_run.range, ' to ')} {time_unit}", va="center", color=INK)
+    ax.text(high_end, 0, f"  {range_ends_text(timed_run.range, ' to ')} {time_unit}", va="center", color=INK)
     bar_start = 0.0
     for row_index, (_, seconds) in enumerate(time_parts, 1):
         ax.barh(row_index, seconds / seconds_per_unit, left=bar_start / seconds_per_unit, color=FAINT, height=HEIGHT)
@@ -115,7 +115,7 @@ def draw_nodes(ax: Axes, timed_run: TimedRun, node_bars: list[tuple[str, Node]])
 
 def _share_text(seconds: float, timed_run: TimedRun) -> str:
     """Writes a time and its percentage of the run's time: `4.1 ms, 25 %`."""
-    return f"{duration(seconds, digit_count=3)}, {units.percent(seconds / timed_run.seconds, 0)}"
+    return f"{duration_text(seconds, digit_count=3)}, {units.percent(seconds / timed_run.seconds, 0)}"
 
 
 def _draw_legend(ax: Axes, timed_run: TimedRun) -> None:

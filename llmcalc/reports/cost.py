@@ -12,7 +12,7 @@ from ..studies.plan import LayoutPlan
 from ..timing.spread import Amount
 from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell
 from .notes import float16_notes, plural, several
-from .seconds import class_text, duration, range_unit
+from .seconds import class_text, duration_text, range_unit
 from .serve import layout_text
 from .share import candidate_cell
 from .summary import model_data
@@ -95,7 +95,8 @@ def _times_in_unit(run_cost: RunCost) -> tuple[str, str, str, str]:
     seconds = run_cost.cost.seconds
     time_unit = range_unit(seconds.low, seconds.high)
     low_time, high_time, likely_time = (
-        duration(range_end, time_unit, digit_count).removesuffix(f" {time_unit}") for range_end in _range_ends(seconds)
+        duration_text(range_end, time_unit, digit_count).removesuffix(f" {time_unit}")
+        for range_end in _range_ends(seconds)
     )
     return low_time, high_time, likely_time, time_unit
 
@@ -114,7 +115,7 @@ def _aside_text(hardware: Hardware, run_cost: RunCost) -> str:
         return f"{layout_text(run_cost.server)} on {devices_text}, {requests_text} at any time"
     assert run_cost.step is not None
     assert run_cost.steps is not None
-    step_text = duration(run_cost.step.estimate, digit_count=3)
+    step_text = duration_text(run_cost.step.estimate, digit_count=3)
     step_origin = "measured" if run_cost.is_measured else "likely"
     layout = "" if run_cost.plan is None else f", {_planned_layout(run_cost.plan)}"
     return (

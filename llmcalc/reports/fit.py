@@ -17,7 +17,7 @@ from ..studies.fit_options import MOST_COMPUTERS, MOST_DEVICES, HardwareOption
 from ..studies.fit_serving import ServingFitting
 from ..studies.run_time import TimedRun
 from .document import Column, Report, Row, Table, without_repetitions
-from .memory import verdict_notes, verdict_of
+from .memory import fit_verdict_text, verdict_notes
 from .memory_data import device_data, execution_data, workload_data
 from .memory_notes import concatenation_note, run_text, settings_text
 from .notes import plural, several, too_long_notes, warnings_of_notes
@@ -71,7 +71,7 @@ def options_report(preset: Preset, memory: Memory, hardware_options: Sequence[Ha
                 "" if option.layout is None else layout_cell(option.layout),
                 option.fit.needed,
                 option.fit.share,
-                verdict_of(option.fit),
+                fit_verdict_text(option.fit),
             ]
         )
         for option in hardware_options
@@ -269,7 +269,7 @@ def serving_report(preset: Preset, serving_answer: ServingFitting) -> Report:
                 replica.fit.needed,
                 replica.fit.share,
                 *(decoding_cells(replica.decoding) if has_times else ()),
-                verdict_of(replica.fit),
+                fit_verdict_text(replica.fit),
             ]
         )
         for replica in serving_answer.tried_replicas
@@ -356,7 +356,7 @@ class _Screen(NamedTuple):
         tables += self.more
         if run_changes:
             table_rows = [
-                Row([run_change.option, run_change.fit.needed, run_change.fit.share, verdict_of(run_change.fit)])
+                Row([run_change.option, run_change.fit.needed, run_change.fit.share, fit_verdict_text(run_change.fit)])
                 for run_change in run_changes
             ]
             tables.append(

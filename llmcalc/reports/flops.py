@@ -25,7 +25,7 @@ from .bars import Bar
 from .document import Column, Report, Row, Table, without_repetitions
 from .draft import with_draft
 from .inputs import with_inputs
-from .nodes import Figures, figures_of_node, tree_data
+from .nodes import Figures, node_figures_data, tree_data
 from .notes import (
     CAUSAL_PAIRS,
     CHOSEN_KEYS,
@@ -325,7 +325,7 @@ def _recompute_note(recompute: Recompute) -> str:
 
 def _figures_function(include: frozenset[str]) -> Figures:
     """Returns a function that gives a node's FLOPs for the JSON tree, without recomputation."""
-    return lambda node_position: figures_of_node("flops", node_position, step_of, include)
+    return lambda node_position: node_figures_data("flops", node_position, step_of, include)
 
 
 @frozen(repr=False)

@@ -136,7 +136,8 @@ def estimated_parts(device: DeviceMemory, *, of_runtime: bool = True) -> list[tu
 def accelerators_table(accelerator_fits: Sequence[Fit], title: str) -> Table:
     """Returns a table that says whether a run fits on each accelerator."""
     table_rows = [
-        Row([fit.hardware.name, fit.capacity, fit.share, fit.left_bytes, verdict_of(fit)]) for fit in accelerator_fits
+        Row([fit.hardware.name, fit.capacity, fit.share, fit.left_bytes, fit_verdict_text(fit)])
+        for fit in accelerator_fits
     ]
     notes = verdict_notes(accelerator_fits)
     if any(fit.left_bytes < 0 for fit in accelerator_fits):
@@ -167,7 +168,7 @@ def verdict_notes(accelerator_fits: Sequence[Fit]) -> list[str]:
     return notes
 
 
-def verdict_of(accelerator_fit: Fit) -> str:
+def fit_verdict_text(accelerator_fit: Fit) -> str:
     """Writes `fits`, `tight` or `no`, with `*` if the nominal memory is compared, as the usable one is unknown."""
     return f"{accelerator_fit.verdict}*" if accelerator_fit.nominal else accelerator_fit.verdict
 
@@ -231,7 +232,7 @@ def phase_parts(device: DeviceMemory, device_use: MemoryUse | None = None) -> tu
         *(Column(f"{phase}_bytes", phase, units.GIB.write) for phase in phases),
     ]
 
-    def cells_at_peaks(byte_count: int) -> list[int | None]:
+    def peak_cells(byte_count: int) -> list[int | None]:
         return [byte_count if phase == device.peak_at.phase else None for phase in phases]
 
     table_rows: list[Row] = []
@@ -249,9 +250,9 @@ def phase_parts(device: DeviceMemory, device_use: MemoryUse | None = None) -> tu
     table_rows.append(
         Row(["peak", *(sum(bytes_by_kind.values()) for bytes_by_kind in phases.values())], strong=True, is_sum=True)
     )
-    table_rows += [Row([kind_name, *cells_at_peaks(byte_count)]) for kind_name, byte_count in estimated_parts(device)]
-    table_rows.append(Row(["required", *cells_at_peaks(device.device_bytes)], strong=True, is_sum=True))
-    return columns, [*table_rows, *([Row(["on the host", *cells_at_peaks(device.host_bytes)])] if device.host else [])]
+    table_rows += [Row([kind_name, *peak_cells(byte_count)]) for kind_name, byte_count in estimated_parts(device)]
+    table_rows.append(Row(["required", *peak_cells(device.device_bytes)], strong=True, is_sum=True))
+    return columns, [*table_rows, *([Row(["on the host", *peak_cells(device.host_bytes)])] if device.host else [])]
 
 
 def _kind_text(memory_use: MemoryUse, memory_kind: str) -> str:

@@ -28,7 +28,7 @@ def tree_data(node_position: Place, figures_function: Figures) -> dict[str, Any]
     return node_data
 
 
-def figures_of_node(
+def node_figures_data(
     quantity: str, node_position: Place, cost_function: Cost, include: frozenset[str] = frozenset()
 ) -> dict[str, Any]:
     """Returns a node's count per parent copy, per repeat, and in the whole model.

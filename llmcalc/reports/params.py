@@ -16,7 +16,7 @@ from . import bars, palette
 from .answer import CountedAnswer
 from .bars import Bar
 from .document import Column, Report, Row, Table, without_repetitions
-from .nodes import Figures, figures_of_node, tree_data
+from .nodes import Figures, node_figures_data, tree_data
 from .notes import identity_experts_note, relative_error_text
 from .share import copies_text, share_data, share_notes, with_rank
 from .summary import headline, model_data
@@ -263,7 +263,7 @@ def _figures_function(include: frozenset[str]) -> Figures:
     """Returns a function of a node's total and, if fewer, active parameters for the JSON tree."""
 
     def figures(node_position: Place) -> dict[str, Any]:
-        node_data = figures_of_node("params", node_position, total_of, include)
+        node_data = node_figures_data("params", node_position, total_of, include)
         active_params = node_position.total(active_of, include)
         return node_data if active_params == node_data["params"] else node_data | {"active": active_params}
 

@@ -16,7 +16,7 @@ from ..timing.spread import TIE, Range
 from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell, without_repetitions
 from .memory_notes import run_text
 from .notes import plural, too_long_notes, warnings_of_notes
-from .seconds import class_text, duration, range_of, range_text
+from .seconds import class_text, duration_text, range_ends_text, range_text
 from .share import candidate_cell
 from .summary import model_data
 
@@ -67,7 +67,7 @@ def report(
         [
             *warnings,
             other_way_text,
-            *([] if layout_position is None else [_place_text(layout_position)]),
+            *([] if layout_position is None else [_order_position_text(layout_position)]),
             f"assumed: {layout_plan.assumed_batch}, {layout_plan.step_tokens:,} tokens a step"
             if layout_plan.assumed_batch
             else "",
@@ -115,7 +115,7 @@ def _place_in_order(layout_plan: LayoutPlan, requested_sizes: Mapping[str, int])
     }
 
 
-def _place_text(layout_position: dict[str, Any]) -> str:
+def _order_position_text(layout_position: dict[str, Any]) -> str:
     layout = " ".join(f"{degree_name}{degree}" for degree_name, degree in layout_position["layout"].items())
     if layout_position["place"] is None:
         return f"{layout}: is not among the {layout_position['of']:,} layouts whose tensors may fit"
@@ -154,8 +154,8 @@ def _layout_row(layout_plan: LayoutPlan, candidate: Candidate, is_tie: bool = Fa
     if seconds_range is None:
         return Row([*row_cells, None, None, "", candidate.device_bytes, candidate.headroom])
     seconds_cell, seconds = (
-        DisplayedValue(candidate.seconds, duration(candidate.seconds or 0.0, digit_count=3)),
-        range_of(seconds_range),
+        DisplayedValue(candidate.seconds, duration_text(candidate.seconds or 0.0, digit_count=3)),
+        range_ends_text(seconds_range),
     )
     return Row([*row_cells, seconds_cell, seconds, "=" if is_tie else "", candidate.device_bytes, candidate.headroom])
 

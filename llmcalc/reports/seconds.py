@@ -56,7 +56,7 @@ FEW_NODES = 4
 """Nodes of a screen without `--by-node`."""
 
 
-def duration(seconds: float, time_unit: str = "", digit_count: int = 2) -> str:
+def duration_text(seconds: float, time_unit: str = "", digit_count: int = 2) -> str:
     """Writes seconds with two significant digits: `6.8 s`, `35 ms`, `12 min`. time_unit: default the largest."""
     time_unit = time_unit or unit_of(seconds)
     value_in_unit = seconds / FACTORS[time_unit]
@@ -89,15 +89,15 @@ def _exponent_of(number: float) -> int:
 def range_text(seconds_range: Range) -> str:
     """Writes the range of an estimate: `5.8 to 8.7 s, likely 6.8`."""
     time_unit = range_unit(float(seconds_range.low), float(seconds_range.estimate))
-    likely_text = duration(float(seconds_range.estimate), time_unit).removesuffix(f" {time_unit}")
-    return f"{range_of(seconds_range, ' to ')} {time_unit}, likely {likely_text}"
+    likely_text = duration_text(float(seconds_range.estimate), time_unit).removesuffix(f" {time_unit}")
+    return f"{range_ends_text(seconds_range, ' to ')} {time_unit}, likely {likely_text}"
 
 
-def range_of(seconds_range: Range, separator: str = "-") -> str:
+def range_ends_text(seconds_range: Range, separator: str = "-") -> str:
     """Writes the ends of a range, in the unit of the likely value (`range_unit`): `5.8-8.7`."""
     time_unit = range_unit(float(seconds_range.low), float(seconds_range.estimate))
     low_text, high_text = (
-        duration(float(range_end), time_unit).removesuffix(f" {time_unit}")
+        duration_text(float(range_end), time_unit).removesuffix(f" {time_unit}")
         for range_end in (seconds_range.low, seconds_range.high)
     )
     return f"{low_text}{separator}{high_text}"
@@ -105,7 +105,7 @@ def range_of(seconds_range: Range, separator: str = "-") -> str:
 
 def tpot_text(timed_run: TimedRun) -> str:
     """Writes the range of the seconds per token: `8.1-12 ms`."""
-    return f"{range_of(timed_run.range)} {range_unit(float(timed_run.range.low), timed_run.seconds)}"
+    return f"{range_ends_text(timed_run.range)} {range_unit(float(timed_run.range.low), timed_run.seconds)}"
 
 
 def decoding_data(timed_run: TimedRun | None) -> dict[str, Any]:
@@ -240,7 +240,7 @@ def _part_rows(timed_run: TimedRun) -> list[Row]:
             time_unit = run_unit if seconds >= FACTORS[run_unit] / 10 else unit_of(seconds)
             bound_cells = [
                 PART_NAMES[part_name],
-                DisplayedValue(seconds, duration(seconds, time_unit, 3)),
+                DisplayedValue(seconds, duration_text(seconds, time_unit, 3)),
                 seconds / timed_run.seconds,
             ]
         bound_cells += [None, None] if bound is None else [BOUND_NAMES[bound[0]], bound[1] / timed_run.seconds]
@@ -249,7 +249,7 @@ def _part_rows(timed_run: TimedRun) -> list[Row]:
 
 
 def _node_row(node: Node, total_seconds: float) -> Row:
-    seconds = DisplayedValue(node.seconds, duration(node.seconds, digit_count=3))
+    seconds = DisplayedValue(node.seconds, duration_text(node.seconds, digit_count=3))
     return Row([node.path, node.kind, seconds, node.seconds / total_seconds, BOUND_NAMES[node.bound], node.reached])
 
 
@@ -259,7 +259,7 @@ def _measured_notes(timed_run: TimedRun, measured_run: tuple[float, list[str]] |
     seconds, lines = measured_run
     is_in_range = timed_run.range.low <= seconds <= timed_run.range.high
     relation_text = "inside" if is_in_range else "outside"
-    return [f"measured {duration(seconds, digit_count=3)}: {relation_text} the range; {'; '.join(lines)}"]
+    return [f"measured {duration_text(seconds, digit_count=3)}: {relation_text} the range; {'; '.join(lines)}"]
 
 
 def _time_notes(timed_run: TimedRun) -> list[str]:
@@ -273,7 +273,7 @@ def _time_notes(timed_run: TimedRun) -> list[str]:
             f"full pairs; HFU {units.percent(timed_run.hardware_utilization, 0)}"
         )
     rule_texts = [
-        f"{rule_name} at 45 % MFU: {duration(rule_seconds)}"
+        f"{rule_name} at 45 % MFU: {duration_text(rule_seconds)}"
         for rule_name, rule_seconds in timed_run.rules.items()
         if rule_seconds is not None
     ]

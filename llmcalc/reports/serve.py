@@ -15,7 +15,7 @@ from ..timing.speculation import Speculation
 from ..timing.spread import TIE, Amount, Range, rounded
 from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell
 from .notes import plural, several, too_long_notes, warnings_of_notes
-from .seconds import class_text, duration, exchange_notes, range_unit
+from .seconds import class_text, duration_text, exchange_notes, range_unit
 from .summary import model_data
 
 NOT_COUNTED = (
@@ -130,7 +130,7 @@ def load_text(serve_study: ServeStudy) -> str:
     """Writes the load of a study: `64 users of 8,192 + 1,024 tokens`."""
     latency_limits, requests = serve_study.limits, serve_study.requests
     if serve_study.trace is not None:
-        user_count = f"{plural(len(serve_study.trace.requests), 'request')} in {duration(serve_study.trace.span)}"
+        user_count = f"{plural(len(serve_study.trace.requests), 'request')} in {duration_text(serve_study.trace.span)}"
         return f"{user_count}, {requests.input:,} + {requests.output:,} tokens on average"
     load_words = "requests" if latency_limits.rate is None else f"{latency_limits.rate:g} requests/s"
     load_words = load_words if latency_limits.concurrency is None else plural(latency_limits.concurrency, "user")
@@ -159,8 +159,8 @@ def _answer_text(serve_study: ServeStudy, servers: Servers) -> str:
 def _aside_text(serve_study: ServeStudy) -> str:
     latency_limits = serve_study.limits
     ttft_text = "TTFT of nine of ten" if serve_study.trace is not None else "likely TTFT of a burst"
-    limit_texts = [f"{ttft_text} ≤ {duration(latency_limits.ttft)}"] if latency_limits.ttft is not None else []
-    limit_texts += [f"likely TPOT ≤ {duration(latency_limits.tpot)}"] if latency_limits.tpot is not None else []
+    limit_texts = [f"{ttft_text} ≤ {duration_text(latency_limits.ttft)}"] if latency_limits.ttft is not None else []
+    limit_texts += [f"likely TPOT ≤ {duration_text(latency_limits.tpot)}"] if latency_limits.tpot is not None else []
     cached_tokens = serve_study.requests.cached
     return ", ".join(
         [
@@ -254,7 +254,7 @@ def _range_cell(seconds: Range | Amount) -> str:
     low_seconds, high_seconds = float(seconds.low), float(seconds.high)
     time_unit = range_unit(low_seconds, high_seconds)
     range_ends = (
-        duration(range_end, time_unit).removesuffix(f" {time_unit}") for range_end in (low_seconds, high_seconds)
+        duration_text(range_end, time_unit).removesuffix(f" {time_unit}") for range_end in (low_seconds, high_seconds)
     )
     return f"{'-'.join(range_ends)} {time_unit}"
 
@@ -262,7 +262,10 @@ def _range_cell(seconds: Range | Amount) -> str:
 def _curve_cells(server_point: LoadPoint, serve_study: ServeStudy) -> list[Any]:
     concurrency, ttft, tpot, *rate_cells = _point_cells(server_point, serve_study)
     likely_tpot, end_to_end = float(server_point.tpot.estimate), server_point.load.end_to_end
-    seconds = [DisplayedValue(likely_tpot, duration(likely_tpot)), DisplayedValue(end_to_end, duration(end_to_end))]
+    seconds = [
+        DisplayedValue(likely_tpot, duration_text(likely_tpot)),
+        DisplayedValue(end_to_end, duration_text(end_to_end)),
+    ]
     return [concurrency, ttft, tpot, *seconds, *rate_cells]
 
 
@@ -290,14 +293,14 @@ def _serve_notes(serve_study: ServeStudy, servers: Servers) -> list[str]:
             f"a replica holds {plural(sequence_count, 'request')} ({server.kv_tokens:,} tokens of cache) by the "
             f"rule of {serve_study.engine.title}"
         )
-        notes.append(f"likely {duration(float(chosen_server.point.tpot.estimate))} a token")
+        notes.append(f"likely {duration_text(float(chosen_server.point.tpot.estimate))} a token")
         if not servers.traces and serve_study.limits.are_at_risk(chosen_server.point.ttft):
             notes.insert(
                 0,
                 f"{AT_RISK}: where all requests arrive at once the first token likely comes within "
-                f"{duration(chosen_server.point.load.ttft_of_burst)}, and its range ends at "
-                f"{duration(float(chosen_server.point.ttft.high))}; of measured servers of which this was said nine "
-                "of ten kept the limit",
+                f"{duration_text(chosen_server.point.load.ttft_of_burst)}, and its range ends at "
+                f"{duration_text(float(chosen_server.point.ttft.high))}; of measured servers of which this was said "
+                "nine of ten kept the limit",
             )
         command_text = _start_command(serve_study, server)
         notes += [] if command_text is None else [f"each replica starts with: {command_text}"]
@@ -340,8 +343,8 @@ def _group_text(group: Disaggregated) -> str:
     """Writes the replicas of a group, and the time to send a prompt's cache between replicas."""
     return (
         f"(P+D): {plural(group.prefill, 'replica')} for prompts, {group.decode} that decode; a prompt's cache is sent "
-        f"in {duration(group.transfer_seconds)} ({units.memory(round(group.sent_bytes))} a device); this was never "
-        "measured"
+        f"in {duration_text(group.transfer_seconds)} ({units.memory(round(group.sent_bytes))} a device); this was "
+        "never measured"
     )
 
 

@@ -9,7 +9,7 @@ from .. import units
 from ..sources.preset import Preset
 from ..studies.time_formulas import SYMBOLS, TimeFormula
 from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell, without_repetitions
-from .seconds import duration
+from .seconds import duration_text
 from .summary import headline, model_data
 
 COLUMNS = (
@@ -37,7 +37,7 @@ def report(preset: Preset, formulas: Sequence[TimeFormula], inputs: dict[str, An
     notes = without_repetitions(
         [legend, *(f"source: {formula.source}" for formula in formulas if formula.source), "in 16 bits; no messages"]
     )
-    answer_text = f"{duration(total_seconds)} of kernels"
+    answer_text = f"{duration_text(total_seconds)} of kernels"
     table_rows = [_formula_row(formula) for formula in formulas]
     table = Table(preset.display, COLUMNS, table_rows, f"{run_title}; {headline(preset.model)}", notes, answer_text)
     return Report(document, [table]).for_target(preset.target)
@@ -64,7 +64,7 @@ def _formula_row(formula: TimeFormula) -> Row:
         [
             f"{formula.path}: {kernel_text}",
             formula_text,
-            DisplayedValue(formula.seconds, duration(formula.seconds)),
+            DisplayedValue(formula.seconds, duration_text(formula.seconds)),
             formula.repeat,
         ]
     )

@@ -39,7 +39,7 @@ def _choice_classes(metadata: Iterable[Any]) -> list[type[BaseModel]]:
     ]
 
 
-def described_model(candidates: list[type[BaseModel]], description_table: dict[str, Any]) -> type[BaseModel] | None:
+def model_of_table(candidates: list[type[BaseModel]], description_table: dict[str, Any]) -> type[BaseModel] | None:
     """Returns the union member of a table: by the table's `type`, else the first member."""
     for model in candidates:
         type_field = model.model_fields.get("type")
@@ -71,7 +71,7 @@ def field_paths(
         else:
             inner_tables = {"": field_value}
         for key, inner_table in inner_tables.items():
-            inner_model = described_model(field_members(field), inner_table)
+            inner_model = model_of_table(field_members(field), inner_table)
             if inner_model is not None:
                 paths_of_fields += field_paths(inner_table, inner_model, (*path, key) if key else path)
     return paths_of_fields

@@ -132,13 +132,13 @@ def parse_json(text: str, location: str) -> Any:
 
 def require_shallow(parsed_value: Any, location: str) -> None:
     """Raises `InputError` for a value nested deeper than `DEEPEST`."""
-    if not any(not values_at_depth for values_at_depth in islice(_levels(parsed_value), DEEPEST + 1)):
+    if not any(not values_at_depth for values_at_depth in islice(_values_by_depth(parsed_value), DEEPEST + 1)):
         raise InputError(_too_deep_error(location))
 
 
 def require_finite(parsed_value: Any, location: str) -> None:
     """Raises `InputError` for Infinity and NaN, which Python's reader of JSON accepts."""
-    for values_at_depth in takewhile(bool, _levels(parsed_value)):
+    for values_at_depth in takewhile(bool, _values_by_depth(parsed_value)):
         non_finite_number = next(
             (value for value in values_at_depth if isinstance(value, float) and not isfinite(value)), None
         )
@@ -146,7 +146,7 @@ def require_finite(parsed_value: Any, location: str) -> None:
             raise InputError(f"{location}: {non_finite_number} is no number of JSON; expected finite numbers")
 
 
-def _levels(parsed_value: Any) -> Iterator[list[Any]]:
+def _values_by_depth(parsed_value: Any) -> Iterator[list[Any]]:
     """Yields the values at each depth of nested tables and lists, the whole value first."""
     values_at_depth = [parsed_value]
     while True:

@@ -80,7 +80,7 @@ class GitAnswer:
     message: str
 
 
-def text_at(ref: str, path: Path) -> str | None:
+def text_at_commit(ref: str, path: Path) -> str | None:
     """Returns the text of a file at a commit, a branch or a tag; None if it did not exist.
 
     `git` runs in the innermost folder above the file that holds a repository.
@@ -96,7 +96,7 @@ def text_at(ref: str, path: Path) -> str | None:
         raise InputError(
             f"--git {ref}: {path.parent} is in no git repository; expected a file below a folder that holds a .git"
         )
-    _require_its_own_repository(ref, root)
+    _require_root_repository(ref, root)
     commit = _run_git(root, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
     if commit.exit_status:
         raise InputError(f"--git {ref}: there is no such commit, branch or tag here (git fetch gets those of a remote)")
@@ -137,7 +137,7 @@ def repository_root(file: Path) -> Path | None:
     return None
 
 
-def _require_its_own_repository(ref: str, root: Path) -> None:
+def _require_root_repository(ref: str, root: Path) -> None:
     """Raises `InputError` unless git finds the repository in `root` itself and not in another folder.
 
     With a damaged `.git`, git would use the folder as a bare repository, or search the folders above.

@@ -88,8 +88,8 @@ def find_hardware(hardware_argument: str) -> Hardware:
     """
     if Path(hardware_argument).suffix.lower() == ".toml":
         return read_hardware(hardware_argument)
-    memory_size_accelerator = memory_only(hardware_argument)
-    return memory_size_accelerator if memory_size_accelerator is not None else _read_by_name(hardware_argument)
+    memory_size_accelerator = memory_only_hardware(hardware_argument)
+    return memory_size_accelerator if memory_size_accelerator is not None else _hardware_by_name(hardware_argument)
 
 
 def read_hardware(file: str) -> Hardware:
@@ -103,7 +103,9 @@ def read_hardware(file: str) -> Hardware:
     hardware_description = parse_toml(read_text(path), file)
     if isinstance(hardware_description.get("like"), str):
         try:
-            hardware_description = _override_preset(_read_by_name(hardware_description["like"]), hardware_description)
+            hardware_description = _override_preset(
+                _hardware_by_name(hardware_description["like"]), hardware_description
+            )
         except InputError as error:
             raise InputError(f"{file}: like: {error}") from error
     return validate(Hardware, {"title": path.stem, **hardware_description, "name": path.name}, file)
@@ -123,7 +125,7 @@ def _override_preset(preset: Hardware, hardware_description: dict[str, Any]) -> 
     return {**base_description, "like": preset.name}
 
 
-def memory_only(hardware_argument: str) -> Hardware | None:
+def memory_only_hardware(hardware_argument: str) -> Hardware | None:
     """Returns an accelerator from a memory size alone, such as `24GiB` or `80gb`; None for other arguments.
 
     GiB are 2^30 bytes and GB 10^9. The whole size counts as usable. Raises `InputError` for a size that is not a whole
@@ -154,8 +156,8 @@ def memory_only(hardware_argument: str) -> Hardware | None:
     )
 
 
-def _read_by_name(argument: str) -> Hardware:
-    hardware = _preset_with_spelling(argument) or _by_configuration(argument)
+def _hardware_by_name(argument: str) -> Hardware:
+    hardware = _preset_with_spelling(argument) or _hardware_of_memory_size(argument)
     if hardware is not None:
         return hardware
     if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", argument):
@@ -168,7 +170,7 @@ def _read_by_name(argument: str) -> Hardware:
     name_by_spelling = {
         spelling: hardware_name
         for hardware_name in hardware_names()
-        for spelling in _spellings(load_hardware(hardware_name))
+        for spelling in _normalized_spellings(load_hardware(hardware_name))
     }
     suggestion = suggest(argument, list(hardware_names())) or suggest(normalized(argument), name_by_spelling)
     raise InputError(
@@ -186,18 +188,18 @@ def _preset_with_spelling(hardware_argument: str) -> Hardware | None:
     names_with_spelling = (
         hardware_name
         for hardware_name in hardware_names()
-        if not normalized_names.isdisjoint(_spellings(load_hardware(hardware_name)))
+        if not normalized_names.isdisjoint(_normalized_spellings(load_hardware(hardware_name)))
     )
     hardware_name = next(names_that_match, None) or next(names_with_spelling, None)
     return None if hardware_name is None else load_hardware(hardware_name)
 
 
-def _spellings(hardware: Hardware) -> set[str]:
+def _normalized_spellings(hardware: Hardware) -> set[str]:
     """Returns name, aliases and title of a preset without case and punctuation."""
     return {normalized(spelling) for spelling in (hardware.name, *hardware.aliases, hardware.title)}
 
 
-def _by_configuration(hardware_argument: str) -> Hardware | None:
+def _hardware_of_memory_size(hardware_argument: str) -> Hardware | None:
     """Returns a chip with the memory size at the end of a name: `m4-max-64gb`; None for other arguments.
 
     Raises `InputError` for a size that the chip is not sold with.
@@ -241,7 +243,7 @@ def with_configuration(hardware: Hardware, configuration: Configuration) -> Hard
     return hardware.model_copy(update=name_fields | dict(configuration))
 
 
-def find_all(accelerator_names: Iterable[str]) -> list[Hardware]:
+def find_accelerators(accelerator_names: Iterable[str]) -> list[Hardware]:
     """Returns the accelerators with these names, without duplicates."""
     accelerators: list[Hardware] = []
     for hardware in map(find_hardware, accelerator_names):

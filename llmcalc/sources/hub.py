@@ -53,7 +53,7 @@ def fetch_config(target: str) -> Path:
         return _with_deadline(lambda deadline: _config_path(repo, revision), CONFIG_SECONDS)
 
 
-def commit_of(target: str) -> str:
+def commit_of_repository(target: str) -> str:
     """Returns the commit of the repository from which `fetch_config` reads.
 
     Raises `InputError` as `fetch_config` does.

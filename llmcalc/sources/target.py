@@ -61,7 +61,7 @@ def _split_overrides(target: str) -> tuple[str, tuple[str, ...]]:
     if hub_id:
         return hub_id, ()
     name_or_path, question_mark, override_text = target.partition("?")
-    if not question_mark or _test_path(Path(target).exists):
+    if not question_mark or _is_path(Path(target).exists):
         return target, ()
     return name_or_path, tuple(filter(None, override_text.split("&")))
 
@@ -73,9 +73,9 @@ def _validate_preset(preset_name: str, location: str, preset_description: dict[s
     except InputError as error:
         if not isinstance(preset_description.get("config"), dict):
             raise
-        from .huggingface.field_origin import fields_behind
+        from .huggingface.field_origin import origin_fields_of
 
-        raise InputError(f"{error}{fields_behind(preset_description['config'], str(error))}") from None
+        raise InputError(f"{error}{origin_fields_of(preset_description['config'], str(error))}") from None
 
 
 def load_text(
@@ -129,7 +129,7 @@ def _read_description(target: str, head: HeadKind | None, allow_unknown: bool) -
         )
     if path.suffix == ".json":
         return _read_config(path, head, allow_unknown)
-    if path.suffix == ".toml" or _test_path(path.is_file):
+    if path.suffix == ".toml" or _is_path(path.is_file):
         if path.suffix in (".yaml", ".yml"):
             raise InputError(
                 f"{target}: YAML files of models are not read; expected the config.json beside litgpt's "
@@ -143,9 +143,9 @@ def _read_description(target: str, head: HeadKind | None, allow_unknown: bool) -
     if preset is not None:
         return preset, preset, read_preset(preset)
     for config_name in ("config.json", "params.json"):
-        if _test_path((path / config_name).is_file):
+        if _is_path((path / config_name).is_file):
             return _read_config(path / config_name, head, allow_unknown)
-    if _test_path(path.is_dir):
+    if _is_path(path.is_dir):
         raise InputError(
             f"{target}: is a folder without a config.json or params.json; expected a preset's name, a .toml or a "
             "config.json"
@@ -204,7 +204,7 @@ def _read_config(path: Path, head: HeadKind | None, allow_unknown: bool) -> tupl
     return name, str(path), preset_description
 
 
-def _test_path(path_test: Callable[[], bool]) -> bool:
+def _is_path(path_test: Callable[[], bool]) -> bool:
     """Returns the result of a path test; False if the text cannot be a path, for example if it is too long."""
     try:
         return path_test()
@@ -242,7 +242,7 @@ def _set_field(model_table: dict[str, Any], override: str) -> dict[str, Any]:
         value_text.strip() if key_path[-1] == "type" else _override_value(value_text.strip())
     )  # here `none` is the name of a type
     require_shallow(field_value, f"--set {path}")
-    return _replace_at(model_table, key_path, field_value)
+    return _with_field_replaced(model_table, key_path, field_value)
 
 
 def _override_value(value_text: str) -> Any:
@@ -302,11 +302,13 @@ def _paths_ending_with(field_path: list[str], candidate_paths: list[list[str]]) 
     return [path for path in candidate_paths if path[-len(field_path) :] == field_path]
 
 
-def _replace_at(model_table: dict[str, Any], key_path: list[str], field_value: Any) -> dict[str, Any]:
+def _with_field_replaced(model_table: dict[str, Any], key_path: list[str], field_value: Any) -> dict[str, Any]:
     new_table = dict(model_table)
     if len(key_path) == 1:
         new_table[key_path[0]] = field_value
     else:
         subtable = new_table.get(key_path[0])
-        new_table[key_path[0]] = _replace_at(subtable if isinstance(subtable, dict) else {}, key_path[1:], field_value)
+        new_table[key_path[0]] = _with_field_replaced(
+            subtable if isinstance(subtable, dict) else {}, key_path[1:], field_value
+        )
     return new_table

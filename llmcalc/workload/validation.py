@@ -25,7 +25,7 @@ def whole(option_name: str, option_value: Any, least: int = 1, most: int = LARGE
     return option_value
 
 
-def maybe_whole(option_name: str, option_value: Any, least: int = 1, most: int = LARGEST) -> int | None:
+def optional_whole(option_name: str, option_value: Any, least: int = 1, most: int = LARGEST) -> int | None:
     """Validates an integer as `whole` does, but accepts None."""
     return None if option_value is None else whole(option_name, option_value, least, most)
 

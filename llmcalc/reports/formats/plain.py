@@ -46,13 +46,19 @@ def write_csv(report: Report, output_stream: IO[str]) -> None:
     column_keys = [column.key for column in tables[0].columns]
     has_targets = column_keys[0] == TARGET
     csv_writer.writerow(
-        [_no_formula(column_key) for column_key in (column_keys if has_targets else [TARGET, *column_keys])]
+        [
+            _escape_spreadsheet_formula(column_key)
+            for column_key in (column_keys if has_targets else [TARGET, *column_keys])
+        ]
     )
     for table in tables:
         if table.name == tables[0].name and [column.key for column in table.columns] == column_keys:
             for row_cells in _rows_with_parents(table):
                 csv_writer.writerow(
-                    [_no_formula(cell) for cell in (row_cells if has_targets else [table.target, *row_cells])]
+                    [
+                        _escape_spreadsheet_formula(cell)
+                        for cell in (row_cells if has_targets else [table.target, *row_cells])
+                    ]
                 )
 
 
@@ -67,7 +73,7 @@ NO_FORMULA = re.compile(
 """Texts that begin like a formula but are not computed by a spreadsheet."""
 
 
-def _no_formula(raw_value: Any) -> Any:
+def _escape_spreadsheet_formula(raw_value: Any) -> Any:
     """Escapes a cell that a spreadsheet would run as a formula (https://owasp.org/www-community/attacks/CSV_Injection)."""
     if isinstance(raw_value, int | float):
         return raw_value
@@ -78,13 +84,13 @@ def _no_formula(raw_value: Any) -> Any:
 def table_records(table: Table, leaves_only: bool = False) -> list[dict[str, Any]]:
     """Returns the rows as dicts of raw values, None for an empty cell. `target` is the first key.
 
-    leaves_only: whether only parts are given, as `leaves_of` does; default false.
+    leaves_only: whether only parts are given, as `leaf_rows_of` does; default false.
     A column that has a fraction in any row has floats in all, so that tables of several models have the same types.
     """
     table = table.without_bars()
     column_keys = [column.key for column in table.columns]
     if leaves_only:
-        table = table._replace(rows=leaves_of(table.rows))
+        table = table._replace(rows=leaf_rows_of(table.rows))
     fractional_columns = {
         i for row in table.rows for i, cell in enumerate(row.cells) if isinstance(_raw_value(cell), float)
     }
@@ -106,7 +112,7 @@ REST = "rest"
 """Name of what the parts of a row leave of it."""
 
 
-def leaves_of(nested_rows: Sequence[Row]) -> list[Row]:
+def leaf_rows_of(nested_rows: Sequence[Row]) -> list[Row]:
     """Returns the rows that are neither sums nor parents, with the parents' names as prefixes.
 
     What the parts of a row leave of its numbers is a row `parent / rest`. So each column of amounts can be summed.
@@ -124,7 +130,7 @@ def leaves_of(nested_rows: Sequence[Row]) -> list[Row]:
         full_name, row_cells = WITHIN.join(row_names), row.cells[1:]
         if part_rows:
             row_cells = [
-                _without_parts(cell, [part_row.cells[column] for part_row in part_rows])
+                _rest_of_parts(cell, [part_row.cells[column] for part_row in part_rows])
                 for column, cell in enumerate(row.cells[1:], 1)
             ]
             cell_numbers = [cell for cell in row_cells if isinstance(cell, int | float)]
@@ -137,7 +143,7 @@ def leaves_of(nested_rows: Sequence[Row]) -> list[Row]:
     return leaf_rows
 
 
-def _without_parts(cell: Any, part_cells: Sequence[Any]) -> Any:
+def _rest_of_parts(cell: Any, part_cells: Sequence[Any]) -> Any:
     """Returns a cell's number minus the sum of the cell's parts. Other values stay unchanged."""
     cell_numbers = [_raw_value(part_cell) for part_cell in part_cells]
     raw_value = _raw_value(cell)

@@ -96,7 +96,7 @@ def parse_header(header_text: bytes, location: str, data_bytes: int | None = Non
         match = _ENTRY.match(header_text, position)
         if match is None or not match[3]:
             if match is not None and not match[2] and header_text[match.end(2) : match.end(2) + 1] not in (b"", b"{"):
-                raise _bad_entry(_tensor_name(match[1], location), location)
+                raise _invalid_entry_error(_tensor_name(match[1], location), location)
             raise InputError(
                 f"{location}: the header is not valid JSON, or not a table of tensors (byte {position:,}); not a "
                 "safetensors checkpoint"
@@ -148,7 +148,7 @@ def _parse_metadata(metadata_bytes: bytes, location: str) -> dict[str, Any]:
         raise InputError(f"{location}: __metadata__: not valid JSON; not a safetensors checkpoint") from None
 
 
-def _bad_entry(tensor_name: str, location: str) -> InputError:
+def _invalid_entry_error(tensor_name: str, location: str) -> InputError:
     return InputError(f"{location}: {tensor_name[:80]}: expected a known dtype, a shape and two data_offsets")
 
 
@@ -167,7 +167,7 @@ def _parse_tensor(
         )
         element_bits = DTYPE_BITS[dtype]
     except (KeyError, TypeError, ValueError, RecursionError):
-        raise _bad_entry(tensor_name, location) from None
+        raise _invalid_entry_error(tensor_name, location) from None
     if (
         any(type(length) is not int or not 0 <= length <= 2**48 for length in (*shape, data_start, data_end))
         or len(shape) > 16

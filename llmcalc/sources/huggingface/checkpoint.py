@@ -26,17 +26,17 @@ def checkpoint_of(config: Mapping[str, Any]) -> Checkpoint:
     ]
     prefixes = (f"{base}." for class_type in base_families for base in library_classes().bases.get(class_type, ()))
     family = family_of(base_families[-1])
-    checkpoint_config = _with_unconverted(config, family.unconverted_modules)
+    checkpoint_config = _with_unconverted_modules(config, family.unconverted_modules)
     return Checkpoint(
         checkpoint_config, family.modules, family.earlier_names, tuple(dict.fromkeys((*WRAPPED, *prefixes)))
     )
 
 
-def _with_unconverted(config: Mapping[str, Any], module_patterns: tuple[str, ...]) -> Mapping[str, Any]:
+def _with_unconverted_modules(config: Mapping[str, Any], module_patterns: tuple[str, ...]) -> Mapping[str, Any]:
     """Returns the config with additional unconverted modules, in its main table or text model."""
     quantization_config, text_config = config.get("quantization_config"), config.get("text_config")
     if quantization_config is None and isinstance(text_config, dict):
-        converted_text = _with_unconverted(text_config, module_patterns)
+        converted_text = _with_unconverted_modules(text_config, module_patterns)
         return config if converted_text is text_config else {**config, "text_config": converted_text}
     if (
         not module_patterns

@@ -91,7 +91,7 @@ LEAST_EAGLE_WIDTH = 1024
 """The least hidden_size at which a Llama of one layer is read as a draft of EAGLE; smaller ones are made for tests."""
 
 
-def as_draft(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
+def with_draft_type(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
     """Replaces a draft model's model type by the draft method's type, and adds remarks.
 
     Raises `InputError` for a draft that is not supported, recognised by its class or by a field.

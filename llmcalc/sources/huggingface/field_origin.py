@@ -31,10 +31,10 @@ class TrackedFloat(float):
     fields: frozenset[str]
 
     def __floor__(self) -> Any:
-        return _with_fields(float.__floor__(self), self.fields)
+        return _with_origin_fields(float.__floor__(self), self.fields)
 
 
-def _with_fields(field_value: Any, origin_fields: frozenset[str]) -> Any:
+def _with_origin_fields(field_value: Any, origin_fields: frozenset[str]) -> Any:
     """Returns a number that remembers these config fields; any other value is unchanged."""
     if type(field_value) not in (int, float):
         return field_value
@@ -48,7 +48,7 @@ def _tracked_operation(cls: type, method_name: str) -> Callable[[Any, Any], Any]
         operation_result = getattr(cls, method_name)(self, other_operand)
         if operation_result is NotImplemented and isinstance(other_operand, float):
             operation_result = getattr(float, method_name)(float(self), other_operand)
-        return _with_fields(operation_result, self.fields | getattr(other_operand, "fields", frozenset()))
+        return _with_origin_fields(operation_result, self.fields | getattr(other_operand, "fields", frozenset()))
 
     return calculate
 
@@ -59,7 +59,7 @@ for _tracked_type, _plain in ((TrackedInt, int), (TrackedFloat, float)):
             setattr(_tracked_type, f"__{_side}{_name}__", _tracked_operation(_plain, f"__{_side}{_name}__"))
 
 
-def fields_behind(config: Mapping[str, Any], message: str) -> str:
+def origin_fields_of(config: Mapping[str, Any], message: str) -> str:
     """Returns ` (…)` with the config fields behind the fields in an error message.
 
     Empty if the names are the same.
@@ -79,7 +79,7 @@ def fields_behind(config: Mapping[str, Any], message: str) -> str:
     message_paths = re.findall(r"[\w.]+", message.partition("; expected")[0])
     named_fields = {path.rpartition(".")[2] for path in message_paths}
     origin_fields = {
-        field for tracked_number in _numbers_below(model_fields, named_fields) for field in tracked_number.fields
+        field for tracked_number in _tracked_numbers(model_fields, named_fields) for field in tracked_number.fields
     }
     config_paths = [
         path
@@ -95,19 +95,19 @@ def _tracked_value(value: Any, path: str) -> Any:
         return {field: _tracked_value(element, f"{path}.{field}") for field, element in value.items()}
     if isinstance(value, list):
         return [_tracked_value(list_element, path) for list_element in value]
-    return _with_fields(value, frozenset({path}))
+    return _with_origin_fields(value, frozenset({path}))
 
 
-def _numbers_below(
+def _tracked_numbers(
     description_table: Any, field_names: set[str], is_inside: bool = False
 ) -> Iterator[TrackedInt | TrackedFloat]:
     """Yields the numbers below any of the names in a description."""
     if isinstance(description_table, dict):
         for field_name, value in description_table.items():
-            yield from _numbers_below(value, field_names, field_name in field_names and not isinstance(value, dict))
+            yield from _tracked_numbers(value, field_names, field_name in field_names and not isinstance(value, dict))
     elif isinstance(description_table, list | tuple):
         for value in description_table:
-            yield from _numbers_below(value, field_names, is_inside)
+            yield from _tracked_numbers(value, field_names, is_inside)
     elif is_inside and isinstance(description_table, TrackedInt | TrackedFloat):
         yield description_table
 

@@ -10,7 +10,7 @@ from ...components.head_kind import HeadKind
 from ...errors import InputError, one_line, shown
 from ..files import LARGEST_CONFIG, parse_json, read_text
 from .heads import architecture_of
-from .other_forms import as_config
+from .other_forms import config_of_other_form
 from .registry import family_of, read, type_of_class_name, usual_name, with_model_type
 from .text_section import require_read_sizes, with_text_section
 from .unknown import remark_on_defaults, remark_on_ignored_fields, require_known
@@ -49,7 +49,7 @@ def require_counted_type(config_text: str, location: str) -> None:
 
     Other fields may be wrong.
     """
-    config_data, _ = as_config(parse_config(config_text, location))
+    config_data, _ = config_of_other_form(parse_config(config_text, location))
     model_type = config_data.get("model_type") or type_of_class_name(architecture_of(config_data))
     if not isinstance(model_type, str) or not model_type:
         raise InputError(f"{location}: has no model_type")
@@ -64,7 +64,7 @@ def describe_config(
     Raises `InputError`, which names the field, for a config that is not supported.
     """
     config_data = read_json(path)
-    quantization_fields, remarks = _quantization_beside(path, config_data)
+    quantization_fields, remarks = _quantization_of_folder(path, config_data)
     try:
         model_description = describe_data({**config_data, **quantization_fields}, head, allow_unknown)
     except InputError as error:
@@ -79,7 +79,7 @@ def describe_config(
     return model_name or path.stem, model_description
 
 
-def _quantization_beside(path: Path, config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _quantization_of_folder(path: Path, config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Returns the `quantization_config` that ModelOpt wrote in a file beside a `config.json`, and remarks.
 
     Both are empty for a config that has one, and without such a file. A file without an algorithm for weights
@@ -110,7 +110,7 @@ def describe_data(
 
     allow_unknown: whether to ignore unknown fields; otherwise a misspelt field or an unknown size is an `InputError`.
     """
-    config_data, form_remarks = as_config(config_data)
+    config_data, form_remarks = config_of_other_form(config_data)
     config, type_remarks = with_model_type(config_data)
     config, section_remarks = with_text_section(config)
     config_remarks = [*form_remarks, *type_remarks, *section_remarks]

@@ -96,7 +96,7 @@ MLC = field_names("""
 """Fields of MLC's `model_config` that are settings of its engine, and `head_dim`, which it fills in."""
 
 
-def as_config(model_args: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
+def config_of_other_form(model_args: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
     """Converts another program's config to a `config.json`, with remarks; any other config is unchanged.
 
     Raises `InputError` for a field of that form with a value that has no such config.

@@ -138,7 +138,7 @@ def clamped_swiglu(ffn: Table) -> Table:
     return {**ffn, "hidden_act": "clamped_silu", "up_act": "clamped"}
 
 
-def clamped_gpt_oss_network(ffn: Table) -> Table:
+def clamped_gpt_oss_ffn(ffn: Table) -> Table:
     """Returns gpt-oss's gated network (`_apply_gate`): y · σ(1.702 y) of the clamped gate, times (up + 1)."""
     return {**ffn, "hidden_act": "clamped_swish", "up_act": "clamped_plus_one"}
 
@@ -148,7 +148,7 @@ def mlp(width: int, act: str, bias: bool = True) -> Table:
     return {"intermediate_size": width, "hidden_act": act, **biases(bias, "up_bias", "down_bias")}
 
 
-def qk_norm(norm: Table, norm_scope: str = "head", norm_order: str = "before_rope") -> Table:
+def qk_norm_fields(norm: Table, norm_scope: str = "head", norm_order: str = "before_rope") -> Table:
     return {"qk_norm": {"norm": norm, "scope": norm_scope, "order": norm_order}}
 
 
@@ -414,7 +414,7 @@ IDLE_CROSS_ATTENTION = (
 FULL_OR_SLIDING = {"full_attention": "full", "sliding_attention": "sliding"}
 
 
-def every_nth_full(depth: int, period: int) -> list[str]:
+def kinds_with_nth_full(depth: int, period: int) -> list[str]:
     """Returns each layer's kind: full attention in every n-th layer, a sliding window in others."""
     return ["sliding" if (i + 1) % period else "full" for i in range(depth)]
 

@@ -14,7 +14,7 @@ from ...components.head_kind import HeadKind
 from ...errors import InputError, shown, suggest
 from .class_defaults import class_defaults, class_fields
 from .config import Config
-from .drafts import CLASSES, as_draft
+from .drafts import CLASSES, with_draft_type
 from .dropout import dropout_of
 from .family import Family
 from .heads import architecture_of, head_of
@@ -209,7 +209,7 @@ def with_model_type(config_data: Mapping[str, Any]) -> tuple[Mapping[str, Any], 
 
     Raises `InputError` if the class belongs to another family than the model type.
     """
-    config_data, draft_notes = as_draft(config_data)
+    config_data, draft_notes = with_draft_type(config_data)
     class_name, model_type = architecture_of(config_data), config_data.get("model_type")
     if isinstance(model_type, str) and model_type in CLASSES:
         return config_data, draft_notes
@@ -476,7 +476,7 @@ def text_model_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any
         **family.text_defaults,
         **text_section,
         **_tying_field(family, config_data),
-        **_fields_from_wrapper(family, config_data),
+        **_text_fields_of_root(family, config_data),
     }
     if family.is_decoder:
         text_fields["architectures"] = [causal_class(text_type, f"{section_name}.", config_data)]
@@ -507,7 +507,7 @@ def causal_class(model_type: str, location: str, config: Mapping[str, Any]) -> s
     return class_name
 
 
-def _fields_from_wrapper(family: Family, root_config: Mapping[str, Any]) -> dict[str, Any]:
+def _text_fields_of_root(family: Family, root_config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the text model's fields that the wrapper's class takes from other config sections."""
     text_fields: dict[str, Any] = {}
     for field_name, (section, field, default_value) in family.text_fields_from_sections.items():
@@ -612,7 +612,7 @@ def _with_usual_model_types(root_config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _wrapped_model(
+def _inner_model_config(
     root_type: str, root_config: Mapping[str, Any], field: str, default_value: int
 ) -> tuple[str, Mapping[str, Any], int]:
     """Returns the model type and config inside a projection class, and the vector size."""
@@ -653,7 +653,7 @@ def read(config_data: Mapping[str, Any], head: HeadKind | None = None) -> Config
 
     Raises `InputError`, which names the field, its value and the expected value.
     """
-    config_data, draft_notes = as_draft(config_data)
+    config_data, draft_notes = with_draft_type(config_data)
     root_config, (location, config_data, model_type) = config_data, text_model_of(config_data)
     root_type, family = usual_name(root_config["model_type"]), family_of(model_type, location, root_config)
     if family.read_model is None:
@@ -698,7 +698,7 @@ def read(config_data: Mapping[str, Any], head: HeadKind | None = None) -> Config
     notes = [*draft_notes, *config.notes, *uncounted_notes, *_tying_remark(root_type, root_config, model_fields)]
     projection_field = family_of(root_type).projection_size
     if projection_field is not None:
-        root_type, root_config, vector_size = _wrapped_model(root_type, root_config, *projection_field)
+        root_type, root_config, vector_size = _inner_model_config(root_type, root_config, *projection_field)
         model_fields["head"] = {"type": "projection", "size": vector_size, "bias": True}
     if _builds_towers(root_type, root_config):
         towers, tower_notes = _towers_of(root_type, root_config, model_fields["hidden_size"])

@@ -81,7 +81,7 @@ def _shared_experts(config_values: ConfigValues) -> int | None:
     return expert_count
 
 
-def _identity_count(config_values: ConfigValues) -> int:
+def _identity_expert_count(config_values: ConfigValues) -> int:
     return 0 if config_values.moe.identity_experts is None else config_values.moe.identity_experts.zero_expert_num
 
 
@@ -149,7 +149,7 @@ FIELDS: dict[str, Callable[[ConfigValues], Any]] = {
     "mlp_bias": _mlp_bias,
     "lm_head_bias": lambda s: getattr(s.spec.head, "bias", False),
     "num_experts": _expert_count,
-    "zero_expert_num": _identity_count,
+    "zero_expert_num": _identity_expert_count,
     "router_bias": lambda s: s.find_part(LinearRouter).bias,
     "moe_intermediate_size": lambda s: s.moe.expert.intermediate_size,
     "n_shared_experts": _shared_experts,

@@ -22,7 +22,7 @@ def wrapped_config(config: Table, spec: ModelSpec) -> Table:
 
     It returns `config` unchanged if the spec has no encoders or those of another wrapper.
     """
-    model_type = _wrapper_of(config["model_type"]) if spec.towers else ""
+    model_type = _wrapper_type_of(config["model_type"]) if spec.towers else ""
     write_sections = family_of(model_type).write_tower_sections if model_type else None
     if write_sections is None:
         return config
@@ -36,7 +36,7 @@ def wrapped_config(config: Table, spec: ModelSpec) -> Table:
     return {**class_fields, "tie_word_embeddings": spec.tie_word_embeddings, "text_config": text_config, **sections}
 
 
-def _wrapper_of(text_type: str) -> str:
+def _wrapper_type_of(text_type: str) -> str:
     """Returns the wrapper with `write_tower_sections` for a text model's type; both are in the same file."""
     wrapper_types = (
         model_type for model_type in FILES[FILE_OF[text_type]] if family_of(model_type).text_type == text_type

@@ -35,12 +35,12 @@ def _whisper_encoder(config: Config, width: str, depth: str, heads: str, ffn_wid
 def _read_qwen2_audio(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Qwen2-Audio, which averages pairs of positions before one linear layer."""
     tower = _whisper_encoder(config, *WHISPER_NAMES.values())
-    tower["audio"] = _clip_rule(config, 2)
+    tower["audio"] = _audio_clip_rule(config, 2)
     linear_layers = projector(config.size("d_model"), (text_width, True, "identity"), frames=2, merged="mean")
     return {"audio_tower": tower, "multi_modal_projector": linear_layers}
 
 
-def _clip_rule(config: Config, merge_size: int, **rule_fields: int | bool) -> Table:
+def _audio_clip_rule(config: Config, merge_size: int, **rule_fields: int | bool) -> Table:
     """Returns the rule by which Whisper's processor cuts audio, with `merge_size` encoder positions per token."""
     return {"type": "clips", "frames": 2 * config.size("max_source_positions"), "merge": merge_size, **rule_fields}
 
@@ -50,7 +50,7 @@ def _read_voxtral(root_config: Config, config: Config, text_width: int) -> Table
     tower = _whisper_encoder(config, *WHISPER_NAMES)
     hidden, activation = config.size("hidden_size"), root_config.choice(ACTIVATIONS, "projector_hidden_act")
     frames = config.quotient("hidden_size", config.size("intermediate_size"), hidden)
-    tower["audio"] = _clip_rule(config, frames, padded=True, several=True)
+    tower["audio"] = _audio_clip_rule(config, frames, padded=True, several=True)
     linear_layers = two_linear_layers(text_width, activation, bias=False)
     return {"audio_tower": tower, "multi_modal_projector": projector(hidden, *linear_layers, frames=frames)}
 
@@ -58,7 +58,7 @@ def _read_voxtral(root_config: Config, config: Config, text_width: int) -> Table
 def _read_audio_flamingo(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Audio Flamingo 3, whose processor reads ten minutes: pairs of positions are averaged."""
     towers = _read_moss(root_config, config, text_width, frames=2, merged="mean")
-    towers["audio_tower"]["audio"] = _clip_rule(config, 2, several=True, max_clips=20)
+    towers["audio_tower"]["audio"] = _audio_clip_rule(config, 2, several=True, max_clips=20)
     return towers
 
 
@@ -124,7 +124,7 @@ def _read_ultravox(root_config: Config, config: Config, text_width: int) -> Tabl
     stacking = {"frames": root_config.size("stack_factor"), "norm": norm, "norm_of": "merged", "out_norm": inner_norm}
     gated_layer = {"size": inner_width, "hidden_act": "silu", "gated": True}
     tower = _whisper_encoder(config, *WHISPER_NAMES.values())
-    tower["audio"] = _clip_rule(config, root_config.size("stack_factor"), several=True, fits=True)
+    tower["audio"] = _audio_clip_rule(config, root_config.size("stack_factor"), several=True, fits=True)
     tower["stack"]["stem"]["chunk"] = tower["audio"]["frames"]
     return {
         "audio_tower": tower,

@@ -14,7 +14,7 @@ from typing import Any
 from ....components.base import LARGEST
 from ..config import Config
 from ..family import field_names
-from ..parts import ACTIVATIONS, Table, attention, glu, layernorm, mlp, qk_norm, rmsnorm
+from ..parts import ACTIVATIONS, Table, attention, glu, layernorm, mlp, qk_norm_fields, rmsnorm
 from .mobilenet import GEMMA3N_IMAGE, OUTPUT_WIDTH, mobilenet_v5
 from .section import Section, projector, vision_section, vision_transformer
 
@@ -41,7 +41,7 @@ def _read_gemma4_vision(root_config: Config, config: Config, text_width: int) ->
     eps = config.number("rms_norm_eps")
     norm, unweighted_norm = rmsnorm(eps), rmsnorm(eps, weight=False)
     block = {
-        "attention": attention(config, v_norm=unweighted_norm, **qk_norm(norm)),
+        "attention": attention(config, v_norm=unweighted_norm, **qk_norm_fields(norm)),
         "feed_forward": glu(config, act="hidden_activation"),
         "norm": norm,
         "norm_placement": "sandwich",

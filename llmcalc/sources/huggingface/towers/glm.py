@@ -5,7 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from ..config import Config
-from ..parts import ACTIVATIONS, QKV, QKVO, Table, biases, clamped_swiglu, glu, layer_table, layernorm, qk_norm, rmsnorm
+from ..parts import (
+    ACTIVATIONS,
+    QKV,
+    QKVO,
+    Table,
+    biases,
+    clamped_swiglu,
+    glu,
+    layer_table,
+    layernorm,
+    qk_norm_fields,
+    rmsnorm,
+)
 from .section import ROTARY, patches_per_side, projector, self_attention, vision_section, vision_transformer
 
 LEAST_PIXELS, MOST_PIXELS = 112 * 112, 9_633_792
@@ -43,7 +55,7 @@ def _read_glm5_next(root_config: Config, config: Config, text_width: int) -> Tab
 def _encoder_with_qk_norm(config: Config, merger_width: int, clamps_gate: bool = False) -> Table:
     """Returns an encoder with QK-norm, and its merger."""
     norm, bias = rmsnorm(config.number("rms_norm_eps")), config.flag("attention_bias")
-    attention = self_attention(config, "num_heads", **ROTARY, **biases(bias, *QKVO), **qk_norm(norm))
+    attention = self_attention(config, "num_heads", **ROTARY, **biases(bias, *QKVO), **qk_norm_fields(norm))
     ffn = clamped_swiglu(glu(config, bias)) if clamps_gate else glu(config, bias)
     return _with_merger(config, layer_table(attention, ffn, norm), {"final_norm": norm}, merger_width)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from ....components.base import LARGEST
 from ..config import Config
 from ..family import field_names
-from ..parts import ACTIVATIONS, QKV, QKVO, Table, biases, layer_table, layernorm, mlp, qk_norm, rmsnorm
+from ..parts import ACTIVATIONS, QKV, QKVO, Table, biases, layer_table, layernorm, mlp, qk_norm_fields, rmsnorm
 from .pixtral import PIXTRAL, pixtral_encoder
 from .section import (
     layers_of_features,
@@ -60,15 +60,15 @@ def _image_rule(root_config: Config, config: Config) -> Table:
     image_size = config.size("image_size")
     if config.model_type == "pixtral":
         return {"image": {"type": "longest_edge", "size": image_size}}
-    return {"image": _fixed_rule(config)}
+    return {"image": _fixed_image_rule(config)}
 
 
-def _fixed_rule(config: Config) -> Table:
+def _fixed_image_rule(config: Config) -> Table:
     """Returns the rule for an image that is resized to one square, each of whose patches is a token."""
     return {"type": "fixed", "size": config.size("image_size"), "tokens": patches_per_side(config) ** 2}
 
 
-def _tiles_of_pinpoints(root_config: Config, config: Config) -> Table:
+def _tiles_of_grid(root_config: Config, config: Config) -> Table:
     """Returns LLaVA-NeXT's rule for cutting an image into tiles; nothing if the config does not state it."""
     resolutions = root_config.get("image_grid_pinpoints")
     if config.model_type == "pixtral" or "image" not in _image_rule(root_config, config) or not resolutions:
@@ -93,7 +93,7 @@ def _read_llava_next(root_config: Config, config: Config, text_width: int) -> Ta
     towers = _read_llava(root_config, config, text_width)
     towers["vision_tower"].pop("image", None)
     return {
-        "vision_tower": towers["vision_tower"] | _tiles_of_pinpoints(root_config, config),
+        "vision_tower": towers["vision_tower"] | _tiles_of_grid(root_config, config),
         "multi_modal_projector": {**towers["multi_modal_projector"], "output_marks": 1},
     }
 
@@ -121,7 +121,7 @@ def _read_vipllava(root_config: Config, config: Config, text_width: int) -> Tabl
     layers = layers_of_features(root_config)
     linear_layers = two_linear_layers(text_width, root_config.choice(ACTIVATIONS, "projector_hidden_act"))
     norm = layernorm(root_config.number("projector_layernorm_eps"))
-    image_rule = {"image": _fixed_rule(config)} if config.model_type == "clip_vision_model" else {}
+    image_rule = {"image": _fixed_image_rule(config)} if config.model_type == "clip_vision_model" else {}
     return {
         "vision_tower": ENCODERS[config.model_type](config) | image_rule,
         "multi_modal_projector": projector(
@@ -133,7 +133,7 @@ def _read_vipllava(root_config: Config, config: Config, text_width: int) -> Tabl
 def _read_deepseek_vl(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads DeepSeek-VL: SigLIP and two linear layers."""
     return {
-        "vision_model": {**siglip_encoder(config), "image": _fixed_rule(config)},
+        "vision_model": {**siglip_encoder(config), "image": _fixed_image_rule(config)},
         "aligner": projector(config.size("hidden_size"), *two_linear_layers(text_width)),
     }
 
@@ -261,7 +261,7 @@ def internvit_layer(config: Config, bias: bool, has_qk_norm: bool, dummy_heads: 
     eps = config.number("layer_norm_eps")
     attention = self_attention(config, o_bias=True, **biases(bias, *QKV))
     attention["num_attention_heads"] += dummy_heads
-    attention |= qk_norm(rmsnorm(eps), "projection") if has_qk_norm else {}
+    attention |= qk_norm_fields(rmsnorm(eps), "projection") if has_qk_norm else {}
     ffn = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
     norm = config.choice({"layer_norm": layernorm(eps), "rms_norm": rmsnorm(eps)}, "norm_type")
     return layer_table(attention, ffn, norm, residual_scale="output")

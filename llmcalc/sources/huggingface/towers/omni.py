@@ -49,10 +49,10 @@ def _read_qwen2_5_audio(root_config: Config, config: Config, text_width: int) ->
 
 def _read_qwen3_audio(root_config: Config, config: Config, text_width: int) -> Table:
     config.require("output_dim", text_width)
-    return _qwen3_audio(config, text_width)
+    return _qwen3_audio_towers(config, text_width)
 
 
-def _qwen3_audio(config: Config, text_width: int, whole_chunks: bool = False) -> Table:
+def _qwen3_audio_towers(config: Config, text_width: int, whole_chunks: bool = False) -> Table:
     """Returns Qwen3-Omni's audio encoder: three convolutions over time and frequency in chunks, and two linear layers.
 
     text_width: that of the output. whole_chunks: whether a recording shorter than a chunk is padded to one.
@@ -81,7 +81,7 @@ def _qwen3_audio(config: Config, text_width: int, whole_chunks: bool = False) ->
 
 def _read_qwen3_asr(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Qwen3-ASR: Qwen3-Omni's encoder; recordings of less than half a second are padded to one."""
-    towers = _qwen3_audio(config, config.size("output_dim"), whole_chunks=True)
+    towers = _qwen3_audio_towers(config, config.size("output_dim"), whole_chunks=True)
     towers["audio_tower"]["audio"]["least_samples"] = QWEN3_ASR_SAMPLES
     return towers
 

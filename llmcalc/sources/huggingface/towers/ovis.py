@@ -29,8 +29,11 @@ def _read_ovis2(root_config: Config, config: Config, text_width: int) -> Table:
     The class adds the positions after the norm of the patches, which changes no count.
     """
     indicators, embedding_width = config.size("num_visual_indicator_tokens"), root_config.size("hidden_size")
-    tower = _with_image_rule(_aimv2(config), config, config)
-    return {"vision_tower": tower, **_visual_words(config, config.size("hidden_size"), embedding_width, indicators)}
+    tower = _with_image_rule(_aimv2_encoder(config), config, config)
+    return {
+        "vision_tower": tower,
+        **_visual_vocabulary(config, config.size("hidden_size"), embedding_width, indicators),
+    }
 
 
 def _with_image_rule(tower: Table, encoder: Config, config: Config) -> Table:
@@ -44,7 +47,7 @@ OVIS_TILES = 9
 """The most tiles of an image in the code of Ovis 1.6 and 2."""
 
 
-def _aimv2(config: Config) -> Table:
+def _aimv2_encoder(config: Config) -> Table:
     """Returns AIMv2's encoder."""
     norm = rmsnorm(config.number("rms_norm_eps"))
     attention = self_attention(config, **biases(config.flag("qkv_bias"), *QKVO))
@@ -70,13 +73,13 @@ def _read_ovis(root_config: Config, config: Config, text_width: int) -> Table:
         tower = siglip_encoder(backbone)
     elif backbone_type == "aimv2":
         backbone = Config(backbone_fields, AIMV2, backbone_type, location=location, aliases={"mlp_bias": "use_bias"})
-        tower = _aimv2(backbone)
+        tower = _aimv2_encoder(backbone)
     else:
         raise config.error("backbone_config.model_type", backbone_type, "siglip_vision_model or aimv2")
     tower = _with_image_rule(tower, backbone, config)
     backbone.finish(IGNORED | BACKBONE_FIELDS)
     config.unknown += backbone.unknown
-    return {"vision_tower": tower, **_visual_words(config, tower["hidden_size"], text_width, OVIS_INDICATORS)}
+    return {"vision_tower": tower, **_visual_vocabulary(config, tower["hidden_size"], text_width, OVIS_INDICATORS)}
 
 
 def _read_ovis2_5(root_config: Config, config: Config, text_width: int) -> Table:
@@ -91,7 +94,7 @@ def _read_ovis2_5(root_config: Config, config: Config, text_width: int) -> Table
     image_rule = {"type": "smart_resize", "merge": config.size("hidden_stride"), **pixels, "enlarge": True, "marks": 2}
     return {
         "vision_tower": {**tower, "image": image_rule},
-        **_visual_words(
+        **_visual_vocabulary(
             config, tower["hidden_size"], text_width, OVIS2_5_INDICATORS, root_config.size("visual_vocab_size")
         ),
     }
@@ -101,7 +104,7 @@ OVIS2_5_SIDES = 448, 1792
 """The sides of a square with the least and the most pixels of an image in the code of Ovis 2.5."""
 
 
-def _visual_words(
+def _visual_vocabulary(
     config: Config, encoder_width: int, text_width: int, indicator_count: int, vocab_size: int | None = None
 ) -> Table:
     """Returns the head over visual words and their embedding table, whose last rows mark images.

@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from ..config import Config
 from ..family import field_names
-from ..parts import ACTIVATIONS, Table, glu, layer_pattern, layer_table, layernorm, listed_kinds, qk_norm, rmsnorm
+from ..parts import (
+    ACTIVATIONS,
+    Table,
+    glu,
+    layer_pattern,
+    layer_table,
+    layernorm,
+    listed_kinds,
+    qk_norm_fields,
+    rmsnorm,
+)
 from .section import (
     ROTARY,
     biased_layer,
@@ -60,7 +70,7 @@ LLAMA4_TILES = 16
 """The most tiles of an image in the published processors of Llama 4."""
 
 
-def _tile_rule(config: Config, merge_size: int) -> Table:
+def _image_tile_rule(config: Config, merge_size: int) -> Table:
     """Returns Llama 4's rule for cutting an image into tiles."""
     image_tokens = max(patches_per_side(config) ** 2 // merge_size**2, 1)
     return {"type": "canvas", "size": config.size("image_size"), "max_tiles": LLAMA4_TILES, "tokens": image_tokens}
@@ -86,7 +96,7 @@ def _read_llama4(root_config: Config, config: Config, text_width: int) -> Table:
         patches={"num_channels": config.size("num_channels")},
         positions={"rows": patches_per_side(config) ** 2 + 1},
         class_embedding=True,
-        image=_tile_rule(config, merge_size),
+        image=_image_tile_rule(config, merge_size),
     )
     return {
         "vision_model": tower,
@@ -99,7 +109,7 @@ def _read_lfm3(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads LFM3-VL: gated convolutions over the grid of patches, and some attention layers."""
     norm, kv_heads = rmsnorm(config.number("norm_eps")), config.size("num_key_value_heads")
     config.quotient("num_key_value_heads", config.size("num_attention_heads"), kv_heads)
-    attention = self_attention(config, num_key_value_heads=kv_heads, **ROTARY, **qk_norm(norm))
+    attention = self_attention(config, num_key_value_heads=kv_heads, **ROTARY, **qk_norm_fields(norm))
     kernel_size = config.size("conv_kernel_size")
     if kernel_size % 2 == 0:
         raise config.error("conv_kernel_size", kernel_size, "an odd number")

@@ -187,7 +187,7 @@ KIMI_K3_PATCHES = 65536
 """The most patches of an image in the processor of Kimi K3."""
 
 
-def _with_width(config: Config, norm: Table) -> tuple[Config, Table]:
+def _with_width_fields(config: Config, norm: Table) -> tuple[Config, Table]:
     """Returns the config with its `width` as `hidden_size`, and a layer with `heads` and a network of `mlp_ratio`."""
     width, mlp_ratio = config.size("width"), config.number("mlp_ratio")
     if not 0 < mlp_ratio <= 100:
@@ -202,7 +202,7 @@ def _read_deepseek_vl2(root_config: Config, config: Config, text_width: int) -> 
     config.require("class_token", False)
     config.require("global_pool", "map")
     h, norm = config.size("width"), layernorm(1e-6)
-    timm_config, block = _with_width(config, norm)
+    timm_config, block = _with_width_fields(config, norm)
     tower = vision_transformer(
         timm_config,
         block,
@@ -397,7 +397,7 @@ def _read_qwen_vl(root_config: Config, config: Config, text_width: int) -> Table
     """Reads Qwen-VL: OpenCLIP's encoder, whose position embedding has 256 rows, and a resampler."""
     config.require("output_dim", text_width)
     norm, positions = layernorm(1e-6), {"rows": QWEN_VL_ROWS}
-    usual_config, block = _with_width(config, norm)
+    usual_config, block = _with_width_fields(config, norm)
     tower = vision_transformer(usual_config, block, depth="layers", stack={"embedding_norm": norm}, positions=positions)
     resampler = _query_projector(config, config.size("width"), text_width, config.size("n_queries"), True)
     return {"visual": tower, "resampler": resampler}

@@ -24,7 +24,7 @@ def _read_nemotron(root_config: Config, config: Config, text_width: int) -> Tabl
     root_config.require("vision_hidden_size", hidden)
     config.require("video_temporal_patch_size", root_config.size("video_temporal_patch_size"))
     merge_size = merged_square_side(root_config, "downsample_ratio")
-    tower = _radio(config)
+    tower = _radio_encoder(config)
     if root_config.section("text_config", {"num_nextn_predict_layers": 0}).count("num_nextn_predict_layers"):
         tower["stack"]["final_norm"] = layernorm(config.number("layer_norm_eps"))
     merger = {"merge": merge_size, "norm": rmsnorm(1e-5), "norm_of": "merged"}
@@ -36,7 +36,7 @@ def _read_nemotron(root_config: Config, config: Config, text_width: int) -> Tabl
     }
 
 
-def _radio(config: Config) -> Table:
+def _radio_encoder(config: Config) -> Table:
     """Returns C-RADIO: class vectors and registers before the patches, and layers with scaled sublayer outputs."""
     config.require("use_swiglu_ffn", False)
     hidden, patch_size = config.size("hidden_size"), config.size("patch_size")

@@ -15,7 +15,7 @@ GOT_TOKENS = 256
 """The tokens of an image in the processor of GOT-OCR 2."""
 
 
-def _sam(config: Config, halving_channels: list[int], network_width: int) -> Table:
+def _sam_encoder(config: Config, halving_channels: list[int], network_width: int) -> Table:
     """Returns SAM's encoder. halving_channels: the channels of the convolutions that halve the sides of its grid."""
     grid_side, depth, hidden = patches_per_side(config), config.size("num_hidden_layers"), config.size("hidden_size")
     heads = config.size("num_attention_heads")
@@ -41,7 +41,7 @@ def _sam(config: Config, halving_channels: list[int], network_width: int) -> Tab
 
 def _read_got(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads GOT-OCR 2: two convolutions that halve the grid, the second to the text's width, and a linear layer."""
-    tower = _sam(config, [2 * config.size("output_channels"), text_width], config.size("mlp_dim"))
+    tower = _sam_encoder(config, [2 * config.size("output_channels"), text_width], config.size("mlp_dim"))
     if tower["grid"] ** 2 == 16 * GOT_TOKENS:
         tower["image"] = {"type": "fixed", "size": config.size("image_size"), "tokens": GOT_TOKENS, "marks": 2}
     return {"vision_tower": tower, "multi_modal_projector": projector(text_width, (text_width, True, "identity"))}
@@ -55,7 +55,7 @@ def _read_hybrid(root_config: Config, config: Config, text_width: int) -> Table:
     inner_width = sam_config.optional_size("mlp_dim") or int(
         sam_config.size("hidden_size") * sam_config.number("mlp_ratio")
     )
-    high_res = {**_sam(sam_config, [2 * channels, 4 * channels], inner_width), "second_neck": True}
+    high_res = {**_sam_encoder(sam_config, [2 * channels, 4 * channels], inner_width), "second_neck": True}
     sam_config.finish(FIELDS, config)
     half_width = (text_width // 2, True, "gelu")
     return {

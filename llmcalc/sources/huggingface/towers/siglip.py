@@ -164,7 +164,7 @@ def _gated_projector(
     }
 
 
-def _tile_rule(root_config: Config, config: Config) -> Table:
+def _image_tile_rule(root_config: Config, config: Config) -> Table:
     """Returns Aya Vision's rule for cutting an image into tiles, with a mark before each tile and two outer marks."""
     merge_size = root_config.size("downsample_factor")
     tokens = max((patches_per_side(config) // merge_size) ** 2, 1)
@@ -180,7 +180,7 @@ def _read_aya(root_config: Config, config: Config, text_width: int) -> Table:
     )
     norm = layernorm(root_config.number("adapter_layer_norm_eps"))
     return {
-        "vision_tower": {**siglip_encoder(config), "image": _tile_rule(root_config, config)},
+        "vision_tower": {**siglip_encoder(config), "image": _image_tile_rule(root_config, config)},
         "multi_modal_projector": _gated_projector(
             root_config, config, text_width, gated_width, norm=norm, norm_of="merged"
         ),
@@ -189,7 +189,10 @@ def _read_aya(root_config: Config, config: Config, text_width: int) -> Table:
 
 def _read_cohere2(root_config: Config, config: Config, text_width: int) -> Table:
     return {
-        "vision_tower": {**siglip_encoder(config), "image": {**_tile_rule(root_config, config), "least_scaling": True}},
+        "vision_tower": {
+            **siglip_encoder(config),
+            "image": {**_image_tile_rule(root_config, config), "least_scaling": True},
+        },
         "multi_modal_projector": _gated_projector(
             root_config, config, text_width, root_config.size("alignment_intermediate_size")
         ),

@@ -6,7 +6,7 @@ transformers: models/nemotron3_5_transcribe, nemotron3_diarization.
 from __future__ import annotations
 
 from ..config import Config
-from ..parts import ACTIVATIONS, Table, layer_table, layernorm, mlp, qk_norm, rope
+from ..parts import ACTIVATIONS, Table, layer_table, layernorm, mlp, qk_norm_fields, rope
 from .section import Section, projector, self_attention
 
 
@@ -67,7 +67,7 @@ def _stack(config: Config, has_qk_norm: bool) -> Table:
     if config.has("num_key_value_heads"):
         config.require("num_key_value_heads", heads)
     attention = self_attention(config, o_bias=True, position=rope(config, share=0.5 if has_qk_norm else 1.0))
-    attention |= qk_norm(norm) if has_qk_norm else {}
+    attention |= qk_norm_fields(norm) if has_qk_norm else {}
     ffn = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
     block = layer_table(attention, ffn, norm)
     depth = config.size("num_hidden_layers")

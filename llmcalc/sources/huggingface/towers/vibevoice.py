@@ -31,16 +31,16 @@ def _encoder(config: Config) -> Table:
     }
 
 
-def _reader_of(name: str) -> Reader:
+def _tokenizer_reader(name: str) -> Reader:
     """Returns the reader of one of the encoders, with the linear layers after it."""
 
     def read(root_config: Config, config: Config, text_width: int) -> Table:
-        return {f"{name}_audio_encoder": _encoder(config), **_connector(name, config, text_width)}
+        return {f"{name}_audio_encoder": _encoder(config), **_audio_connector(name, config, text_width)}
 
     return read
 
 
-def _connector(tokenizer: str, config: Config, text_width: int) -> Table:
+def _audio_connector(tokenizer: str, config: Config, text_width: int) -> Table:
     """Returns the two linear layers after one of the encoders, with a norm between them."""
     linear_layer = (text_width, True, "identity")
     return {
@@ -66,7 +66,7 @@ def _read_acoustic(root_config: Config, config: Config, text_width: int) -> Tabl
     }
     head.finish(HEAD_FIELDS, config)
     encoder = _encoder(config) | {"rescaled": True, "decoder": True, "diffusion_head": diffusion_head}
-    return {"acoustic_audio_encoder": encoder, **_connector("acoustic", config, text_width)}
+    return {"acoustic_audio_encoder": encoder, **_audio_connector("acoustic", config, text_width)}
 
 
 ENCODER: Table = {
@@ -97,7 +97,7 @@ WRAPPERS = {
     "vibevoice": {
         "audio_config": Section(_read_acoustic, {"vibevoice_acoustic_tokenizer": ENCODER}, ignored_fields=FIELDS),
         "semantic_model_config": Section(
-            _reader_of("semantic"),
+            _tokenizer_reader("semantic"),
             {"vibevoice_acoustic_tokenizer_encoder": ENCODER},
             default_section={"hidden_size": 128},
             ignored_fields=FIELDS,
@@ -105,7 +105,7 @@ WRAPPERS = {
     },
     "vibevoice_asr": {
         f"{name}_tokenizer_encoder_config": Section(
-            _reader_of(name),
+            _tokenizer_reader(name),
             {"vibevoice_acoustic_tokenizer_encoder": ENCODER},
             default_section=default_section,
             ignored_fields=FIELDS,

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
 
 
-def bert(config: Config) -> Table:
+def read_bert(config: Config) -> Table:
     """Reads BERT and models with the same config fields: post-norm layers, a pooler, segments."""
     has_pretraining = has_pretraining_head(config)
     return encoder(
@@ -66,18 +66,18 @@ def _read_roberta(config: Config) -> Table:
 
 
 def _read_megatron_bert(config: Config) -> Table:
-    return _pre_norm(config, bert(config))
+    return _with_pre_norm(config, read_bert(config))
 
 
 def _read_roberta_prelayernorm(config: Config) -> Table:
-    return _pre_norm(config, _read_roberta(config), embedding_norm=True)
+    return _with_pre_norm(config, _read_roberta(config), embedding_norm=True)
 
 
 def _read_xlm_roberta_xl(config: Config) -> Table:
-    return _pre_norm(config, _read_roberta(config))
+    return _with_pre_norm(config, _read_roberta(config))
 
 
-def _pre_norm(config: Config, model_fields: Table, embedding_norm: bool = False) -> Table:
+def _with_pre_norm(config: Config, model_fields: Table, embedding_norm: bool = False) -> Table:
     """Returns the model with pre-norm sublayers and a final norm.
 
     embedding_norm: whether the norm after the embeddings is kept; default False.
@@ -161,7 +161,7 @@ def _read_albert(config: Config) -> Table:
 
 def _read_fnet(config: Config) -> Table:
     """Reads FNet: a Fourier transform in place of attention, and a projection of the embeddings."""
-    block = {"attention": {"type": "fourier"}, **_network_fields(config)}
+    block = {"attention": {"type": "fourier"}, **_ffn_fields(config)}
     hidden_size, pooler_table = config.size("hidden_size"), pooler(True, 2 if has_pretraining_head(config) else None)
     stack = {**bert_stack(config), "input_size": hidden_size}
     return encoder(
@@ -176,7 +176,7 @@ def _read_big_bird(config: Config) -> Table:
             "architectures", architecture(config), "a class without a layer of its own below the answers"
         )
     block_sparse_note(config)
-    model_fields = bert(config)
+    model_fields = read_bert(config)
     stack = model_fields["encoder"] if "encoder" in model_fields else model_fields["decoder"]
     heads = config.size("num_attention_heads")
     stack["block"]["attention"] = {
@@ -229,10 +229,10 @@ def bert_block(config: Config, norm: Table | None = None) -> Table:
         config.require("position_embedding_type", "absolute")
     heads = config.size("num_attention_heads")
     config.quotient("num_attention_heads", config.size("hidden_size"), heads)
-    return {"attention": {"num_attention_heads": heads, **biases(True, *QKVO)}, **_network_fields(config, norm)}
+    return {"attention": {"num_attention_heads": heads, **biases(True, *QKVO)}, **_ffn_fields(config, norm)}
 
 
-def _network_fields(config: Config, norm: Table | None = None) -> Table:
+def _ffn_fields(config: Config, norm: Table | None = None) -> Table:
     """Returns the network and the norms of a post-norm layer."""
     return {
         "feed_forward": mlp(config.size("intermediate_size"), bert_activation(config)),
@@ -352,10 +352,14 @@ ROBERTA = Family(
 
 FAMILIES = {
     "bert": Family(
-        bert, ignored_fields=OLD, deviations=(SECOND_BIAS,), modules=module_names("bert"), dropout_fields=BERT_DROPOUT
+        read_bert,
+        ignored_fields=OLD,
+        deviations=(SECOND_BIAS,),
+        modules=module_names("bert"),
+        dropout_fields=BERT_DROPOUT,
     ),
     "ernie": Family(
-        bert,
+        read_bert,
         ignored_fields=OF_ERNIE,
         field_writers={
             "use_task_id": lambda s: _task_types(s) is not None,

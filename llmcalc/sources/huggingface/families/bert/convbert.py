@@ -26,7 +26,7 @@ def _read_convbert(config: Config) -> Table:
         raise config.error("conv_kernel_size", kernel_size, "an odd number: the class adds as many rows as it reads")
     block = layer_table(
         {"type": "span_convolution", "num_attention_heads": heads, "conv_kernel_size": kernel_size},
-        _grouped_network(config, hidden),
+        _grouped_ffn(config, hidden),
         layernorm(config.number("layer_norm_eps")),
         "post",
     )
@@ -35,7 +35,7 @@ def _read_convbert(config: Config) -> Table:
     return encoder(config, block, stack, bert_head(config, "gelu"), bert_score(bert_activation(config)), **model_fields)
 
 
-def _grouped_network(config: Config, hidden: int) -> Table:
+def _grouped_ffn(config: Config, hidden: int) -> Table:
     """Returns the feed-forward network, whose two projections are split into `num_groups` groups."""
     ffn_width, group_count = config.size("intermediate_size"), config.size("num_groups")
     if group_count == 1:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import QKVO, Table, attention, biases, encoder, glu, layer_table, layernorm, qk_norm
+from ...parts import QKVO, Table, attention, biases, encoder, glu, layer_table, layernorm, qk_norm_fields
 
 
 def _read_esmc(config: Config) -> Table:
     mixer = attention(
-        config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(layernorm(bias=False), "projection")
+        config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(layernorm(bias=False), "projection")
     )
     block = layer_table(mixer, glu(config, config.flag("mlp_bias")), layernorm())
     head = {"bias": True, "transform": {"hidden_act": "gelu", "norm": layernorm()}}

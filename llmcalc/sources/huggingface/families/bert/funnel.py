@@ -146,7 +146,7 @@ DROPOUT = {
 }
 
 
-def _lists_of_layers() -> str:
+def _layer_list_paths() -> str:
     """Returns the paths of layers in classes with and without a decoder, for any number of blocks."""
     block_paths = [f"encoder.blocks.{i}" for i in range(MOST_BLOCKS)]
     block_counts = range(MOST_BLOCKS, 0, -1)
@@ -163,7 +163,7 @@ FAMILIES = {
         modules={
             "embed_tokens": "embeddings.word_embeddings",
             "embed_norm": "embeddings.layer_norm",
-            "layers": _lists_of_layers(),
+            "layers": _layer_list_paths(),
             "self_attn": "attention - attention.layer_norm",
             "q_proj": "q_head",
             "k_proj": "k_head",

@@ -78,7 +78,7 @@ def _read_perceiver(config: Config) -> Table:
     }
     embedding_fields = {"embedding_size": input_width} if input_width != latent_size else {}
     stack = {
-        **_repeated_layers(config),
+        **_layers_of_all_blocks(config),
         "position": learned_positions(config),
         "streams": streams,
         **({"input_size": input_width} if embedding_fields else {}),
@@ -87,7 +87,7 @@ def _read_perceiver(config: Config) -> Table:
     return encoder(config, block, stack, {"bias": True}, tie_word_embeddings=True, **embedding_fields)
 
 
-def _repeated_layers(config: Config) -> Table:
+def _layers_of_all_blocks(config: Config) -> Table:
     """Returns the layers of all blocks, which share the parameters of the first block."""
     layers, block_count = config.size("num_self_attends_per_block"), config.size("num_blocks")
     if block_count == 1:

@@ -11,14 +11,14 @@ from ...dropout import BERT_DROPOUT
 from ...family import Family, module_names
 from ...parts import Table
 from ...writes import Writes
-from .bert import OLD, SECOND_BIAS, bert, has_pretraining_head
+from .bert import OLD, SECOND_BIAS, has_pretraining_head, read_bert
 
 FEATURES = ("shape", "pronunciation")
 
 
 def _read_roc_bert(config: Config) -> Table:
     config.require("concat_input", True)
-    model_fields = bert(config)
+    model_fields = read_bert(config)
     for feature in FEATURES:
         config.require(f"enable_{feature}", True)
     if has_pretraining_head(config):  # the head of masked tokens alone, beside the pooler
@@ -31,7 +31,7 @@ def _read_roc_bert(config: Config) -> Table:
     return model_fields
 
 
-def _feature_writer(feature_index: int, feature: str) -> Writes:
+def _feature_value_writer(feature_index: int, feature: str) -> Writes:
     return {
         f"{feature}_vocab_size": lambda s: s.first_stack.input_features.vocab_sizes[feature_index],
         f"{feature}_embed_dim": lambda s: s.first_stack.input_features.embedding_sizes[feature_index],
@@ -42,7 +42,7 @@ FAMILIES = {
     "roc_bert": Family(
         _read_roc_bert,
         ignored_fields=OLD,
-        field_writers={**_feature_writer(0, "shape"), **_feature_writer(1, "pronunciation")},
+        field_writers={**_feature_value_writer(0, "shape"), **_feature_value_writer(1, "pronunciation")},
         deviations=(SECOND_BIAS,),
         modules=module_names("roc_bert"),
         dropout_fields=BERT_DROPOUT,

@@ -19,7 +19,7 @@ AXES = ("x", "y", "h", "w")
 """The coordinates of a word on its page: corners of its box, height and width."""
 
 
-def _with_tables(config: Config, embedding_tables: Table, **model_fields: Any) -> Table:
+def _with_embedding_tables(config: Config, embedding_tables: Table, **model_fields: Any) -> Table:
     stack = {
         "position": bert_positions(config),
         "embedding_norm": layernorm(config.number("layer_norm_eps")),
@@ -33,7 +33,7 @@ def _read_layoutlm(config: Config) -> Table:
         "type_vocab_size": config.size("type_vocab_size"),
         "other_vocab_sizes": [config.size("max_2d_position_embeddings")] * len(AXES),
     }
-    return _with_tables(config, embedding_tables, **pooler(True))
+    return _with_embedding_tables(config, embedding_tables, **pooler(True))
 
 
 def _read_tapas(config: Config) -> Table:
@@ -44,7 +44,7 @@ def _read_tapas(config: Config) -> Table:
     answers_questions = architecture(config).endswith(OF_ANSWERS)
     aggregation_count = config.count("num_aggregation_labels") if answers_questions else 0
     has_pooler = config.head == "none" or scores_sequences(config) or answers_questions
-    model_fields = _with_tables(
+    model_fields = _with_embedding_tables(
         config, {"other_vocab_sizes": vocab_sizes}, **pooler(has_pooler, aggregation_count or None)
     )
     if answers_questions:  # cells and columns

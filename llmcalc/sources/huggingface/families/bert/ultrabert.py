@@ -17,8 +17,8 @@ from ...parts import (
     biases,
     bidirectional_stack,
     encoder,
-    every_nth_full,
     glu,
+    kinds_with_nth_full,
     layer_pattern,
     layer_table,
     listed_kinds,
@@ -55,7 +55,7 @@ def _read_ultrabert(config: Config) -> Table:
 
 def _layer_kinds_and_distance(config: Config, depth: int) -> tuple[list[str], int]:
     """Returns each layer's kind and the window distance, from either form of the config."""
-    layer_kinds, window_distance = every_nth_full(depth, 3), config.size("sliding_window")
+    layer_kinds, window_distance = kinds_with_nth_full(depth, 3), config.size("sliding_window")
     if config.get("attention_windows") is not None:
         layer_windows = config.sizes("attention_windows")
         if len(layer_windows) != depth:

@@ -49,7 +49,7 @@ def _read_dots3_note_text(config: Config) -> Table:
     }
     block = layer_table(mixer, glu(config), norm)
     ffn_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
-    stack = combined_kinds((_attention_kinds(config, depth), layer_tables), (_network_kinds(config, depth), ffn_kinds))
+    stack = combined_kinds((_attention_kinds(config, depth), layer_tables), (_ffn_kinds(config, depth), ffn_kinds))
     return decoder(config, block, norm, stack=stack)
 
 
@@ -65,7 +65,7 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
     return [layer_kind if layer_kind == "sliding" else full_kind for layer_kind in layer_kinds]
 
 
-def _network_kinds(config: Config, depth: int) -> list[str]:
+def _ffn_kinds(config: Config, depth: int) -> list[str]:
     """Returns each layer's kind of network; `moe_layer_freq` is an interval or a list with a number per layer."""
     first_expert_layer, expert_interval = config.count("first_k_dense_replace"), config.get("moe_layer_freq")
     expert_flags = config.sizes("moe_layer_freq") if isinstance(expert_interval, list) else None

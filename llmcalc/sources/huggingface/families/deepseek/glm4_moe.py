@@ -23,7 +23,7 @@ from ...parts import (
     layer_table,
     listed_kinds,
     moe,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
     rope,
 )
@@ -33,7 +33,7 @@ from .deepseek import ROUTING, SIGMOID, deepseek_decoder, routed_experts
 
 def _read_glm4_moe(config: Config) -> Table:
     """Reads GLM-4.5: o_proj has no bias, regardless of attention_bias."""
-    norm = qk_norm(rmsnorm(config.number("rms_norm_eps"))) if config.flag("use_qk_norm") else {}
+    norm = qk_norm_fields(rmsnorm(config.number("rms_norm_eps"))) if config.flag("use_qk_norm") else {}
     mixer = attention(config, position=rope(config, 0.5), **biases(config.flag("attention_bias"), *QKV), **norm)
     layer_kinds = dense_or_moe(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
     return deepseek_decoder(config, mixer, routed_experts(config, **SIGMOID), layer_kinds)
@@ -57,7 +57,7 @@ def _read_dots1(config: Config) -> Table:
         "dense": {},
         "moe": {"feed_forward": routed_experts(config, **SIGMOID)} if "moe" in ffn_kinds else {},
     }
-    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm))
+    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm))
     block = layer_table(mixer, glu(config), norm)
     return decoder(config, block, norm, stack=combined_kinds((attention_kinds, attention_fields), (ffn_kinds, experts)))
 
@@ -72,7 +72,7 @@ def _read_minimax_m2(config: Config) -> Table:
         raise config.error("attn_type_list", config.get("attn_type_list"), "1 for every layer (full attention)")
     norm = rmsnorm(config.number("rms_norm_eps"))
     rotary_fields = {"rotary_dim": config.size("rotary_dim")} if config.has("rotary_dim") else {}
-    mixer = attention(config, position={**rope(config), **rotary_fields}, **qk_norm(norm, "projection"))
+    mixer = attention(config, position={**rope(config), **rotary_fields}, **qk_norm_fields(norm, "projection"))
     experts = moe(
         config.size("num_local_experts", "num_experts"), config.size("num_experts_per_tok"), glu(config), **SIGMOID
     )

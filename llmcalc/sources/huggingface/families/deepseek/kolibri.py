@@ -16,17 +16,17 @@ from ...parts import (
     attention,
     biases,
     decoder,
-    every_nth_full,
     float32_rmsnorm,
     glu,
+    kinds_with_nth_full,
     layer_table,
     listed_kinds,
     moe,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
     sliding_stack,
 )
-from ..experts.mixtral import qwen_moe
+from ..experts.mixtral import qwen_moe_decoder
 from ..glm.glm import GLM4_MODULES
 from .deepseek import SIGMOID
 
@@ -41,8 +41,10 @@ def _read_kolibri1(config: Config) -> Table:
         glu(config, width=config.size("moe_intermediate_size")),
         glu(config, width=config.size("shared_expert_intermediate_size")), **SIGMOID,
     )  # fmt: skip
-    block = layer_table(attention(config, **qk_norm(norm)), experts, norm, "sandwich")
-    return decoder(config, block, norm, stack=sliding_stack(config, every_nth_full(depth, 5), full_fields=UNTURNED))
+    block = layer_table(attention(config, **qk_norm_fields(norm)), experts, norm, "sandwich")
+    return decoder(
+        config, block, norm, stack=sliding_stack(config, kinds_with_nth_full(depth, 5), full_fields=UNTURNED)
+    )
 
 
 def _read_flint(config: Config) -> Table:
@@ -60,12 +62,14 @@ def _read_flint(config: Config) -> Table:
         {"full": {"attention": UNTURNED}, "sliding": {"attention": {"sliding_window": config.size("sliding_window")}}},
     )
     kernels = {"sinks": True, "float32_scores": True}
-    mixer = attention(config, **kernels, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm))
+    mixer = attention(config, **kernels, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm))
     expert_fields = {
         "shared": glu(config, width=config.size("shared_expert_intermediate_size")),
         "router": {"scoring_func": "sigmoid"},
     }
-    return qwen_moe(config, config.count("num_experts"), mixer, expert_fields, layer_windows, float32_product=True)
+    return qwen_moe_decoder(
+        config, config.count("num_experts"), mixer, expert_fields, layer_windows, float32_product=True
+    )
 
 
 FAMILIES = {

@@ -14,7 +14,7 @@ from ...parts import Table, decoder, glu, moe, rmsnorm, uncounted_prediction
 from .deepseek import LATENT_WRITES, ROUTING, latent_attention
 
 
-def longcat_flash(config: Config) -> Table:
+def read_longcat_flash(config: Config) -> Table:
     """Reads LongCat-Flash. Scaling factors of latents and of the experts' sum are not matrix products."""
     head_size = config.size("qk_nope_head_dim") + config.size("qk_rope_head_dim")
     config.require("qk_head_dim", None, head_size)
@@ -85,7 +85,7 @@ HOLDS_IDENTITIES = Deviation(
 
 FAMILIES = {
     "longcat_flash": Family(
-        longcat_flash,
+        read_longcat_flash,
         {"num_hidden_layers": 56, "zero_expert_type": "identity", "router_bias": False},
         (ROUTING - {"qk_head_dim", "intermediate_size"})
         | {"attention_method", "mla_scale_q_lora", "mla_scale_kv_lora"},

@@ -23,7 +23,7 @@ from ...parts import (
     layer_table,
     listed_kinds,
     moe,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
     rope,
     uncounted_prediction,
@@ -55,7 +55,7 @@ def _read_mellum(config: Config) -> Table:
         config,
         position=rope(config, layer_kind="full_attention"),
         **biases(config.flag("attention_bias"), *QKVO),
-        **qk_norm(norm),
+        **qk_norm_fields(norm),
     )
     sliding_attention = {
         "position": rope(config, layer_kind="sliding_attention"),

@@ -51,7 +51,7 @@ def _read_dflash(config: Config) -> Table:
     }  # fmt: skip
     vocab = config.size("vocab_size")
     proposed_tokens = config.optional_size("draft_vocab_size") or vocab
-    block = layer_table(mixer, _network(config), norm)
+    block = layer_table(mixer, _layer_ffn(config), norm)
     return decoder(
         config,
         block,
@@ -92,7 +92,7 @@ def _attention(config: Config, norm: Table) -> Table:
     }
 
 
-def _network(config: Config) -> Table:
+def _layer_ffn(config: Config) -> Table:
     """Returns the layers' network: dense, or experts with the routing of the family that `moe_preset` names.
 
     The first version had DeepSeek-V4's routing alone and no `moe_preset`.

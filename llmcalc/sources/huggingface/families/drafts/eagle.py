@@ -20,12 +20,12 @@ from ...parts import (
     Table,
     attention,
     biases,
-    clamped_gpt_oss_network,
+    clamped_gpt_oss_ffn,
     decoder,
     glu,
     layer_table,
     moe,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
 )  # fmt: skip
 from ..deepseek.deepseek import latent_attention
@@ -83,7 +83,7 @@ def _read_eagle3_qwen3_moe(config: Config) -> Table:
 
 def _read_eagle3_gpt_oss(config: Config) -> Table:
     """Reads EAGLE-3 with gpt-oss's experts and Llama's attention."""
-    expert = clamped_gpt_oss_network(glu(config, bias=True))
+    expert = clamped_gpt_oss_ffn(glu(config, bias=True))
     experts = moe(config.size("num_local_experts"), config.size("num_experts_per_tok"), expert, router={"bias": True})
     return _draft_of_states(config, _attention(config, has_qk_norm=False), experts)
 
@@ -92,7 +92,7 @@ def _attention(config: Config, has_qk_norm: bool) -> Table:
     """Returns the draft's grouped-query attention, whose head size is stated because its input is wider."""
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
     head_dim = config.optional_size("head_dim") or config.quotient("num_attention_heads", hidden, heads)
-    qk_norms = qk_norm(rmsnorm(config.number("rms_norm_eps"))) if has_qk_norm else {}
+    qk_norms = qk_norm_fields(rmsnorm(config.number("rms_norm_eps"))) if has_qk_norm else {}
     return attention(config, head_dim=head_dim, **biases(config.flag("attention_bias"), *QKVO), **qk_norms)
 
 

@@ -53,7 +53,7 @@ def _draft_model(config: Config, draft_type: str, usual_values: dict[str, Any]) 
     model_fields = {**family.read_model(text_config), **dropout_of(text_config, family)}
     text_config.finish(family.ignored_fields, config)
     config.notes += text_config.notes
-    _share_keys_everywhere(model_fields["decoder"], is_wide)
+    _share_target_keys(model_fields["decoder"], is_wide)
     target_width = config.size("backbone_hidden_size")
     model_fields["decoder"]["streams"] = {"type": "target_states", "start": "target", "states": 2, "size": target_width}
     model_fields["proposal"] = {"state_size": target_width}
@@ -73,7 +73,7 @@ def _draft_model(config: Config, draft_type: str, usual_values: dict[str, Any]) 
     return model_fields
 
 
-def _share_keys_everywhere(stack: Table, is_wide: bool) -> None:
+def _share_target_keys(stack: Table, is_wide: bool) -> None:
     """Makes every layer read the target model's keys and values. is_wide: whether networks are twice as wide."""
     block = dict(stack["block"])
     block["attention"] = {**block["attention"], "kv_shared": True}

@@ -23,7 +23,7 @@ from ...parts import (
     layer_table,
     listed_kinds,
     moe,
-    qk_norm,
+    qk_norm_fields,
     rope,
 )
 from ..deepseek.deepseek import SIGMOID
@@ -36,7 +36,7 @@ def _read_beam(config: Config) -> Table:
         position=rope(config, layer_kind="sliding_attention"),
         output_gate={"per": "element", "bias": "head"},
         **biases(config.flag("attention_bias"), *QKVO),
-        **qk_norm(norm),
+        **qk_norm_fields(norm),
     )
     default_kinds = ["sliding" if (i + 1) % 6 and i < depth - 1 else "full" for i in range(depth)]
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_kinds)

@@ -34,7 +34,7 @@ def _read_doge(config: Config) -> Table:
     if config.optional_size("sliding_window") is not None:
         mixer["sliding_window"] = config.size("sliding_window")
     dense_ffn = glu(config, config.flag("mlp_bias"))
-    block = layer_table(mixer, _product_key_experts(config, dense_ffn) if config.flag("is_moe") else dense_ffn, norm)
+    block = layer_table(mixer, _product_key_moe(config, dense_ffn) if config.flag("is_moe") else dense_ffn, norm)
     return decoder(config, {**block, "residual_scale": "residual"}, norm)
 
 
@@ -45,7 +45,7 @@ def _head_dim(config: Config, hidden: int, heads: int) -> int:
     return hidden // heads
 
 
-def _product_key_experts(config: Config, shared_expert: Table) -> Table:
+def _product_key_moe(config: Config, shared_expert: Table) -> Table:
     """Returns product-key experts, as many as the largest square up to num_experts; the dense FFN is shared."""
     experts, top_k = config.size("num_experts"), config.size("num_experts_per_tok")
     key_count = isqrt(experts)

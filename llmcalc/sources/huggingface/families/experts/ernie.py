@@ -28,7 +28,7 @@ from ...parts import (
     rmsnorm,
     uncounted_prediction,
 )
-from ..llama.llama import llama_like
+from ..llama.llama import llama_decoder
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
@@ -39,7 +39,7 @@ def _has_bias(config: Config) -> bool:
 
 
 def _read_ernie4_5(config: Config) -> Table:
-    return llama_like(config, attention(config, **biases(_has_bias(config), *QKVO)), _has_bias(config))
+    return llama_decoder(config, attention(config, **biases(_has_bias(config), *QKVO)), _has_bias(config))
 
 
 CORRECTED: Table = {"score_correction": "parameter"}
@@ -59,7 +59,7 @@ def _read_ernie4_5_moe(config: Config) -> Table:
         "moe" if first_expert_layer <= i <= last_moe and (i + 1) % expert_interval == 0 else "dense"
         for i in range(depth)
     ]
-    return _network_kinds(config, layer_kinds, config.size("moe_intermediate_size"), {"bias": _has_bias(config)})
+    return _ffn_kinds(config, layer_kinds, config.size("moe_intermediate_size"), {"bias": _has_bias(config)})
 
 
 def _read_ernie4_5_vl_moe_text(config: Config) -> Table:
@@ -70,7 +70,7 @@ def _read_ernie4_5_vl_moe_text(config: Config) -> Table:
         )
     depth = config.size("num_hidden_layers")
     is_stated = config.has("moe_layer_start_index")
-    first_layer = _number_for_text_experts(config, "moe_layer_start_index", depth) if is_stated else 1
+    first_layer = _text_expert_number(config, "moe_layer_start_index", depth) if is_stated else 1
     layer_kinds = dense_or_moe(config, depth, first_layer)
     if is_stated and layer_kinds != ["dense"] * first_layer + ["moe"] * (depth - first_layer):
         raise config.error(
@@ -88,14 +88,11 @@ def _read_ernie4_5_vl_moe_text(config: Config) -> Table:
             "moe_layer_start_index: counted as Baidu's own code reads it; the class of transformers reads "
             "mlp_layer_types alone, and without it has one dense layer"
         )
-    if (
-        config.has("moe_layer_end_index")
-        and _number_for_text_experts(config, "moe_layer_end_index", depth - 1) != depth - 1
-    ):
+    if config.has("moe_layer_end_index") and _text_expert_number(config, "moe_layer_end_index", depth - 1) != depth - 1:
         raise config.error("moe_layer_end_index", config.get("moe_layer_end_index"), f"{depth - 1} or more")
     if config.has("moe_layer_interval"):
         config.require("moe_layer_interval", 1)
-    return _network_kinds(
+    return _ffn_kinds(
         config, layer_kinds, widths[0], {}, vision_experts={"expert": glu(config, width=widths[1]), "router": CORRECTED}
     )
 
@@ -104,7 +101,7 @@ OWN_CODE = "ernie4_5_moe_vl"
 """The model type of Baidu's own code, whose configuration class has no shared experts by default."""
 
 
-def _number_for_text_experts(config: Config, field_name: str, maximum: int) -> int:
+def _text_expert_number(config: Config, field_name: str, maximum: int) -> int:
     """Returns a number that earlier configs state twice, for text and image experts; at most `maximum`.
 
     Raises `InputError` if the two differ.
@@ -117,14 +114,12 @@ def _number_for_text_experts(config: Config, field_name: str, maximum: int) -> i
     return bounded_counts.pop()
 
 
-def _network_kinds(
-    config: Config, layer_kinds: list[str], expert_width: int, head: Table, **expert_fields: Table
-) -> Table:
+def _ffn_kinds(config: Config, layer_kinds: list[str], expert_width: int, head: Table, **expert_fields: Table) -> Table:
     norm, bias = rmsnorm(config.number("rms_norm_eps")), _has_bias(config)
     without_shared = config.data.get("model_type") == OWN_CODE and not config.has("moe_num_shared_experts")
     shared_expert_count = 0 if without_shared else config.count("moe_num_shared_experts")
     experts = moe(
-        _number_for_text_experts(config, "num_experts", MOST_EXPERTS)
+        _text_expert_number(config, "num_experts", MOST_EXPERTS)
         if config.has_list("num_experts")
         else config.size("num_experts"),
         config.size("num_experts_per_tok"),

@@ -17,11 +17,11 @@ from ...parts import (
     Table,
     attention,
     biases,
-    clamped_gpt_oss_network,
+    clamped_gpt_oss_ffn,
     decoder,
-    every_nth_full,
     float32_rmsnorm,
     glu,
+    kinds_with_nth_full,
     layer_table,
     moe,
     sliding_stack,
@@ -29,8 +29,8 @@ from ...parts import (
 
 
 def _read_gpt_oss(config: Config) -> Table:
-    block = _gpt_oss_layer(config, clamped_gpt_oss_network(glu(config, bias=True)), float32_softmax=False)
-    stack = sliding_stack(config, every_nth_full(config.size("num_hidden_layers"), 2))
+    block = _gpt_oss_layer(config, clamped_gpt_oss_ffn(glu(config, bias=True)), float32_softmax=False)
+    stack = sliding_stack(config, kinds_with_nth_full(config.size("num_hidden_layers"), 2))
     return decoder(config, block, block["norm"], stack=stack)
 
 
@@ -56,9 +56,7 @@ def _read_privacy_filter(config: Config) -> Table:
         "gated": True,
         **biases(True, "gate_bias", "up_bias", "down_bias"),
     }
-    block = _gpt_oss_layer(
-        config, clamped_gpt_oss_network(expert), sliding_window=2 * config.size("sliding_window") + 1
-    )
+    block = _gpt_oss_layer(config, clamped_gpt_oss_ffn(expert), sliding_window=2 * config.size("sliding_window") + 1)
     model_fields = decoder(config, block, block["norm"])
     model_fields["encoder"] = model_fields.pop("decoder")
     return model_fields

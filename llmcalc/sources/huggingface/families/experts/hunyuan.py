@@ -25,12 +25,12 @@ from ...parts import (
     glu,
     layer_table,
     moe,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
     uncounted_prediction,
 )
 from ..deepseek.deepseek import SIGMOID
-from ..llama.llama import llama_like
+from ..llama.llama import llama_decoder
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
@@ -40,7 +40,7 @@ def _attention_with_norms(config: Config, norm_order: str = "after_rope", **atte
     return attention(
         config,
         **biases(config.flag("attention_bias"), *QKVO),
-        **qk_norm(rmsnorm(config.number("rms_norm_eps")), norm_order=norm_order),
+        **qk_norm_fields(rmsnorm(config.number("rms_norm_eps")), norm_order=norm_order),
         **attention_fields,
     )
 
@@ -60,7 +60,7 @@ def _check_published_fields(config: Config) -> None:
 
 def _read_hunyuan_v1_dense(config: Config) -> Table:
     _check_published_fields(config)
-    return llama_like(config, _attention_with_norms(config))
+    return llama_decoder(config, _attention_with_norms(config))
 
 
 def _read_hunyuan_vl_text(config: Config) -> Table:
@@ -77,7 +77,7 @@ def _read_hunyuan_vl_text(config: Config) -> Table:
     return _read_hunyuan_v1_dense(config)
 
 
-def _values_per_layer(config: Config, field_name: str) -> list[int]:
+def _layer_integers(config: Config, field_name: str) -> list[int]:
     """Returns one positive integer per layer, from a number or a list."""
     depth, field_value = config.size("num_hidden_layers"), config.get(field_name)
     layer_values = field_value if isinstance(field_value, list) else [config.size(field_name)] * depth
@@ -98,11 +98,11 @@ def _read_hunyuan_v1_moe(config: Config) -> Table:
     expert_width = config.size("intermediate_size")
     experts = config.size("num_experts", "num_local_experts")
     for field_name, expected_value in (("num_shared_expert", 1), ("moe_intermediate_size", expert_width)):
-        if config.has(field_name) and {*_values_per_layer(config, field_name)} != {expected_value}:
+        if config.has(field_name) and {*_layer_integers(config, field_name)} != {expected_value}:
             raise config.error(field_name, config.get(field_name), f"{expected_value} in every layer, as in the class")
     if config.has("moe_layer_num_skipped"):
         config.require("moe_layer_num_skipped", 0)
-    top_k_by_layer = _values_per_layer(config, "num_experts_per_tok")
+    top_k_by_layer = _layer_integers(config, "num_experts_per_tok")
     layer_tables: Table = {
         f"top{top_k}": {"feed_forward": {"num_experts_per_tok": top_k}} if top_k != top_k_by_layer[0] else {}
         for top_k in top_k_by_layer

@@ -47,7 +47,7 @@ def _read_inkling_text(config: Config) -> Table:
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     full_attention, sliding_attention = profile_mixers(config)
     kernel_size, mixer = full_attention["conv_kernel_size"], {"type": "profile", **full_attention, "norm": norm}
-    expert_width, dense_width = _network_widths(config)
+    expert_width, dense_width = _ffn_widths(config)
     shared_expert_count = config.size("n_shared_experts")
     experts = moe(
         config.size("n_routed_experts"),
@@ -57,7 +57,7 @@ def _read_inkling_text(config: Config) -> Table:
         shared_scores={"shared_experts": shared_expert_count},
         **SIGMOID,
     )
-    ffn_kinds = _network_kinds(config, depth)
+    ffn_kinds = _ffn_kinds(config, depth)
     dense_ffn: Table = {"type": "mlp", **glu(config, width=dense_width), "output_scale": True}
     block = {
         "type": "convolved",
@@ -75,7 +75,7 @@ def _read_inkling_text(config: Config) -> Table:
     return {**decoder(config, block, norm, stack=stack), "tie_word_embeddings": False}
 
 
-def _network_widths(config: Config) -> tuple[int, int]:
+def _ffn_widths(config: Config) -> tuple[int, int]:
     """Returns the FFN widths of an expert and of a dense layer.
 
     With a `dense_intermediate_size`, as in published checkpoints, `intermediate_size` is the experts'.
@@ -95,7 +95,7 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
     return listed_kinds(config, "layer_types", RANGES, default_kinds)
 
 
-def _network_kinds(config: Config, depth: int) -> list[str]:
+def _ffn_kinds(config: Config, depth: int) -> list[str]:
     dense_count = config.count("dense_mlp_idx") if config.has("dense_mlp_idx") else 0
     return listed_kinds(
         config, "mlp_layer_types", DENSE_OR_MOE, ["dense" if i < dense_count else "moe" for i in range(depth)]

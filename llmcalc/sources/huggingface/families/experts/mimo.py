@@ -75,15 +75,15 @@ def _read_mimo_v2_flash(config: Config) -> Table:
         config, "layer_types", FULL_OR_SLIDING, ["sliding" if i > 0 and (i + 1) % 6 else "full" for i in range(depth)]
     )
     ffn_kinds = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, ["moe" if i else "dense" for i in range(depth)])
-    _require_layers(config, "hybrid_layer_pattern", "sliding", attention_kinds)
-    _require_layers(config, "moe_layer_freq", "moe", ffn_kinds)
+    _require_marked_layers(config, "hybrid_layer_pattern", "sliding", attention_kinds)
+    _require_marked_layers(config, "moe_layer_freq", "moe", ffn_kinds)
     block = layer_table(mixer, glu(config), norm)
     attention_fields = {"full": {}, "sliding": {"attention": sliding_attention}}
     ffn = {"dense": {}, "moe": {"feed_forward": experts}}
     return decoder(config, block, norm, stack=combined_kinds((attention_kinds, attention_fields), (ffn_kinds, ffn)))
 
 
-def _require_layers(config: Config, field: str, layer_kind: str, layers: list[str]) -> None:
+def _require_marked_layers(config: Config, field: str, layer_kind: str, layers: list[str]) -> None:
     """Raises `InputError` if a list of 0 and 1 does not mark exactly the layers of this kind with 1."""
     if config.has(field) and config.sizes(field) != [int(layer == layer_kind) for layer in layers]:
         layer_types = "mlp_layer_types" if layer_kind == "moe" else "layer_types"

@@ -15,7 +15,7 @@ from ...parts import (
     DENSE_OR_MOE,
     Table,
     attention,
-    clamped_gpt_oss_network,
+    clamped_gpt_oss_ffn,
     combined_kinds,
     decoder,
     full_rope,
@@ -23,7 +23,7 @@ from ...parts import (
     listed_kinds,
     moe,
     offset_rmsnorm,
-    qk_norm,
+    qk_norm_fields,
     uncounted_prediction,
 )
 from ...writes import Value
@@ -67,17 +67,19 @@ def _read_minimax_m3(config: Config) -> Table:
     }
     default_kinds = ["full"] * depth
     if older_config.has("sparse_attention_freq"):
-        default_kinds = _named_flags(older_config, "sparse_attention_freq", "full", "sparse", depth)
+        default_kinds = _names_of_flags(older_config, "sparse_attention_freq", "full", "sparse", depth)
     attention_kinds = listed_kinds(
         config, "layer_types", {"full_attention": "full", "minimax_m3_sparse": "sparse"}, default_kinds
     )
     ffn_kinds = (
-        _named_flags(config, "moe_layer_freq", "dense", "moe", depth)
+        _names_of_flags(config, "moe_layer_freq", "dense", "moe", depth)
         if config.has("moe_layer_freq")
         else ["moe"] * depth
     )
     ffn_kinds = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, ffn_kinds)
-    mixer = attention(config, position={**full_rope(config), "rotary_dim": config.size("rotary_dim")}, **qk_norm(norm))
+    mixer = attention(
+        config, position={**full_rope(config), "rotary_dim": config.size("rotary_dim")}, **qk_norm_fields(norm)
+    )
     experts = moe(
         config.size("num_local_experts", "num_experts"),
         config.size("num_experts_per_tok"),
@@ -100,10 +102,10 @@ def _read_minimax_m3(config: Config) -> Table:
 
 def _swiglu(config: Config, width_field: str) -> Table:
     """Returns clamped SwiGLU, regardless of `hidden_act`."""
-    return clamped_gpt_oss_network({"intermediate_size": config.size(width_field), "gated": True})
+    return clamped_gpt_oss_ffn({"intermediate_size": config.size(width_field), "gated": True})
 
 
-def _named_flags(config: Config, field: str, name_if_zero: str, name_if_one: str, depth: int) -> list[str]:
+def _names_of_flags(config: Config, field: str, name_if_zero: str, name_if_one: str, depth: int) -> list[str]:
     """Converts a list of 0 and 1 to a list of two names."""
     layer_flags = config.sizes(field)
     if len(layer_flags) != depth:

@@ -22,7 +22,7 @@ from ...parts import (
     layernorm,
     listed_kinds,
     moe,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
 )
 
@@ -67,11 +67,11 @@ def _read_qwen2_moe(config: Config) -> Table:
         else (["full"] * depth, {"full": {}})
     )
     mixer = attention(config, **biases(config.flag("qkv_bias"), *QKV))
-    expert_fields = {"shared": glu(config, width=shared_width), "shared_expert_gate": True}
-    return qwen_moe(config, config.count("num_experts"), mixer, expert_fields, layer_windows)
+    expert_fields = {"shared_expert": glu(config, width=shared_width), "shared_expert_gate": True}
+    return qwen_moe_decoder(config, config.count("num_experts"), mixer, expert_fields, layer_windows)
 
 
-def qwen3_moe(config: Config) -> Table:
+def read_qwen3_moe(config: Config) -> Table:
     for field_name, field_value in (
         ("qkv_bias", False),
         ("shared_expert_intermediate_size", 0),
@@ -80,27 +80,27 @@ def qwen3_moe(config: Config) -> Table:
         if config.has(field_name):
             config.require(field_name, field_value)
     window, uses_window = config.optional_size("sliding_window"), config.flag("use_sliding_window")
-    qk_norms = qk_norm(rmsnorm(config.number("rms_norm_eps")))
+    qk_norms = qk_norm_fields(rmsnorm(config.number("rms_norm_eps")))
     mixer = attention(
         config,
         sliding_window=window if uses_window else None,
         **biases(config.flag("attention_bias"), *QKVO),
         **qk_norms,
     )
-    return qwen_moe(config, config.count("num_experts", "num_local_experts"), mixer, {})
+    return qwen_moe_decoder(config, config.count("num_experts", "num_local_experts"), mixer, {})
 
 
-def qwen_moe(
+def qwen_moe_decoder(
     config: Config,
     experts: int,
     mixer: Table,
-    attention_fields: Table,
+    moe_fields: Table,
     *kind_axes: tuple[list[str], Table],
     float32_product: bool = False,
 ) -> Table:
     """Returns a model with experts in every `decoder_sparse_step`-th layer that is not in `mlp_only_layers`.
 
-    attention_fields: fields of the experts beyond the routed ones. float32_product: as in `Norm`.
+    moe_fields: fields of the experts beyond the routed ones. float32_product: as in `Norm`.
     """
     norm = rmsnorm(config.number("rms_norm_eps"), **biases(float32_product, "float32_product"))
     depth = config.size("num_hidden_layers")
@@ -114,7 +114,7 @@ def qwen_moe(
             experts,
             config.size("num_experts_per_tok"),
             glu(config, width=config.size("moe_intermediate_size")),
-            **attention_fields,
+            **moe_fields,
         )
         if "moe" in layer_kinds
         else {}
@@ -132,6 +132,6 @@ OF_ABSENT_LAYERS = {"intermediate_size", "moe_intermediate_size", "num_experts_p
 FAMILIES = {
     "mixtral": Family(_read_mixtral, earlier_names={"mlp": "block_sparse_moe"}),
     "qwen2_moe": Family(_read_qwen2_moe, {"head_dim": None}, NO_COUNT | OF_ABSENT_LAYERS),
-    "qwen3_moe": Family(qwen3_moe, {"head_dim": None}, NO_COUNT | OF_ABSENT_LAYERS | {"max_window_layers"}),
+    "qwen3_moe": Family(read_qwen3_moe, {"head_dim": None}, NO_COUNT | OF_ABSENT_LAYERS | {"max_window_layers"}),
     "phimoe": Family(_read_phimoe, {"head_dim": None}, NO_COUNT, earlier_names={"mlp": "block_sparse_moe"}),
 }

@@ -24,7 +24,7 @@ from ...parts import (
     listed_kinds,
     moe,
     offset_rmsnorm,
-    qk_norm,
+    qk_norm_fields,
     uncounted_prediction,
 )
 from ..deepseek.deepseek import SIGMOID
@@ -34,7 +34,7 @@ def _read_step3p5(config: Config) -> Table:
     uncounted_prediction(config)
     depth, norm = config.size("num_hidden_layers"), offset_rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(
-        config, output_gate={"per": "head"}, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm)
+        config, output_gate={"per": "head"}, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm)
     )
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
     window = config.optional_size("sliding_window")

@@ -18,11 +18,11 @@ from ...parts import (
     biases,
     bidirectional_stack,
     decoder,
-    every_nth_full,
     float32_rmsnorm,
     glu,
+    kinds_with_nth_full,
     listed_kinds,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
     stack_of_layers,
 )
@@ -32,7 +32,7 @@ from .gemma4 import full_attention, head_sizes, sliding_attention
 
 def _read_embedding_gemma2(config: Config) -> Table:
     norm, depth = float32_rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
-    default_kinds = every_nth_full(depth, config.optional_size("sliding_window_pattern") or 6)
+    default_kinds = kinds_with_nth_full(depth, config.optional_size("sliding_window_pattern") or 6)
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_kinds)
     layer_kinds[-1] = "full"
     mixer = attention(
@@ -40,7 +40,7 @@ def _read_embedding_gemma2(config: Config) -> Table:
         position={"type": "rope", "rope_theta": 1_000_000.0},
         v_norm=rmsnorm(norm["eps"], weight=False),
         **biases(config.flag("attention_bias"), *QKVO),
-        **qk_norm(norm),
+        **qk_norm_fields(norm),
     )
     ffn, width_per_layer = glu(config, act="hidden_activation"), config.size("hidden_size_per_layer_input")
     block: Table = {

@@ -19,11 +19,11 @@ from ...parts import (
     biases,
     bidirectional_stack,
     decoder,
-    every_nth_full,
     glu,
+    kinds_with_nth_full,
     layer_table,
     offset_rmsnorm,
-    qk_norm,
+    qk_norm_fields,
     rope,
     sliding_stack,
 )
@@ -31,7 +31,7 @@ from ...writes import Writes
 from ...written_towers import gemma3_sections, paligemma_sections
 
 
-def gemma_like(
+def gemma_decoder(
     config: Config, mixer: Table, placement: str, stack: Table | None = None, act: str = "hidden_activation"
 ) -> Table:
     norm = offset_rmsnorm(config.number("rms_norm_eps"))
@@ -48,7 +48,7 @@ def _gemma_attention(config: Config, **attention_fields: Any) -> Table:
     return attention(config, **biases(config.flag("attention_bias"), *QKVO), **attention_fields)
 
 
-def score_cap(config: Config) -> Table:
+def score_cap_fields(config: Config) -> Table:
     """Returns the soft cap of attention scores, if the config sets one."""
     return (
         {}
@@ -58,24 +58,24 @@ def score_cap(config: Config) -> Table:
 
 
 def _read_gemma(config: Config) -> Table:
-    return gemma_like(config, _gemma_attention(config), "pre", act="hidden_act")
+    return gemma_decoder(config, _gemma_attention(config), "pre", act="hidden_act")
 
 
 def _read_gemma2(config: Config) -> Table:
-    return gemma_like(
+    return gemma_decoder(
         config,
-        _gemma_attention(config, **score_cap(config)),
+        _gemma_attention(config, **score_cap_fields(config)),
         "sandwich",
-        sliding_stack(config, every_nth_full(config.size("num_hidden_layers"), 2)),
+        sliding_stack(config, kinds_with_nth_full(config.size("num_hidden_layers"), 2)),
     )
 
 
 def _read_vaultgemma(config: Config) -> Table:
-    return gemma_like(
+    return gemma_decoder(
         config,
-        _gemma_attention(config, **score_cap(config)),
+        _gemma_attention(config, **score_cap_fields(config)),
         "pre",
-        sliding_stack(config, every_nth_full(config.size("num_hidden_layers"), 2)),
+        sliding_stack(config, kinds_with_nth_full(config.size("num_hidden_layers"), 2)),
     )
 
 
@@ -91,9 +91,11 @@ def local_theta(config: Config) -> float:
 
 def _read_gemma3(config: Config) -> Table:
     norm = offset_rmsnorm(config.number("rms_norm_eps"))
-    mixer = _gemma_attention(config, position={"rope_theta": 1_000_000.0, **rope(config)}, **qk_norm(norm))
-    layer_kinds = every_nth_full(config.size("num_hidden_layers"), config.optional_size("sliding_window_pattern") or 6)
-    return gemma_like(
+    mixer = _gemma_attention(config, position={"rope_theta": 1_000_000.0, **rope(config)}, **qk_norm_fields(norm))
+    layer_kinds = kinds_with_nth_full(
+        config.size("num_hidden_layers"), config.optional_size("sliding_window_pattern") or 6
+    )
+    return gemma_decoder(
         config,
         mixer,
         "sandwich",

@@ -19,11 +19,11 @@ from ...parts import (
     biases,
     check_shared_layers,
     decoder,
-    every_nth_full,
     float32_rmsnorm,
     glu,
+    kinds_with_nth_full,
     listed_kinds,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
     rope,
     stack_of_layers,
@@ -52,7 +52,7 @@ def _read_gemma3n(config: Config) -> Table:
     norm = float32_rmsnorm(config.number("rms_norm_eps"))
     width_per_layer = config.size("hidden_size_per_layer_input")
     streams = config.size("altup_num_inputs")
-    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, every_nth_full(depth, 5))
+    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, kinds_with_nth_full(depth, 5))
     check_shared_layers(config, layer_kinds, shared_layers)
     layers: list[tuple[str, Table]] = []
     for i, (layer_kind, ffn_width) in enumerate(zip(layer_kinds, _ffn_widths(config, depth), strict=True)):
@@ -71,7 +71,7 @@ def _read_gemma3n(config: Config) -> Table:
         )
     mixer = attention(
         config, position={"rope_theta": 1_000_000.0, **rope(config)}, v_norm=rmsnorm(norm["eps"], weight=False),
-        **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm),
+        **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm),
     )  # fmt: skip
     feed_forward = glu(config, width=layers[0][1]["feed_forward"]["intermediate_size"], act="hidden_activation")
     per_layer_gate = {"hidden_size_per_layer_input": width_per_layer, "hidden_act": feed_forward["hidden_act"]}

@@ -24,12 +24,12 @@ from ...parts import (
     bidirectional_stack,
     check_shared_layers,
     decoder,
-    every_nth_full,
     float32_rmsnorm,
     glu,
+    kinds_with_nth_full,
     listed_kinds,
     moe,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
     stack_of_layers,
 )
@@ -115,7 +115,7 @@ def gemma4_attention(config: Config) -> tuple[Table, list[str], Table]:
     """Returns the norm, the kind of each layer, and the attention of full layers."""
     norm = float32_rmsnorm(config.number("rms_norm_eps"))
     layer_kinds = listed_kinds(
-        config, "layer_types", FULL_OR_SLIDING, every_nth_full(config.size("num_hidden_layers"), 6)
+        config, "layer_types", FULL_OR_SLIDING, kinds_with_nth_full(config.size("num_hidden_layers"), 6)
     )
     layer_kinds[-1] = "full"
     rope = {"type": "rope", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.25}
@@ -124,7 +124,7 @@ def gemma4_attention(config: Config) -> tuple[Table, list[str], Table]:
         position=rope,
         v_norm=rmsnorm(norm["eps"], weight=False),
         **biases(config.flag("attention_bias"), *QKVO),
-        **qk_norm(norm),
+        **qk_norm_fields(norm),
     )
     return norm, layer_kinds, mixer
 

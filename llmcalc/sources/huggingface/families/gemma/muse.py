@@ -26,7 +26,7 @@ from ...parts import (
     listed_kinds,
     moe,
     offset_rmsnorm,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
     rope,
     stack_of_layers,
@@ -84,7 +84,7 @@ def _gated_attention(config: Config) -> Table:
         config,
         output_gate={"per": "element"},
         **biases(config.flag("attention_bias"), *QKVO),
-        **qk_norm(rmsnorm(config.number("rms_norm_eps"), weight=False)),
+        **qk_norm_fields(rmsnorm(config.number("rms_norm_eps"), weight=False)),
     )
 
 

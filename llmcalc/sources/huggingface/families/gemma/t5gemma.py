@@ -19,26 +19,26 @@ from ...parts import (
     attention,
     biases,
     bidirectional_stack,
-    every_nth_full,
     glu,
     head_table,
+    kinds_with_nth_full,
     layer_table,
     offset_rmsnorm,
-    qk_norm,
+    qk_norm_fields,
     rope,
     sliding_stack,
 )
-from .gemma import local_theta, score_cap
+from .gemma import local_theta, score_cap_fields
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
 
 
-def _config_and_stack(config: Config, section_name: str, has_cross_attention: bool = False) -> tuple[Config, Table]:
+def _read_stack_config(config: Config, section_name: str, has_cross_attention: bool = False) -> tuple[Config, Table]:
     """Returns the config and the stack of the encoder or decoder; a missing section has the class's defaults."""
     side_config = config.section(section_name, SIDE)
     norm = offset_rmsnorm(side_config.number("rms_norm_eps"))
-    mixer = attention(side_config, **score_cap(side_config), **biases(side_config.flag("attention_bias"), *QKVO))
+    mixer = attention(side_config, **score_cap_fields(side_config), **biases(side_config.flag("attention_bias"), *QKVO))
     block: Table = layer_table(mixer, glu(side_config, act="hidden_activation"), norm, "sandwich")
     if has_cross_attention:
         block["cross_attention"] = {field: field_value for field, field_value in mixer.items() if field != "position"}
@@ -47,7 +47,7 @@ def _config_and_stack(config: Config, section_name: str, has_cross_attention: bo
         "num_hidden_layers": depth,
         "block": block,
         "final_norm": norm,
-        **sliding_stack(side_config, every_nth_full(depth, 2)),
+        **sliding_stack(side_config, kinds_with_nth_full(depth, 2)),
     }
     stack = stack if has_cross_attention else bidirectional_stack(stack, lambda window: window)
     side_config.finish(IGNORED, config)
@@ -55,7 +55,7 @@ def _config_and_stack(config: Config, section_name: str, has_cross_attention: bo
 
 
 def _read_t5gemma(config: Config) -> Table:
-    encoder_config, encoder = _config_and_stack(config, "encoder")
+    encoder_config, encoder = _read_stack_config(config, "encoder")
     if not config.flag("is_encoder_decoder"):
         model_sizes = {
             "vocab_size": encoder_config.size("vocab_size"),
@@ -68,7 +68,7 @@ def _read_t5gemma(config: Config) -> Table:
             "encoder": encoder,
             "head": _token_classifier(config) if config.head == "classification" else {"type": "none"},
         }
-    decoder_config, decoder = _config_and_stack(config, "decoder", has_cross_attention=True)
+    decoder_config, decoder = _read_stack_config(config, "decoder", has_cross_attention=True)
     hidden, vocab = encoder_config.size("hidden_size"), encoder_config.size("vocab_size")
     encoder |= {
         "vocab_size": vocab,
@@ -99,7 +99,10 @@ def _read_t5gemma2(config: Config) -> Table:
                 f"{encoder_config.size(field_name)}, which is the encoder's",
             )
     is_tied, hidden_size = config.flag("tie_word_embeddings"), decoder_config.size("hidden_size")
-    encoder, decoder = _gemma3_side(encoder_config), _gemma3_side(decoder_config, has_merged_attention=True)
+    encoder, decoder = (
+        _encoder_or_decoder(encoder_config),
+        _encoder_or_decoder(decoder_config, has_merged_attention=True),
+    )
     from ...towers import read_towers
 
     towers, notes = read_towers(
@@ -127,7 +130,7 @@ def _read_t5gemma2(config: Config) -> Table:
     return {**model_fields, "towers": towers} if towers else model_fields
 
 
-def _gemma3_side(config: Config, has_merged_attention: bool = False) -> Table:
+def _encoder_or_decoder(config: Config, has_merged_attention: bool = False) -> Table:
     """Returns the table of the encoder's or the decoder's stack.
 
     has_merged_attention: whether attention also covers the encoder's output.
@@ -144,12 +147,14 @@ def _gemma3_side(config: Config, has_merged_attention: bool = False) -> Table:
             "attention_bias": bias,
             "norm": norm,
             **position_field,
-            **score_cap(config),
+            **score_cap_fields(config),
         }
     else:
-        mixer = attention(config, **position_field, **score_cap(config), **qk_norm(norm), **biases(bias, *QKVO))
+        mixer = attention(
+            config, **position_field, **score_cap_fields(config), **qk_norm_fields(norm), **biases(bias, *QKVO)
+        )
     block: Table = layer_table(mixer, glu(config, act="hidden_activation"), norm, "sandwich")
-    layer_kinds = every_nth_full(depth, config.optional_size("sliding_window_pattern") or 6)
+    layer_kinds = kinds_with_nth_full(depth, config.optional_size("sliding_window_pattern") or 6)
     local_attention_fields = {"position": {"rope_theta": local_theta(config)}}
     return {
         "num_hidden_layers": depth,

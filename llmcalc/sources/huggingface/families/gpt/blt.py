@@ -43,9 +43,9 @@ def _read_blt(config: Config) -> Table:
         "hash_tables": len(config.sizes("encoder_hash_byte_group_size"))
         * config.size("encoder_hash_byte_group_nb_functions"),
         "hash_vocab_size": config.size("encoder_hash_byte_group_vocab"),
-        "encoder": _layers_of_llama(local_encoder, window_field),
+        "encoder": _llama_layers(local_encoder, window_field),
         "reads": _cross_attention(local_encoder),
-        "decoder": _layers_of_llama(local_decoder, window_field),
+        "decoder": _llama_layers(local_decoder, window_field),
         "writes": _cross_attention(local_decoder),
         "writes_every_layer": local_decoder.flag("cross_attn_all_layers"),
         "norm": rmsnorm(local_decoder.number("rms_norm_eps")),
@@ -58,7 +58,7 @@ def _read_blt(config: Config) -> Table:
                 "vocab_size", patcher_config.size("vocab_size"), f"at least {vocab}, the model's vocabulary"
             )
         streams["patcher"] = {
-            **_layers_of_llama(patcher_config, {} if patcher_window is None else {"sliding_window": patcher_window}),
+            **_llama_layers(patcher_config, {} if patcher_window is None else {"sliding_window": patcher_window}),
             "vocab_size": patcher_config.size("vocab_size"),
             "hidden_size": patcher_config.size("hidden_size"),
             "norm": rmsnorm(patcher_config.number("rms_norm_eps")),
@@ -72,7 +72,7 @@ def _read_blt(config: Config) -> Table:
         )
     config.fields_read.add("patcher_config")
     _check_vocabulary(config, local_encoder)
-    layers = _layers_of_llama(global_config)
+    layers = _llama_layers(global_config)
     for stack_config in (global_config, local_encoder, local_decoder):
         stack_config.finish(frozenset(stack_config.defaults), config)
     embedding_fields: Table = {} if hidden == global_config.size("hidden_size") else {"embedding_size": hidden}
@@ -90,7 +90,7 @@ def _check_vocabulary(config: Config, local_encoder: Config) -> None:
         raise local_encoder.error("vocab_size", local_vocab, f"{vocab}, the vocabulary of the head")
 
 
-def _layers_of_llama(config: Config, attention_fields: Table | None = None) -> Table:
+def _llama_layers(config: Config, attention_fields: Table | None = None) -> Table:
     """Returns layers of Llama's kind. attention_fields: further fields of their attention."""
     heads, hidden = config.size("num_attention_heads"), config.size("hidden_size")
     config.quotient("num_attention_heads", hidden, heads)

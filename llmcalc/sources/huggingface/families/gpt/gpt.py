@@ -71,7 +71,7 @@ def _gpt(
     return decoder(config, layer, norm, stack=stack, head=head, label_count=label_count)
 
 
-def _choice_head(config: Config) -> Table:
+def _multiple_choice_head(config: Config) -> Table:
     """Returns the second head of a multiple-choice class: one score per continuation, from the last token."""
     if config.head != "lm" or not architecture(config).endswith("DoubleHeadsModel"):
         return {}
@@ -86,7 +86,10 @@ def _read_gpt2(config: Config) -> Table:
     if config.flag("add_cross_attention"):
         cross = {"cross_attention": heads, "idle_cross_attention": True}
         config.notes.append(IDLE_CROSS_ATTENTION)
-    return {**_gpt(config, mixer, stack={"position": learned_positions(config)}, **cross), **_choice_head(config)}
+    return {
+        **_gpt(config, mixer, stack={"position": learned_positions(config)}, **cross),
+        **_multiple_choice_head(config),
+    }
 
 
 def _read_gpt_bigcode(config: Config) -> Table:
@@ -131,7 +134,7 @@ def _read_openai_gpt(config: Config) -> Table:
         config.choice({"gelu": "gelu_new", "relu": "relu", "silu": "silu", "swish": "silu"}, "afn"),
     )
     block = layer_table(full_width_heads(config, float32_softmax=False, **biases(True, *QKVO)), ffn, norm, "post")
-    return decoder(config, block, None, stack={"position": learned_positions(config)}, **_choice_head(config))
+    return decoder(config, block, None, stack={"position": learned_positions(config)}, **_multiple_choice_head(config))
 
 
 def _read_gptj(config: Config) -> Table:

@@ -34,16 +34,16 @@ def _read_opt(config: Config) -> Table:
 
 def _read_xglm(config: Config) -> Table:
     config.require("add_cross_attention", False)
-    return _fairseq(
+    return _fairseq_decoder(
         config, "ffn_dim", "activation_function", {"type": "sinusoidal"}, float32_softmax=False, floors_scores=True
     )
 
 
 def _read_biogpt(config: Config) -> Table:
-    return _fairseq(config, "intermediate_size", "hidden_act", learned_positions(config, 2))
+    return _fairseq_decoder(config, "intermediate_size", "hidden_act", learned_positions(config, 2))
 
 
-def _fairseq(config: Config, width_field: str, act: str, position: Table, **softmax: bool) -> Table:
+def _fairseq_decoder(config: Config, width_field: str, act: str, position: Table, **softmax: bool) -> Table:
     """Returns a decoder of fairseq. softmax: additional fields of the attention."""
     norm = layernorm()
     block = layer_table(

@@ -7,20 +7,33 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family, module_names
-from ...parts import QKV, QKVO, Table, attention, biases, decoder, fused_glu, glu, layer_table, layernorm, qk_norm, rope
+from ...parts import (
+    QKV,
+    QKVO,
+    Table,
+    attention,
+    biases,
+    decoder,
+    fused_glu,
+    glu,
+    layer_table,
+    layernorm,
+    qk_norm_fields,
+    rope,
+)
 from ...writes import PARTIAL_ROTARY, UNPADDED
-from ..llama.llama import llama_like
+from ..llama.llama import llama_decoder
 from .gpt import full_width_heads, plain_ffn
 
 
 def _read_phi3(config: Config) -> Table:
     position = {**rope(config), "concatenated": True}
-    return llama_like(config, attention(config, position=position, fused_qkv=True), ffn=fused_glu(config))
+    return llama_decoder(config, attention(config, position=position, fused_qkv=True), ffn=fused_glu(config))
 
 
 def _read_phi(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_eps"))
-    qk_norms = qk_norm(norm) if config.flag("qk_layernorm") else {}
+    qk_norms = qk_norm_fields(norm) if config.flag("qk_layernorm") else {}
     mixer = attention(config, position=rope(config, 0.5), **biases(True, *QKVO), **qk_norms)
     block = layer_table(mixer, plain_ffn(config, "intermediate_size", "hidden_act"), norm, parallel="shared")
     return decoder(config, block, norm, head={"bias": True})
@@ -28,14 +41,14 @@ def _read_phi(config: Config) -> Table:
 
 def _read_persimmon(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_eps"))
-    qk_norms = qk_norm(norm) if config.flag("qk_layernorm") else {}
+    qk_norms = qk_norm_fields(norm) if config.flag("qk_layernorm") else {}
     mixer = full_width_heads(config, position=rope(config, 0.5), **biases(True, *QKVO), **qk_norms)
     return decoder(config, layer_table(mixer, plain_ffn(config, "intermediate_size", "hidden_act"), norm), norm)
 
 
 def _read_stablelm(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_eps"))
-    qk_norms = qk_norm({**norm, "bias": False}, "per_head") if config.flag("qk_layernorm") else {}
+    qk_norms = qk_norm_fields({**norm, "bias": False}, "per_head") if config.flag("qk_layernorm") else {}
     mixer = attention(
         config, head_dim=None, position=rope(config, 0.25), **biases(config.flag("use_qkv_bias"), *QKV), **qk_norms
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import QKVO, Table, attention, biases, decoder, glu, layer_table, qk_norm, rmsnorm
+from ...parts import QKVO, Table, attention, biases, decoder, glu, layer_table, qk_norm_fields, rmsnorm
 from ..gpt.gpt import plain_ffn
 
 
@@ -22,7 +22,9 @@ def _read_bitnet(config: Config) -> Table:
 def _read_nanochat(config: Config) -> Table:
     """Reads nanochat: norms have no weights, a norm follows the embeddings, and QK-norm follows RoPE."""
     norm = rmsnorm(config.number("rms_norm_eps"), weight=False)
-    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm, norm_order="after_rope"))
+    mixer = attention(
+        config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm, norm_order="after_rope")
+    )
     block = layer_table(mixer, plain_ffn(config, "intermediate_size", "hidden_act", False), norm)
     return decoder(config, block, norm, stack={"embedding_norm": norm})
 

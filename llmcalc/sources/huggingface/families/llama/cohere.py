@@ -21,14 +21,14 @@ from ...parts import (
     attention,
     biases,
     decoder,
-    every_nth_full,
     glu,
+    kinds_with_nth_full,
     layer_pattern,
     layer_table,
     layernorm,
     listed_kinds,
     moe,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
     rope,
     sliding_stack,
@@ -56,13 +56,17 @@ def _layer_norm(config: Config) -> Table:
 
 def _read_cohere(config: Config) -> Table:
     norm = _layer_norm(config)
-    qk_norms = qk_norm(norm, "per_head") if config.get("use_qk_norm") is not None and config.flag("use_qk_norm") else {}
+    qk_norms = (
+        qk_norm_fields(norm, "per_head") if config.get("use_qk_norm") is not None and config.flag("use_qk_norm") else {}
+    )
     return _parallel_decoder(config, attention(config, **_attention_biases(config), **qk_norms), glu(config), norm)
 
 
 def _read_cohere2(config: Config) -> Table:
     config.require("use_qk_norm", None, False)
-    layer_kinds = every_nth_full(config.size("num_hidden_layers"), config.optional_size("sliding_window_pattern") or 4)
+    layer_kinds = kinds_with_nth_full(
+        config.size("num_hidden_layers"), config.optional_size("sliding_window_pattern") or 4
+    )
     mixer = attention(config, **_attention_biases(config))
     if config.optional_size("sliding_window") is None:
         del mixer["position"]
@@ -83,7 +87,10 @@ def _read_cohere2_moe(config: Config) -> Table:
     dense_period = config.size("prefix_dense_sliding_window_pattern")
     full_period = config.optional_size("sliding_window_pattern") or 4
     window = config.optional_size("sliding_window")
-    default_kinds = [*every_nth_full(dense_layers, dense_period), *every_nth_full(depth - dense_layers, full_period)]
+    default_kinds = [
+        *kinds_with_nth_full(dense_layers, dense_period),
+        *kinds_with_nth_full(depth - dense_layers, full_period),
+    ]
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_kinds)
     ffn_kinds = listed_kinds(
         config,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ...config import Config
 from ...family import Family
 from ...parts import Table, rope
-from .llama import llama_like
+from .llama import llama_decoder
 
 
 def _read_diffllama(config: Config) -> Table:
@@ -18,7 +18,7 @@ def _read_diffllama(config: Config) -> Table:
     )
     kv_heads = config.optional_size("num_key_value_heads") or heads
     head_fields = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim}
-    return llama_like(
+    return llama_decoder(
         config,
         {
             "type": "differential",

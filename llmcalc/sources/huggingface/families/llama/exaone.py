@@ -17,7 +17,7 @@ from ...parts import (
     layer_table,
     listed_kinds,
     moe,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
     sliding_stack,
     uncounted_prediction,
@@ -42,7 +42,7 @@ def _attention_kinds(config: Config) -> list[str]:
 def _read_exaone4(config: Config) -> Table:
     uncounted_prediction(config)
     norm = rmsnorm(config.number("rms_norm_eps"))
-    block = layer_table(attention(config, **qk_norm(norm)), glu(config), norm, "output")
+    block = layer_table(attention(config, **qk_norm_fields(norm)), glu(config), norm, "output")
     return decoder(
         config, block, norm, stack=sliding_stack(config, _attention_kinds(config), full_fields={"position": "none"})
     )
@@ -92,7 +92,7 @@ def _read_exaone_moe(config: Config) -> Table:
             for attention_kind, network_kind in zip(attention_kinds, ffn_kinds, strict=True)
         ]
     )
-    block = layer_table(attention(config, **qk_norm(norm)), experts, norm)
+    block = layer_table(attention(config, **qk_norm_fields(norm)), experts, norm)
     return decoder(config, block, norm, stack={"variants": layer_variants, **pattern})
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...config import Config
 from ...family import EVERY, Family, Quirks, module_names
-from ...parts import Table, attention, decoder, glu, layer_pattern, layer_table, qk_norm, rmsnorm
+from ...parts import Table, attention, decoder, glu, layer_pattern, layer_table, qk_norm_fields, rmsnorm
 from ...writes import Writes
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def _read_idefics(config: Config) -> Table:
     block = layer_table(attention(config), glu(config), norm)
     image_layer: Table = {
         "type": "gated_cross_text",
-        "attention": {"position": "none", **(qk_norm(norm) if config.flag("qk_layer_norms") else {})},
+        "attention": {"position": "none", **(qk_norm_fields(norm) if config.flag("qk_layer_norms") else {})},
         "gate_per_feature": config.choice({"vector": True, "float": False}, "alpha_type"),
         **({} if image_width == config.size("hidden_size") else {"source_size": image_width}),
     }

@@ -19,14 +19,14 @@ from ...parts import (
     layer_pattern,
     layer_table,
     listed_kinds,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
     sliding_stack,
 )
 from ...writes import WINDOW
 
 
-def llama_like(
+def llama_decoder(
     config: Config, mixer: Table, mlp_bias: bool = False, by_layer: bool = False, ffn: Table | None = None
 ) -> Table:
     """Returns a decoder of pre-norm RMSNorm layers with a gated FFN, and optional sliding layers.
@@ -63,25 +63,27 @@ def sliding_variants(config: Config, by_layer: bool = False) -> Table:
 
 
 def _read_llama(config: Config) -> Table:
-    return llama_like(
+    return llama_decoder(
         config, attention(config, **biases(config.flag("attention_bias"), *QKVO)), config.flag("mlp_bias")
     )
 
 
 def _read_mistral(config: Config) -> Table:
     """Reads Mistral. A config with `layer_types` is read as Ministral, as `AutoConfig` does."""
-    return llama_like(config, attention(config), by_layer=config.data.get("layer_types") is not None)
+    return llama_decoder(config, attention(config), by_layer=config.data.get("layer_types") is not None)
 
 
 def _read_qwen2(config: Config) -> Table:
-    return llama_like(config, attention(config, **biases(True, *QKV)))
+    return llama_decoder(config, attention(config, **biases(True, *QKV)))
 
 
 def _read_qwen3(config: Config) -> Table:
-    return llama_like(
+    return llama_decoder(
         config,
         attention(
-            config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(rmsnorm(config.number("rms_norm_eps")))
+            config,
+            **biases(config.flag("attention_bias"), *QKVO),
+            **qk_norm_fields(rmsnorm(config.number("rms_norm_eps"))),
         ),
     )
 

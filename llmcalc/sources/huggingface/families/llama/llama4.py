@@ -23,7 +23,7 @@ from ...parts import (
     layer_table,
     listed_kinds,
     moe,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
 )
 
@@ -39,7 +39,7 @@ def _read_llama4_text(config: Config) -> Table:
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
     rope_fields: Table = {"position": mixer.pop("position")}
     if config.flag("use_qk_norm"):
-        rope_fields |= qk_norm(rmsnorm(config.number("rms_norm_eps"), weight=False), norm_order="after_rope")
+        rope_fields |= qk_norm_fields(rmsnorm(config.number("rms_norm_eps"), weight=False), norm_order="after_rope")
     position_kinds = ["rope" if has_rope else "nope" for has_rope in _rope_flags(config, depth)]
     attention_kinds = listed_kinds(
         config, "layer_types", KINDS, ["chunked" if position == "rope" else "full" for position in position_kinds]
@@ -101,7 +101,7 @@ def _rope_flags(config: Config, depth: int) -> list[int]:
     return rope_flags
 
 
-def _qk_normed(config_values: ConfigValues) -> bool:
+def _has_qk_norm(config_values: ConfigValues) -> bool:
     return any(isinstance(mixer, Attention) and mixer.qk_norm is not None for mixer in config_values.mixers)
 
 
@@ -121,7 +121,7 @@ FAMILIES = {
             "intermediate_size": lambda s: s.moe.expert.intermediate_size,
             "intermediate_size_mlp": lambda s: s.network.intermediate_size,
             "moe_layers": lambda s: s.expert_layers(),
-            "use_qk_norm": _qk_normed,
+            "use_qk_norm": _has_qk_norm,
         },
         deviations=(EVERY_EXPERT,),
         modules={"mlp": "feed_forward"},

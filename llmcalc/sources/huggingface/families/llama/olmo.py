@@ -15,12 +15,12 @@ from ...parts import (
     attention,
     biases,
     decoder,
-    every_nth_full,
     glu,
+    kinds_with_nth_full,
     layer_table,
     layernorm,
     moe,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
     sliding_stack,
 )
@@ -38,7 +38,7 @@ def _decoder_with_qk_norm(
 ) -> Table:
     """Returns RMSNorm layers with QK-norm over the full projection. float32_product: as in `Norm`, but for OLMoE."""
     norm = rmsnorm(config.number("rms_norm_eps"), **biases(float32_product, "float32_product"))
-    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm, "projection"))
+    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm, "projection"))
     return decoder(config, layer_table(mixer, feed_forward, norm, placement), norm, stack=stack)
 
 
@@ -48,7 +48,7 @@ def _read_olmo2(config: Config) -> Table:
 
 def _read_olmo3(config: Config) -> Table:
     return _decoder_with_qk_norm(
-        config, glu(config), "output", sliding_stack(config, every_nth_full(config.size("num_hidden_layers"), 4))
+        config, glu(config), "output", sliding_stack(config, kinds_with_nth_full(config.size("num_hidden_layers"), 4))
     )
 
 

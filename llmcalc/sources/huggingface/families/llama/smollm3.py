@@ -23,7 +23,7 @@ from ...parts import (
     layer_table,
     listed_kinds,
     mlp,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
 )
 from ...writes import UNPADDED
@@ -88,7 +88,7 @@ def _read_arcee(config: Config) -> Table:
 def _read_apertus(config: Config) -> Table:
     activation = config.choice({**ACTIVATIONS, "xielu": "xielu"}, "hidden_act")
     mixer = attention(
-        config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(rmsnorm(config.number("rms_norm_eps")))
+        config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(rmsnorm(config.number("rms_norm_eps")))
     )
     return _pre_norm_decoder(config, mixer, mlp(config.size("intermediate_size"), activation, bias=False))
 

@@ -26,7 +26,7 @@ from ...parts import (
     listed_kinds,
     moe,
     offset_rmsnorm,
-    qk_norm,
+    qk_norm_fields,
     rope,
     stack_of_layers,
 )
@@ -54,7 +54,7 @@ def _read_qwen4(config: Config) -> Table:
             output_gate={"per": "element", "bias": has_bias},
             block_indexer=_indexer(config, norm),
             **biases(has_bias, *QKVO),
-            **qk_norm(norm),
+            **qk_norm_fields(norm),
         ),
     }
     experts = moe(

@@ -29,7 +29,7 @@ from ...parts import (
     moe,
     offset_rmsnorm,
     prediction,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
     rope,
     stack_of_kinds,
@@ -70,7 +70,7 @@ def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
         position=rope(config, 0.25),
         output_gate={"per": "element", "bias": has_bias},
         **biases(has_bias, *QKVO),
-        **qk_norm(norm),
+        **qk_norm_fields(norm),
     )
     mixers: Table = {"linear": gated_delta_net(config), "full": {"type": "attention", **full_attention}}
     ffns_by_kind: Table = {}
@@ -176,10 +176,10 @@ def _read_kimi_linear(config: Config) -> Table:
 def _read_bailing_hybrid(config: Config) -> Table:
     """Reads Ling 3 as in transformers, without query compression."""
     config.require("q_lora_rank", None)
-    return ling_3(config)
+    return read_ling_3(config)
 
 
-def ling_3(config: Config) -> Table:
+def read_ling_3(config: Config) -> Table:
     """Reads Ling 3: full-rank gates and gated latent attention; a latent-attention layer ends each group.
 
     Linear attention has the sizes of the model, unless the config has separate fields for them.
@@ -288,7 +288,7 @@ def _read_olmo_hybrid(config: Config) -> Table:
         linear_allow_neg_eigval=config.flag("linear_allow_neg_eigval"),
     )
     full_attention = attention(
-        config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm, norm_scope="projection")
+        config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm, norm_scope="projection")
     )
     if not _has_rope(config):
         del full_attention["position"]

@@ -55,7 +55,7 @@ def mixed_decoder(config: Config, layer_tables: dict[str, Table], layer_kinds: l
     return decoder(config, stack.pop("block"), norm, stack=stack)
 
 
-def dense_network(config: Config, bias: bool = False, ffn_width: int | None = None) -> Table:
+def dense_ffn(config: Config, bias: bool = False, ffn_width: int | None = None) -> Table:
     """Returns a gated FFN for a model that may also have experts."""
     return {"type": "mlp", **glu(config, bias, ffn_width)}
 
@@ -123,8 +123,8 @@ def _read_jamba(config: Config) -> Table:
     }
     experts, top_k = config.size("num_experts"), config.size("num_experts_per_tok")
     ffns_by_kind = {
-        "dense": dense_network(config),
-        "moe": moe(experts, top_k, glu(config)) if experts > 1 else dense_network(config),
+        "dense": dense_ffn(config),
+        "moe": moe(experts, top_k, glu(config)) if experts > 1 else dense_ffn(config),
     }
     mixers = {"attention": hybrid_attention(config, position=None), "mamba": mamba}
     layer_tables = {
@@ -141,7 +141,7 @@ def _read_jamba(config: Config) -> Table:
 
 
 def _read_bamba(config: Config) -> Table:
-    ffn = dense_network(config, config.flag("mlp_bias"))
+    ffn = dense_ffn(config, config.flag("mlp_bias"))
     attention_layers = set() if config.get("attn_layer_indices") is None else set(config.sizes("attn_layer_indices"))
     mixers = {
         "attention": hybrid_attention(
@@ -201,7 +201,7 @@ MULTIPLIERS = field_names(
 )
 
 
-def _first_index(layer_indices: list[int]) -> int:
+def _first_layer_index(layer_indices: list[int]) -> int:
     return layer_indices[0] if layer_indices else 0
 
 
@@ -218,9 +218,9 @@ FAMILIES = {
             **MAMBA_WRITES,
             "mamba_dt_rank": state_space_field("time_step_rank"),
             "attn_layer_period": lambda s: layer_interval(s, layers_of_kind(s, "full_attention")),
-            "attn_layer_offset": lambda s: _first_index(layers_of_kind(s, "full_attention")),
+            "attn_layer_offset": lambda s: _first_layer_index(layers_of_kind(s, "full_attention")),
             "expert_layer_period": lambda s: layer_interval(s, s.expert_layers()),
-            "expert_layer_offset": lambda s: _first_index(s.expert_layers()),
+            "expert_layer_offset": lambda s: _first_layer_index(s.expert_layers()),
             "num_experts": lambda s: max(1, s.usual_value("num_experts")),
         },
         has_older_aliases=True,

@@ -21,7 +21,7 @@ from ...parts import (
     layer_table,
     listed_kinds,
     moe,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
     rope,
     stack_of_kinds,
@@ -36,7 +36,7 @@ CONV_OR_FULL = {"conv": "conv", "full_attention": "full"}
 
 def _mixer_tables(config: Config, norm: Table, **attention_fields: Any) -> dict[str, Table]:
     full_attention = attention(
-        config, position={"rope_theta": 1_000_000.0, **rope(config)}, **qk_norm(norm), **attention_fields
+        config, position={"rope_theta": 1_000_000.0, **rope(config)}, **qk_norm_fields(norm), **attention_fields
     )
     return {
         "conv": {

@@ -161,7 +161,7 @@ def single_sublayer_model(config: Config, layers: list[tuple[str, Config]]) -> T
     )
 
 
-def _names_of_layers(config_values: ConfigValues) -> list[str]:
+def _layer_type_names(config_values: ConfigValues) -> list[str]:
     """Returns the name of each layer in `layers_block_type`; each layer is a single sublayer."""
     kind_by_mixer = {"mamba2": "mamba", "attention": "attention"}
     return [
@@ -186,7 +186,7 @@ FAMILIES = {
         | {"num_local_experts"},
         aliases={"layer_types": "layers_block_type", "n_routed_experts": "num_local_experts"},
         field_writers={
-            "layers_block_type": _names_of_layers,
+            "layers_block_type": _layer_type_names,
             "use_bias": state_space_field("use_bias"),
             "mamba_num_heads": state_space_field("num_heads"),
             "mamba_head_dim": state_space_field("head_dim"),

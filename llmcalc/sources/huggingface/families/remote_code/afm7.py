@@ -9,7 +9,7 @@ from .....components.base import LARGEST
 from ...code_addresses import MLX
 from ...config import Config
 from ...family import Family
-from ...parts import Table, attention, decoder, layer_table, qk_norm, rmsnorm, stack_of_layers
+from ...parts import Table, attention, decoder, layer_table, qk_norm_fields, rmsnorm, stack_of_layers
 
 
 def _read_afm7(config: Config) -> Table:
@@ -19,9 +19,11 @@ def _read_afm7(config: Config) -> Table:
         raise config.error("num_kv_reuse_layers", reusing_layers, f"fewer than the {depth} layers of the model")
     heads = config.size("num_attention_heads")
     hidden = config.size("hidden_size")
-    width_factor = _network_width_factor(config)
+    width_factor = _ffn_width_factor(config)
     mixer = attention(
-        config, head_dim=config.quotient("num_heads", hidden, heads), **qk_norm(rmsnorm(1e-5), norm_order="after_rope")
+        config,
+        head_dim=config.quotient("num_heads", hidden, heads),
+        **qk_norm_fields(rmsnorm(1e-5), norm_order="after_rope"),
     )
     ffn = {"intermediate_size": int(hidden * width_factor), "hidden_act": "silu", "gated": True}
     norm = rmsnorm(config.number("rms_norm_eps"))
@@ -34,7 +36,7 @@ def _read_afm7(config: Config) -> Table:
     return decoder(config, block, norm, stack=stack_of_layers(layers) if reusing_layers else None)
 
 
-def _network_width_factor(config: Config) -> float:
+def _ffn_width_factor(config: Config) -> float:
     """Returns the width of the FFN in units of the hidden size."""
     field_name = "hidden_dim_scale_factor"
     width_factor, hidden = config.number(field_name), config.size("hidden_size")

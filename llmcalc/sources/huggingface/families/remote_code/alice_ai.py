@@ -9,7 +9,7 @@ from ...class_defaults import class_defaults, class_fields
 from ...code_addresses import VLLM
 from ...config import Config
 from ...family import Family
-from ...parts import Table, attention, glu, layer_table, listed_kinds, moe, offset_rmsnorm, qk_norm, rope
+from ...parts import Table, attention, glu, layer_table, listed_kinds, moe, offset_rmsnorm, qk_norm_fields, rope
 from ..deepseek.deepseek import SIGMOID
 from ..recurrent.delta import FAMILIES as DELTA
 from ..recurrent.delta import LINEAR_OR_FULL
@@ -36,7 +36,9 @@ def _read_alice_ai(config: Config) -> Table:
         "linear_conv_kernel_dim": config.size("linear_conv_kernel_dim"),
         "norm_eps": config.number("rms_norm_eps"),
     }
-    full_attention = attention(config, position=rope(config, 0.25), output_gate={"per": "element"}, **qk_norm(norm))
+    full_attention = attention(
+        config, position=rope(config, 0.25), output_gate={"per": "element"}, **qk_norm_fields(norm)
+    )
     shared_width = config.count("shared_expert_intermediate_size")
     experts = moe(
         config.size("num_experts"),

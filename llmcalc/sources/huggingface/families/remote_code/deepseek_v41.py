@@ -46,7 +46,7 @@ def _read_deepseek_v41_text(config: Config) -> Table:
     }
     ngram_inputs = _ngram_inputs(config, depth, stream_count, norm)
     layers: list[tuple[str, Table]] = []
-    for i, (layer_kind, changes) in enumerate(_entry_layers(config, depth)):
+    for i, (layer_kind, changes) in enumerate(_layers_with_changes(config, depth)):
         layer_changes: Table = {"attention": changes} if changes else {}
         layers.append((layer_kind + ("_ngrams" if i in ngram_inputs else ""), layer_changes | ngram_inputs.get(i, {})))
     stack = stack_of_layers(layers)
@@ -54,7 +54,7 @@ def _read_deepseek_v41_text(config: Config) -> Table:
     return decoder(config, block, norm, stack=stack)
 
 
-def _entry_layers(config: Config, depth: int) -> list[tuple[str, Table]]:
+def _layers_with_changes(config: Config, depth: int) -> list[tuple[str, Table]]:
     """Returns the kind of each layer's attention and the fields that it changes."""
     compression_ratios = config.sizes("compress_ratios")
     if len(compression_ratios) < depth:

@@ -26,11 +26,11 @@ from ...parts import (
     glu,
     layer_table,
     moe,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
 )
 from ..experts import mixtral
-from ..experts.mixtral import qwen3_moe
+from ..experts.mixtral import read_qwen3_moe
 from .open_models import OLMO_NAMES
 
 STEPS = "denoising: the further passes over the same tokens are not counted"
@@ -67,7 +67,9 @@ def _read_llada(config: Config) -> Table:
 def _llada_moe(config: Config) -> Table:
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
     mixer = attention(
-        config, **biases(config.flag("attention_bias"), *QKVO), **(qk_norm(norm) if config.flag("qk_layernorm") else {})
+        config,
+        **biases(config.flag("attention_bias"), *QKVO),
+        **(qk_norm_fields(norm) if config.flag("qk_layernorm") else {}),
     )
     shared_width = config.optional_size("shared_expert_intermediate_size")
     experts = moe(
@@ -104,7 +106,7 @@ def _read_rnd1(config: Config) -> Table:
     """Reads RND1: Qwen 3's experts, without a window."""
     config.notes.append(STEPS)
     config.require("use_sliding_window", False)
-    model_fields = qwen3_moe(config)
+    model_fields = read_qwen3_moe(config)
     model_fields["encoder"] = model_fields.pop("decoder")
     return model_fields
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ...code_addresses import VLLM
 from ...config import Config, is_whole
 from ...family import Family, module_names
-from ...parts import Table, attention, decoder, glu, layer_table, qk_norm, rmsnorm, stack_of_layers
+from ...parts import Table, attention, decoder, glu, layer_table, qk_norm_fields, rmsnorm, stack_of_layers
 
 PATTERN = [0, 0, *[1, 1, 1, 0] * 8, 0, 0]
 """1 for each layer with RoPE, a window and narrow heads of the default 36 layers, 0 for the others."""
@@ -25,7 +25,7 @@ def _read_domyn_edge(config: Config) -> Table:
         raise config.error("window_sizes", windows, f"{depth} pairs of -1 or the tokens before each token, and 0")
     if len(head_dims) != depth or 0 in head_dims:
         raise config.error("head_sizes", head_dims, f"{depth} positive whole numbers, one for each layer")
-    mixer = attention(config, **qk_norm(rmsnorm(norm["eps"], weight=False)))
+    mixer = attention(config, **qk_norm_fields(rmsnorm(norm["eps"], weight=False)))
     layers: list[tuple[str, Table]] = []
     for position, (tokens_before, _), head_dim in zip(positions, windows, head_dims, strict=True):
         window = {"sliding_window": tokens_before + 1} if tokens_before > 0 else {}

@@ -26,7 +26,7 @@ from ...parts import (
     layernorm,
     moe,
     pooler,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
     rope,
     scores_sequences,
@@ -48,7 +48,7 @@ def _read_jina_bert(config: Config) -> Table:
         **biases(True, *QKVO),
     }
     if "qk-post-norm" in str(config.data.get("auto_map", "")):
-        mixer |= qk_norm(norm, "projection")
+        mixer |= qk_norm_fields(norm, "projection")
     ffn = {
         "intermediate_size": config.size("intermediate_size"),
         "hidden_act": config.choice({"geglu": "gelu", "reglu": "relu"}, "feed_forward_type"),

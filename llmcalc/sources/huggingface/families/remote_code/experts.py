@@ -23,7 +23,7 @@ from ...parts import (
     glu,
     layer_table,
     moe,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
     rope,
     uncounted_prediction,
@@ -56,7 +56,7 @@ def ling_attention(config: Config, norm: Table) -> Table:
         position=ling_rope(config),
         **biases(config.flag("use_qkv_bias"), *QKV),
         **biases(config.flag("use_bias"), "o_bias"),
-        **(qk_norm(norm) if config.flag("use_qk_norm") else {}),
+        **(qk_norm_fields(norm) if config.flag("use_qk_norm") else {}),
     )
 
 
@@ -120,7 +120,7 @@ def _read_bailing_linear(config: Config) -> Table:
 def _read_klear(config: Config) -> Table:
     """Reads Klear: Qwen3's layers, whose experts and shared expert are mixed with learned weights."""
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
-    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm))
+    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm))
     dense_indices = set(config.sizes("mlp_only_layers")) if config.get("mlp_only_layers") else set()
     expert_interval, expert_width = config.size("decoder_sparse_step"), config.size("moe_intermediate_size")
     layer_kinds = ["dense" if i in dense_indices or (i + 1) % expert_interval else "moe" for i in range(depth)]
@@ -146,7 +146,7 @@ def _read_hunyuan(config: Config) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     depth = config.size("num_hidden_layers")
     ffn_width = config.size("intermediate_size")
-    qk_norms = qk_norm(norm, norm_order="after_rope") if config.flag("use_qk_norm") else {}
+    qk_norms = qk_norm_fields(norm, norm_order="after_rope") if config.flag("use_qk_norm") else {}
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norms)
     sharing_period = config.size("cla_share_factor") if config.flag("use_cla") else 1
     if sharing_period > 1 and qk_norms:
@@ -154,14 +154,14 @@ def _read_hunyuan(config: Config) -> Table:
     ffn: Table = glu(config)
     if config.size("num_experts") > 1:
         expert_width = (
-            _in_every_layer(config, "moe_intermediate_size", depth)
+            _interval_of_full_layers(config, "moe_intermediate_size", depth)
             if config.has("moe_intermediate_size")
             else ffn_width
         )
-        shared_ffn = glu(config, width=ffn_width * _in_every_layer(config, "num_shared_expert", depth))
+        shared_ffn = glu(config, width=ffn_width * _interval_of_full_layers(config, "num_shared_expert", depth))
         ffn = moe(
             config.size("num_experts"),
-            _in_every_layer(config, "moe_topk", depth),
+            _interval_of_full_layers(config, "moe_topk", depth),
             glu(config, width=expert_width),
             shared_ffn if config.flag("use_mixed_mlp_moe") else None,
         )
@@ -171,7 +171,7 @@ def _read_hunyuan(config: Config) -> Table:
     return decoder(config, block, norm, stack=combined_kinds((layer_kinds, layer_tables)))
 
 
-def _in_every_layer(config: Config, field_name: str, depth: int) -> int:
+def _interval_of_full_layers(config: Config, field_name: str, depth: int) -> int:
     """Returns a size that may be a list with one value per layer. Raises `InputError` for differing values."""
     layer_values = config.get(field_name)
     if not isinstance(layer_values, list):

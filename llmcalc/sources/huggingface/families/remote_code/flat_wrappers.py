@@ -27,15 +27,15 @@ TEXT_OF_VERSION = {2.0: "minicpm", 2.5: "llama", 2.6: "qwen2", 4.0: "llama", 4.5
 def _read_minicpmv(config: Config) -> Table:
     """Reads MiniCPM-V, whose version determines the text model; the first two versions do not state their version."""
     first_version = 2.0 if config.size("hidden_size") == 2304 else 2.5
-    return _text_of_version(config, first_version)
+    return _moondream_text_of_version(config, first_version)
 
 
 def _read_minicpmo(config: Config) -> Table:
     """Reads MiniCPM-o, whose first version is 2.6."""
-    return _text_of_version(config, 2.6)
+    return _moondream_text_of_version(config, 2.6)
 
 
-def _text_of_version(config: Config, first_version: float) -> Table:
+def _moondream_text_of_version(config: Config, first_version: float) -> Table:
     stated_version = config.data.get("version")
     config.fields_read.add("version")
     try:
@@ -122,7 +122,7 @@ MINICPM_FIELDS = field_names(
 """Fields of the encoders and resamplers of MiniCPM-V and -o."""
 
 
-def _llava(text_type: str, source_url: str) -> Family:
+def _llava_family(text_type: str, source_url: str) -> Family:
     """Returns the record of a class in LLaVA's code. text_type: the text model's type.
 
     VILA and NVILA, whose classes have LLaVA's names, have the text model in `llm_cfg`.
@@ -143,26 +143,27 @@ LLAVA_NEXT = f"{GITHUB}LLaVA-VL/LLaVA-NeXT/blob/main/llava/model/language_model/
 BUNNY = f"{GITHUB}BAAI-DCAI/Bunny/blob/main/bunny/model/language_model/"
 
 FAMILIES = {
-    "llava_llama": _llava("llama", f"{LLAVA}llava_llama.py"),
-    "llava_mistral": _llava("mistral", f"{LLAVA}llava_mistral.py"),
-    "llava_mpt": _llava("mpt", f"{LLAVA}llava_mpt.py"),
-    "llava_qwen": _llava("qwen2", f"{LLAVA_NEXT}llava_qwen.py"),
+    "llava_llama": _llava_family("llama", f"{LLAVA}llava_llama.py"),
+    "llava_mistral": _llava_family("mistral", f"{LLAVA}llava_mistral.py"),
+    "llava_mpt": _llava_family("mpt", f"{LLAVA}llava_mpt.py"),
+    "llava_qwen": _llava_family("qwen2", f"{LLAVA_NEXT}llava_qwen.py"),
     "videochat_flash_qwen": replace(
-        _llava("qwen2", f"{HUB}OpenGVLab/VideoChat-Flash-Qwen2-7B_res448 modeling_videochat_flash.py"),
+        _llava_family("qwen2", f"{HUB}OpenGVLab/VideoChat-Flash-Qwen2-7B_res448 modeling_videochat_flash.py"),
         ignored_fields=LLAVA_FIELDS | VIDEO_FIELDS,
     ),
-    "llava_gemma": _llava("gemma", f"{LLAVA_NEXT}llava_gemma.py"),
-    "bunny-phi": _llava("phi", f"{BUNNY}bunny_phi.py"),
-    "bunny-phi3": _llava("phi3", f"{BUNNY}bunny_phi3.py"),
-    "bunny-llama": _llava("llama", f"{BUNNY}bunny_llama.py"),
-    "bunny-qwen2": _llava("qwen2", f"{BUNNY}bunny_qwen.py"),
+    "llava_gemma": _llava_family("gemma", f"{LLAVA_NEXT}llava_gemma.py"),
+    "bunny-phi": _llava_family("phi", f"{BUNNY}bunny_phi.py"),
+    "bunny-phi3": _llava_family("phi3", f"{BUNNY}bunny_phi3.py"),
+    "bunny-llama": _llava_family("llama", f"{BUNNY}bunny_llama.py"),
+    "bunny-qwen2": _llava_family("qwen2", f"{BUNNY}bunny_qwen.py"),
     "logics": replace(
-        _llava("qwen3", f"{HUB}Logics-MLLM/Logics-Thinking-8B modeling_logics.py"),
+        _llava_family("qwen3", f"{HUB}Logics-MLLM/Logics-Thinking-8B modeling_logics.py"),
         generates_text=True,
         ignored_fields=LLAVA_FIELDS | {"siglip_config", "sliding_window", "max_window_layers", "use_sliding_window"},
     ),
     "phi4-siglip": replace(
-        _llava("phi3", f"{GITHUB}Blaizzy/mlx-vlm/blob/main/mlx_vlm/models/phi4_siglip/language.py"), generates_text=True
+        _llava_family("phi3", f"{GITHUB}Blaizzy/mlx-vlm/blob/main/mlx_vlm/models/phi4_siglip/language.py"),
+        generates_text=True,
     ),
     "minicpmv": Family(
         _read_minicpmv,

@@ -30,7 +30,7 @@ from ...parts import (
     learned_positions,
     mlp,
     moe,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
     rope,
     stack_of_layers,
@@ -38,7 +38,7 @@ from ...parts import (
 from ..gpt.gpt import full_width_heads, plain_ffn
 
 
-def _gpt(config: Config, mixer: Table, ffn: Table, head: Table | None = None, **block: Any) -> Table:
+def _gpt_decoder(config: Config, mixer: Table, ffn: Table, head: Table | None = None, **block: Any) -> Table:
     """Returns a decoder of layers with LayerNorm before each sublayer."""
     norm = layernorm(config.number("layer_norm_epsilon"))
     layer = {"attention": mixer, "feed_forward": ffn, "norm": norm, "norm_placement": "pre", **block}
@@ -51,7 +51,7 @@ def _read_codeshell(config: Config) -> Table:
     mixer = full_width_heads(config, position=rope(config), **biases(True, *QKVO))
     if config.flag("group_query_attention"):
         mixer["num_key_value_heads"] = config.size("num_key_value_heads")
-    return _gpt(config, mixer, plain_ffn(config, "n_inner", "activation_function"))
+    return _gpt_decoder(config, mixer, plain_ffn(config, "n_inner", "activation_function"))
 
 
 def _read_jais(config: Config) -> Table:
@@ -68,7 +68,7 @@ def _read_jais(config: Config) -> Table:
         }
     else:
         ffn = plain_ffn(config, "n_inner", "activation_function")
-    model_fields = _gpt(config, mixer, ffn)
+    model_fields = _gpt_decoder(config, mixer, ffn)
     if position_type == "learned":
         model_fields["decoder"]["position"] = learned_positions(config)
     return model_fields
@@ -99,7 +99,7 @@ def _read_phi(config: Config) -> Table:
     experts = config.optional_size("num_local_experts")
     if experts is not None:
         ffn = moe(experts, config.size("num_experts_per_tok"), ffn)
-    return _gpt(config, mixer, ffn, {"bias": True}, parallel="shared")
+    return _gpt_decoder(config, mixer, ffn, {"bias": True}, parallel="shared")
 
 
 def _read_stablelm_epoch(config: Config) -> Table:
@@ -125,7 +125,7 @@ def _read_refined_web(config: Config) -> Table:
     parallel_fields: dict[str, Any] = {}
     if is_grouped or config.flag("parallel_attn"):
         parallel_fields = {"parallel": "separate" if is_grouped else "shared"}
-    return _gpt(config, mixer, ffn, **parallel_fields)
+    return _gpt_decoder(config, mixer, ffn, **parallel_fields)
 
 
 def _read_phi3small(config: Config) -> Table:
@@ -145,10 +145,10 @@ def _read_phi3small(config: Config) -> Table:
         **biases(True, "gate_bias", "up_bias", "down_bias"),
     }
     mixer = attention(config, position=rope(config, theta_name="rope_embedding_base"), **biases(True, *QKVO))
-    return _gpt(config, mixer, ffn)
+    return _gpt_decoder(config, mixer, ffn)
 
 
-def _list_of(
+def _checked_list(
     config: Config, field_name: str, list_length: int, is_value: Callable[[Any], bool], expected_text: str
 ) -> list[Any]:
     """Returns a list with one value per layer. Raises `InputError` for another length or another value."""
@@ -182,10 +182,10 @@ def _read_openelm(config: Config) -> Table:
     )
     config.require("ffn_with_glu", True)
     norm, head_dim = rmsnorm(), config.size("head_dim")
-    qk_norms = qk_norm(norm) if config.flag("normalize_qk_projections") else {}
-    query_heads = _list_of(config, "num_query_heads", depth, _is_size, "positive whole numbers")
-    kv_head_counts = _list_of(config, "num_kv_heads", depth, _is_size, "positive whole numbers")
-    ffn_multipliers = _list_of(config, "ffn_multipliers", depth, _is_positive, "positive numbers")
+    qk_norms = qk_norm_fields(norm) if config.flag("normalize_qk_projections") else {}
+    query_heads = _checked_list(config, "num_query_heads", depth, _is_size, "positive whole numbers")
+    kv_head_counts = _checked_list(config, "num_kv_heads", depth, _is_size, "positive whole numbers")
+    ffn_multipliers = _checked_list(config, "ffn_multipliers", depth, _is_positive, "positive numbers")
     layers = []
     for heads, kv_heads, ffn_multiplier in zip(query_heads, kv_head_counts, ffn_multipliers, strict=True):
         if heads % kv_heads:
@@ -220,11 +220,13 @@ def _read_nemotron_nas(config: Config) -> Table:
     hidden_size = config.size("hidden_size")
     heads = config.size("num_attention_heads")
     norm = rmsnorm(config.number("rms_norm_eps"))
-    block_tables = _list_of(config, "block_configs", depth, lambda value: isinstance(value, dict), "tables of fields")
+    block_tables = _checked_list(
+        config, "block_configs", depth, lambda value: isinstance(value, dict), "tables of fields"
+    )
     attention_bias, mlp_bias = config.flag("attention_bias"), config.flag("mlp_bias")
     layers: list[tuple[str, Table]] = []
     for i, block_config in enumerate(block_tables):
-        mixer, ffn = (_block_part(config, i, block_config, part_name) for part_name in ("attention", "ffn"))
+        mixer, ffn = (_block_part_config(config, i, block_config, part_name) for part_name in ("attention", "ffn"))
         layer_changes: Table = {"attention": {"type": "none"}, "feed_forward": {"type": "none"}}
         part_labels = []
         if not mixer.flag("no_op"):
@@ -253,7 +255,7 @@ def _read_nemotron_nas(config: Config) -> Table:
     return decoder(config, block, norm, stack=stack_of_layers(layers))
 
 
-def _block_part(config: Config, layer: int, block_config: Table, part_name: str) -> Config:
+def _block_part_config(config: Config, layer: int, block_config: Table, part_name: str) -> Config:
     """Returns the table of a layer's attention or FFN. Raises `InputError` for a single projection."""
     location = f"{config.location}block_configs[{layer}]."
     part_table = Config({part_name: block_config.get(part_name)}, {}, config.model_type, location=location).table(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ...config import Config
 from ...family import Family
 from ...parts import Table
-from ..experts.mixtral import NO_COUNT, OF_ABSENT_LAYERS, qwen3_moe
+from ..experts.mixtral import NO_COUNT, OF_ABSENT_LAYERS, read_qwen3_moe
 
 EXPERTS_PER_GROUP = 2
 ADJUGATE_WIDTH = 128
@@ -16,7 +16,7 @@ ADJUGATE_WIDTH = 128
 
 
 def _read_grove_moe(config: Config) -> Table:
-    model_fields = qwen3_moe(config)
+    model_fields = read_qwen3_moe(config)
     stack = model_fields["decoder"]
     if config.size("num_experts") % EXPERTS_PER_GROUP:
         raise config.error("num_experts", config.size("num_experts"), f"a multiple of {EXPERTS_PER_GROUP}")

@@ -41,16 +41,16 @@ def _read_jet_nemotron(config: Config) -> Table:
     if "full" in layer_kinds:
         layer_changes["full"] = {"attention": mixer}
     if "sliding" in layer_kinds:
-        window = _section(config, "swa", {}).size("window_size")
+        window = _mixer_config(config, "swa", {}).size("window_size")
         layer_changes["sliding"] = {"attention": {**mixer, "sliding_window": window}}
     if "linear" in layer_kinds:
-        layer_changes["linear"] = {"attention": _jet_block(config, _section(config, "jet", JET_DEFAULTS))}
+        layer_changes["linear"] = {"attention": _jet_block(config, _mixer_config(config, "jet", JET_DEFAULTS))}
     config.fields_read.add(SECTION)
     block = layer_table(mixer, glu(config), norm)
     return decoder(config, block, norm, stack=combined_kinds((layer_kinds, layer_changes)))
 
 
-def _section(config: Config, section_name: str, field_defaults: dict[str, Any]) -> Config:
+def _mixer_config(config: Config, section_name: str, field_defaults: dict[str, Any]) -> Config:
     """Returns the table of one kind of layer in `efficient_attention_config`."""
     location = f"{config.location}{SECTION}."
     section = Config(config.table(SECTION), {}, config.model_type, location=location).table(section_name)
@@ -78,11 +78,11 @@ def _jet_block(config: Config, block_config: Config) -> Table:
         "linear_value_head_dim": value_dim,
         "generator_size": value_width // generator_reduction,
         "linear_conv_kernel_dim": block_config.size("conv_size"),
-        "norm_eps": _epsilon(block_config),
+        "norm_eps": _norm_epsilon(block_config),
     }
 
 
-def _epsilon(block_config: Config) -> float:
+def _norm_epsilon(block_config: Config) -> float:
     """Returns the ε of the norm, which published configs may write as a text."""
     norm_eps = block_config.get("norm_eps")
     try:

@@ -19,7 +19,7 @@ from ...parts import (
     glu,
     layer_table,
     moe,
-    qk_norm,
+    qk_norm_fields,
     rope,
 )
 
@@ -53,7 +53,7 @@ def _read_k2_horizon(config: Config) -> Table:
         sliding_window=window,
         **output_gate,
         **biases(config.flag("attention_bias"), *QKVO),
-        **(qk_norm(float32_rmsnorm(eps), norm_scope="per_head") if config.flag("query_key_norm") else {}),
+        **(qk_norm_fields(float32_rmsnorm(eps), norm_scope="per_head") if config.flag("query_key_norm") else {}),
     )
     block = layer_table(mixer, glu(config), norm)
     experts = config.count("num_experts")

@@ -50,7 +50,7 @@ FAMILIES = {
     ),
     "bailing_moe_v3": replace(
         delta.FAMILIES["bailing_hybrid"],
-        read_model=delta.ling_3,
+        read_model=delta.read_ling_3,
         defaults={**class_defaults("bailing_hybrid"), **delta.FAMILIES["bailing_hybrid"].defaults},
         grouped_router=True,
         source=f"{VLLM}bailing_moe_v3.py",

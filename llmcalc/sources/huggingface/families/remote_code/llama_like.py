@@ -24,17 +24,17 @@ from ...parts import (
     layernorm,
     mlp,
     moe,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
     rope,
 )
 from ..deepseek.deepseek import LATENT, latent_attention
-from ..llama.llama import llama_like
+from ..llama.llama import llama_decoder
 
 
 def _read_llama(config: Config) -> Table:
     """Reads a class that computes Llama's layers: grouped queries, and no bias."""
-    return llama_like(config, attention(config))
+    return llama_decoder(config, attention(config))
 
 
 def _read_xverse(config: Config) -> Table:
@@ -54,7 +54,7 @@ def _read_xverse(config: Config) -> Table:
 
 def _read_internlm(config: Config) -> Table:
     """Reads InternLM, InternLM2 and openPangu Embedded: `bias` is that of the four projections of attention."""
-    return llama_like(config, attention(config, **biases(config.flag("bias"), *QKVO)))
+    return llama_decoder(config, attention(config, **biases(config.flag("bias"), *QKVO)))
 
 
 def _read_baichuan(config: Config) -> Table:
@@ -64,7 +64,7 @@ def _read_baichuan(config: Config) -> Table:
     """
     position = rope(config) if config.has("max_position_embeddings") else {"type": "alibi"}
     config.fields_read.add("model_max_length")
-    return llama_like(config, attention(config, num_key_value_heads=None, position=position))
+    return llama_decoder(config, attention(config, num_key_value_heads=None, position=position))
 
 
 def _read_minicpm(config: Config) -> Table:
@@ -76,7 +76,7 @@ def _read_minicpm(config: Config) -> Table:
         dense_length = config.table("sparse_config").get("dense_len")
         length_text = "" if dense_length is None else f" of more than {shown(dense_length)} tokens"
         config.notes.append(f"sparse_config: that a sequence{length_text} attends to some blocks alone is not counted")
-    model_fields = llama_like(config, attention(config, **biases(config.flag("attention_bias"), *QKVO)))
+    model_fields = llama_decoder(config, attention(config, **biases(config.flag("attention_bias"), *QKVO)))
     if config.has("num_experts") and config.count("num_experts"):
         experts = moe(config.size("num_experts"), config.size("num_experts_per_tok"), glu(config))
         model_fields["decoder"]["block"]["feed_forward"] = experts
@@ -86,20 +86,20 @@ def _read_minicpm(config: Config) -> Table:
 def _read_mobilellm(config: Config) -> Table:
     """Reads MobileLLM: `share_embedding` ties the head; weight sharing of adjacent layers is not supported."""
     config.require("layer_sharing", False)
-    return llama_like(config, attention(config, **biases(config.flag("attention_bias"), *QKVO)))
+    return llama_decoder(config, attention(config, **biases(config.flag("attention_bias"), *QKVO)))
 
 
 def _read_telechat3(config: Config) -> Table:
     """Reads TeleChat 3, whose layers are Llama's."""
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
-    return llama_like(config, mixer, config.flag("mlp_bias"))
+    return llama_decoder(config, mixer, config.flag("mlp_bias"))
 
 
 def _read_maincoder(config: Config) -> Table:
     """Reads Maincoder: Qwen3's layers."""
     norm = rmsnorm(config.number("rms_norm_eps"))
-    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm))
-    return llama_like(config, mixer)
+    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm))
+    return llama_decoder(config, mixer)
 
 
 def _read_plm(config: Config) -> Table:
@@ -150,7 +150,7 @@ def _read_exaone(config: Config) -> Table:
 def _read_step1(config: Config) -> Table:
     """Reads Step 1: ALiBi with square roots of the distances, and grouped keys and values."""
     mixer = attention(config, position={"type": "alibi"}, **biases(config.flag("attention_bias"), *QKVO))
-    return llama_like(config, mixer, config.flag("mlp_bias"))
+    return llama_decoder(config, mixer, config.flag("mlp_bias"))
 
 
 def _read_solar(config: Config) -> Table:
@@ -159,7 +159,7 @@ def _read_solar(config: Config) -> Table:
     The engines that serve it attend to all tokens, whatever `sliding_window` says.
     """
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
-    return llama_like(config, mixer, config.flag("mlp_bias"))
+    return llama_decoder(config, mixer, config.flag("mlp_bias"))
 
 
 def _read_plamo(config: Config) -> Table:
@@ -190,7 +190,7 @@ def _read_cogvlm(config: Config) -> Table:
         "the layers' second set of projections, which tokens of an image use, is not counted: "
         f"{layer * config.size('num_hidden_layers'):,} parameters"
     )
-    return llama_like(config, mixer)
+    return llama_decoder(config, mixer)
 
 
 COMMON: dict[str, Any] = {

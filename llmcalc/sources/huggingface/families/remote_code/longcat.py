@@ -23,7 +23,7 @@ def _longcat_flash_ngram(config: Config) -> Table:
 
     Table i has ngram_vocab_size_ratio · vocab_size + 2·i + 1 rows.
     """
-    model_fields = longcat_flash.longcat_flash(config)
+    model_fields = longcat_flash.read_longcat_flash(config)
     hidden, longest_ngram = config.size("hidden_size"), config.size("emb_neighbor_num")
     table_count = config.size("emb_split_num") * (longest_ngram - 1)
     if not 1 <= table_count <= MOST_TABLES:

@@ -15,7 +15,7 @@ from .....algebra import ceil_div
 from ...code_addresses import GITHUB
 from ...config import Config
 from ...family import Family, field_names
-from ...parts import Table, attention, decoder, glu, layer_table, moe, qk_norm, rmsnorm
+from ...parts import Table, attention, decoder, glu, layer_table, moe, qk_norm_fields, rmsnorm
 
 
 def _read_minimind(config: Config) -> Table:
@@ -26,10 +26,10 @@ def _read_minimind(config: Config) -> Table:
             config.data.get("num_experts"),
             "either num_experts (since 2026) or n_routed_experts (before)",
         )
-    return _later(config) if is_later else _earlier(config)
+    return _read_later_version(config) if is_later else _read_earlier_version(config)
 
 
-def _later(config: Config) -> Table:
+def _read_later_version(config: Config) -> Table:
     """Reads the version of 2026, which has no shared experts and ties its head by a field."""
     norm, hidden = rmsnorm(config.number("rms_norm_eps")), config.size("hidden_size")
     ffn_width = config.optional_size("intermediate_size") or 64 * ceil(hidden * pi / 64)
@@ -37,10 +37,10 @@ def _later(config: Config) -> Table:
     if config.flag("use_moe"):
         expert = glu(config, width=config.optional_size("moe_intermediate_size") or ffn_width)
         ffn = moe(config.size("num_experts"), config.size("num_experts_per_tok"), expert)
-    return decoder(config, layer_table(attention(config, **qk_norm(norm)), ffn, norm), norm)
+    return decoder(config, layer_table(attention(config, **qk_norm_fields(norm)), ffn, norm), norm)
 
 
-def _earlier(config: Config) -> Table:
+def _read_earlier_version(config: Config) -> Table:
     """Reads the versions of 2024 and 2025, which always tie their head.
 
     In the first, any value of `n_shared_experts` but null means one shared expert; in the second it is their number.

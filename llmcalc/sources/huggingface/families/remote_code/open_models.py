@@ -23,7 +23,7 @@ from ...parts import (
     layer_table,
     layernorm,
     learned_positions,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
     rope,
 )
@@ -35,7 +35,7 @@ def _read_hf_olmo(config: Config) -> Table:
     config.choice({"sequential": True, "llama": True}, "block_type")
     norm_bias = bias if config.get("bias_for_layer_norm") is None else config.flag("bias_for_layer_norm")
     is_affine, qk_affine = config.flag("layer_norm_with_affine"), config.flag("attention_layer_norm_with_affine")
-    norm = _norm(config, is_affine, norm_bias)
+    norm = _olmo_norm(config, is_affine, norm_bias)
     mixer: Table = attention(config, position=None, num_key_value_heads=_kv_heads(config), **biases(bias, *QKVO))
     mixer.pop("head_dim", None)
     stack: Table = {}
@@ -47,7 +47,7 @@ def _read_hf_olmo(config: Config) -> Table:
         stack["position"] = learned_positions(config)
     config.fields_read.update(("alibi", "rope_theta"))
     if config.flag("attention_layer_norm"):
-        mixer |= qk_norm(_norm(config, qk_affine, norm_bias), "projection")
+        mixer |= qk_norm_fields(_olmo_norm(config, qk_affine, norm_bias), "projection")
     if config.flag("embedding_layer_norm"):
         stack["embedding_norm"] = norm
     block = layer_table(mixer, _feed_forward(config, bias), norm, "output" if config.flag("norm_after") else "pre")
@@ -60,7 +60,7 @@ def _read_hf_olmo(config: Config) -> Table:
     return {**decoder(config, block, norm, head, stack), "vocab_size": embedding_rows}
 
 
-def _norm(config: Config, is_affine: bool, bias: bool) -> Table:
+def _olmo_norm(config: Config, is_affine: bool, bias: bool) -> Table:
     eps = config.number("layer_norm_eps")
     layer_tables = {"default": layernorm, "low_precision": layernorm, "rms": rmsnorm}
     norm_fields = {"bias": bias} if is_affine else {"weight": False}
@@ -81,7 +81,7 @@ def _kv_heads(config: Config) -> int:
 
 def _feed_forward(config: Config, bias: bool) -> Table:
     """Returns the feed-forward network; for SwiGLU, `mlp_hidden_size` is the width of gate and values together."""
-    ffn_width = config.optional_size("intermediate_size") or _network_width(config, config.size("mlp_ratio"))
+    ffn_width = config.optional_size("intermediate_size") or _ffn_width_of_ratio(config, config.size("mlp_ratio"))
     config.fields_read.add("mlp_ratio")
     activation = config.choice({"swiglu": "silu", "gelu": "gelu", "relu": "relu"}, "hidden_act")
     if activation != "silu":
@@ -97,7 +97,7 @@ def _feed_forward(config: Config, bias: bool) -> Table:
     }
 
 
-def _network_width(config: Config, width_multiplier: int) -> int:
+def _ffn_width_of_ratio(config: Config, width_multiplier: int) -> int:
     """Returns the default width of a feed-forward network: a multiple of the hidden size."""
     hidden = config.size("hidden_size")
     if width_multiplier * hidden > LARGEST:
@@ -117,7 +117,7 @@ def _read_molmo(config: Config) -> Table:
     mixer = attention(config, **biases(config.flag("qkv_bias"), *QKV))
     mixer.pop("head_dim", None)
     if config.flag("attention_layer_norm"):
-        mixer |= qk_norm(norm, "projection")
+        mixer |= qk_norm_fields(norm, "projection")
     ffn_width = config.size("intermediate_size")
     if ffn_width % 2:
         raise config.error("intermediate_size", ffn_width, "an even number: the gate and the other half together")
@@ -197,16 +197,16 @@ def _openlm_arguments(config: Config) -> Table:
         mixer["position"] = {"type": "rope"}
     config.quotient("num_attention_heads", hidden, mixer["num_attention_heads"])
     if config.flag("apply_qk_norm"):
-        mixer |= qk_norm(norm, "projection")
+        mixer |= qk_norm_fields(norm, "projection")
     ffn_width = 256 * -(
-        -(2 * _network_width(config, 4) // 3) // 256
+        -(2 * _ffn_width_of_ratio(config, 4) // 3) // 256
     )  # two thirds of four times the width, up to a multiple of 256
     gated_ffn = {"intermediate_size": ffn_width, "gated": True}
     ffns_by_kind = {
         "swiglu": {**gated_ffn, "hidden_act": "silu"},
         "swiglu_torch": {**gated_ffn, "hidden_act": "silu"},
         "gemma_geglu": {**gated_ffn, "hidden_act": "gelu", **biases(True, "gate_bias", "up_bias", "down_bias")},
-        "gelu": {"intermediate_size": _network_width(config, 4), "hidden_act": "gelu"},
+        "gelu": {"intermediate_size": _ffn_width_of_ratio(config, 4), "hidden_act": "gelu"},
     }
     ffn = config.choice(ffns_by_kind, "ffn_type")
     stack = {"embedding_norm": norm} if config.flag("post_embed_norm") else {}

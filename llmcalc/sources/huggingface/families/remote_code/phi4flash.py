@@ -41,7 +41,7 @@ def _read_phi4flash(config: Config) -> Table:
         "norm_weight": True,
         "position": None,
     }
-    window = _window(config)
+    window = _window_size(config)
     layer_changes: Table = {
         "mamba": {},
         "sliding": {"attention": attention if window is None else {**attention, "sliding_window": window}},
@@ -64,7 +64,7 @@ def _read_phi4flash(config: Config) -> Table:
     return decoder(config, block, norm, head, combined_kinds((layer_kinds, layer_changes)))
 
 
-def _window(config: Config) -> int | None:
+def _window_size(config: Config) -> int | None:
     """Returns the window of the first half's attention, stated once or per layer."""
     stated_window = config.get("sliding_window")
     if not isinstance(stated_window, list):

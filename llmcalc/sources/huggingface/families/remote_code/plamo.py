@@ -18,7 +18,7 @@ from ...parts import (
     layer_table,
     listed_kinds,
     offset_rmsnorm,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
     rope,
 )
@@ -35,7 +35,7 @@ def _read_plamo2(config: Config) -> Table:
         "num_key_value_heads": config.size("num_key_value_heads"),
         "head_dim": size,
         "position": rope(config),
-        **qk_norm(rmsnorm(eps), "per_head"),
+        **qk_norm_fields(rmsnorm(eps), "per_head"),
     }
     sliding_attention = mixer if window is None else {**mixer, "sliding_window": window}
     mamba: Table = {
@@ -93,7 +93,7 @@ def _read_plamo3(config: Config) -> Table:
         default_kinds = ["full" if window_size is None else "sliding" for window_size in layer_windows]
         window = next(iter(window_sizes), window)
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_kinds)
-    mixer = attention(config, **qk_norm(norm))
+    mixer = attention(config, **qk_norm_fields(norm))
     block = layer_table(mixer, glu(config), norm, "sandwich")
     sliding_layer: Table = {} if window is None else {"attention": {"sliding_window": window}}
     return decoder(config, block, norm, stack=combined_kinds((layer_kinds, {"full": {}, "sliding": sliding_layer})))

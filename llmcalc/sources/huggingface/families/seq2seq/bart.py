@@ -40,7 +40,7 @@ Side = Literal["encoder", "decoder"]
 
 
 def _read_bart(config: Config) -> Table:
-    return bart_like(config, "post", embedding_norm=True, position=learned_positions(config, 2))
+    return bart_model(config, "post", embedding_norm=True, position=learned_positions(config, 2))
 
 
 def _mvp(config: Config) -> Table:
@@ -50,18 +50,18 @@ def _mvp(config: Config) -> Table:
 
 
 def _mbart(config: Config) -> Table:
-    return bart_like(config, "pre", embedding_norm=True, position=learned_positions(config, 2))
+    return bart_model(config, "pre", embedding_norm=True, position=learned_positions(config, 2))
 
 
 def _m2m_100(config: Config) -> Table:
-    return bart_like(config, "pre", position={"type": "sinusoidal"})
+    return bart_model(config, "pre", position={"type": "sinusoidal"})
 
 
 def _marian(config: Config) -> Table:
     """Reads Marian, whose sinusoidal positions are a frozen table in the checkpoint."""
     decoder_vocab = config.optional_size("decoder_vocab_size") or config.size("vocab_size")
     shares_embeddings = config.flag("share_encoder_decoder_embeddings")
-    model_fields = bart_like(config, "post", position=learned_positions(config))
+    model_fields = bart_model(config, "post", position=learned_positions(config))
     if decoder_vocab == config.size("vocab_size") and (shares_embeddings or "encoder" not in model_fields):
         return model_fields
     if "encoder" not in model_fields:
@@ -85,13 +85,13 @@ def _marian(config: Config) -> Table:
 
 
 def _pegasus(config: Config) -> Table:
-    return bart_like(config, "pre", position=learned_positions(config))
+    return bart_model(config, "pre", position=learned_positions(config))
 
 
 def _bigbird_pegasus(config: Config) -> Table:
     """Reads BigBird-Pegasus, whose encoder attends to all tokens, or to token blocks in long sequences."""
     block_sparse_note(config)
-    model_fields = bart_like(config, "pre", position=learned_positions(config), bias=config.flag("use_bias"))
+    model_fields = bart_model(config, "pre", position=learned_positions(config), bias=config.flag("use_bias"))
     if architecture(config).endswith("ForCausalLM"):  # the class of the decoder alone ties nothing
         model_fields["tie_word_embeddings"] = False
     return model_fields
@@ -111,7 +111,7 @@ def _pp_formulanet_text(config: Config) -> Table:
 
 
 def _blenderbot_small(config: Config) -> Table:
-    return bart_like(config, "post", embedding_norm=True, position=learned_positions(config))
+    return bart_model(config, "post", embedding_norm=True, position=learned_positions(config))
 
 
 def _fsmt(config: Config) -> Table:
@@ -121,7 +121,7 @@ def _fsmt(config: Config) -> Table:
         raise config.error("pad_token_id", padding_id, "the index of the padding token, below src_vocab_size and 64")
     if architecture(config).endswith("ForCausalLM"):
         raise config.error("architectures", architecture(config), "FSMTForConditionalGeneration")
-    model_fields = bart_like(config, "post", position=learned_positions(config, padding_id + 1))
+    model_fields = bart_model(config, "post", position=learned_positions(config, padding_id + 1))
     if "encoder" not in model_fields:
         raise config.error(
             "architectures",
@@ -140,7 +140,7 @@ def _fsmt(config: Config) -> Table:
     return {**model_fields, "head": {"type": "lm"}}
 
 
-def bart_like(
+def bart_model(
     config: Config,
     placement: Literal["pre", "post"],
     position: Table,
@@ -225,22 +225,22 @@ IGNORED = field_names(
 )
 
 
-def _side(config_values: ConfigValues, stack_name: str, field: str) -> Any:
+def _stack_part(config_values: ConfigValues, stack_name: str, field: str) -> Any:
     block = require_present(getattr(config_values.spec, stack_name)).block
     return getattr(block, field)
 
 
-def _width(config_values: ConfigValues, stack_name: str) -> int:
-    ffn = _side(config_values, stack_name, "feed_forward")
+def _ffn_width_of_stack(config_values: ConfigValues, stack_name: str) -> int:
+    ffn = _stack_part(config_values, stack_name, "feed_forward")
     width: int = ffn.expert.intermediate_size if isinstance(ffn, MoE) else ffn.intermediate_size
     return width
 
 
 SIDES_WRITES: Writes = {
     "decoder_layers": lambda s: require_present(s.spec.decoder).num_hidden_layers,
-    "encoder_ffn_dim": lambda s: _width(s, "encoder"),
-    "decoder_ffn_dim": lambda s: _width(s, "decoder"),
-    "decoder_attention_heads": lambda s: _side(s, "decoder", "attention").num_attention_heads,
+    "encoder_ffn_dim": lambda s: _ffn_width_of_stack(s, "encoder"),
+    "decoder_ffn_dim": lambda s: _ffn_width_of_stack(s, "decoder"),
+    "decoder_attention_heads": lambda s: _stack_part(s, "decoder", "attention").num_attention_heads,
 }
 
 

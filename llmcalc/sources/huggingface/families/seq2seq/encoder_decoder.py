@@ -30,10 +30,10 @@ def _read_encoder_decoder(config: Config) -> Table:
         for section_name, section_fields in sections.items()
     }
     decoder_class = causal_class(layer_tables["decoder"], "decoder.", config.data)
-    encoder = section_model(
+    encoder = read_section_model(
         config, "encoder", layer_tables["encoder"], {**sections["encoder"], "architectures": ["Model"]}, "none"
     )
-    decoder = section_model(
+    decoder = read_section_model(
         config, "decoder", layer_tables["decoder"], {**sections["decoder"], "architectures": [decoder_class]}
     )
     if "encoder" not in encoder or "decoder" in encoder:
@@ -63,7 +63,7 @@ def model_type_of(config: Config, section_name: str, section_fields: Mapping[str
     return usual_name(model_type)
 
 
-def section_model(
+def read_section_model(
     config: Config, section_name: str, model_type: str, section_fields: Mapping[str, Any], head: HeadKind = "lm"
 ) -> Table:
     """Returns the model that a section of the config describes."""

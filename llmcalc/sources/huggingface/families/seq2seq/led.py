@@ -11,7 +11,7 @@ from ...dropout import BART_DROPOUT
 from ...family import EVERY, Family, Quirks, module_names
 from ...parts import Table
 from ..bert.longformer import CHUNKS, GLOBAL, GLOBAL_NOTE, window_stack
-from .bart import ALIASES, IGNORED, SIDES_WRITES, bart_like
+from .bart import ALIASES, IGNORED, SIDES_WRITES, bart_model
 
 
 def _read_led(config: Config) -> Table:
@@ -21,7 +21,7 @@ def _read_led(config: Config) -> Table:
     )
     encoder = {"position": encoder_rows, **window_stack(config, config.size("num_hidden_layers"))}
     decoder = {"position": decoder_rows}
-    model_fields = bart_like(config, "post", encoder_rows, True, encoder=encoder, decoder=decoder)
+    model_fields = bart_model(config, "post", encoder_rows, True, encoder=encoder, decoder=decoder)
     if "encoder" in model_fields:
         model_fields["encoder"]["block"]["attention"] |= {"idle_projections": GLOBAL}
         config.notes.append(GLOBAL_NOTE)

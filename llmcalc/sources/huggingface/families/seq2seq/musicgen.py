@@ -12,7 +12,7 @@ from ...config import Config
 from ...dropout import BART_DROPOUT
 from ...family import Family, Modules, Quirks, module_names
 from ...parts import ACTIVATIONS, IDLE_CROSS_ATTENTION, Table, decoder, layer_table, layernorm, mlp
-from .encoder_decoder import model_type_of, section_model
+from .encoder_decoder import model_type_of, read_section_model
 from .t5 import T5_MODULES
 
 
@@ -23,10 +23,10 @@ def _read_musicgen(config: Config) -> Table:
     music_type = "musicgen_decoder"
     if decoder_section.get("model_type", music_type) != music_type:
         raise config.error("decoder.model_type", decoder_section["model_type"], f"'{music_type}'")
-    encoder = section_model(
+    encoder = read_section_model(
         config, "text_encoder", text_type, {**text_encoder, "architectures": ["EncoderModel"]}, "none"
     )
-    model_fields = section_model(
+    model_fields = read_section_model(
         config, "decoder", music_type, {**decoder_section, "architectures": ["MusicgenForCausalLM"]}
     )
     if "encoder" not in encoder or "decoder" in encoder:

@@ -11,11 +11,11 @@ from ...dropout import BART_DROPOUT
 from ...family import Family, module_names
 from ...parts import Table, layer_pattern
 from ...writes import Writes
-from .bart import ALIASES, IGNORED, SIDES_WRITES, bart_like
+from .bart import ALIASES, IGNORED, SIDES_WRITES, bart_model
 
 
 def _read_pegasus_x(config: Config) -> Table:
-    model_fields = bart_like(config, "pre", {"type": "sinusoidal"}, bias=False)
+    model_fields = bart_model(config, "pre", {"type": "sinusoidal"}, bias=False)
     if "encoder" not in model_fields:
         raise config.error("architectures", config.data.get("architectures"), "a class of both stacks")
     block_fields = {"num_global_tokens": config.size("num_global_tokens"), "block_size": config.size("block_size")}

@@ -11,7 +11,7 @@ from ...config import Config, is_whole
 from ...dropout import BART_DROPOUT
 from ...family import Family, module_names
 from ...parts import ACTIVATIONS, QKV, Table, biases, head_table, layer_table, layernorm, mlp, rope
-from .bart import ALIASES, IGNORED, SIDES_WRITES, bart_like
+from .bart import ALIASES, IGNORED, SIDES_WRITES, bart_model
 
 
 def _read_speech_to_text(config: Config) -> Table:
@@ -28,7 +28,7 @@ def _read_speech_to_text(config: Config) -> Table:
         "conv_kernel_sizes": kernels,
     }
     config.fields_read.add("max_source_positions")
-    return bart_like(config, "pre", {"type": "sinusoidal"}, encoder={"stem": stem})
+    return bart_model(config, "pre", {"type": "sinusoidal"}, encoder={"stem": stem})
 
 
 def _read_moonshine(config: Config) -> Table:
@@ -38,7 +38,9 @@ def _read_moonshine(config: Config) -> Table:
     is_tied = config.flag("tie_word_embeddings")
     if is_whole(config.get("pad_head_dim_to_multiple_of")):
         config.notes.append("pad_head_dim_to_multiple_of: the zeros that fill up each head are not counted")
-    mixer_by_stack = {stack_name: _stack_attention(config, stack_name, hidden) for stack_name in ("encoder", "decoder")}
+    mixer_by_stack = {
+        stack_name: _attention_of_stack(config, stack_name, hidden) for stack_name in ("encoder", "decoder")
+    }
     encoder = {
         "num_hidden_layers": config.size("encoder_num_hidden_layers"),
         "stem": {"type": "waveform"},
@@ -71,7 +73,7 @@ def _read_moonshine(config: Config) -> Table:
     }
 
 
-def _stack_attention(config: Config, stack_name: str, hidden: int) -> Table:
+def _attention_of_stack(config: Config, stack_name: str, hidden: int) -> Table:
     """Returns the attention of a stack, with as many key/value heads as query heads."""
     heads = config.size(f"{stack_name}_num_attention_heads")
     kv_heads = config.optional_size(f"{stack_name}_num_key_value_heads")

@@ -38,7 +38,7 @@ def _read_switch(config: Config) -> Table:
         "encoder": config.size_by_name("num_layers"),
         "decoder": t5.decoder_depth(config),
     }  # the number of layers, whatever num_hidden_layers says
-    model_fields = t5.t5_like(config, t5.t5_block(config, dense_ffn), t5.shared_position_bias(config))
+    model_fields = t5.t5_model(config, t5.t5_block(config, dense_ffn), t5.shared_position_bias(config))
     for stack_name, expert_interval in {
         stack_name: _expert_interval(config, stack_name, depth) for stack_name, depth in sparse_depths.items()
     }.items():
@@ -69,7 +69,7 @@ def _has_experts(i: int, expert_interval: int) -> bool:
 
 
 def _read_nllb_moe(config: Config) -> Table:
-    model_fields = bart.bart_like(config, "pre", {"type": "sinusoidal"})
+    model_fields = bart.bart_model(config, "pre", {"type": "sinusoidal"})
     activation = config.choice(ACTIVATIONS, "activation_function")
     for stack_name in (stack_name for stack_name in ("encoder", "decoder") if stack_name in model_fields):
         expert_interval, depth = (

@@ -22,7 +22,7 @@ from ...writes import Writes
 def _read_t5(config: Config) -> Table:
     stack = shared_position_bias(config)
     stack["relative_bias"]["bias_in_sdpa"] = True
-    return t5_like(config, t5_block(config), stack)
+    return t5_model(config, t5_block(config), stack)
 
 
 def _umt5(config: Config) -> Table:
@@ -33,7 +33,7 @@ def _umt5(config: Config) -> Table:
         if field != "num_attention_heads"
     }
     block["attention"] |= {"position": {"type": "relative_bias", **bucket_sizes, "bias_in_sdpa": True}}
-    return t5_like(config, block, {})
+    return t5_model(config, block, {})
 
 
 def _longt5(config: Config) -> Table:
@@ -45,7 +45,7 @@ def _longt5(config: Config) -> Table:
     local_attention |= (
         {"global_block_size": config.size("global_block_size"), "global_norm": block["norm"]} if has_block_sums else {}
     )
-    model_fields = t5_like(config, {**block, "attention": local_attention}, shared_position_bias(config), block)
+    model_fields = t5_model(config, {**block, "attention": local_attention}, shared_position_bias(config), block)
     if has_block_sums:
         model_fields["encoder"]["relative_bias"] = {**model_fields["encoder"]["relative_bias"], "of_blocks": True}
     return model_fields
@@ -64,7 +64,7 @@ def _pop2piano(config: Config) -> Table:
     return {**model_fields, "tie_word_embeddings": False}
 
 
-def t5_like(config: Config, block: Table, stack: Table, decoder_block: Table | None = None) -> Table:
+def t5_model(config: Config, block: Table, stack: Table, decoder_block: Table | None = None) -> Table:
     """Returns the tables of T5's encoder and decoder, or of the encoder alone for an encoder architecture.
 
     stack: fields of both stacks.

@@ -15,7 +15,7 @@ from ...config import Config, is_whole
 from ...dropout import T5_DROPOUT
 from ...family import EVERY, Family, Quirks
 from ...parts import Table, architecture
-from .t5 import ALIASES, FIRST_BIAS, IGNORED, T5_MODULES, T5_WRITES, UNREAD, shared_position_bias, t5_block, t5_like
+from .t5 import ALIASES, FIRST_BIAS, IGNORED, T5_MODULES, T5_WRITES, UNREAD, shared_position_bias, t5_block, t5_model
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
@@ -41,7 +41,7 @@ def _read_udop(config: Config) -> Table:
         [first_bucket, *other_buckets] if bare_class else other_buckets
     )  # the bare class keeps the first layer's bias beside its table
     config.notes.append("patch_size: the projection of the page's image to patches is not counted, nor its products")
-    model_fields = t5_like(config, t5_block(config), {"relative_bias": {**bias, "other_buckets": page_buckets}})
+    model_fields = t5_model(config, t5_block(config), {"relative_bias": {**bias, "other_buckets": page_buckets}})
     model_fields["encoder"]["token_types"] = {"other_vocab_sizes": [config.size("max_2d_position_embeddings")] * 2}
     return {**model_fields, "tie_word_embeddings": True}  # whatever the config says
 
@@ -74,7 +74,7 @@ def _box_arguments(config: Any) -> dict[str, tuple[int | str, ...]]:
     return {"bbox": ("batch", "seq", 4)}
 
 
-def _written_biases(config_values: ConfigValues) -> list[dict[str, Any]]:
+def _relative_bias_fields(config_values: ConfigValues) -> list[dict[str, Any]]:
     bias = require_present(config_values.first_stack.relative_bias)
     bucket_counts = (bias.relative_attention_num_buckets, *bias.other_buckets)
     layer_kinds = (*BIASES, *["vertical"] * len(bucket_counts))
@@ -94,7 +94,7 @@ FAMILIES = {
         uncounted_modules="patch_embed + encoder.embed_patches + decoder.embed_patches",
         field_writers={
             **T5_WRITES,
-            "relative_bias_args": _written_biases,
+            "relative_bias_args": _relative_bias_fields,
             "max_2d_position_embeddings": lambda s: require_present(s.first_stack.token_types).other_vocab_sizes[0],
         },
         quirks=Quirks(reads_values=EVERY, further_inputs=_box_arguments),
