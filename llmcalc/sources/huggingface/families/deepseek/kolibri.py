@@ -64,7 +64,7 @@ def _read_flint(config: Config) -> Table:
     kernels = {"sinks": True, "float32_scores": True}
     mixer = attention(config, **kernels, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm))
     expert_fields = {
-        "shared": glu(config, width=config.size("shared_expert_intermediate_size")),
+        "shared_expert": glu(config, width=config.size("shared_expert_intermediate_size")),
         "router": {"scoring_func": "sigmoid"},
     }
     return qwen_moe_decoder(
