@@ -78,7 +78,7 @@ class Table(Rows):
 
 @frozen(slots=True)
 class Multiple(Rows):
-    """`by` times as many rows as `of`, plus `more` rows, such as samples before a strided convolution.
+    """`by` times the source rows (`of`), plus `more` rows, such as samples before a strided convolution.
 
     There are none if `of` has none.
     """
@@ -110,7 +110,7 @@ class Joined(Rows):
 
 @frozen(slots=True)
 class Padded(Rows):
-    """The rows of `of`, padded to whole blocks of `block` rows, plus `more` padding rows; none if `of` is empty."""
+    """The source rows (`of`), padded to whole blocks of `block` rows, plus `more` padding rows; none if `of` is empty."""
 
     name: str = "padded"
     of: Rows = SOURCE
@@ -124,7 +124,7 @@ class Padded(Rows):
 
 @frozen(slots=True)
 class Windows(Rows):
-    """One row for each window of `window` rows of `of`, the last of which may be padded."""
+    """One row for each window of `window` source rows (`of`), the last of which may be padded."""
 
     name: str = "windows"
     of: Rows = PATCHES
@@ -136,7 +136,7 @@ class Windows(Rows):
 
 @frozen(slots=True)
 class FromZeros(Rows):
-    """The recurrent states before each row (token) of `of`. The first state is zeros."""
+    """The recurrent states before each source row (token). The first state is zeros."""
 
     name: str = "from_zeros"
     of: Rows = TOKENS
@@ -150,7 +150,7 @@ class FromZeros(Rows):
 
 @frozen(slots=True)
 class OfThisPass(Rows):
-    """The rows of `of` that this pass adds, without rows of earlier passes."""
+    """The source rows (`of`) that this pass adds, without rows of earlier passes."""
 
     name: str = "of_this_pass"
     of: Rows = TOKENS
@@ -176,7 +176,7 @@ class Blocks(Rows):
 
 @frozen(slots=True)
 class WithSums(Rows):
-    """The rows of `of`, plus one summary row for each complete block of `block` rows."""
+    """The source rows (`of`), plus one summary row for each complete block of `block` rows."""
 
     name: str = "with_sums"
     of: Rows = TOKENS
@@ -188,7 +188,7 @@ class WithSums(Rows):
 
 @frozen(slots=True)
 class WithStart(Rows):
-    """The new rows of `of`, after a row of zeros in a pass that starts at the first token."""
+    """The new source rows (`of`), after a row of zeros in a pass that starts at the first token."""
 
     name: str = "with_start"
     of: Rows = TOKENS
@@ -202,7 +202,7 @@ class WithStart(Rows):
 
 @frozen(slots=True)
 class WithPrompt(Rows):
-    """The rows of `of` after `more` prompt rows, which the first pass computes and caches."""
+    """The source rows (`of`) after `more` prompt rows, which the first pass computes and caches."""
 
     name: str = "with_prompt"
     of: Rows = TOKENS
@@ -220,7 +220,7 @@ class WithPrompt(Rows):
 
 @frozen(slots=True)
 class Strided(Rows):
-    """The output rows of a strided convolution over `of`, padded with kernel // 2 zeros on each side."""
+    """The output rows of a strided convolution over the source rows, padded with kernel // 2 zeros on each side."""
 
     name: str = "strided"
     of: Rows = PATCHES
@@ -234,7 +234,7 @@ class Strided(Rows):
 
 @frozen(slots=True)
 class InChunks(Rows):
-    """The output rows of strided convolutions over chunks of `of`, each padded by one row at either end.
+    """The output rows of strided convolutions over chunks of the source rows, each padded by one row at either end.
 
     chunk: the rows of a chunk. strides: those of the convolutions, in order.
     padded: whether the last of several chunks is padded to a whole chunk first, true by default.
@@ -279,7 +279,7 @@ class Merged(Rows):
 
 @frozen(slots=True)
 class RowsWithExtra(Rows):
-    """The rows of `of`, plus `more` rows per sequence."""
+    """The source rows (`of`), plus `more` rows per sequence."""
 
     name: str = "with_more"
     of: Rows = PATCHES
@@ -291,7 +291,7 @@ class RowsWithExtra(Rows):
 
 @frozen(slots=True)
 class QueryKeyPairs(Rows):
-    """One row per (query, key) pair of the rows of `of`, shared by all sequences."""
+    """One row per (query, key) pair of the source rows, shared by all sequences."""
 
     name: str = "query_key_pairs"
     batched: bool = False
@@ -303,7 +303,7 @@ class QueryKeyPairs(Rows):
 
 @frozen(slots=True)
 class Halved(Rows):
-    """The averages of pairs of the rows of `of` (Funnel Transformer). A single pair is not averaged.
+    """The averages of pairs of source rows (Funnel Transformer). A single pair is not averaged.
 
     separate_cls: whether the first row is paired with a copy of itself.
     truncate_seq: whether the last row is left out then.
@@ -371,7 +371,7 @@ class PatchVectors(Rows):
 
 @frozen(slots=True)
 class PaddedBeyond(Rows):
-    """The rows of `of`, padded to whole blocks of `block` rows where there are more than `least`."""
+    """The source rows (`of`), padded to whole blocks of `block` rows where there are more than `least`."""
 
     name: str = "padded"
     of: Rows = TOKENS

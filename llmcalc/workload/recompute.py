@@ -91,7 +91,7 @@ EXPECTED = f"{', '.join(MODES)}, every:N (every N-th layer) or nodes:A,B (module
 
 
 def recompute_of(option_text: str) -> Recompute:
-    """Parses a value of `--recompute`: a name in `MODES`, `every:N`, or `node_names:A,B`. Raises `InputError`.
+    """Parses a value of `--recompute`: a name in `MODES`, `every:N`, or `nodes:A,B`. Raises `InputError`.
 
     Launch files have `but-every:N` too: all layers but every N-th.
     """

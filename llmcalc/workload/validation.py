@@ -42,7 +42,7 @@ SPELLED = {"train": "training"}
 
 
 def one_of(option_name: str, option_value: Any, accepted_values: Any) -> Any:
-    """Returns the word of a `Literal` type that a value equals or is another spelling of.
+    """Returns the word of a `Literal` type that a value spells.
 
     Raises `InputError`, naming the option, for any other value.
     """

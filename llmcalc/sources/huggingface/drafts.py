@@ -154,7 +154,7 @@ def _flattened_config(config: Mapping[str, Any], draft_type: str) -> dict[str, A
 
 
 def _require_described_layers(config: Mapping[str, Any], class_name: str) -> None:
-    """Raises `InputError` for a draft of a method that is read, whose layers are those of another family."""
+    """Raises `InputError` for a draft of a supported method with layers of another model family."""
     read_fields = {*FIELDS_OF_OTHER_LAYERS} if "Llama" in class_name else {*FIELDS_READ.get(config["model_type"], ())}
     latent_mode, latent_fields = LATENT_MODE.get(config["model_type"], (None, ()))
     if config.get("attention_mode") == latent_mode:
@@ -185,7 +185,7 @@ def _require_described_layers(config: Mapping[str, Any], class_name: str) -> Non
 
 
 def _require_described_draft(config: Mapping[str, Any], class_name: str) -> None:
-    """Raises `InputError` for a config whose class or fields show a draft that its model type does not describe."""
+    """Raises `InputError` for a draft model's config whose model type is that of a whole model."""
     foreign_fields = [field for field in OTHER_FIELDS if config.get(field) is not None]
     model_type = str(config.get("model_type"))
     if OTHER_CLASS.search(class_name):

@@ -39,14 +39,14 @@ def _module_tables() -> dict[str, dict[str, str]]:
 
 
 def module_names(table_name: str) -> Modules:
-    """Returns a table of `module_names.json`, whose entry `**` names the table that it adds to."""
+    """Returns a family's module names from `module_names.json`. The entry `**` names a table to extend."""
     module_of_node = dict(_module_tables()[table_name])
     base_name = module_of_node.pop("**", None)
     return module_of_node if base_name is None else {**module_names(base_name), **module_of_node}
 
 
 def field_names(names_text: str) -> frozenset[str]:
-    """Returns the names of config fields that a text combines."""
+    """Returns the names of config fields that a text lists, separated by spaces."""
     return frozenset(names_text.split())
 
 

@@ -60,7 +60,7 @@ for _tracked_type, _plain in ((TrackedInt, int), (TrackedFloat, float)):
 
 
 def origin_fields_of(config: Mapping[str, Any], message: str) -> str:
-    """Returns ` (…)` with the config fields behind the fields in an error message.
+    """Returns a text in brackets: the config fields from which the fields in an error message were computed.
 
     Empty if the names are the same.
     """
@@ -101,7 +101,7 @@ def _tracked_value(value: Any, path: str) -> Any:
 def _tracked_numbers(
     description_table: Any, field_names: set[str], is_inside: bool = False
 ) -> Iterator[TrackedInt | TrackedFloat]:
-    """Yields the numbers below any of the names in a description."""
+    """Yields the tracked numbers in a description that stand below one of the field names."""
     if isinstance(description_table, dict):
         for field_name, value in description_table.items():
             yield from _tracked_numbers(value, field_names, field_name in field_names and not isinstance(value, dict))

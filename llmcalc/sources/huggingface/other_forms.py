@@ -1,4 +1,4 @@
-"""Configs of other programs: those of model makers (Meta, Mistral, OpenAI), trainers, simulators and engines.
+"""Configs of other programs: of model makers (Meta, Mistral, OpenAI), trainers, simulators and engines.
 
 Sources: llama/model.py of meta-llama/llama (`ModelArgs`, `FeedForward`); model_args.py, llama_transformer.py and
 attention.py in examples/models/llama of pytorch/executorch; model.py of karpathy/nanoGPT; nanochat/gpt.py
@@ -253,7 +253,7 @@ def _read_mistral(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
 
 
 def _read_gpt_oss(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Reads OpenAI's own config of gpt-oss, every other layer of which has a window, the first among them."""
+    """Reads OpenAI's own config of gpt-oss, where every second layer, from the first on, has a window."""
     config: dict[str, Any] = {field_name: _positive_size(model_args, field_name) for field_name in GPT_OSS_SIZES}
     config |= {field_name: _positive_size(model_args, field) for field_name, field in GPT_OSS_NAMES.items()}
     context_length = _positive_size(model_args, "initial_context_length", 4096)
@@ -289,7 +289,7 @@ def _shared_fields(model_args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_simumax(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Reads a model of SimuMax, all of whose modules have RMSNorm, no biases and a separate output head."""
+    """Reads SimuMax's config. Its models have RMSNorm, no biases and a separate output head."""
     for field_name in sorted(set(model_args) - SIMUMAX):
         raise InputError(
             f"{field_name}: is no field of SimuMax's models, whose form this is; expected their fields alone"

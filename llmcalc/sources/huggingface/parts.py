@@ -1,4 +1,4 @@
-"""Functions that build the tables of a description from the field names that most configs use."""
+"""Functions that read the usual config fields into the fields of attention, FFNs, layers and models."""
 
 from __future__ import annotations
 

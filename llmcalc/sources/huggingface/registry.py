@@ -145,7 +145,7 @@ def has_grouped_router(model_type: str, family: Family) -> bool:
 
 
 def _expert_groups(config: Config) -> dict[str, Any]:
-    """Returns the fields of a router's groups of experts; nothing where a token's experts are selected among all."""
+    """Returns a router's expert groups; empty if the router selects among all experts."""
     group_count = config.optional_size("n_group")
     reads_method = "topk_method" in config.defaults  # of the classes with groups, those of DeepSeek-V2
     if group_count in (None, 1) or (reads_method and config.get("topk_method") == "greedy"):
@@ -279,7 +279,7 @@ def _type_of_code_fields(config_data: Mapping[str, Any]) -> str:
 
 
 def _reads_differently(config_data: Mapping[str, Any], stated_type: str, model_type: str) -> bool:
-    """Whether the model type of the config's class would read the config as another model than the stated type.
+    """Whether the class's model type and the stated model type read the config as different models.
 
     It is False if both model types are in one file, if the config cannot be read as the other type, if the other type
     is a wrapper of this one, and if this type has no class for the text model and uses another type's.
@@ -590,7 +590,7 @@ def _towers_of(root_type: str, root_config: Mapping[str, Any], text_width: int) 
 
 
 def _encoders_of_another_class(model_type: str, root_config: Mapping[str, Any]) -> list[str]:
-    """Returns a remark for each encoder in a config whose class is not the one whose encoders are read."""
+    """Returns a remark for each encoder that is not counted because the config's class is not supported."""
     from .towers import SECTIONS
 
     remark = f"its encoder is not counted: that of {architecture_of(root_config)} is not supported"

@@ -64,7 +64,7 @@ def with_text_section(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], lis
 
 
 def require_read_sizes(config_description: ConfigDescription) -> None:
-    """Raises `InputError` where all sizes are the class's defaults, and a section that nothing reads has another width.
+    """Raises `InputError` if the class would ignore the sizes in a config's section and use its default sizes.
 
     Sections that repeat the defaults are those of other code (Cohere Transcribe in NeMo's form).
     """

@@ -34,7 +34,7 @@ The processor also writes the number of lines and columns in digits, which count
 
 
 def _read_emu3(root_config: Config, config: Config, text_width: int) -> Table:
-    """Reads the tokenizer, all of whose levels with attention have hidden_size channels."""
+    """Reads Emu 3's image tokenizer. Its levels with attention must have hidden_size channels."""
     base_channels, channel_multipliers = _read_channels(config)
     attended_levels = _read_numbers(config, "attn_resolutions", minimum=0)
     hidden = config.size("hidden_size")
@@ -68,7 +68,7 @@ def _read_channels(config: Config) -> tuple[int, list[int]]:
 
 
 def _tokenizer(config: Config, base_channels: int, channel_multipliers: list[int]) -> Table:
-    """Returns the fields that the tokenizers of Emu 3 and Janus have alike."""
+    """Returns the fields that the image tokenizers of Emu 3 and Janus share."""
     return {
         "type": "image_tokenizer",
         "in_channels": config.size("in_channels"),
@@ -84,7 +84,7 @@ def _tokenizer(config: Config, base_channels: int, channel_multipliers: list[int
 
 
 def _read_janus_tokenizer(root_config: Config, config: Config, text_width: int) -> Table:
-    """Reads Janus's tokenizer of generated images, with the weights with which its text model generates them."""
+    """Reads Janus's image tokenizer, and the weights with which the text model generates images."""
     base_channels, channel_multipliers = _read_channels(config)
     projection_width, code_count = config.size("projection_dim"), config.size("num_embeddings")
     activation = config.choice(ACTIVATIONS, "hidden_act")
@@ -112,7 +112,7 @@ def _aligner(layer_count: int, text_width: int, activation: str) -> list[Table]:
 
 
 def _read_janus(root_config: Config, config: Config, text_width: int) -> Table:
-    """Reads Janus's encoder of images that are read: SigLIP, whose attention has a bias or none, and linear layers."""
+    """Reads Janus's encoder for image understanding: SigLIP, whose attention has a bias or none, and linear layers."""
     config.require("use_qk_norm", False)
     hidden, activation = config.size("hidden_size"), config.choice(ACTIVATIONS, "hidden_act")
     image_tokens, norm = config.size("num_image_tokens"), layernorm(config.number("layer_norm_eps"))

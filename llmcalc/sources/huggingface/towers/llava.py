@@ -207,7 +207,7 @@ def _read_aria(root_config: Config, config: Config, text_width: int) -> Table:
 
 
 def _read_query_counts(root_config: Config) -> dict[int, int]:
-    """Reads the number of queries of each number of patches."""
+    """Reads the number of queries for each number of patches."""
     stated_counts = root_config.get("projector_patch_to_query_dict")
     query_counts = ARIA_QUERIES if stated_counts is None else stated_counts
     try:

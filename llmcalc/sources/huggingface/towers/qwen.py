@@ -151,7 +151,7 @@ def read_qwen3(root_config: Config, config: Config, text_width: int) -> Table:
 
 
 def _is_below(layer_index: Any, depth: int) -> bool:
-    """Whether an index is that of a layer, which other values of the config may not be; their class ignores them."""
+    """Whether a value is the index of one of `depth` layers; the class ignores other values."""
     return type(layer_index) is int and 0 <= layer_index < depth
 
 

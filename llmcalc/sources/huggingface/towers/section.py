@@ -1,4 +1,4 @@
-"""Reads one section of a wrapper's config (`vision_config`, `audio_config`), and builds tables for all readers."""
+"""The readers' common functions: a section of a multimodal config, and the fields of encoders and projectors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Section:
 def vision_section(
     read_tower: Reader, defaults_by_type: Mapping[str, Table], *section_fields: Any, **named_fields: Any
 ) -> dict[str, Section]:
-    """Returns the only section of a wrapper, `vision_config`; the arguments are those of `Section`."""
+    """Returns the sections of a wrapper that has only `vision_config`. The arguments are those of `Section`."""
     return {"vision_config": Section(read_tower, defaults_by_type, *section_fields, **named_fields)}
 
 
@@ -67,7 +67,7 @@ ROTARY: Table = {"position": {"type": "rope"}}
 def self_attention(
     config: Config, heads: str = "num_attention_heads", width: str = "hidden_size", **attention_fields: Any
 ) -> Table:
-    """Returns attention with heads that divide a width evenly. heads, width: the config fields of both."""
+    """Returns self-attention whose heads divide a width evenly. heads, width: the config fields of both."""
     head_count = config.size(heads)
     return {
         "num_attention_heads": head_count,

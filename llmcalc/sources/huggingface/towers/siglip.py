@@ -96,7 +96,7 @@ def _read_minicpm(root_config: Config, config: Config, text_width: int) -> Table
 
 
 def _square_of_two_sides(config: Config, field: str) -> int:
-    """Reads two equal sides of a square."""
+    """Returns the side of a square from a list of two equal sides."""
     sides = config.get(field)
     if not isinstance(sides, list | tuple) or len(sides) != 2 or sides[0] != sides[1] or type(sides[0]) is not int:
         raise config.error(field, sides, "two equal whole numbers")

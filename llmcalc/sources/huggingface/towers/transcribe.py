@@ -1,4 +1,4 @@
-"""Nemotron 3.5 Transcribe: an encoder of speech and one of who speaks, and the layers of word timestamps.
+"""Nemotron 3.5 Transcribe: a speech encoder, a diarization encoder, and the layers of word timestamps.
 
 transformers: models/nemotron3_5_transcribe, nemotron3_diarization.
 """
@@ -11,7 +11,7 @@ from .section import Section, projector, self_attention
 
 
 def _read_transcribe(root_config: Config, config: Config, text_width: int) -> Table:
-    """Reads the encoder of speech, with that of who speaks and the layers of word timestamps."""
+    """Reads the speech encoder, the diarization encoder and the layers of word timestamps."""
     speech, diarization = config.section("asr_config", SPEECH), config.section("diarization_config", DIARIZATION)
     speaker_config = diarization.section("audio_config", SPEAKERS)
     head, timestamp_config = (

@@ -21,7 +21,7 @@ def _read_moshi(config: Config) -> Table:
 
 
 def _read_kyutai_speech_to_text(config: Config) -> Table:
-    """Reads the decoder, whose embedding table has text tokens, all codebooks' tokens, and a padding token."""
+    """Reads Kyutai's decoder, whose embedding table has text tokens, all codebooks' tokens, and a padding token."""
     config.require("tie_word_embeddings", False)
     codebooks = config.size("num_codebooks")
     config.notes.append(

@@ -154,14 +154,14 @@ def _read_hunyuan(config: Config) -> Table:
     ffn: Table = glu(config)
     if config.size("num_experts") > 1:
         expert_width = (
-            _interval_of_full_layers(config, "moe_intermediate_size", depth)
+            _size_in_all_layers(config, "moe_intermediate_size", depth)
             if config.has("moe_intermediate_size")
             else ffn_width
         )
-        shared_ffn = glu(config, width=ffn_width * _interval_of_full_layers(config, "num_shared_expert", depth))
+        shared_ffn = glu(config, width=ffn_width * _size_in_all_layers(config, "num_shared_expert", depth))
         ffn = moe(
             config.size("num_experts"),
-            _interval_of_full_layers(config, "moe_topk", depth),
+            _size_in_all_layers(config, "moe_topk", depth),
             glu(config, width=expert_width),
             shared_ffn if config.flag("use_mixed_mlp_moe") else None,
         )
@@ -171,8 +171,8 @@ def _read_hunyuan(config: Config) -> Table:
     return decoder(config, block, norm, stack=combined_kinds((layer_kinds, layer_tables)))
 
 
-def _interval_of_full_layers(config: Config, field_name: str, depth: int) -> int:
-    """Returns a size that may be a list with one value per layer. Raises `InputError` for differing values."""
+def _size_in_all_layers(config: Config, field_name: str, depth: int) -> int:
+    """Returns a size that all layers have. Raises `InputError` for a list with different values."""
     layer_values = config.get(field_name)
     if not isinstance(layer_values, list):
         return config.size(field_name)

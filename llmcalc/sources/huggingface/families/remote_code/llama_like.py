@@ -53,7 +53,7 @@ def _read_xverse(config: Config) -> Table:
 
 
 def _read_internlm(config: Config) -> Table:
-    """Reads InternLM, InternLM2 and openPangu Embedded: `bias` is that of the four projections of attention."""
+    """Reads InternLM, InternLM2 and openPangu Embedded: the field `bias` is for attention's four projections."""
     return llama_decoder(config, attention(config, **biases(config.flag("bias"), *QKVO)))
 
 
@@ -103,7 +103,7 @@ def _read_maincoder(config: Config) -> Table:
 
 
 def _read_plm(config: Config) -> Table:
-    """Reads PLM: latent attention without a low rank of queries, and a network of ReLU² without a gate."""
+    """Reads PLM: latent attention without query compression, and a non-gated FFN with squared ReLU."""
     config.require("q_lora_rank", None)
     norm = rmsnorm(config.number("rms_norm_eps"))
     ffn = mlp(config.size("intermediate_size"), "relu2", bias=config.flag("mlp_bias"))

@@ -59,7 +59,7 @@ def _read_naive(config: Config) -> Table:
 
 
 def _sliding_and_full(config: Config, full_fields: Table) -> Table:
-    """Returns the model. full_fields: of the attention in layers without a window, beside the usual ones."""
+    """Returns a decoder with sliding and full layers. full_fields: additional attention fields of full layers."""
     config.require("n_shared_experts", None, 0)
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     qkv = biases(config.flag("attention_bias"), *QKV)

@@ -41,7 +41,7 @@ def _read_cohere_asr(config: Config) -> Table:
 
 
 def _require_sizes_of_nemo(config: Config) -> None:
-    """Compares the sizes in the sections of NeMo, which the class does not read, with those that the class reads."""
+    """Raises `InputError` if NeMo's sections, which the class ignores, have other sizes than the class reads."""
     encoder = _config_section(config, "encoder_config", "parakeet_encoder", COHERE_ENCODER)
     decoder_section = config.section("transf_decoder").section("config_dict")
     for section_config, class_config, field_pairs in (
@@ -49,10 +49,12 @@ def _require_sizes_of_nemo(config: Config) -> None:
         (decoder_section, config, NEMO_DECODER),
         (config.section("head"), config, {"num_classes": "vocab_size"}),
     ):
-        for section_field, class_name in field_pairs.items():
-            if section_config.has(section_field) and section_config.get(section_field) != class_config.size(class_name):
+        for section_field, class_field in field_pairs.items():
+            if section_config.has(section_field) and section_config.get(section_field) != class_config.size(
+                class_field
+            ):
                 expected_value = (
-                    f"{class_config.size(class_name)}, as {class_config.location}{class_name}, which the class reads"
+                    f"{class_config.size(class_field)}, as {class_config.location}{class_field}, which the class reads"
                 )
                 raise section_config.error(section_field, section_config.get(section_field), expected_value)
 
@@ -67,7 +69,7 @@ def _config_section(config: Config, section_name: str, model_type: str, section_
 
 
 def _speech_model(config: Config, decoder_config: Config, encoder: Table, decoder: Table) -> Table:
-    """Returns the model. decoder_config: the decoder's fields."""
+    """Returns a speech-to-text model from its encoder and decoder. decoder_config: the decoder's fields."""
     config.require("is_encoder_decoder", True)
     return {
         "vocab_size": decoder_config.size("vocab_size"),

@@ -67,7 +67,7 @@ def _read_moonshine_streaming(config: Config) -> Table:
 
 
 def _streaming_encoder(config: Config, decoder_width: int) -> Table:
-    """Returns the encoder, with learned output positions for a decoder of that width."""
+    """Returns the encoder of audio frames, with a position embedding on its output."""
     encoder_fields = {} if config.get("encoder_config") is None else config.table("encoder_config")
     encoder_config = Config(encoder_fields, ENCODER, "moonshine_streaming_encoder", location="encoder_config.")
     hidden, heads = encoder_config.size("hidden_size"), encoder_config.size("num_attention_heads")

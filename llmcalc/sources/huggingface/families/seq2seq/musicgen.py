@@ -17,7 +17,7 @@ from .t5 import T5_MODULES
 
 
 def _read_musicgen(config: Config) -> Table:
-    """Reads the decoder, and the text encoder in whose output it attends."""
+    """Reads MusicGen's decoder, and the text encoder whose output the decoder reads."""
     text_encoder, decoder_section = config.table("text_encoder"), config.table("decoder")
     text_type = model_type_of(config, "text_encoder", text_encoder)
     music_type = "musicgen_decoder"

@@ -20,7 +20,7 @@ OTHER_PARTS = {
 
 
 def _read_seamless(config: Config) -> Table:
-    """Reads text to text, which the class of the whole model runs for tokens."""
+    """Reads the text-to-text model, which the class of the whole model runs on tokens."""
     class_name = architecture(config)
     if class_name and not class_name.endswith(("Model", "ForTextToText")):
         raise config.error("architectures", class_name, "a class with a text encoder and a text decoder")
