@@ -82,7 +82,7 @@ def _pass_text(timed_run: TimedRun, pass_name: str, seconds: float) -> str:
 
 
 def _draw_roof(ax: Axes, timed_run: TimedRun, intensities: Sequence[float]) -> list[tuple[float, float]]:
-    """Draws the roof of the datasheet's bandwidth and peak, and dashed the rates that large kernels reach.
+    """Draws the roof of the datasheet's bandwidth and peak, and dashed lines at the rates of large kernels.
 
     Returns points along both, in data coordinates.
     """

@@ -171,7 +171,7 @@ def report(
 
 
 def _layout_note(chosen_for: Hardware, fits: Sequence[Fit]) -> str:
-    """Writes how the layout was chosen for an accelerator."""
+    """Writes a note on the choice of the layout for an accelerator."""
     all_fit = all(fit.verdict != "no" for fit in fits if fit.hardware == chosen_for)
     title = chosen_for.title
     choice_text = (
@@ -181,7 +181,7 @@ def _layout_note(chosen_for: Hardware, fits: Sequence[Fit]) -> str:
 
 
 def _undivided_notes(cluster: Cluster, accelerator_fits: Sequence[Fit], launch: Launch | None) -> list[str]:
-    """Returns the way out for replicas of a whole model that does not fit; empty for any other run."""
+    """Returns advice on shards for replicas of a whole model that does not fit; empty for any other run."""
     layout = cluster.layout
     is_divided = layout.dp < layout.world or layout.zero or layout.ep > 1 or launch is not None or not cluster.trains
     if is_divided or any(accelerator_fit.verdict != "no" for accelerator_fit in accelerator_fits):

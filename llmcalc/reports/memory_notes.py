@@ -183,7 +183,7 @@ def memory_notes(preset: Preset, memory: Memory, assumed_accelerator: str) -> li
 
 
 def concatenation_note(memory: Memory) -> str:
-    """Writes why a cache that grows by concatenation leaves blocks free; empty for other runs."""
+    """Writes a note on blocks that a cache growing by concatenation leaves free; empty for other runs."""
     is_concatenated = bool(memory.states.kv_dtype) and not cache_block(memory.settings, memory.states)
     if memory.settings.phase != "decode" or not is_concatenated or not keeps_small_segments(memory):
         return ""

@@ -129,7 +129,7 @@ class Preset(Record):
 
     @property
     def checked(self) -> date | None:
-        """The latest date on which a source itself was checked, not a copy of it; None without one."""
+        """The latest date on which someone checked an original source, not a copy; None without a date."""
         return max((source.checked for source in self.sources if source.checked is not None), default=None)
 
     @property

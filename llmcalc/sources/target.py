@@ -61,7 +61,7 @@ def _split_overrides(target: str) -> tuple[str, tuple[str, ...]]:
     if hub_id:
         return hub_id, ()
     name_or_path, question_mark, override_text = target.partition("?")
-    if not question_mark or _is_path(Path(target).exists):
+    if not question_mark or _path_test_result(Path(target).exists):
         return target, ()
     return name_or_path, tuple(filter(None, override_text.split("&")))
 
@@ -129,7 +129,7 @@ def _read_description(target: str, head: HeadKind | None, allow_unknown: bool) -
         )
     if path.suffix == ".json":
         return _read_config(path, head, allow_unknown)
-    if path.suffix == ".toml" or _is_path(path.is_file):
+    if path.suffix == ".toml" or _path_test_result(path.is_file):
         if path.suffix in (".yaml", ".yml"):
             raise InputError(
                 f"{target}: YAML files of models are not read; expected the config.json beside litgpt's "
@@ -143,9 +143,9 @@ def _read_description(target: str, head: HeadKind | None, allow_unknown: bool) -
     if preset is not None:
         return preset, preset, read_preset(preset)
     for config_name in ("config.json", "params.json"):
-        if _is_path((path / config_name).is_file):
+        if _path_test_result((path / config_name).is_file):
             return _read_config(path / config_name, head, allow_unknown)
-    if _is_path(path.is_dir):
+    if _path_test_result(path.is_dir):
         raise InputError(
             f"{target}: is a folder without a config.json or params.json; expected a preset's name, a .toml or a "
             "config.json"
@@ -204,7 +204,7 @@ def _read_config(path: Path, head: HeadKind | None, allow_unknown: bool) -> tupl
     return name, str(path), preset_description
 
 
-def _is_path(path_test: Callable[[], bool]) -> bool:
+def _path_test_result(path_test: Callable[[], bool]) -> bool:
     """Returns the result of a path test; False if the text cannot be a path, for example if it is too long."""
     try:
         return path_test()

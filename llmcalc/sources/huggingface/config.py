@@ -170,7 +170,7 @@ class Config:
         return self._winning_name(self._with_aliases(field_names)) or field_names[0]
 
     def has_list(self, field_name: str) -> bool:
-        """Whether the field is in the config, not only among the defaults, and has a list."""
+        """Whether the config itself, not only its defaults, has a list in the field."""
         return self.has(field_name) and isinstance(self.get(field_name), list | tuple)
 
     def size(self, *field_names: str) -> int:

@@ -77,7 +77,7 @@ def find_config(
 
 
 def wrapper_class(spec: ModelSpec) -> str:
-    """Returns the class of the wrapper whose text model computes the spec; empty if several wrappers' do, or none's.
+    """Returns the multimodal class whose text model computes the spec; empty if no class does, or several do.
 
     Only wrappers in the file of their text model count: those in other files share theirs with many.
     """

@@ -1,4 +1,4 @@
-"""VibeVoice: two encoders of samples, of how speech sounds and of what it says; its speech output has a diffusion head.
+"""VibeVoice: an acoustic and a semantic encoder of audio samples, and a diffusion head for speech output.
 
 Peng 2025 (arXiv:2508.19205). transformers: models/vibevoice, vibevoice_asr, vibevoice_acoustic_tokenizer.
 """
@@ -11,7 +11,7 @@ from .section import Reader, Section, projector
 
 
 def _encoder(config: Config) -> Table:
-    """Returns an encoder of samples."""
+    """Returns an encoder of audio samples."""
     downsampling_ratios, stage_depths = config.sizes("downsampling_ratios"), config.sizes("depths")
     if len(stage_depths) != len(downsampling_ratios) + 1 or 0 in downsampling_ratios:
         raise config.error(
@@ -50,7 +50,7 @@ def _audio_connector(tokenizer: str, config: Config, text_width: int) -> Table:
 
 
 def _read_acoustic(root_config: Config, config: Config, text_width: int) -> Table:
-    """Reads the encoder of how speech sounds, with its decoder and the head that generates its outputs."""
+    """Reads the acoustic encoder, its decoder, and the diffusion head that generates its outputs."""
     head = root_config.section("diffusion_head_config", DIFFUSION_HEAD)
     head.require("model_type", "vibevoice_diffusion")
     activation, has_biases = head.choice(ACTIVATIONS, "hidden_act"), head.flag("mlp_bias")
