@@ -110,7 +110,7 @@ class Joined(Rows):
 
 @frozen(slots=True)
 class Padded(Rows):
-    """The source rows (`of`), padded to whole blocks of `block` rows, plus `more` padding rows; none without source rows."""
+    """The source rows (`of`), padded to whole blocks of `block` rows, plus `more` rows; empty without source rows."""
 
     name: str = "padded"
     of: Rows = SOURCE
