@@ -19,7 +19,7 @@ from llmcalc.cli.main import main
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
-from llmcalc.witnesses.distributed.compare import fit_verdict_text, job_for, verify_all
+from llmcalc.witnesses.distributed.compare import job_for, verdict_of, verify_all
 from llmcalc.witnesses.distributed.job import Job, job_from_json, simulate_rank
 from llmcalc.witnesses.distributed.launch import _free_port, run_processes
 
@@ -159,7 +159,7 @@ def test_a_byte_too_many_and_another_loss_are_found() -> None:
         "losses": [4.5, 4.401],
         "scratch": {},
     }
-    failures = [(check.where, check.quantity) for check in fit_verdict_text(job, found).failures]
+    failures = [(check.where, check.quantity) for check in verdict_of(job, found).failures]
     assert failures == [("rank 0", "memory.backward_peak_bytes"), ("step 2", "loss")]
 
 
