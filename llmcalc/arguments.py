@@ -271,14 +271,14 @@ def run_of(options: Options, hardware: Any, phase: Any, include: frozenset[str],
     from .device_memory.settings import settings_of
     from .parallel.layout_request import LayoutRequest
     from .questions.runs import RunOptions
-    from .sources.hardware import find_all
+    from .sources.hardware import find_accelerators
 
     options_by_name = options.settings | ({} if phase is None else {"phase": phase})
     return RunOptions(
         settings=settings_of(**options_by_name),
         layout=LayoutRequest(**checked_values(declared(LayoutRequest), options.layout)),
         include=include,
-        accelerators=tuple(find_all(_hardware_names(hardware))),
+        accelerators=tuple(find_accelerators(_hardware_names(hardware))),
         workspace=workspace,
     )
 

@@ -66,7 +66,7 @@ def command(
     devices, every rank that differs.
     """
     from ..questions.runs import RunOptions, ask_memory, memory_question
-    from ..sources.hardware import find_all
+    from ..sources.hardware import find_accelerators
     from ..sources.preset import name_in_errors
 
     require_engine(receipt, engine, launch)
@@ -90,7 +90,7 @@ def command(
             settings=settings,
             layout=layout_request,
             include=included_parts,
-            accelerators=tuple(find_all(hardware or ())),
+            accelerators=tuple(find_accelerators(hardware or ())),
             workspace=cublas_workspace,
         ),
         launch_file=launch,

@@ -23,7 +23,7 @@ from ..workload.execution import AttentionImplementation
 from ..workload.inference import CACHE_FORMATS, USERS
 from ..workload.lengths import USUAL
 from ..workload.recompute import MODES
-from ..workload.validation import LARGEST, maybe_whole, one_of
+from ..workload.validation import LARGEST, one_of, optional_whole
 from .output import check_writable, open_stdout, open_whole_file
 
 
@@ -136,7 +136,7 @@ def length_option(
     """
 
     def check_length(option: typer.CallbackParam, parsed_length: int | None) -> int | None:
-        return maybe_whole(typed_name(option), parsed_length, minimum, maximum)
+        return optional_whole(typed_name(option), parsed_length, minimum, maximum)
 
     return typer.Option(
         name, *other_names, metavar="N", parser=_parse_length, callback=check_length, help=help, rich_help_panel=panel

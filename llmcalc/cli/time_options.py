@@ -90,9 +90,9 @@ class TimedRun:
     def question(self) -> RunQuestion:
         """Returns the question about the timed run."""
         from ..questions.runs import RunOptions, memory_question
-        from ..sources.hardware import find_all
+        from ..sources.hardware import find_accelerators
 
-        accelerators = tuple(find_all([] if self.hardware is None else [self.hardware]))
+        accelerators = tuple(find_accelerators([] if self.hardware is None else [self.hardware]))
         return memory_question(
             self.target,
             self.load,

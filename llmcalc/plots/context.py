@@ -66,10 +66,10 @@ def _plot_curves(
     ax: Axes | None,
 ) -> Figure:
     """Draws one curve per model. write_value: formats a value. log_base: base of the vertical axis."""
-    height = max(4.6, ROW * len(models) / PART_OF_HEIGHT + 0.4)
-    figure = new_figure(8, height) if ax is None else ax.figure
-    curves = [(preset, values_of(preset)) for preset in models]
-    _draw_curves(figure.subplots() if ax is None else ax, curves, title, write_value, log_base)
+    figure_height = max(4.6, ROW * len(models) / PART_OF_HEIGHT + 0.4)
+    figure = new_figure(8, figure_height) if ax is None else ax.figure
+    model_curves = [(preset, values_of(preset)) for preset in models]
+    _draw_curves(figure.subplots() if ax is None else ax, model_curves, title, write_value, log_base)
     return figure  # type: ignore[return-value]
 
 
@@ -81,21 +81,22 @@ def _draw_curves(
     ax.set_xscale("log", base=2)
     ax.set_yscale("log", base=log_base)
     ax.margins(x=0)
-    for i, (preset, values) in enumerate(curves):
-        style = curve_style(i)
+    for i, (preset, curve_values) in enumerate(curves):
+        line_style = curve_style(i)
         longest_context = longest_sequence(preset.model) or CONTEXTS[-1]
         plotted_values = [
-            value if tokens <= longest_context else float("nan") for tokens, value in zip(CONTEXTS, values, strict=True)
+            curve_value if tokens <= longest_context else float("nan")
+            for tokens, curve_value in zip(CONTEXTS, curve_values, strict=True)
         ]
         # Past the context that the model was made for:
-        ax.plot(CONTEXTS, values, color=style.colour, linewidth=1.2, linestyle=":")
-        ax.plot(CONTEXTS, plotted_values, color=style.colour, linewidth=2, linestyle=style.line)
+        ax.plot(CONTEXTS, curve_values, color=line_style.colour, linewidth=1.2, linestyle=":")
+        ax.plot(CONTEXTS, plotted_values, color=line_style.colour, linewidth=2, linestyle=line_style.line)
     ax.set_xticks([tokens for tokens in CONTEXTS if tokens & (tokens - 1) == 0][::2])
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _tokens_text(value)))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda curve_value, _: _tokens_text(curve_value)))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.yaxis.set_major_locator(LogLocator(log_base, numticks=9))
     ax.yaxis.set_minor_locator(NullLocator())
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(value, write_value)))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda curve_value, _: tick_text(curve_value, write_value)))
     ax.grid(color=FAINT, linewidth=0.4, alpha=0.6)
     ax.set_xlabel(narrow_text("tokens of the context; dotted past what the model was made for", 2.4))
     ax.set_title(title, color=INK, fontweight="bold", pad=14 if is_narrow() else None)
@@ -104,15 +105,17 @@ def _draw_curves(
     _label_ends(ax, curves)
 
 
-def _label_ends(ax: Axes, curves: Sequence[tuple[Preset, list[float]]]) -> None:
+def _label_ends(ax: Axes, model_curves: Sequence[tuple[Preset, list[float]]]) -> None:
     """Labels each curve at its right end, with a connecting line if the label had to move."""
-    curve_ends = [(CONTEXTS[-1], values[-1]) for _, values in curves]
+    curve_ends = [(CONTEXTS[-1], curve_values[-1]) for _, curve_values in model_curves]
     data_to_axes = ax.transData + ax.transAxes.inverted()
-    points = [tuple(data_to_axes.transform(curve_end)) for curve_end in curve_ends]
-    heights = spread_labels(
-        [height for _, height in points], ROW * ax.figure.dpi / (ax.figure.bbox.height * PART_OF_HEIGHT)
+    end_points = [tuple(data_to_axes.transform(curve_end)) for curve_end in curve_ends]
+    label_heights = spread_labels(
+        [label_height for _, label_height in end_points], ROW * ax.figure.dpi / (ax.figure.bbox.height * PART_OF_HEIGHT)
     )
-    for i, ((preset, _), curve_end, height) in enumerate(zip(curves, curve_ends, heights, strict=True)):
+    for i, ((preset, _), curve_end, label_height) in enumerate(
+        zip(model_curves, curve_ends, label_heights, strict=True)
+    ):
         colour = curve_style(i).colour
         curve_line = {
             "arrowstyle": "-",
@@ -125,7 +128,7 @@ def _label_ends(ax: Axes, curves: Sequence[tuple[Preset, list[float]]]) -> None:
         ax.annotate(
             escape_label(preset.display),
             curve_end,
-            xytext=(1.05, height),
+            xytext=(1.05, label_height),
             textcoords="axes fraction",
             va="center",
             fontsize=9,

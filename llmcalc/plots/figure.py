@@ -39,9 +39,9 @@ _paper_columns: ContextVar[int | None] = ContextVar("paper_columns", default=Non
 
 
 @contextmanager
-def paper_columns(columns: int | None) -> Iterator[None]:
+def paper_columns(column_count: int | None) -> Iterator[None]:
     """Returns a context manager in which pictures are laid out for one or two columns of a paper; None for a screen."""
-    token = _paper_columns.set(columns)
+    token = _paper_columns.set(column_count)
     try:
         yield
     finally:
@@ -53,33 +53,33 @@ def is_narrow() -> bool:
     return _paper_columns.get() == 1
 
 
-def figure_width(inches: float) -> float:
+def figure_width(width_inches: float) -> float:
     """Returns the picture's width in inches: a paper column's, or the given width on a screen."""
-    columns = _paper_columns.get()
-    return inches if columns is None else COLUMN_INCHES[columns]
+    column_count = _paper_columns.get()
+    return width_inches if column_count is None else COLUMN_INCHES[column_count]
 
 
-def wrapped_text(text: str, inches: float, points: float = 10, weight: str = "normal") -> str:
+def wrapped_text(text: str, width_inches: float, font_points: float = 10, font_weight: str = "normal") -> str:
     """Breaks a text between words into lines of at most a width, which is measured in the font's letters.
 
-    points: the letter size.
+    font_points: the letter size.
     """
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextPath
 
-    font, lines = FontProperties(weight=weight), [""]
+    font, lines = FontProperties(weight=font_weight), [""]
     for word in text.split(" "):
         longer_line = f"{lines[-1]} {word}".lstrip()
-        if TextPath((0, 0), longer_line, points, prop=font).get_extents().width <= inches * 72:
+        if TextPath((0, 0), longer_line, font_points, prop=font).get_extents().width <= width_inches * 72:
             lines[-1] = longer_line
         else:
             lines.append(word)
     return "\n".join(filter(None, lines))
 
 
-def narrow_text(text: str, inches: float = 2.9, points: float = 10) -> str:
+def narrow_text(text: str, width_inches: float = 2.9, font_points: float = 10) -> str:
     """Breaks a text into lines of this width in a one-column picture, and returns it unchanged in other pictures."""
-    return wrapped_text(text, inches, points) if is_narrow() else text
+    return wrapped_text(text, width_inches, font_points) if is_narrow() else text
 
 
 def needs_matplotlib() -> None:
@@ -90,7 +90,7 @@ def needs_matplotlib() -> None:
         raise MissingExtra("a plot", "matplotlib", "plot") from None
 
 
-def new_figure(width: float, height: float, **kwargs: Any) -> Figure:
+def new_figure(width: float, height: float, **figure_options: Any) -> Figure:
     """Creates an empty figure in llmcalc's style, without a window.
 
     width, height: inches; the width of a picture for a paper is that of its columns.
@@ -99,36 +99,36 @@ def new_figure(width: float, height: float, **kwargs: Any) -> Figure:
     from matplotlib import rc_context
 
     with rc_context(STYLE):
-        return _notebook_figure()(figsize=(figure_width(width), height), layout="constrained", **kwargs)
+        return _notebook_figure()(figsize=(figure_width(width), height), layout="constrained", **figure_options)
 
 
 P = ParamSpec("P")
 Drawn = TypeVar("Drawn")
 
 
-def in_style(draw: Callable[P, Drawn]) -> Callable[P, Drawn]:
+def in_style(draw_picture: Callable[P, Drawn]) -> Callable[P, Drawn]:
     """Wraps a drawing function to use llmcalc's style. Raises `MissingExtra` without matplotlib."""
 
-    @wraps(draw)
+    @wraps(draw_picture)
     def draw_in_style(*args: P.args, **kwargs: P.kwargs) -> Drawn:
         needs_matplotlib()
         from matplotlib import rc_context
 
         with rc_context(STYLE):
-            return draw(*args, **kwargs)
+            return draw_picture(*args, **kwargs)
 
     return draw_in_style
 
 
-def draw_heading(figure: Figure, text: str, subtitle: str = "") -> None:
+def draw_heading(figure: Figure, heading_text: str, subtitle: str = "") -> None:
     """Writes a figure's heading above the panels, aligned left. subtitle: a text below it in smaller letters."""
-    text = wrapped_text(text, figure.get_figwidth() - 0.2, 12, "bold")
+    heading_text = wrapped_text(heading_text, figure.get_figwidth() - 0.2, 12, "bold")
     if subtitle:
         subtitle = narrow_text(subtitle, figure.get_figwidth() - 0.2, 9)
-        subtitle_top = 1 - (0.06 + 0.2 * len(text.splitlines())) / figure.get_figheight()
+        subtitle_top = 1 - (0.06 + 0.2 * len(heading_text.splitlines())) / figure.get_figheight()
         figure.text(0.01, subtitle_top, subtitle, ha="left", va="top", color=INK, fontsize=9)
-        text += "\n" * len(subtitle.splitlines())
-    figure.suptitle(text, x=0.01, ha="left", color=INK, fontsize=12, fontweight="bold")
+        heading_text += "\n" * len(subtitle.splitlines())
+    figure.suptitle(heading_text, x=0.01, ha="left", color=INK, fontsize=12, fontweight="bold")
 
 
 @cache
@@ -157,13 +157,13 @@ def axes_of_panels(axes: Any, panel_count: int) -> list[Axes]:
     return axes_list
 
 
-def format_of(path: Path, option: str = "--output") -> str:
-    """Returns the format of a file suffix. Raises `InputError` for an unknown suffix. option: the option's name."""
-    suffix = path.suffix.lower().removeprefix(".")
-    if suffix not in FORMATS:
+def format_of(path: Path, option_name: str = "--output") -> str:
+    """Returns the format of a file suffix. Raises `InputError` for an unknown suffix. option_name: of `path`."""
+    file_suffix = path.suffix.lower().removeprefix(".")
+    if file_suffix not in FORMATS:
         known_suffixes = ", ".join(f".{suffix_name}" for suffix_name in FORMATS)
-        raise InputError(f"{option} {path}: its suffix names no format of a picture; expected {known_suffixes}")
-    return suffix
+        raise InputError(f"{option_name} {path}: its suffix names no format of a picture; expected {known_suffixes}")
+    return file_suffix
 
 
 def figure_bytes(figure: Figure, file_format: str) -> bytes:

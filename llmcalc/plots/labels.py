@@ -34,12 +34,12 @@ FAR_PLACES: tuple[tuple[float, float, Any], ...] = (
 """Places farther away, for pictures of few points."""
 
 
-def escape_label(name: str) -> str:
+def escape_label(label_text: str) -> str:
     r"""Escapes a name for matplotlib, on one line: `\$` instead of `$`, because `$…$` is a formula.
 
     A name that begins with `_` gets a space before it: matplotlib leaves it out of legends otherwise.
     """
-    escaped_name = printable(name).replace("$", r"\$")
+    escaped_name = printable(label_text).replace("$", r"\$")
     return f" {escaped_name}" if escaped_name.startswith("_") else escaped_name
 
 
@@ -51,21 +51,21 @@ RINGS: tuple[tuple[float, float, Any], ...] = tuple(
 """Places around a point at growing distances, for names that must be written."""
 
 
-def tick_text(value: float, write_value: Callable[[Any], str]) -> str:
+def tick_text(tick_value: float, write_value: Callable[[Any], str]) -> str:
     """Writes an axis value in the unit of the value's magnitude, without final zeros: `64 GiB`, `1.5 TiB`."""
-    number_text, _, unit = write_value(value).partition(" ")
-    return f"{number_text.rstrip('0').rstrip('.') if '.' in number_text else number_text} {unit}".strip()
+    number_text, _, unit_text = write_value(tick_value).partition(" ")
+    return f"{number_text.rstrip('0').rstrip('.') if '.' in number_text else number_text} {unit_text}".strip()
 
 
-def spread_labels(heights: Sequence[float], least_distance: float) -> list[float]:
-    """Returns label heights as near to `heights` as possible (least squares), at least `least_distance` apart.
+def spread_labels(wanted_heights: Sequence[float], least_distance: float) -> list[float]:
+    """Returns label heights as near to `wanted_heights` as possible (least squares), at least `least_distance` apart.
 
     The lowest label is at least at 0, and the highest at most at 1, as far as all labels fit between them.
     """
-    sorted_indices = sorted(range(len(heights)), key=heights.__getitem__)
+    sorted_indices = sorted(range(len(wanted_heights)), key=wanted_heights.__getitem__)
     label_blocks: list[tuple[float, int]] = []  # labels that touch: (mean height without their distances, how many)
     for rank, i in enumerate(sorted_indices):
-        mean_height, label_count = heights[i] - rank * least_distance, 1
+        mean_height, label_count = wanted_heights[i] - rank * least_distance, 1
         while label_blocks and label_blocks[-1][0] >= mean_height:
             label_below, label_count_below = label_blocks.pop()
             mean_height, label_count = (
@@ -108,38 +108,38 @@ def _shift_from_edge(centre_shift: float, radius: float) -> float:
 
 def place_names(
     ax: Axes,
-    points: Sequence[tuple[float, float]],
-    names: Sequence[str],
+    data_points: Sequence[tuple[float, float]],
+    point_names: Sequence[str],
     other_points: Sequence[tuple[float, float]] = (),
     label_places: Sequence[tuple[float, float, Any]] = PLACES,
-    radius: float | Sequence[float] = 0,
+    radius_or_radii: float | Sequence[float] = 0,
 ) -> list[Annotation]:
     """Writes labels beside points in order. A label without room is left out.
 
-    points: the points, in data coordinates.
+    data_points: the points, in data coordinates.
     other_points: other points that no name may cover; default none.
     label_places: places of a name, the preferred one first. A line leads to the point from places that are not in
         `PLACES`.
-    radius: of the drawn points, which no name may touch, in points (1/72 inch); default 0. A sequence has the radius of
-    each point, and names keep their distance from its edge.
+    radius_or_radii: of the drawn points, which no name may touch, in points (1/72 inch); default 0. A list has the
+        radius of each point, and names keep their distance from its edge.
     The figure's layout must not change afterwards.
     """
     placed_boxes: list[Box] = []
     axes_box = ax.get_window_extent()
-    radii = [0.0] * len(points) if isinstance(radius, (int, float)) else list(radius)
-    pixels = ax.figure.dpi / 72
-    same_radius = radius if isinstance(radius, (int, float)) else 0
+    radii = [0.0] * len(data_points) if isinstance(radius_or_radii, (int, float)) else list(radius_or_radii)
+    pixels_per_point = ax.figure.dpi / 72
+    same_radius = radius_or_radii if isinstance(radius_or_radii, (int, float)) else 0
     point_circles = [
-        (*ax.transData.transform(data_point), max(point_radius, same_radius) * pixels)
+        (*ax.transData.transform(data_point), max(point_radius, same_radius) * pixels_per_point)
         for data_point, point_radius in (
-            *zip(points, radii, strict=True),
+            *zip(data_points, radii, strict=True),
             *((data_point, 0.0) for data_point in other_points),
         )
     ]
     annotations: list[Annotation] = []
-    for data_point, name, point_radius in zip(points, names, radii, strict=True):
-        text = ax.annotate(
-            escape_label(name),
+    for data_point, point_name, point_radius in zip(data_points, point_names, radii, strict=True):
+        annotation = ax.annotate(
+            escape_label(point_name),
             data_point,
             xytext=(GAP, 0),
             textcoords="offset points",
@@ -151,9 +151,9 @@ def place_names(
         point_in_pixels = ax.transData.transform(data_point)
         for shift_right, shift_up, alignment in label_places:
             text_position = _shift_from_edge(shift_right, point_radius), _shift_from_edge(shift_up, point_radius)
-            text.set_position(text_position)
-            text.set_horizontalalignment(alignment)
-            text_extent = text.get_window_extent()
+            annotation.set_position(text_position)
+            annotation.set_horizontalalignment(alignment)
+            text_extent = annotation.get_window_extent()
             side_margin = 1 + WIDER * text_extent.width
             name_box = Box(
                 text_extent.x0 - side_margin, text_extent.y0 - 1, text_extent.x1 + side_margin, text_extent.y1 + 1
@@ -171,24 +171,24 @@ def place_names(
                 if (x, y) != tuple(point_in_pixels)
             )
             has_line = (shift_right, shift_up, alignment) not in PLACES
-            half_height = text_extent.height / 2 / pixels if alignment == "center" else 0
+            half_height = text_extent.height / 2 / pixels_per_point if alignment == "center" else 0
             line_end = text_position[0], text_position[1] - math.copysign(half_height, text_position[1])
             line_points = [
                 (
-                    point_in_pixels[0] + line_share * line_end[0] * pixels,
-                    point_in_pixels[1] + line_share * line_end[1] * pixels,
+                    point_in_pixels[0] + line_share * line_end[0] * pixels_per_point,
+                    point_in_pixels[1] + line_share * line_end[1] * pixels_per_point,
                 )
                 for line_share in LINE_SAMPLES
                 if has_line
             ]
-            overlaps = any(
+            has_overlap = any(
                 name_box.overlaps(text_box) or any(text_box.contains(*line_point) for line_point in line_points)
                 for text_box in placed_boxes
             )
-            if is_inside and not covers_point and not overlaps:
+            if is_inside and not covers_point and not has_overlap:
                 point_circles += [(*line_point, 0.0) for line_point in line_points]
                 if has_line:
-                    line = {
+                    connecting_line = {
                         "arrowstyle": "-",
                         "color": INK,
                         "alpha": 0.45,
@@ -196,10 +196,17 @@ def place_names(
                         "shrinkA": 0,
                         "shrinkB": 2,
                     }
-                    ax.annotate("", data_point, xytext=line_end, textcoords="offset points", arrowprops=line, zorder=1)
+                    ax.annotate(
+                        "",
+                        data_point,
+                        xytext=line_end,
+                        textcoords="offset points",
+                        arrowprops=connecting_line,
+                        zorder=1,
+                    )
                 placed_boxes.append(name_box)
-                annotations.append(text)
+                annotations.append(annotation)
                 break
         else:
-            text.remove()
+            annotation.remove()
     return annotations

@@ -33,8 +33,8 @@ def memory(title: str, memory_estimate: Memory, accelerator_fits: Sequence[Fit] 
     """
     device = memory_estimate.device
     figure = new_figure(9, 3.0 + 0.42 * len(device.moments) + (3.4 if is_narrow() else 2.4))
-    heights = (1.15 + 0.45 * len(device.moments), 2.4)
-    bar_axes, timeline_axes = figure.subplots(2, 1, height_ratios=heights, gridspec_kw={"hspace": 0.06})
+    panel_heights = (1.15 + 0.45 * len(device.moments), 2.4)
+    bar_axes, timeline_axes = figure.subplots(2, 1, height_ratios=panel_heights, gridspec_kw={"hspace": 0.06})
     draw_bars(bar_axes, device, accelerator_fits)
     draw_timeline(timeline_axes, device, accelerator_fits)
     draw_heading(
@@ -52,50 +52,50 @@ def draw_bars(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[Fit] = 
 
     The device's bar has the tensors of the peak, and what the allocator and the runtime take beside them.
     """
-    scale = units.memory_scale(device.device_bytes)
-    rows: list[tuple[str, dict[str, int]]] = [
+    byte_scale = units.memory_scale(device.device_bytes)
+    bar_rows: list[tuple[str, dict[str, int]]] = [
         ("the device, at its peak", {**device.by_kind, BESIDE: device.device_bytes - device.peak_bytes}),
         *((PHASE_NAMES[phase], dict(bytes_by_kind)) for phase, bytes_by_kind in device.moments.items()),
     ]
     for memory_kind in (*KINDS, BESIDE):
-        bar_heights = [bar_parts.get(memory_kind, 0) / scale.factor for _, bar_parts in rows]
+        bar_heights = [bar_parts.get(memory_kind, 0) / byte_scale.factor for _, bar_parts in bar_rows]
         bar_starts = [
             sum(bar_parts.get(lower_kind, 0) for lower_kind in [*KINDS][: [*KINDS, BESIDE].index(memory_kind)])
-            / scale.factor
-            for _, bar_parts in rows
+            / byte_scale.factor
+            for _, bar_parts in bar_rows
         ]
         if any(bar_heights):
             colour = KINDS.get(memory_kind, FAINT)
             ax.barh(
-                range(len(rows)),
+                range(len(bar_rows)),
                 bar_heights,
                 left=bar_starts,
                 color=colour,
                 label=KIND_NAMES.get(memory_kind, memory_kind),
                 height=0.62,
             )
-    for row, (_, bar_parts) in enumerate(rows):
-        bar_height = sum(bar_parts.values()) / scale.factor
-        weight = "bold" if row == 0 else "normal"
-        ax.text(bar_height, row, f" {bar_height:,.2f}", va="center", ha="left", color=INK, fontweight=weight)
-    ax.set_yticks(range(len(rows)), [name for name, _ in rows])
+    for row_index, (_, bar_parts) in enumerate(bar_rows):
+        bar_height = sum(bar_parts.values()) / byte_scale.factor
+        font_weight = "bold" if row_index == 0 else "normal"
+        ax.text(bar_height, row_index, f" {bar_height:,.2f}", va="center", ha="left", color=INK, fontweight=font_weight)
+    ax.set_yticks(range(len(bar_rows)), [bar_name for bar_name, _ in bar_rows])
     ax.invert_yaxis()
     ax.xaxis.set_major_formatter("{x:,g}")
-    ax.set_xlabel(narrow_text(f"{scale.name}; of each phase the tensors at its highest point, by kind"))
+    ax.set_xlabel(narrow_text(f"{byte_scale.name}; of each phase the tensors at its highest point, by kind"))
     ax.margins(x=0.12)
-    _draw_capacities(ax, accelerator_fits, device, scale.factor, is_vertical=True)
+    _draw_capacities(ax, accelerator_fits, device, byte_scale.factor, is_vertical=True)
     legend_place = {"bbox_to_anchor": (-0.6, -0.32), "ncols": 2} if is_narrow() else {"bbox_to_anchor": (1.01, 1.0)}
     ax.legend(loc="upper left", frameon=False, fontsize=9, **legend_place)
 
 
 def draw_timeline(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[Fit] = ()) -> None:
     """Draws the peak during each module in execution order."""
-    scale = units.memory_scale(device.device_bytes)
+    byte_scale = units.memory_scale(device.device_bytes)
     timeline_points = [timeline_point for timeline_point in device.timeline if timeline_point.node]
     timeline_points += [timeline_point for timeline_point in device.timeline if timeline_point.phase == "step"] * max(
         1, len(timeline_points) // 12
     )
-    point_bytes = [timeline_point.bytes / scale.factor for timeline_point in timeline_points]
+    point_bytes = [timeline_point.bytes / byte_scale.factor for timeline_point in timeline_points]
     ax.step(range(len(point_bytes)), point_bytes, where="mid", color=INK, linewidth=1)
     ax.fill_between(range(len(point_bytes)), point_bytes, step="mid", color=FAINT, alpha=0.4)
     phase_starts = [
@@ -107,39 +107,51 @@ def draw_timeline(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[Fit
         if phase_start:
             ax.axvline(phase_start - 0.5, color=FAINT, linewidth=0.8)
         phase = timeline_points[phase_start].phase
-        name = phase if is_narrow() else PHASE_NAMES[phase]
+        phase_title = phase if is_narrow() else PHASE_NAMES[phase]
         ax.annotate(
-            name, ((phase_start + phase_end - 1) / 2, 1.0), xycoords=("data", "axes fraction"), ha="center", va="bottom"
+            phase_title,
+            ((phase_start + phase_end - 1) / 2, 1.0),
+            xycoords=("data", "axes fraction"),
+            ha="center",
+            va="bottom",
         )
-    peak = max(range(len(point_bytes)), key=point_bytes.__getitem__)
-    peak_node = timeline_points[peak].node or PHASE_NAMES["step"]
-    text_side: Any = "right" if peak > len(point_bytes) / 2 else "left"
-    peak_text = f"{point_bytes[peak]:,.2f} {scale.name}: {escape_label(peak_node)}  "
-    ax.annotate(peak_text, (peak, point_bytes[peak]), ha=text_side, va="bottom", color=INK, bbox=TEXT_BACKGROUND)
+    peak_index = max(range(len(point_bytes)), key=point_bytes.__getitem__)
+    peak_node = timeline_points[peak_index].node or PHASE_NAMES["step"]
+    text_side: Any = "right" if peak_index > len(point_bytes) / 2 else "left"
+    peak_text = f"{point_bytes[peak_index]:,.2f} {byte_scale.name}: {escape_label(peak_node)}  "
+    ax.annotate(
+        peak_text, (peak_index, point_bytes[peak_index]), ha=text_side, va="bottom", color=INK, bbox=TEXT_BACKGROUND
+    )
     ax.set_xticks([])
-    ax.set_ylabel(scale.name)
+    ax.set_ylabel(byte_scale.name)
     ax.yaxis.set_major_formatter("{x:,g}")
     ax.set_ylim(0, max(point_bytes) * 1.15)
     ax.set_xlabel("modules in the order in which they run")
-    _draw_capacities(ax, accelerator_fits, device, scale.factor, is_vertical=False)
+    _draw_capacities(ax, accelerator_fits, device, byte_scale.factor, is_vertical=False)
 
 
 def _draw_capacities(
-    ax: Axes, accelerator_fits: Sequence[Fit], device: DeviceMemory, factor: float, is_vertical: bool
+    ax: Axes, accelerator_fits: Sequence[Fit], device: DeviceMemory, bytes_per_unit: float, is_vertical: bool
 ) -> None:
     """Draws a dashed line for the capacity of each accelerator, unless it is far above the peak.
 
-    factor: bytes of the axis' unit.
+    bytes_per_unit: bytes of the axis' unit.
     """
-    for fit in accelerator_fits:
-        capacity = fit.capacity / factor
-        if fit.capacity > 2.5 * device.peak_bytes:
+    for accelerator_fit in accelerator_fits:
+        capacity_in_unit = accelerator_fit.capacity / bytes_per_unit
+        if accelerator_fit.capacity > 2.5 * device.peak_bytes:
             continue
         if is_vertical:
-            ax.axvline(capacity, color=INK, linestyle="--", linewidth=1)
+            ax.axvline(capacity_in_unit, color=INK, linestyle="--", linewidth=1)
             ax.text(
-                capacity, -0.5, f" {escape_label(fit.hardware.name)}", ha="left", va="bottom", fontsize=9, color=INK
+                capacity_in_unit,
+                -0.5,
+                f" {escape_label(accelerator_fit.hardware.name)}",
+                ha="left",
+                va="bottom",
+                fontsize=9,
+                color=INK,
             )
         else:
-            ax.axhline(capacity, color=INK, linestyle="--", linewidth=1)
-            ax.set_ylim(0, max(ax.get_ylim()[1], capacity * 1.08))
+            ax.axhline(capacity_in_unit, color=INK, linestyle="--", linewidth=1)
+            ax.set_ylim(0, max(ax.get_ylim()[1], capacity_in_unit * 1.08))

@@ -30,20 +30,20 @@ NAMES = {
 
 
 @in_style
-def params(counts: Sequence[tuple[str, ParameterCount]], ax: Axes | None = None) -> Figure:
+def params(counts_by_model: Sequence[tuple[str, ParameterCount]], ax: Axes | None = None) -> Figure:
     """Draws a 100 % bar per model in order, with the number of parameters.
 
-    counts: (name, parameters).
+    counts_by_model: (name, parameters).
     ax: axes to draw on; default a new figure.
     """
-    figure = new_figure(9, 1.5 + 0.42 * len(counts)) if ax is None else ax.figure
-    _draw_bars(figure.subplots() if ax is None else ax, counts)
+    figure = new_figure(9, 1.5 + 0.42 * len(counts_by_model)) if ax is None else ax.figure
+    _draw_bars(figure.subplots() if ax is None else ax, counts_by_model)
     return figure  # type: ignore[return-value]
 
 
-def _draw_bars(ax: Axes, counts: Sequence[tuple[str, ParameterCount]]) -> None:
+def _draw_bars(ax: Axes, counts_by_model: Sequence[tuple[str, ParameterCount]]) -> None:
     labelled_kinds: set[str] = set()
-    for row, (_, parameter_counts) in enumerate(counts):
+    for row_index, (_, parameter_counts) in enumerate(counts_by_model):
         component_sizes = {
             component: int(parameter_count) for component, parameter_count in parameter_counts.by_component.items()
         }
@@ -60,7 +60,7 @@ def _draw_bars(ax: Axes, counts: Sequence[tuple[str, ParameterCount]]) -> None:
             labelled_kinds.add(component)
             colour = COMPONENTS.get(component, OTHER)
             ax.barh(
-                row,
+                row_index,
                 total_fraction,
                 left=bar_start,
                 color=colour,
@@ -73,7 +73,7 @@ def _draw_bars(ax: Axes, counts: Sequence[tuple[str, ParameterCount]]) -> None:
                 share_text = f"{100 * total_fraction:.0f} %"
                 ax.text(
                     bar_start + total_fraction / 2,
-                    row,
+                    row_index,
                     share_text,
                     ha="center",
                     va="center",
@@ -81,8 +81,8 @@ def _draw_bars(ax: Axes, counts: Sequence[tuple[str, ParameterCount]]) -> None:
                     color=_text_colour(colour),
                 )
             bar_start += total_fraction
-        ax.text(1.01, row, units.count(int(parameter_counts.total)), va="center", fontsize=9, color=INK)
-    ax.set_yticks(range(len(counts)), [escape_label(name) for name, _ in counts])
+        ax.text(1.01, row_index, units.count(int(parameter_counts.total)), va="center", fontsize=9, color=INK)
+    ax.set_yticks(range(len(counts_by_model)), [escape_label(model_name) for model_name, _ in counts_by_model])
     ax.invert_yaxis()
     ax.tick_params(length=0)
     ax.xaxis.set_visible(False)
@@ -103,8 +103,8 @@ def _draw_bars(ax: Axes, counts: Sequence[tuple[str, ParameterCount]]) -> None:
 
 def _text_colour(colour: str) -> str:
     """Returns white or ink, whichever contrasts more with a colour (WCAG's relative luminance)."""
-    rgb = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    rgb_fractions = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     red, green, blue = (
-        channel / 12.92 if channel <= 0.04045 else ((channel + 0.055) / 1.055) ** 2.4 for channel in rgb
+        channel / 12.92 if channel <= 0.04045 else ((channel + 0.055) / 1.055) ** 2.4 for channel in rgb_fractions
     )
     return INK if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.2 else "white"

@@ -62,26 +62,26 @@ def flops_picture(models: Sequence[Preset]) -> Figure:
 
 
 def shape_picture(
-    models: Sequence[Preset], rows: int = 24, seq: int | None = None, kv_dtype: str = "bfloat16"
+    models: Sequence[Preset], shape_count: int = 24, seq: int | None = None, kv_dtype: str = "bfloat16"
 ) -> Figure:
-    """Draws shapes with the same number of parameters, deep to wide. rows: shapes per model."""
+    """Draws shapes with the same number of parameters, deep to wide. shape_count: shapes per model."""
     needs_matplotlib()
     from ..studies.shape import budget_for, family, find_shapes
     from .shapes import shape as plot_shapes
 
-    studies = []
+    named_studies = []
     for preset in models:
         with name_in_errors(preset):
             tokens = usual_sequence(preset.model) if seq is None else seq
             budget = budget_for(preset.model, seq=tokens)
             shape_family = family(preset.model)
-            shapes = find_shapes(shape_family, budget, preset.model, rows, seq=tokens, dtype=kv_dtype)
-            studies.append((preset.display, shapes))
-    return plot_shapes(studies)
+            shapes = find_shapes(shape_family, budget, preset.model, shape_count, seq=tokens, dtype=kv_dtype)
+            named_studies.append((preset.display, shapes))
+    return plot_shapes(named_studies)
 
 
-def aspect_picture(selection: Selection = EVERY_MODEL, labels: Sequence[str] = ()) -> Figure:
-    """Draws h/L and d_ff/h of presets, by size and year. labels: names or aliases of the presets to label.
+def aspect_picture(selection: Selection = EVERY_MODEL, labelled_names: Sequence[str] = ()) -> Figure:
+    """Draws h/L and d_ff/h of presets, by size and year. labelled_names: names or aliases of the presets to label.
 
     Raises `InputError` for a label that is no preset, or none of those drawn.
     """
@@ -90,24 +90,27 @@ def aspect_picture(selection: Selection = EVERY_MODEL, labels: Sequence[str] = (
     from ..studies.compare import quantities
     from .shapes import aspect as plot_aspect
 
-    names = [_preset_of_label(name) for name in labels]
+    preset_names = [_preset_of_label(preset_name) for preset_name in labelled_names]
     selected_presets = select_presets(selection)
-    for name in names:
-        if name not in {preset.name for preset, _ in selected_presets}:
-            raise InputError(f"--label {name}: is not among the models drawn; expected one that the filters take")
+    for preset_name in preset_names:
+        if preset_name not in {preset.name for preset, _ in selected_presets}:
+            raise InputError(
+                f"--label {preset_name}: is not among the models drawn; expected one that the filters take"
+            )
     models = [
         (preset, quantities(preset.model, usual_sequence(preset.model), "bfloat16", parameter_count))
         for preset, parameter_count in selected_presets
     ]
-    return plot_aspect(models, labels=names)
+    return plot_aspect(models, labelled_names=preset_names)
 
 
-def _preset_of_label(name: str) -> str:
+def _preset_of_label(name_or_alias: str) -> str:
     """Returns the preset of a name or an alias. Raises `InputError`."""
-    preset = find_preset(name)
+    preset = find_preset(name_or_alias)
     if preset is None:
         raise InputError(
-            f"--label {name}: is no preset{suggest(name, list(model_names()))}; expected one of llmcalc presets"
+            f"--label {name_or_alias}: is no preset{suggest(name_or_alias, list(model_names()))}; expected one of "
+            "llmcalc presets"
         )
     return preset
 
@@ -145,49 +148,49 @@ def schedule_picture(layout: Layout, timetable: Timetable) -> Figure:
     return picture(layout, timetable)
 
 
-def time_picture(ask: Callable[[], ReportedAnswer], depth: int = 3) -> Figure:
-    """Draws the time of a run by parts and bounds. ask: returns the answer of `time`.
+def time_picture(compute_answer: Callable[[], ReportedAnswer], node_depth: int = 3) -> Figure:
+    """Draws the time of a run by parts and bounds. compute_answer: returns the answer of `time`.
 
-    depth: levels of the model's tree that are drawn.
+    node_depth: levels of the model's tree that are drawn.
     """
     needs_matplotlib()
     from .breakdown import plot_time
 
-    answer = ask()
+    answer = compute_answer()
     parts_table = answer.report().tables[0]
-    return plot_time(parts_table.heading, parts_table.aside, answer.result, depth)
+    return plot_time(parts_table.heading, parts_table.aside, answer.result, node_depth)
 
 
-def roofline_picture(ask: Callable[[Phase], ReportedAnswer], phases: Sequence[Phase]) -> Figure:
-    """Draws the products of passes under an accelerator's roofline. ask: returns the `time` answer of a phase."""
+def roofline_picture(compute_answer: Callable[[Phase], ReportedAnswer], phases: Sequence[Phase]) -> Figure:
+    """Draws the products of passes under an accelerator's roofline. compute_answer: returns a phase's `time`."""
     needs_matplotlib()
     from .roofline import plot_roofline
 
-    answers = [ask(phase) for phase in phases]
+    answers = [compute_answer(phase) for phase in phases]
     tables = [answer.report().tables[0] for answer in answers]
-    runs = [(answer.result, table.aside) for answer, table in zip(answers, tables, strict=True)]
-    return plot_roofline(tables[0].title, runs)
+    titled_runs = [(answer.result, table.aside) for answer, table in zip(answers, tables, strict=True)]
+    return plot_roofline(tables[0].title, titled_runs)
 
 
-def roofline_phases(decodes: bool, phase: str) -> tuple[Phase, ...]:
+def roofline_phases(model_decodes: bool, phase: str) -> tuple[Phase, ...]:
     """Returns the passes of a roofline plot: in inference a prompt and, for a model that decodes, a token.
 
-    decodes: whether the model does. Raises `InputError` for a phase that is no single pass of inference.
+    model_decodes: whether the model does. Raises `InputError` for a phase that is no single pass of inference.
     """
     if phase == "inference":
-        return ("prefill", "decode") if decodes else ("prefill",)
+        return ("prefill", "decode") if model_decodes else ("prefill",)
     if phase not in ("prefill", "decode"):
         raise InputError(f"--phase {phase}: has no roofline; expected prefill or decode")
     return (phase,)  # type: ignore[return-value]
 
 
-def serve_picture(ask: Callable[[], ReportedAnswer]) -> Figure:
-    """Draws servers under load. ask: returns the answer of `serve`. Raises `InputError` if no server fits."""
+def serve_picture(compute_answer: Callable[[], ReportedAnswer]) -> Figure:
+    """Draws servers under load. compute_answer: gives the answer of `serve`. Raises `InputError` if no server fits."""
     needs_matplotlib()
     from ..studies.server import Limits
     from .servers import plot_servers
 
-    answer = ask()
+    answer = compute_answer()
     table = answer.report().tables[0]
     if not answer.result.servers:
         raise InputError(f"{table.heading}: there is nothing to draw; expected more --devices or a shorter request")

@@ -27,19 +27,19 @@ NEAR = 0.06
 
 
 @in_style
-def plot_roofline(title: str, runs: Sequence[tuple[TimedRun, str]]) -> Figure:
+def plot_roofline(title: str, titled_runs: Sequence[tuple[TimedRun, str]]) -> Figure:
     """Draws the matrix products of one or several passes under the roofline of an accelerator.
 
-    runs: a pass of inference with its description. A point's area is its share of the pass's time.
+    titled_runs: a pass of inference with its description. A point's area is its share of the pass's time.
     Raises `InputError` for a training step.
     """
     from matplotlib.collections import PathCollection
 
-    run = runs[0][0]
-    points = [timed_run.traffic() for timed_run, _ in runs]
+    first_run = titled_runs[0][0]
+    kernels_by_run = [timed_run.traffic() for timed_run, _ in titled_runs]
     figure = new_figure(9, 5.6)
     ax = figure.subplots()
-    for (timed_run, words), kernels, colour in zip(runs, points, SERIES, strict=False):
+    for (timed_run, pass_name), kernels, colour in zip(titled_runs, kernels_by_run, SERIES, strict=False):
         ax.scatter(
             [kernel.intensity for kernel in kernels.values()],
             [kernel.flops_per_second / 1e12 for kernel in kernels.values()],
@@ -47,9 +47,11 @@ def plot_roofline(title: str, runs: Sequence[tuple[TimedRun, str]]) -> Figure:
             color=colour,
             alpha=0.65,
             linewidths=0,
-            label=_pass_text(timed_run, words, sum(kernel.seconds for kernel in kernels.values())),
+            label=_pass_text(timed_run, pass_name, sum(kernel.seconds for kernel in kernels.values())),
         )
-    roofs = _draw_roof(ax, run, [kernel.intensity for kernels in points for kernel in kernels.values()])
+    roof_points = _draw_roof(
+        ax, first_run, [kernel.intensity for kernels in kernels_by_run for kernel in kernels.values()]
+    )
     ax.set_xscale("log")
     ax.set_yscale("log")
     ax.xaxis.set_major_formatter("{x:,g}")
@@ -57,42 +59,44 @@ def plot_roofline(title: str, runs: Sequence[tuple[TimedRun, str]]) -> Figure:
     ax.grid(color=FAINT, linewidth=0.4, alpha=0.6)
     ax.set_xlabel(narrow_text("FLOPs per byte of memory; a point's area is its share of the pass's time"))
     ax.set_ylabel("TFLOP/s")
-    draw_heading(figure, f"{escape_label(title)} under the roof of {escape_label(run.hardware.title)}")
+    draw_heading(figure, f"{escape_label(title)} under the roof of {escape_label(first_run.hardware.title)}")
     legend = figure.legend(loc="outside lower left", frameon=False, fontsize=9)
     for legend_line in legend.legend_handles:
         if isinstance(legend_line, PathCollection):  # of points
             legend_line.set_sizes([40.0])
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
-    _name_points(ax, list(zip((run for run, _ in runs), points, strict=True)), roofs)
+    _name_points(ax, list(zip((timed_run for timed_run, _ in titled_runs), kernels_by_run, strict=True)), roof_points)
     return figure
 
 
-def _pass_text(timed_run: TimedRun, words: str, seconds: float) -> str:
+def _pass_text(timed_run: TimedRun, pass_name: str, seconds: float) -> str:
     """Writes the legend of a pass, with the percentage of the pass's time that the drawn products take."""
     memory_hint = (
         "" if timed_run.resident_bytes <= timed_run.hardware.capacity_bytes else ", whose memory they do not fit"
     )
-    text = f"{escape_label(words)}{memory_hint}; points: {units.percent(seconds / timed_run.seconds, 0)} of its time"
-    return narrow_text(text, 3.8, 9)
+    legend_text = (
+        f"{escape_label(pass_name)}{memory_hint}; points: {units.percent(seconds / timed_run.seconds, 0)} of its time"
+    )
+    return narrow_text(legend_text, 3.8, 9)
 
 
 def _draw_roof(ax: Axes, timed_run: TimedRun, intensities: Sequence[float]) -> list[tuple[float, float]]:
-    """Draws the roof of the datasheet's bandwidth and peak, and dashed the rates that large kernels reach.
+    """Draws the roof of the datasheet's bandwidth and peak, and dashed lines at the rates of large kernels.
 
     Returns points along both, in data coordinates.
     """
     device, product_format = timed_run.device, timed_run.formats.dtype
     time_estimator = TimeEstimator(device, timed_run.stack, timed_run.formats, timed_run.passes[0].rank_pass)
-    ridge = timed_run.peak / device.bandwidth
-    intensity_range = (min(0.5 * min(intensities), ridge / 4), max(4 * max(intensities), 4 * ridge))
+    ridge_intensity = timed_run.peak / device.bandwidth
+    intensity_range = (min(0.5 * min(intensities), ridge_intensity / 4), max(4 * max(intensities), 4 * ridge_intensity))
     sampled_intensities = [
         intensity_range[0] * (intensity_range[1] / intensity_range[0]) ** (sample_index / SAMPLES)
         for sample_index in range(SAMPLES + 1)
     ]
     drawn_points = []
-    datasheet_text = narrow_text(f"roof of the datasheet: {_roof_text(timed_run, ridge)}", 3.8, 9)
-    for peak, bandwidth, roof_line, words in (
+    datasheet_text = narrow_text(f"roof of the datasheet: {_roof_text(timed_run, ridge_intensity)}", 3.8, 9)
+    for peak_rate, bandwidth, roof_line, roof_name in (
         (timed_run.peak, device.bandwidth, "-", datasheet_text),
         (
             time_estimator.product_rate(product_format),
@@ -101,11 +105,11 @@ def _draw_roof(ax: Axes, timed_run: TimedRun, intensities: Sequence[float]) -> l
             "reached by large kernels",
         ),
     ):
-        x = [intensity_range[0], peak / bandwidth, intensity_range[1]]
-        y = [min(peak, intensity * bandwidth) / 1e12 for intensity in x]
-        ax.plot(x, y, color=INK, linewidth=1.1, linestyle=roof_line, label=words, zorder=0)
-        drawn_points += [(intensity, min(peak, intensity * bandwidth) / 1e12) for intensity in sampled_intensities]
-    ax.axvline(ridge, color=FAINT, linewidth=0.8, zorder=0)
+        x = [intensity_range[0], peak_rate / bandwidth, intensity_range[1]]
+        y = [min(peak_rate, intensity * bandwidth) / 1e12 for intensity in x]
+        ax.plot(x, y, color=INK, linewidth=1.1, linestyle=roof_line, label=roof_name, zorder=0)
+        drawn_points += [(intensity, min(peak_rate, intensity * bandwidth) / 1e12) for intensity in sampled_intensities]
+    ax.axvline(ridge_intensity, color=FAINT, linewidth=0.8, zorder=0)
     ax.set_xlim(*intensity_range)
     ax.margins(y=0.12)
     return drawn_points
@@ -117,39 +121,44 @@ SAMPLES = 200
 
 def _roof_text(timed_run: TimedRun, ridge: float) -> str:
     product_format = timed_run.device.format_of(timed_run.formats.dtype)
-    peak, bandwidth = timed_run.peak / 1e12, timed_run.device.bandwidth / 1e12
-    return f"{peak:,.0f} TFLOP/s ({product_format}), {bandwidth:.2f} TB/s; they meet at {ridge:,.0f} FLOPs per byte"
+    peak_rate, bandwidth = timed_run.peak / 1e12, timed_run.device.bandwidth / 1e12
+    return (
+        f"{peak_rate:,.0f} TFLOP/s ({product_format}), {bandwidth:.2f} TB/s; they meet at {ridge:,.0f} FLOPs per byte"
+    )
 
 
 def _name_points(
-    ax: Axes, runs: Sequence[tuple[TimedRun, dict[str, Traffic]]], roofs: Sequence[tuple[float, float]]
+    ax: Axes,
+    runs_with_kernels: Sequence[tuple[TimedRun, dict[str, Traffic]]],
+    roof_points: Sequence[tuple[float, float]],
 ) -> None:
     """Labels points with the ends of their node paths, slowest first. Overlapping points share one label."""
-    points = [
+    sized_points = [
         (kernel.seconds / timed_run.seconds, (kernel.intensity, kernel.flops_per_second / 1e12), path)
-        for timed_run, kernels in runs
+        for timed_run, kernels in runs_with_kernels
         for path, kernel in kernels.items()
     ]
-    points.sort(key=lambda kernel_point: -kernel_point[0])
-    names: dict[tuple[float, float], list[str]] = {}
+    sized_points.sort(key=lambda kernel_point: -kernel_point[0])
+    names_by_point: dict[tuple[float, float], list[str]] = {}
     point_radii: dict[tuple[float, float], float] = {}
-    for share, kernel_point, path in points:
+    for time_share, kernel_point, path in sized_points:
         nearest_point = next(
-            (other_point for other_point in names if _log_distance(kernel_point, other_point) < NEAR), kernel_point
+            (other_point for other_point in names_by_point if _log_distance(kernel_point, other_point) < NEAR),
+            kernel_point,
         )
-        radius = math.sqrt(_marker_area(share) / math.pi)
-        point_radii.setdefault(nearest_point, radius)  # of the slowest, which is drawn the largest
-        names.setdefault(nearest_point, []).append(".".join(path.split(".")[-2:]))
+        marker_radius = math.sqrt(_marker_area(time_share) / math.pi)
+        point_radii.setdefault(nearest_point, marker_radius)  # of the slowest, which is drawn the largest
+        names_by_point.setdefault(nearest_point, []).append(".".join(path.split(".")[-2:]))
     pass_words = [
         first_point if not other_points else f"{first_point} and {len(other_points)} more"
-        for first_point, *other_points in names.values()
+        for first_point, *other_points in names_by_point.values()
     ]
-    place_names(ax, list(names), pass_words, roofs, (*PLACES, *FAR_PLACES), list(point_radii.values()))
+    place_names(ax, list(names_by_point), pass_words, roof_points, (*PLACES, *FAR_PLACES), list(point_radii.values()))
 
 
-def _marker_area(share: float) -> float:
+def _marker_area(time_share: float) -> float:
     """Returns the area of a point whose kernel takes this share of the pass's time."""
-    return max(SMALLEST, LARGEST * share)
+    return max(SMALLEST, LARGEST * time_share)
 
 
 def _log_distance(point: tuple[float, float], other_point: tuple[float, float]) -> float:

@@ -37,32 +37,36 @@ HEIGHT = 0.8
 def plot_schedule(layout: Layout, timetable: Timetable) -> Figure:
     """Draws two panels: the passes of every rank, and the largest number of micro-batches in flight."""
     shortest_pass = min(timetable.costs.duration(pass_kind) for pass_kind in pass_kinds_of(timetable))
-    width = figure_width(min(WIDEST, max(NARROWEST, SIDE_INCHES + CELL * timetable.time / shortest_pass)))
-    figure = new_figure(width, 1.6 + 0.36 * timetable.pipeline.ranks)
-    timetable_axes, in_flight_axes = figure.subplots(1, 2, sharey=True, width_ratios=(width - SIDE_INCHES, 1.0))
-    draw_passes(timetable_axes, timetable, (width - SIDE_INCHES) / timetable.time)
+    figure_width_inches = figure_width(min(WIDEST, max(NARROWEST, SIDE_INCHES + CELL * timetable.time / shortest_pass)))
+    figure = new_figure(figure_width_inches, 1.6 + 0.36 * timetable.pipeline.ranks)
+    timetable_axes, in_flight_axes = figure.subplots(
+        1, 2, sharey=True, width_ratios=(figure_width_inches - SIDE_INCHES, 1.0)
+    )
+    draw_passes(timetable_axes, timetable, (figure_width_inches - SIDE_INCHES) / timetable.time)
     draw_in_flight(in_flight_axes, timetable)
     title_text = f"{schedule_title(layout, timetable)}: idle {units.percent(timetable.bubble)} of the time"
     draw_heading(figure, title_text)
     return figure
 
 
-def draw_passes(ax: Axes, timetable: Timetable, inches: float) -> None:
+def draw_passes(ax: Axes, timetable: Timetable, axes_inches: float) -> None:
     """Draws each rank's passes with the numbers of their micro-batches. Later chunks are paler.
 
-    Overlapped passes are drawn one above the other. inches: width of a unit of time.
+    Overlapped passes are drawn one above the other. axes_inches: width of a unit of time.
     """
     from matplotlib.colors import to_rgb
 
-    bars: dict[tuple[Kind, int, float, float], list[tuple[float, float]]] = {}
+    bars_by_style: dict[tuple[Kind, int, float, float], list[tuple[float, float]]] = {}
     for rank, rank_spans in enumerate(timetable.spans):
         is_lower_half = False
         for (pass_kind, chunk, micro_batch, is_overlapped), pass_start, pass_end in rank_spans:
             bar_height = HEIGHT / 2 if is_overlapped or is_lower_half else HEIGHT
             lower_edge = float(rank) if is_lower_half else rank - HEIGHT / 2
-            bars.setdefault((pass_kind, chunk, lower_edge, bar_height), []).append((pass_start, pass_end - pass_start))
+            bars_by_style.setdefault((pass_kind, chunk, lower_edge, bar_height), []).append(
+                (pass_start, pass_end - pass_start)
+            )
             label_text = str(micro_batch)
-            if (pass_end - pass_start) * inches > DIGIT * len(label_text):
+            if (pass_end - pass_start) * axes_inches > DIGIT * len(label_text):
                 x, y, letter_size = (
                     (pass_start + pass_end) / 2,
                     lower_edge + bar_height / 2,
@@ -81,9 +85,9 @@ def draw_passes(ax: Axes, timetable: Timetable, inches: float) -> None:
                 )
             is_lower_half = is_overlapped
     paleness = 0.6 / max(1, timetable.pipeline.chunks - 1)
-    for (pass_kind, chunk, lower_edge, bar_height), time_ranges in bars.items():
+    for (pass_kind, chunk, lower_edge, bar_height), time_ranges in bars_by_style.items():
         colour = tuple(channel + (1 - channel) * paleness * chunk for channel in to_rgb(palette.PASSES[pass_kind]))
-        has_room = time_ranges[0][1] * inches > LINE
+        has_room = time_ranges[0][1] * axes_inches > LINE
         hatch, edge_colour, edge_width = (palette.HATCHES[pass_kind], "white", 0.6) if has_room else (None, None, 0)
         ax.broken_barh(
             time_ranges,
@@ -123,16 +127,16 @@ def _draw_legend(ax: Axes, timetable: Timetable) -> None:
 
 def draw_in_flight(ax: Axes, timetable: Timetable) -> None:
     """Draws the most micro-batches in flight per rank, in W's colour if only weight gradients are missing."""
-    counts = [timetable.pipeline.peak_in_flight(rank)[1] for rank in range(timetable.pipeline.ranks)]
-    awaiting_backward = [sum(micro_batch_count.awaiting_backward) for micro_batch_count in counts]
-    weights = [sum(micro_batch_count.weights) for micro_batch_count in counts]
-    ranks = range(len(counts))
+    in_flight_counts = [timetable.pipeline.peak_in_flight(rank)[1] for rank in range(timetable.pipeline.ranks)]
+    awaiting_backward = [sum(micro_batch_count.awaiting_backward) for micro_batch_count in in_flight_counts]
+    weight_counts = [sum(micro_batch_count.weights) for micro_batch_count in in_flight_counts]
+    ranks = range(len(in_flight_counts))
     ax.barh(ranks, awaiting_backward, height=HEIGHT, color=palette.FAINT)
-    if any(weights):
+    if any(weight_counts):
         colour, hatch = palette.PASSES["W"], palette.HATCHES["W"]
         ax.barh(
             ranks,
-            weights,
+            weight_counts,
             left=awaiting_backward,
             height=HEIGHT,
             color=colour,
@@ -140,9 +144,9 @@ def draw_in_flight(ax: Axes, timetable: Timetable) -> None:
             hatch=hatch,
             linewidth=0,
         )
-    for rank, micro_batch_count in zip(ranks, counts, strict=True):
+    for rank, micro_batch_count in zip(ranks, in_flight_counts, strict=True):
         ax.text(micro_batch_count.total, rank, f" {micro_batch_count.total}", va="center", ha="left", color=palette.INK)
-    ax.set_xlim(0, 1.3 * max(micro_batch_count.total for micro_batch_count in counts))
+    ax.set_xlim(0, 1.3 * max(micro_batch_count.total for micro_batch_count in in_flight_counts))
     ax.set_xticks([])
     ax.tick_params(left=False, labelleft=False)
     for axis_spine in ax.spines.values():

@@ -27,4 +27,4 @@ def curve_style(curve_index: int) -> CurveStyle:
     channels = [
         round(int(colour[channel_start : channel_start + 2], 16) * SHADES[round_index]) for channel_start in (1, 3, 5)
     ]
-    return CurveStyle("#" + "".join(f"{channel:02x}" for channel in channels), LINES[round_index])
+    return CurveStyle("#" + "".join(f"{colour_channel:02x}" for colour_channel in channels), LINES[round_index])

@@ -50,17 +50,19 @@ def draw_front(ax: Axes, studied_servers: Servers, latency_limits: Limits) -> No
     front_servers = front_points(studied_servers)
     front_indices = list(dict.fromkeys(server_index for server_index, _ in front_servers))
     colours = dict(zip(front_indices, SERIES, strict=False))
-    for server_index, curve in enumerate(studied_servers.curves):
-        x, y = _tpot_milliseconds(curve), [front_point.per_device for front_point in curve]
+    for server_index, server_curve in enumerate(studied_servers.curves):
+        x, y = _tpot_milliseconds(server_curve), [front_point.per_device for front_point in server_curve]
         if server_index in colours:
-            name = escape_label(layout_text(studied_servers.servers[server_index]))
-            ax.plot(x, y, color=colours[server_index], linewidth=1.4, marker="o", markersize=3, label=name, zorder=3)
+            server_label = escape_label(layout_text(studied_servers.servers[server_index]))
+            ax.plot(
+                x, y, color=colours[server_index], linewidth=1.4, marker="o", markersize=3, label=server_label, zorder=3
+            )
         else:
             ax.plot(x, y, color=FAINT, linewidth=0.8, zorder=1)
-    points = [front_point for _, front_point in front_servers]
+    pareto_points = [front_point for _, front_point in front_servers]
     ax.plot(
-        _tpot_milliseconds(points),
-        [front_point.per_device for front_point in points],
+        _tpot_milliseconds(pareto_points),
+        [front_point.per_device for front_point in pareto_points],
         color=INK,
         linewidth=5,
         alpha=0.18,
@@ -81,8 +83,8 @@ def draw_front(ax: Axes, studied_servers: Servers, latency_limits: Limits) -> No
     ax.legend(frameon=False, fontsize=8.5, loc="lower right")
 
 
-def _tpot_milliseconds(points: Sequence[LoadPoint]) -> list[float]:
-    return [1e3 * float(curve_point.tpot.estimate) for curve_point in points]
+def _tpot_milliseconds(load_points: Sequence[LoadPoint]) -> list[float]:
+    return [1e3 * float(curve_point.tpot.estimate) for curve_point in load_points]
 
 
 def _mark_chosen(ax: Axes, chosen_point: LoadPoint) -> None:

@@ -22,20 +22,22 @@ if TYPE_CHECKING:
 
 
 @in_style
-def shape(studies: Sequence[tuple[str, ShapeStudy]], ax: Sequence[Axes] | None = None) -> Figure:
+def shape(named_studies: Sequence[tuple[str, ShapeStudy]], ax: Sequence[Axes] | None = None) -> Figure:
     """Draws two panels against h/L: KV cache per token, and forward FLOPs per token over the parameters.
 
-    studies: (name, equal-budget shapes); a diamond marks the model itself.
+    named_studies: (name, equal-budget shapes); a diamond marks the model itself.
     ax: the two axes to draw on; default those of a new figure with a title.
     Raises `InputError` for another number of axes.
     """
     from matplotlib.ticker import FuncFormatter
 
-    rows = 2 if is_narrow() else 1
-    figure = new_figure(10, 3.4 * rows + 1) if ax is None else None
-    cache_axes, flops_axes = axes_of_panels(figure.subplots(rows, 2 // rows) if figure is not None else ax, 2)
-    for budget_index, (name, study) in enumerate(studies):
-        _draw_curves(cache_axes, flops_axes, name, study, curve_style(budget_index))
+    panel_rows = 2 if is_narrow() else 1
+    figure = new_figure(10, 3.4 * panel_rows + 1) if ax is None else None
+    cache_axes, flops_axes = axes_of_panels(
+        figure.subplots(panel_rows, 2 // panel_rows) if figure is not None else ax, 2
+    )
+    for budget_index, (model_name, shape_study) in enumerate(named_studies):
+        _draw_curves(cache_axes, flops_axes, model_name, shape_study, curve_style(budget_index))
     cache_axes.set_yscale("log", base=2)
     for ax_of_panel, title in (
         (cache_axes, "KV cache per token"),
@@ -45,33 +47,39 @@ def shape(studies: Sequence[tuple[str, ShapeStudy]], ax: Sequence[Axes] | None =
         ax_of_panel.set_title(title, color=INK)
     cache_axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(round(value), units.memory)))
     cache_axes.legend(frameon=False, fontsize=9)
-    budgets = " and ".join(sorted({study.budget.kind for _, study in studies}))
+    budget_kinds = " and ".join(sorted({shape_study.budget.kind for _, shape_study in named_studies}))
     if figure is not None:
-        draw_heading(figure, f"Shapes of equal {budgets}")
+        draw_heading(figure, f"Shapes of equal {budget_kinds}")
     return cache_axes.figure  # type: ignore[return-value]
 
 
-def _draw_curves(cache_axes: Axes, flops_axes: Axes, name: str, study: ShapeStudy, style: CurveStyle) -> None:
+def _draw_curves(
+    cache_axes: Axes, flops_axes: Axes, model_name: str, shape_study: ShapeStudy, line_style: CurveStyle
+) -> None:
     """Draws the shapes of one study in both panels, from deepest to widest."""
-    rows = sorted(study.shapes, key=lambda shape: shape.stack.aspect_ratio)
-    ratios = [row.stack.aspect_ratio for row in rows]
-    for ax, values in (
-        (cache_axes, [row.kv_bytes_per_token for row in rows]),
-        (flops_axes, [row.forward_flops_per_token / row.parameters for row in rows]),
+    sorted_shapes = sorted(shape_study.shapes, key=lambda shape: shape.stack.aspect_ratio)
+    aspect_ratios = [model_shape.stack.aspect_ratio for model_shape in sorted_shapes]
+    for ax, curve_values in (
+        (cache_axes, [model_shape.kv_bytes_per_token for model_shape in sorted_shapes]),
+        (flops_axes, [model_shape.forward_flops_per_token / model_shape.parameters for model_shape in sorted_shapes]),
     ):
         ax.plot(
-            ratios,
-            values,
-            color=style.colour,
-            linestyle=style.line,
+            aspect_ratios,
+            curve_values,
+            color=line_style.colour,
+            linestyle=line_style.line,
             linewidth=1.6,
             marker="o",
             markersize=4,
-            label=escape_label(name),
+            label=escape_label(model_name),
         )
-        target_points = [(x, y) for x, y, row in zip(ratios, values, rows, strict=True) if row.target]
+        target_points = [
+            (x, y)
+            for x, y, model_shape in zip(aspect_ratios, curve_values, sorted_shapes, strict=True)
+            if model_shape.target
+        ]
         for x, y in target_points:
-            ax.plot(x, y, marker="D", markersize=9, color=style.colour)
+            ax.plot(x, y, marker="D", markersize=9, color=line_style.colour)
 
 
 def _ratio_axis(ax: Axes, is_vertical: bool) -> None:
@@ -99,18 +107,18 @@ ASPECT, WIDTH = "h / L", "d_ff / h (active width)"
 
 @in_style
 def aspect(
-    models: Sequence[tuple[Preset, Quantities]], ax: Sequence[Axes] | None = None, labels: Sequence[str] = ()
+    models: Sequence[tuple[Preset, Quantities]], ax: Sequence[Axes] | None = None, labelled_names: Sequence[str] = ()
 ) -> Figure:
     """Draws four panels: h/L and d_ff/h, against parameters and against the year.
 
-    labels: names of the presets that are named in the picture, with a line to the point where there is no room beside
+    labelled_names: the presets that are named in the picture, with a line to the point where there is no room beside
         it; by default a few whose values are most unlike the others', as far as there is room.
     ax: the four axes to draw on; default those of a new figure with a title. Names are placed for their current size.
     Raises `InputError` for another number of axes.
     """
-    rows = 4 if is_narrow() else 2
-    figure = new_figure(12, 2.9 * rows if is_narrow() else 8.4) if ax is None else None
-    axes = axes_of_panels(figure.subplots(rows, 4 // rows) if figure is not None else ax, 4)
+    panel_rows = 4 if is_narrow() else 2
+    figure = new_figure(12, 2.9 * panel_rows if is_narrow() else 8.4) if ax is None else None
+    axes = axes_of_panels(figure.subplots(panel_rows, 4 // panel_rows) if figure is not None else ax, 4)
     plotted_models = [
         (ax_of_panel, _draw_scatter(ax_of_panel, models, title, x_quantity))
         for ax_of_panel, (title, x_quantity) in zip(axes, product((ASPECT, WIDTH), ("parameters", "year")), strict=True)
@@ -120,19 +128,21 @@ def aspect(
     else:
         axes[0].legend(frameon=False, fontsize=9)
         axes[0].figure.draw_without_rendering()  # type: ignore[union-attr]
-    for ax_of_panel, points in plotted_models:
-        distinct_points = list({(point.x, point.y): point for point in reversed(points)}.values())[
-            ::-1
-        ]  # one name a place
+    for ax_of_panel, model_points in plotted_models:
+        distinct_points = list(
+            {(model_point.x, model_point.y): model_point for model_point in reversed(model_points)}.values()
+        )[::-1]  # one name a place
         labelled_points = (
-            [point for point in points if point.preset in labels] if labels else distinct_points[:MOST_NAMES]
+            [model_point for model_point in model_points if model_point.preset in labelled_names]
+            if labelled_names
+            else distinct_points[:MOST_NAMES]
         )
         place_names(
             ax_of_panel,
-            [(point.x, point.y) for point in labelled_points],
-            [point.name for point in labelled_points],
-            [(point.x, point.y) for point in points],
-            (*PLACES, *RINGS) if labels else PLACES,
+            [(model_point.x, model_point.y) for model_point in labelled_points],
+            [model_point.name for model_point in labelled_points],
+            [(model_point.x, model_point.y) for model_point in model_points],
+            (*PLACES, *RINGS) if labelled_names else PLACES,
             DOT**0.5 / 2,
         )
     return axes[0].figure  # type: ignore[return-value]
@@ -176,14 +186,14 @@ def _draw_scatter(ax: Axes, models: Sequence[tuple[Preset, Quantities]], title: 
             points_by_kind[quantities.shape.mixture_of_experts].append(
                 Point(x_value, quantity_value, preset.display, preset.name)
             )
-    for is_mixture, colour, density in (
+    for is_mixture, colour, opacity in (
         (False, COMPONENTS["attention"], "dense"),
         (True, COMPONENTS["experts"], "mixture of experts"),
     ):
         points_of_kind = points_by_kind[is_mixture]
         x, y = [point.x for point in points_of_kind], [point.y for point in points_of_kind]
         if points_of_kind:
-            ax.scatter(x, y, s=DOT, color=colour, alpha=0.75, linewidths=0, label=density)
+            ax.scatter(x, y, s=DOT, color=colour, alpha=0.75, linewidths=0, label=opacity)
     if title == ASPECT:
         _ratio_axis(ax, is_vertical=False)
     else:
@@ -197,9 +207,9 @@ def _draw_scatter(ax: Axes, models: Sequence[tuple[Preset, Quantities]], title: 
         )
     ax.set_xlabel(x_quantity)
     ax.set_ylabel(title)
-    points = [*points_by_kind[False], *points_by_kind[True]]
-    median_value = sorted(point.y for point in points)[len(points) // 2] if points else 1
-    return sorted(points, key=lambda point: -abs(point.y / median_value - median_value / point.y))
+    model_points = [*points_by_kind[False], *points_by_kind[True]]
+    median_value = sorted(point.y for point in model_points)[len(model_points) // 2] if model_points else 1
+    return sorted(model_points, key=lambda point: -abs(point.y / median_value - median_value / point.y))
 
 
 def _year_as_number(release_date: str) -> float:

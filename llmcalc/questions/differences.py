@@ -15,7 +15,7 @@ from ..reports.diff import report, skipped_files_report
 from ..reports.document import join_reports
 from ..reports.notes import plural
 from ..sources.files import read_text
-from ..sources.git import NotAModelText, text_at
+from ..sources.git import NotAModelText, text_at_commit
 from ..sources.huggingface.file import require_counted_type
 from ..sources.preset import Preset, name_in_errors
 from ..sources.target import load_text
@@ -107,7 +107,7 @@ def _reason_to_skip(path: Path, ref: str) -> str:
     if path.suffix != ".json":
         return ""
     reasons: list[str] = []
-    for read_version in (_current_text, partial(text_at, ref)):
+    for read_version in (_current_text, partial(text_at_commit, ref)):
         try:
             text = read_version(path)
         except NotAModelText as error:
@@ -138,7 +138,7 @@ def _versions_of_file(
     """Reads a file's model at a commit and now; None for a missing or unreadable version."""
     if path.suffix not in (".json", ".toml"):
         raise InputError(f"{path}: with --git expected a file, a config.json or a .toml description")
-    text = text_at(ref, path)
+    text = text_at_commit(ref, path)
     name = path.parent.name if path.name == "config.json" and path.parent.name else path.stem
     model_before, unread_text = None, ""
     model_now = read_model(str(path)) if path.exists() else None

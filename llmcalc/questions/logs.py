@@ -20,7 +20,7 @@ from ..frameworks.logs.reading import LogReading, LogTerm
 from ..frameworks.logs.registry import read_log
 from ..frameworks.logs.text import read_log_text
 from ..reports.answer import ReportedAnswer
-from ..sources.hardware import find_hardware, memory_only
+from ..sources.hardware import find_hardware, memory_only_hardware
 from ..sources.preset import Preset
 from ..sources.presets import known_checkpoint, known_model
 
@@ -98,7 +98,7 @@ class _LoggedRun:
             )
         hardware = find_hardware(name) if name else _named_hardware(self.reading.device)
         if hardware is None and total_bytes and total_bytes >= 2**20:
-            hardware = memory_only(f"{total_bytes // 2**20}MiB")
+            hardware = memory_only_hardware(f"{total_bytes // 2**20}MiB")
             hardware = hardware and hardware.model_copy(update={"title": f"1 × {units.GIB.write(total_bytes)} GiB"})
         if hardware is not None and total_bytes:
             return hardware.model_copy(update={"driver_total": total_bytes, "usable_memory_bytes": None})

@@ -38,17 +38,17 @@ class Answer(ABC):
 
         return json.loads(json_text(self.report()))
 
-    def records(self, table: str = "", *, leaves: bool = False) -> list[dict[str, Any]]:
+    def records(self, table_name: str = "", *, leaves: bool = False) -> list[dict[str, Any]]:
         """Returns the rows of a table as dicts of raw values, which pandas, polars and DuckDB read.
 
-        table: the name of the table, as `--table` takes it; by default the first. Raises `InputError` for another name.
+        table_name: as `--table` takes it; by default the first table. Raises `InputError` for another name.
         leaves: whether totals are left out, and rows with their parts below them, so that the rest can be summed;
             default false.
         """
         from .formats.plain import table_records
 
         report = self.report()
-        return table_records((report.only(table) if table else report).with_lists().tables[0], leaves)
+        return table_records((report.only(table_name) if table_name else report).with_lists().tables[0], leaves)
 
     def __repr__(self) -> str:
         try:
@@ -62,14 +62,14 @@ class Answer(ABC):
         return tables_html(self.report().brief(rest_text=".document"))
 
     @classmethod
-    def of_result(cls, result: Any, **context: Any) -> Self:
-        """Builds the answer from a result. context: additional fields, such as the report and the model."""
+    def of_result(cls, result: Any, **other_fields: Any) -> Self:
+        """Builds the answer from a result. other_fields: additional fields, such as the report and the model."""
         field_values: dict[str, Any] = {
             result_field.name: getattr(result, result_field.name)
             for result_field in fields(result)
             if result_field.init
         }
-        return cls(**field_values, **context)
+        return cls(**field_values, **other_fields)
 
 
 @frozen(repr=False)

@@ -26,8 +26,8 @@ COLUMNS = (
 WRITE: dict[str, Callable[[Any], str]] = {"count": units.count, "FLOPs": units.flops, "bytes": units.memory}
 
 
-def report(file: str, checks: list[Check]) -> Report:
-    """Returns the report of checked values: data, and a table for each model. file: the budget file's name."""
+def report(file_name: str, checks: list[Check]) -> Report:
+    """Returns the report of checked values: data, and a table for each model. file_name: the budget file's name."""
     broken_count = count_violations(checks)
     success_text = f"all {len(checks)} bounds hold" if len(checks) > 1 else "the bound holds"
     headline_text = f"{plural(broken_count, 'bound')} of {len(checks)} broken" if broken_count else success_text
@@ -36,14 +36,14 @@ def report(file: str, checks: list[Check]) -> Report:
     memory_note = "memory: that of one device, which has to fit (device_bytes); without a phase inference"
     if not checks:
         headline_text = "no such file"
-        warnings = [f"no {file}, so no bound is checked"]
+        warnings = [f"no {file_name}, so no bound is checked"]
     notes = [*warnings, memory_note if has_memory else ""]
-    targets = dict.fromkeys(check.target for check in checks)
+    target_names = dict.fromkeys(check.target for check in checks)
     tables = [
-        Table(target, COLUMNS, _rows_of_model(target, checks), name="bounds", target=target) for target in targets
+        Table(target, COLUMNS, _rows_of_model(target, checks), name="bounds", target=target) for target in target_names
     ]
-    summary = Table(file, COLUMNS, [], answer=headline_text, name="bounds")
-    return Report(_budget_data(file, checks), with_notes_below([summary, *tables], notes), warnings=warnings)
+    summary_table = Table(file_name, COLUMNS, [], answer=headline_text, name="bounds")
+    return Report(_budget_data(file_name, checks), with_notes_below([summary_table, *tables], notes), warnings=warnings)
 
 
 def _rows_of_model(target: str, checks: list[Check]) -> list[Row]:
@@ -75,39 +75,43 @@ def _check_name(check: Check) -> str:
     return f"{check_name} ({settings_text})" if settings_text else check_name
 
 
-def _value_text(check: Check, value: Fraction) -> str:
+def _value_text(check: Check, checked_value: Fraction) -> str:
     """Writes a checked value in short form, or with all digits if rounding would hide a difference."""
     write_value = WRITE[KINDS.get(check.key, "bytes")]
-    other_limits = [bound.value for bound in check.limits if bound.value != check.measured]
+    other_limits = [checked_limit.value for checked_limit in check.limits if checked_limit.value != check.measured]
     is_near = any(
         write_value(_number_or_none(limit_value)) == write_value(_number_or_none(check.measured))
         for limit_value in other_limits
     )
-    return f"{_number_or_none(value):,}" if is_near else write_value(_number_or_none(value))
+    return f"{_number_or_none(checked_value):,}" if is_near else write_value(_number_or_none(checked_value))
 
 
-def _limits_text(check: Check, text: Callable[[Limit], str]) -> str:
+def _limits_text(check: Check, write_limit: Callable[[Limit], str]) -> str:
     """Writes both limits of a check: `>= 8.00 B, <= 8.10 B`."""
-    return ", ".join(f"{bound.operator} {text(bound)}" for bound in check.limits)
+    return ", ".join(f"{checked_limit.operator} {write_limit(checked_limit)}" for checked_limit in check.limits)
 
 
-def _limit_text(check: Check, limit: Limit) -> str:
+def _limit_text(check: Check, checked_limit: Limit) -> str:
     """Writes one limit of a check, with all digits if the value must equal the limit."""
-    return f"{_number_or_none(limit.value):,}" if limit.operator == "==" else _value_text(check, limit.value)
+    return (
+        f"{_number_or_none(checked_limit.value):,}"
+        if checked_limit.operator == "=="
+        else _value_text(check, checked_limit.value)
+    )
 
 
 def _write_share(check: Check) -> float | None:
-    bound = check.violated_limit or check.limits[0]
-    return float(check.measured / bound.value) if bound.value else None
+    checked_limit = check.violated_limit or check.limits[0]
+    return float(check.measured / checked_limit.value) if checked_limit.value else None
 
 
 def _number_or_none(json_value: Fraction) -> int | float:
     return int(json_value) if json_value.denominator == 1 else float(json_value)
 
 
-def _budget_data(file: str, checks: list[Check]) -> dict[str, Any]:
+def _budget_data(file_name: str, checks: list[Check]) -> dict[str, Any]:
     return {
-        "budget": file,
+        "budget": file_name,
         "ok": not count_violations(checks),
         "checks": [
             {
@@ -117,7 +121,8 @@ def _budget_data(file: str, checks: list[Check]) -> dict[str, Any]:
                 "settings": check.settings,
                 "measured": _number_or_none(check.measured),
                 "bounds": [
-                    {"operator": limit.operator, "value": _number_or_none(limit.value)} for limit in check.limits
+                    {"operator": checked_limit.operator, "value": _number_or_none(checked_limit.value)}
+                    for checked_limit in check.limits
                 ],
                 "ok": check.ok,
             }
@@ -126,7 +131,7 @@ def _budget_data(file: str, checks: list[Check]) -> dict[str, Any]:
     }
 
 
-def junit(file: str, checks: list[Check]) -> str:
+def junit(file_name: str, checks: list[Check]) -> str:
     """Returns JUnit XML with a suite per model and a test case per bound."""
     root = ET.Element("testsuites", name="llmcalc budget")
     for target in dict.fromkeys(check.target for check in checks):
@@ -135,15 +140,19 @@ def junit(file: str, checks: list[Check]) -> str:
             root, "testsuite", name=target, tests=str(len(model_checks)), failures=str(count_violations(model_checks))
         )
         for check in model_checks:
-            test_case = ET.SubElement(test_suite, "testcase", classname=f"{file}.{target}", name=_check_name(check))
-            if (limit := check.violated_limit) is not None:
-                ET.SubElement(test_case, "failure", message=failure_message(check, limit))
+            test_case = ET.SubElement(
+                test_suite, "testcase", classname=f"{file_name}.{target}", name=_check_name(check)
+            )
+            if (checked_limit := check.violated_limit) is not None:
+                ET.SubElement(test_case, "failure", message=failure_message(check, checked_limit))
     return xml_text(root)
 
 
-def failure_message(check: Check, limit: Limit) -> str:
+def failure_message(check: Check, checked_limit: Limit) -> str:
     """Writes a broken bound: `params: 8,030,261,248 parameters; expected <= 8,000,000,000`."""
     check_kind = KINDS.get(check.key, "bytes")
-    unit = "parameters" if check_kind == "count" else check_kind
-    measured_text, bound_text = (f"{_number_or_none(value):,}" for value in (check.measured, limit.value))
-    return f"{_check_name(check)}: {measured_text} {unit}; expected {limit.operator} {bound_text}"
+    unit_name = "parameters" if check_kind == "count" else check_kind
+    measured_text, bound_text = (
+        f"{_number_or_none(checked_value):,}" for checked_value in (check.measured, checked_limit.value)
+    )
+    return f"{_check_name(check)}: {measured_text} {unit_name}; expected {checked_limit.operator} {bound_text}"

@@ -30,18 +30,20 @@ def calibration_data(calibration: Calibration) -> dict[str, Any]:
         "before": _errors_data(calibration.before),
         "after": _errors_data(calibration.after),
         "left_out": _errors_data(calibration.left_out),
-        "fitted": {name: rounded(factor) for name, factor in asdict(calibration.fitted).items()},
+        "fitted": {factor_name: rounded(factor) for factor_name, factor in asdict(calibration.fitted).items()},
         "refused": calibration.refused or None,
     }
 
 
-def _errors_data(errors: Errors) -> dict[str, float | None]:
-    return {name: None if error is None else rounded(error) for name, error in asdict(errors).items()}
+def _errors_data(validation_errors: Errors) -> dict[str, float | None]:
+    return {
+        error_name: None if error is None else rounded(error) for error_name, error in asdict(validation_errors).items()
+    }
 
 
 def _calibration_notes(calibration: Calibration) -> list[str]:
     errors_before, errors_after, errors_left_out = calibration.before, calibration.after, calibration.left_out
-    errors = ", ".join(
+    error_texts = ", ".join(
         f"{units.percent(errors.median_error, 0)} {moment_text}"
         for errors, moment_text in (
             (errors_before, "before"),
@@ -49,16 +51,18 @@ def _calibration_notes(calibration: Calibration) -> list[str]:
             (errors_left_out, "of runs left out"),
         )
     )
-    factors = ", ".join(f"{name} × {factor:.2f}" for name, factor in asdict(calibration.fitted).items())
-    notes = [f"calibrated on {plural(calibration.runs, 'measured run')}, median error {errors}; {factors}"]
+    factor_texts = ", ".join(
+        f"{factor_name} × {fitted_factor:.2f}" for factor_name, fitted_factor in asdict(calibration.fitted).items()
+    )
+    notes = [f"calibrated on {plural(calibration.runs, 'measured run')}, median error {error_texts}; {factor_texts}"]
     if not calibration.is_proved:
         notes = [
             f"hardly calibrated: of {plural(calibration.runs, 'measured run')}, those left out of a fit are not "
             f"clearly estimated better by it, so no estimate of them changes by more than {units.percent(CAUTIOUS, 0)} "
-            f"of the median error; median error {errors}; {factors}"
+            f"of the median error; median error {error_texts}; {factor_texts}"
         ]
     if calibration.refused:
-        notes = [f"not calibrated: {calibration.refused} (median error {errors})"]
+        notes = [f"not calibrated: {calibration.refused} (median error {error_texts})"]
     if errors_before.regret is not None and errors_after.regret is not None:
         headline = f"{units.percent(errors_before.regret)} before, {units.percent(errors_after.regret)} after"
         error_figures = (

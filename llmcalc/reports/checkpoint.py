@@ -16,15 +16,15 @@ from .summary import model_data
 MOST_SHOWN = 20
 
 
-def report(name: str, checkpoint: Checkpoint) -> Report:
+def report(file_name: str, checkpoint: Checkpoint) -> Report:
     """Returns the report of `llmcalc params` for a checkpoint: elements by number format and name prefix."""
     elements_by_prefix: dict[str, int] = {}
     for tensor in checkpoint.tensors:
         name_pattern = ".".join("*" if name_part.isdigit() else name_part for name_part in tensor.name.split("."))
-        prefix = name_pattern.partition(".*")[0] if ".*" in name_pattern else name_pattern.removesuffix(".weight")
-        elements_by_prefix[prefix] = elements_by_prefix.get(prefix, 0) + tensor.elements
+        name_prefix = name_pattern.partition(".*")[0] if ".*" in name_pattern else name_pattern.removesuffix(".weight")
+        elements_by_prefix[name_prefix] = elements_by_prefix.get(name_prefix, 0) + tensor.elements
     document: dict[str, Any] = {
-        "model": {"name": name, "kind": "checkpoint"},
+        "model": {"name": file_name, "kind": "checkpoint"},
         "params": {"total": checkpoint.elements, "by_component": elements_by_prefix},
         "checkpoint": {
             "format": checkpoint.format,
@@ -36,10 +36,11 @@ def report(name: str, checkpoint: Checkpoint) -> Report:
             },
         },
         "tree": {
-            "name": name,
+            "name": file_name,
             "params": checkpoint.elements,
             "children": [
-                {"name": prefix, "params": element_count} for prefix, element_count in elements_by_prefix.items()
+                {"name": name_prefix, "params": element_count}
+                for name_prefix, element_count in elements_by_prefix.items()
             ],
         },
     }
@@ -50,8 +51,8 @@ def report(name: str, checkpoint: Checkpoint) -> Report:
     )
     total_elements = checkpoint.elements or 1
     part_rows = [
-        Row([prefix, element_count, element_count / total_elements])
-        for prefix, element_count in elements_by_prefix.items()
+        Row([name_prefix, element_count, element_count / total_elements])
+        for name_prefix, element_count in elements_by_prefix.items()
     ]
     part_rows.append(Row(["total", checkpoint.elements, 1.0], strong=True, is_sum=True))
     size_scale = units.memory_scale(checkpoint.nbytes)
@@ -62,7 +63,7 @@ def report(name: str, checkpoint: Checkpoint) -> Report:
         Column("bytes", size_scale.name, size_scale.write),
         Column("bits", "bits each", "{:.2f}".format),
     )
-    formats = [
+    format_columns_used = [
         Row([dtype, tensor_count, element_count, byte_count, 8 * byte_count / element_count if element_count else 0])
         for dtype, (tensor_count, element_count, byte_count) in checkpoint.by_dtype().items()
     ]
@@ -76,18 +77,18 @@ def report(name: str, checkpoint: Checkpoint) -> Report:
         document,
         [
             Table(
-                f"{name}: {units.count(checkpoint.elements)} elements, {units.memory(checkpoint.nbytes)}",
+                f"{file_name}: {units.count(checkpoint.elements)} elements, {units.memory(checkpoint.nbytes)}",
                 prefix_columns,
                 part_rows,
                 notes=notes,
                 name="tensors",
             ),
-            Table("By format", format_columns, formats, name="formats"),
+            Table("By format", format_columns, format_columns_used, name="formats"),
         ],
-    ).for_target(name)
+    ).for_target(file_name)
 
 
-def check_report(preset: Preset, model_origin: str, checkpoint: Checkpoint, matched: TensorMatch) -> Report:
+def check_report(preset: Preset, model_origin: str, checkpoint: Checkpoint, tensor_match: TensorMatch) -> Report:
     """Returns the report of `llmcalc check`: tensors that are missing, additional or of another shape."""
     document = {
         "model": model_data(preset),
@@ -97,13 +98,14 @@ def check_report(preset: Preset, model_origin: str, checkpoint: Checkpoint, matc
             "tensors": len(checkpoint.tensors),
             "elements": checkpoint.elements,
         },
-        "ok": matched.ok,
-        "matched": matched.matched,
+        "ok": tensor_match.ok,
+        "matched": tensor_match.matched,
         "missing": [
-            {"node": expected_tensor.node, "shape": list(expected_tensor.shape)} for expected_tensor in matched.missing
+            {"node": expected_tensor.node, "shape": list(expected_tensor.shape)}
+            for expected_tensor in tensor_match.missing
         ],
         "extra": [
-            {"tensor": stored_tensor.name, "shape": list(stored_tensor.shape)} for stored_tensor in matched.extra
+            {"tensor": stored_tensor.name, "shape": list(stored_tensor.shape)} for stored_tensor in tensor_match.extra
         ],
         "misshapen": [
             {
@@ -112,48 +114,51 @@ def check_report(preset: Preset, model_origin: str, checkpoint: Checkpoint, matc
                 "tensor": stored_tensor.name,
                 "shape": list(stored_tensor.shape),
             }
-            for expected_tensor, stored_tensor in matched.misshapen
+            for expected_tensor, stored_tensor in tensor_match.misshapen
         ],
-        "stored_again": [stored_tensor.name for stored_tensor in matched.stored_again],
-        "buffers": [stored_tensor.name for stored_tensor in matched.buffers],
+        "stored_again": [stored_tensor.name for stored_tensor in tensor_match.stored_again],
+        "buffers": [stored_tensor.name for stored_tensor in tensor_match.buffers],
     }
     columns = (
         Column("finding", "finding", justify="left"), Column("name", "tensor", justify="left", wrap=True),
         Column("shape", "stored"), Column("expected", "expected"),
     )  # fmt: skip
-    rows = [
+    table_rows = [
         Row(["misshapen", stored_tensor.name, _shape_text(stored_tensor.shape), _shape_text(expected_tensor.shape)])
-        for expected_tensor, stored_tensor in matched.misshapen
+        for expected_tensor, stored_tensor in tensor_match.misshapen
     ]
-    rows += [
+    table_rows += [
         Row(["missing", expected_tensor.node, None, _shape_text(expected_tensor.shape)])
-        for expected_tensor in matched.missing
+        for expected_tensor in tensor_match.missing
     ]
-    rows += [
-        Row(["extra", stored_tensor.name, _shape_text(stored_tensor.shape), None]) for stored_tensor in matched.extra
+    table_rows += [
+        Row(["extra", stored_tensor.name, _shape_text(stored_tensor.shape), None])
+        for stored_tensor in tensor_match.extra
     ]
-    verdict = "all tensors match the model" if matched.ok else "the tensors do not match the model"
+    verdict = "all tensors match the model" if tensor_match.ok else "the tensors do not match the model"
     notes = [
-        f"{matched.matched:,} expected tensors found; {len(matched.missing):,} missing, {len(matched.extra):,} extra, "
-        f"{len(matched.misshapen):,} misshapen"
+        f"{tensor_match.matched:,} expected tensors found; {len(tensor_match.missing):,} missing, "
+        f"{len(tensor_match.extra):,} extra, "
+        f"{len(tensor_match.misshapen):,} misshapen"
     ]
-    if len(rows) > MOST_SHOWN:
-        notes.append(f"{len(rows) - MOST_SHOWN:,} more; --format json lists all")
-    if matched.stored_again:
-        tensor_names = ", ".join(stored_tensor.name for stored_tensor in matched.stored_again[:3])
+    if len(table_rows) > MOST_SHOWN:
+        notes.append(f"{len(table_rows) - MOST_SHOWN:,} more; --format json lists all")
+    if tensor_match.stored_again:
+        tensor_names = ", ".join(stored_tensor.name for stored_tensor in tensor_match.stored_again[:3])
         notes.append(f"the tied output head is stored again: {tensor_names}")
-    if matched.buffers:
+    if tensor_match.buffers:
         notes.append(
-            f"{len(matched.buffers):,} buffers are stored beside the parameters, such as {matched.buffers[0].name}"
+            f"{len(tensor_match.buffers):,} buffers are stored beside the parameters, such as "
+            f"{tensor_match.buffers[0].name}"
         )
     return Report(
         document,
-        [Table(f"{model_origin} against {preset.display}: {verdict}", columns, rows[:MOST_SHOWN], notes=notes)],
+        [Table(f"{model_origin} against {preset.display}: {verdict}", columns, table_rows[:MOST_SHOWN], notes=notes)],
     ).for_target(model_origin)
 
 
 def _shape_text(shape: tuple[int, ...]) -> str:
-    return " × ".join(f"{length:,}" for length in shape)
+    return " × ".join(f"{axis_length:,}" for axis_length in shape)
 
 
 @dataclass(frozen=True, repr=False)

@@ -32,10 +32,10 @@ ASSUMES_DEVICES = re.compile(r"[\d,]+ devices? (is|are) assumed")
 
 def _shorten_even_chunks(layers: str) -> str:
     """Writes `0, 4, …, 28` for evenly spaced chunks of a stage."""
-    chunks = layers.split(", ")
-    starts = [int(chunk.partition("–")[0]) for chunk in chunks if chunk]
-    is_even = len({next_start - chunk_start for chunk_start, next_start in pairwise(starts)}) == 1
-    return f"{chunks[0]}, {chunks[1]}, …, {chunks[-1]}" if is_even and len(chunks) > 3 else layers
+    chunk_texts = layers.split(", ")
+    first_layers = [int(chunk.partition("–")[0]) for chunk in chunk_texts if chunk]
+    is_even = len({next_start - chunk_start for chunk_start, next_start in pairwise(first_layers)}) == 1
+    return f"{chunk_texts[0]}, {chunk_texts[1]}, …, {chunk_texts[-1]}" if is_even and len(chunk_texts) > 3 else layers
 
 
 RANK_COLUMNS = (
@@ -91,7 +91,7 @@ PHASE_WORDS = {
 def report(
     preset: Preset,
     cluster: Cluster,
-    fits: Sequence[Fit],
+    accelerator_fits: Sequence[Fit],
     assumed_accelerator: str = "",
     launch: Launch | None = None,
     chosen_for: Hardware | None = None,
@@ -113,19 +113,19 @@ def report(
         phase = largest_phase(rollout)
         needed_bytes, rank_text = max(needed_bytes, phase.bytes), f"in the phase of {PHASE_WORDS[phase.name]}"
     answer_text = f"{units.GIB.write(needed_bytes)} {units.GIB.name} required {rank_text}"
-    answer_text += verdict_text(fits)
-    devices = f"{plural(layout.world, 'device')}: {layout_text(layout)}"
-    settings_line = f"{settings_text(cluster.memory, cluster.attention)}; {devices}{_override_text(launch)}"
-    layout_note = "" if chosen_for is None else _layout_note(chosen_for, fits)
-    host = host_notes(largest_rank.device, layout.world)
+    answer_text += verdict_text(accelerator_fits)
+    devices_text = f"{plural(layout.world, 'device')}: {layout_text(layout)}"
+    settings_line = f"{settings_text(cluster.memory, cluster.attention)}; {devices_text}{_override_text(launch)}"
+    layout_note = "" if chosen_for is None else _layout_note(chosen_for, accelerator_fits)
+    notes_on_host = host_notes(largest_rank.device, layout.world)
     assumptions = [note for note in _launch_notes(launch) if ASSUMES_DEVICES.match(note)]
     notes = without_repetitions(
         [
             *warnings,
             *assumptions,
             layout_note,
-            *_undivided_notes(cluster, fits, launch),
-            *host,
+            *_undivided_notes(cluster, accelerator_fits, launch),
+            *notes_on_host,
             *_cluster_notes(cluster, assumed_accelerator),
             *_launch_notes(launch),
         ]
@@ -134,34 +134,36 @@ def report(
     parts_table = Table(preset.display, part_columns, part_rows, settings_line, notes, answer_text, name="parts")
     phase_documents = []
     if rollout:
-        engine = engine_note(None if launch is None else launch.rollout)
+        engine_text = engine_note(None if launch is None else launch.rollout)
         phase_documents = [
-            phases_table(rollout, preset.display, settings_line, answer_text, list(filter(None, (engine, *notes))))
+            phases_table(rollout, preset.display, settings_line, answer_text, list(filter(None, (engine_text, *notes))))
         ]
         parts_table = Table(f"The update on rank {largest_rank.rank}", part_columns, part_rows, name="parts")
     rank_columns = RANK_COLUMNS if cluster.trains else [_time_after_pass(column) for column in RANK_COLUMNS]
     has_stages = layout.pp > 1
     ranks = Table(f"By rank, in {units.GIB.name}", rank_columns, _rank_rows(cluster), name="ranks", sooner=has_stages)
-    phases = Table(
+    phases_of_rank = Table(
         f"Over time on rank {largest_rank.rank}", PHASE_COLUMNS, phase_rows(largest_rank.device), name="phases"
     )
-    messages = Table(
+    message_table = Table(
         f"Sent by rank {largest_rank.rank} in a step, in {units.GIB.name}",
         MESSAGE_COLUMNS,
         _message_rows(cluster),
         name="communication",
     )
-    fits_table = accelerators_table(fits, f"Rank {largest_rank.rank} on one accelerator, in {units.GIB.name}")
+    fits_table = accelerators_table(
+        accelerator_fits, f"Rank {largest_rank.rank} on one accelerator, in {units.GIB.name}"
+    )
     fits_table = fits_table._replace(sooner=not has_stages)  # the ranks of a pipeline differ: they come first
     return Report(
-        cluster_data(preset, cluster, fits, launch) | ({"phases": phases_data(rollout)} if rollout else {}),
+        cluster_data(preset, cluster, accelerator_fits, launch) | ({"phases": phases_data(rollout)} if rollout else {}),
         [
             *phase_documents,
             parts_table,
             ranks,
             *_kinds_by_rank(cluster),
-            phases,
-            *([messages] if messages.rows else []),
+            phases_of_rank,
+            *([message_table] if message_table.rows else []),
             fits_table,
         ],
         warnings=warnings_of_notes(preset, warnings),
@@ -169,24 +171,26 @@ def report(
 
 
 def _layout_note(chosen_for: Hardware, fits: Sequence[Fit]) -> str:
-    """Writes how the layout was chosen for an accelerator."""
+    """Writes a note on the choice of the layout for an accelerator."""
     all_fit = all(fit.verdict != "no" for fit in fits if fit.hardware == chosen_for)
     title = chosen_for.title
-    choice = f"the most replicas that fit on {title}" if all_fit else f"none fits on {title}, this one requires least"
-    return f"layout: {choice}; --tp, --pp divide"
+    choice_text = (
+        f"the most replicas that fit on {title}" if all_fit else f"none fits on {title}, this one requires least"
+    )
+    return f"layout: {choice_text}; --tp, --pp divide"
 
 
-def _undivided_notes(cluster: Cluster, fits: Sequence[Fit], launch: Launch | None) -> list[str]:
-    """Returns the way out for replicas of a whole model that does not fit; empty for any other run."""
+def _undivided_notes(cluster: Cluster, accelerator_fits: Sequence[Fit], launch: Launch | None) -> list[str]:
+    """Returns advice on shards for replicas of a whole model that does not fit; empty for any other run."""
     layout = cluster.layout
     is_divided = layout.dp < layout.world or layout.zero or layout.ep > 1 or launch is not None or not cluster.trains
-    if is_divided or any(fit.verdict != "no" for fit in fits):
+    if is_divided or any(accelerator_fit.verdict != "no" for accelerator_fit in accelerator_fits):
         return []
     if layout.world == 1:
         return ["the device holds the whole model: llmcalc fit lists changes that make it fit"]
     shards_states_alone = cluster.framework.layouts.zero == 1
-    shards = "--zero 1 shards its optimizer" if shards_states_alone else f"--fsdp {layout.world} shards it"
-    return [f"each device holds the whole model: {shards}, llmcalc plan lists layouts that fit"]
+    shard_options = "--zero 1 shards its optimizer" if shards_states_alone else f"--fsdp {layout.world} shards it"
+    return [f"each device holds the whole model: {shard_options}, llmcalc plan lists layouts that fit"]
 
 
 def _launch_notes(launch: Launch | None) -> list[str]:
@@ -195,11 +199,11 @@ def _launch_notes(launch: Launch | None) -> list[str]:
         return []
     notes = list(launch.notes)
     if launch.filled_in:
-        version = f" {launch.version}" if launch.version else ""
+        version_text = f" {launch.version}" if launch.version else ""
         defaults_text = ", ".join(
-            f"{name} {_value_text(default_value)}" for name, default_value in launch.filled_in.items()
+            f"{setting_name} {_value_text(default_value)}" for setting_name, default_value in launch.filled_in.items()
         )
-        notes.insert(0, f"defaults of {launch.program}{version}: {defaults_text}")
+        notes.insert(0, f"defaults of {launch.program}{version_text}: {defaults_text}")
     return notes
 
 
@@ -207,22 +211,24 @@ def _override_text(launch: Launch | None) -> str:
     """Writes the options typed beside a launch file, each with the file's value; empty without typed options."""
     if launch is None or not launch.overridden:
         return ""
-    texts = (
-        f"{option(name)} {_value_text(changed_setting.option)}"
+    override_texts = (
+        f"{option(setting_name)} {_value_text(changed_setting.option)}"
         + ("" if changed_setting.file is None else f" in the place of {_value_text(changed_setting.file)}")
-        for name, changed_setting in launch.overridden.items()
+        for setting_name, changed_setting in launch.overridden.items()
     )
-    return f"; beside the file {', '.join(texts)}"
+    return f"; beside the file {', '.join(override_texts)}"
 
 
-def _value_text(value: Any) -> str:
+def _value_text(setting_value: Any) -> str:
     """Writes a value of a launch file or of an option in words."""
-    if isinstance(value, tuple | list):
-        return ",".join(map(str, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(setting_value, tuple | list):
+        return ",".join(map(str, setting_value))
+    return str(setting_value).lower() if isinstance(setting_value, bool) else str(setting_value)
 
 
-def cluster_data(preset: Preset, cluster: Cluster, fits: Sequence[Fit], launch: Launch | None) -> dict[str, Any]:
+def cluster_data(
+    preset: Preset, cluster: Cluster, accelerator_fits: Sequence[Fit], launch: Launch | None
+) -> dict[str, Any]:
     """Returns the JSON document of the memory of ranks. Bytes are exact integers.
 
     Allocated bytes are those of the rank that allocates most, required bytes those of the rank that requires most.
@@ -248,7 +254,7 @@ def cluster_data(preset: Preset, cluster: Cluster, fits: Sequence[Fit], launch: 
         "launch": None if launch is None else launch.data(),
         "memory": {
             **peak_values,
-            **{name: device_values[name] for name in ("reserved_bytes", "device_bytes", "terms")},
+            **{data_key: device_values[data_key] for data_key in ("reserved_bytes", "device_bytes", "terms")},
             "reserved_band": None if cluster.reserved_band is None else list(cluster.reserved_band),
             "peak_rank": cluster.peak_rank.rank,
             "device_rank": cluster.device_rank.rank,
@@ -281,7 +287,7 @@ def cluster_data(preset: Preset, cluster: Cluster, fits: Sequence[Fit], launch: 
             for rank in cluster.messages
         ],
         **host_data(cluster.device_rank.device),
-        "fits": fits_data(fits),
+        "fits": fits_data(accelerator_fits),
     }
 
 
@@ -341,26 +347,26 @@ def _kinds_by_rank(cluster: Cluster) -> list[Table]:
         for memory_kind in KIND_TITLES
         if any(rank.device.by_kind.get(memory_kind, 0) for rank in cluster.by_rank)
     ]
-    columns = [
+    table_columns = [
         Column("rank", "rank"),
         *(Column(memory_kind, KIND_TITLES[memory_kind], units.GIB.write) for memory_kind in memory_kinds),
     ]
-    rows = [
+    table_rows = [
         Row([rank.rank, *(rank.device.by_kind.get(memory_kind, 0) for memory_kind in memory_kinds)])
         for rank in cluster.by_rank
     ]
-    return [Table(f"Kinds of memory at each rank's peak, in {units.GIB.name}", columns, rows, name="kinds")]
+    return [Table(f"Kinds of memory at each rank's peak, in {units.GIB.name}", table_columns, table_rows, name="kinds")]
 
 
-def _number_ranges(numbers: Sequence[int]) -> str:
+def _number_ranges(sorted_numbers: Sequence[int]) -> str:
     """Writes increasing numbers in words: 2, 3, 4, 6 is `2–4, 6`."""
-    ranges: list[list[int]] = []
-    for next_number in numbers:
-        if ranges and next_number == ranges[-1][-1] + 1:
-            ranges[-1][1:] = [next_number]
+    number_ranges: list[list[int]] = []
+    for next_number in sorted_numbers:
+        if number_ranges and next_number == number_ranges[-1][-1] + 1:
+            number_ranges[-1][1:] = [next_number]
         else:
-            ranges.append([next_number])
-    return ", ".join("–".join(map(str, range_ends)) for range_ends in ranges)
+            number_ranges.append([next_number])
+    return ", ".join("–".join(map(str, range_ends)) for range_ends in number_ranges)
 
 
 def _serving_notes(cluster: Cluster) -> list[str]:
@@ -374,9 +380,12 @@ def _serving_notes(cluster: Cluster) -> list[str]:
 
 
 def _cluster_notes(cluster: Cluster, assumed_accelerator: str) -> list[str]:
-    name = cluster.framework.title
-    version = f" of {cluster.version}" if cluster.version else ""
-    notes = [f"kernels and buffers of {name}{version}; unlisted ranks need as much as the listed rank of their stage"]
+    framework_title = cluster.framework.title
+    version_text = f" of {cluster.version}" if cluster.version else ""
+    notes = [
+        f"kernels and buffers of {framework_title}{version_text}; unlisted ranks need as much as the listed rank of "
+        "their stage"
+    ]
     if cluster.unlisted_stages:
         notes.append(
             f"stages {_number_ranges(cluster.unlisted_stages)}: not replayed, since an earlier stage has all of their "
@@ -394,8 +403,8 @@ def _cluster_notes(cluster: Cluster, assumed_accelerator: str) -> list[str]:
         )
         notes.append(f"the experts of each rank get an even share of the rows{uneven_text}")
     if cluster.settings.precision in NARROW_PRODUCTS:
-        terms = (term for term in cluster.device_rank.device.terms if term.status == "estimate")
-        notes += [f"{cluster.settings.precision}: {term.witness}" for term in terms if term.name == "tensors"]
+        estimated_terms = (term for term in cluster.device_rank.device.terms if term.status == "estimate")
+        notes += [f"{cluster.settings.precision}: {term.witness}" for term in estimated_terms if term.name == "tensors"]
     if cluster.attention == "eager":
         notes.insert(0, "eager attention keeps all scores; --attn-implementation flash keeps none")
     if cluster.reserved_band is not None:
@@ -404,8 +413,10 @@ def _cluster_notes(cluster: Cluster, assumed_accelerator: str) -> list[str]:
             f"reserved: {reserved_range} {units.GIB.name} by the allocator's setting (--allocator); here with segments"
         )
     if cluster.peak_rank.rank != cluster.device_rank.rank:
-        peak = f"{units.GIB.write(cluster.peak_rank.device.peak_bytes)} {units.GIB.name}"
-        notes.append(f"rank {cluster.peak_rank.rank} allocates the most, {peak}, and requires less with fragmentation")
+        peak_text = f"{units.GIB.write(cluster.peak_rank.device.peak_bytes)} {units.GIB.name}"
+        notes.append(
+            f"rank {cluster.peak_rank.rank} allocates the most, {peak_text}, and requires less with fragmentation"
+        )
     if assumed_accelerator:
         notes.append(f"runtime of an {assumed_accelerator}; --hardware for another one")
     return notes

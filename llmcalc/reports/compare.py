@@ -62,9 +62,9 @@ class Load(NamedTuple):
     hardware: str
     users: int
 
-    def data(self, counts: Quantities) -> dict[str, Any]:
+    def data(self, model_quantities: Quantities) -> dict[str, Any]:
         """Returns seconds per token and tokens/s as raw values, null where they are unknown."""
-        timed_run = counts.decoding
+        timed_run = model_quantities.decoding
         seconds: dict[str, Any] = (
             dict.fromkeys(("estimate", "low", "high")) if timed_run is None else timed_run.range.amount.as_data()
         )
@@ -86,9 +86,10 @@ class Load(NamedTuple):
             ),
         )
 
-    def note(self, counts: Quantities) -> str:
+    def note(self, model_quantities: Quantities) -> str:
         return (
-            f"TPOT: a token of {plural(self.users, 'user')} after {counts.seq:,} tokens on 1 {self.hardware} under vLLM"
+            f"TPOT: a token of {plural(self.users, 'user')} after {model_quantities.seq:,} tokens on 1 "
+            f"{self.hardware} under vLLM"
             ", with its range (llmcalc time says how sure); tokens/s of the estimate; – if weights and cache do not fit"
         )
 
@@ -101,10 +102,13 @@ def report(
     load: the load under which a token is timed; default none.
     """
     documents = single_or_list(
-        [{"model": model_data(preset), "compare": _quantities_data(counts, load)} for preset, counts in compared_models]
+        [
+            {"model": model_data(preset), "compare": _quantities_data(model_quantities, load)}
+            for preset, model_quantities in compared_models
+        ]
     )
     lines, warnings = (
-        _quantity_lines([counts for _, counts in compared_models], load),
+        _quantity_lines([model_quantities for _, model_quantities in compared_models], load),
         _position_warnings(compared_models),
     )
     if layout == "rows":
@@ -112,7 +116,7 @@ def report(
     if len(compared_models) > MOST_COLUMNS:
         is_wide = layout == "columns" or (width_of_terminal() if width is None else width) >= WIDE
         return Report(documents, [_rows_by_model(compared_models, is_wide, load)], warnings=warnings)
-    blocks = (
+    block_tables = (
         [list(compared_models)]
         if layout == "columns"
         else list(_model_blocks(compared_models, lines, width_of_terminal() if width is None else width))
@@ -120,22 +124,24 @@ def report(
     return Report(
         documents,
         with_notes_below(
-            [_block_table(model_block, lines) for model_block in blocks],
+            [_block_table(model_block, lines) for model_block in block_tables],
             [*_compare_notes(compared_models, load), *warnings],
         ),
     )
 
 
-def _model_blocks(compared_models: Sequence[Compared], lines: Sequence[Line], width: int) -> Iterator[list[Compared]]:
+def _model_blocks(
+    compared_models: Sequence[Compared], lines: Sequence[Line], terminal_width: int
+) -> Iterator[list[Compared]]:
     """Yields groups of models with columns that fit the width, about equally many per group."""
     label_width = 2 + max(len(row_label) for row_label, _ in lines)
-    widths = [
-        2 + max(len(cell) for cell in (preset.display, *_line_cells(counts, lines)))
-        for preset, counts in compared_models
+    column_widths = [
+        2 + max(len(cell) for cell in (preset.display, *_line_cells(model_quantities, lines)))
+        for preset, model_quantities in compared_models
     ]
     models_per_block = max(1, len(compared_models))
     while models_per_block > 1 and any(
-        label_width + sum(widths[i : i + models_per_block]) > width
+        label_width + sum(column_widths[i : i + models_per_block]) > terminal_width
         for i in range(0, len(compared_models), models_per_block)
     ):
         models_per_block -= 1
@@ -146,69 +152,66 @@ def _model_blocks(compared_models: Sequence[Compared], lines: Sequence[Line], wi
 
 
 def _block_table(model_block: Sequence[Compared], lines: Sequence[Line]) -> Table:
-    columns = [Column("quantity", "", justify="left")] + [
+    table_columns = [Column("quantity", "", justify="left")] + [
         Column(preset.name, preset.display) for preset, _ in model_block
     ]
-    cells = [_line_cells(counts, lines) for _, counts in model_block]
-    rows = [
+    cells_by_model = [_line_cells(model_quantities, lines) for _, model_quantities in model_block]
+    table_rows = [
         Row([row_label.strip(), *cell_texts], depth=int(row_label.startswith(" ")))
-        for (row_label, _), *cell_texts in zip(lines, *cells, strict=True)
+        for (row_label, _), *cell_texts in zip(lines, *cells_by_model, strict=True)
         if any(cell_texts)
     ]
-    return Table("", columns, rows)
+    return Table("", table_columns, table_rows)
 
 
-def _line_cells(counts: Quantities, lines: Sequence[Line]) -> list[str]:
-    return [cell_text(counts) for _, cell_text in lines]
+def _line_cells(model_quantities: Quantities, lines: Sequence[Line]) -> list[str]:
+    return [cell_text(model_quantities) for _, cell_text in lines]
 
 
 def _for_every_stack(stack_text: Callable[[StackShape], str]) -> Callable[[Quantities], str]:
     """Returns a function that writes a quantity for every stack: `12 / 24` if encoder and decoder differ."""
-    return lambda counts: " / ".join(unique_texts([stack_text(shape) for shape in counts.shapes]))
+    return lambda counts: " / ".join(unique_texts([stack_text(stack_shape) for stack_shape in counts.shapes]))
 
 
 def _ratio_text(ratio: float | None) -> str:
     return "–" if ratio is None else f"{ratio:.2f}"
 
 
-def _whole_text(number: int | None) -> str:
-    return "–" if number is None else f"{number:,}"
+def _whole_text(whole_number: int | None) -> str:
+    return "–" if whole_number is None else f"{whole_number:,}"
 
 
-def aspect_text(ratio: float, in_band: bool) -> str:
+def aspect_text(aspect_ratio: float, in_band: bool) -> str:
     """Writes the aspect ratio h/L, marked if in the range of large dense decoders."""
-    return f"{ratio:.1f}" + (f" {IN_BAND}" if in_band else "")
+    return f"{aspect_ratio:.1f}" + (f" {IN_BAND}" if in_band else "")
 
 
-def _width_ratio(shape: StackShape) -> str:
-    return _ratio_text(shape.feed_forward_ratio) + (f" {ACTIVE}" if shape.mixture_of_experts else "")
+def _width_ratio(stack_shape: StackShape) -> str:
+    return _ratio_text(stack_shape.feed_forward_ratio) + (f" {ACTIVE}" if stack_shape.mixture_of_experts else "")
 
 
 def _heads_text(shape: StackShape) -> str:
     return "–" if shape.num_attention_heads is None else f"{shape.num_attention_heads} × {shape.head_dim}"
 
 
-def _kv_heads(shape: StackShape) -> str:
-    if shape.num_attention_heads is None:
+def _kv_heads(stack_shape: StackShape) -> str:
+    heads, kv_heads = stack_shape.num_attention_heads, stack_shape.num_key_value_heads
+    if heads is None:
         return "–"
-    return (
-        "latent"
-        if shape.num_key_value_heads is None
-        else f"{shape.num_key_value_heads} ({Fraction(shape.num_key_value_heads, shape.num_attention_heads)})"
-    )
+    return "latent" if kv_heads is None else f"{kv_heads} ({Fraction(kv_heads, heads)})"
 
 
-def _activation_text(shape: StackShape) -> str:
-    feed_forward = shape.block.feed_forward
+def _activation_text(stack_shape: StackShape) -> str:
+    feed_forward = stack_shape.block.feed_forward
     return (feed_forward.activation() if isinstance(feed_forward, Network) else "") or "–"
 
 
-def _quantity_lines(quantities: Sequence[Quantities], load: Load | None) -> Sequence[Line]:
+def _quantity_lines(quantities: Sequence[Quantities], decoding_load: Load | None) -> Sequence[Line]:
     """Returns the rows of parameters, FLOPs and cache, each in the largest unit in which no model is below 0.1."""
     parameter_scale = units.count_scale(10 * min(counts.active for counts in quantities))
     flops_scale = units.decimal_scale(10 * min(counts.forward_flops_per_token for counts in quantities), "FLOPs")
-    caches = [counts.kv_bytes_per_token for counts in quantities if counts.kv_bytes_per_token]
-    cache = units.memory_scale(min(caches, default=0))
+    cache_sizes = [counts.kv_bytes_per_token for counts in quantities if counts.kv_bytes_per_token]
+    cache_scale = units.memory_scale(min(cache_sizes, default=0))
     whole_caches = [counts.kv_bytes for counts in quantities if counts.kv_bytes]
     whole_cache = units.memory_scale(min(whole_caches, default=0))
     has_windows = any(
@@ -226,8 +229,8 @@ def _quantity_lines(quantities: Sequence[Quantities], load: Load | None) -> Sequ
             lambda counts: flops_scale.write(counts.forward_flops_per_token),
         ),
         (
-            f"KV {cache.name} per token" if caches else "KV cache per token",
-            lambda counts: "–" if counts.kv_bytes_per_token is None else cache.write(counts.kv_bytes_per_token),
+            f"KV {cache_scale.name} per token" if cache_sizes else "KV cache per token",
+            lambda counts: "–" if counts.kv_bytes_per_token is None else cache_scale.write(counts.kv_bytes_per_token),
         ),
         *(
             [
@@ -239,7 +242,7 @@ def _quantity_lines(quantities: Sequence[Quantities], load: Load | None) -> Sequ
             if has_windows
             else []
         ),
-        *(load.lines() if load is not None else ()),
+        *(decoding_load.lines() if decoding_load is not None else ()),
         *_STYLE_LINES,
     )
 
@@ -263,26 +266,26 @@ _STYLE_LINES: tuple[Line, ...] = (
 )
 
 
-def _compare_notes(compared_models: Sequence[Compared], load: Load | None) -> list[str]:
-    quantities = [counts for _, counts in compared_models]
-    shapes = [shape for counts in quantities for shape in counts.shapes]
+def _compare_notes(compared_models: Sequence[Compared], decoding_load: Load | None) -> list[str]:
+    quantities = [model_quantities for _, model_quantities in compared_models]
+    stack_shapes = [stack_shape for model_quantities in quantities for stack_shape in model_quantities.shapes]
     notes: list[str] = []
-    if any(shape.in_dense_band for shape in shapes):
+    if any(stack_shape.in_dense_band for stack_shape in stack_shapes):
         notes.append(BAND)
-    for preset, counts in compared_models:
-        if counts.shape.mixture_of_experts:
-            style = describe_part(counts.shape.block.feed_forward, counts.shape.hidden_size)
+    for preset, model_quantities in compared_models:
+        if model_quantities.shape.mixture_of_experts:
+            ffn_text = describe_part(model_quantities.shape.block.feed_forward, model_quantities.shape.hidden_size)
             notes.append(
-                f"{ACTIVE} {preset.display}: d_ff is the active width, {style} = "
-                f"{_whole_text(counts.shape.feed_forward_width)}"
+                f"{ACTIVE} {preset.display}: d_ff is the active width, {ffn_text} = "
+                f"{_whole_text(model_quantities.shape.feed_forward_width)}"
             )
-    if any(counts.encoder is not None for counts in quantities):
+    if any(model_quantities.encoder is not None for model_quantities in quantities):
         notes.append("encoder-decoders: encoder / decoder where the two differ; --sort goes by the decoder")
-    for preset, counts in compared_models:
-        if len(distinct_blocks(counts.spec)) > len(counts.shapes):
+    for preset, model_quantities in compared_models:
+        if len(distinct_blocks(model_quantities.spec)) > len(model_quantities.shapes):
             kinds_text = ", ".join(
-                f"{layer_count} {'of the base kind' if name == 'block' else name}"
-                for name, layer_count in counts.shape.layer_kinds.items()
+                f"{layer_count} {'of the base kind' if layer_kind == 'block' else layer_kind}"
+                for layer_kind, layer_count in model_quantities.shape.layer_kinds.items()
             )
             notes.append(
                 f"{preset.display}: layers differ ({kinds_text}); shape, norm and activation are those of the most "
@@ -290,7 +293,7 @@ def _compare_notes(compared_models: Sequence[Compared], load: Load | None) -> li
             )
     first_model = quantities[0]
     notes.append("vocabulary, of parameters: input and output weights, tied ones once")
-    notes += [load.note(first_model)] if load is not None else []
+    notes += [decoding_load.note(first_model)] if decoding_load is not None else []
     return [*notes, flops_per_token_note(first_model.seq), cache_per_token_note(first_model.dtype)]
 
 
@@ -298,9 +301,9 @@ def _position_warnings(compared_models: Sequence[Compared]) -> list[str]:
     """Returns a warning that names the models with fewer learned positions than the sequence has tokens."""
     seq = compared_models[0][1].seq
     short_models = [
-        f"{preset.display} ({counts.context_length:,})"
-        for preset, counts in compared_models
-        if counts.context_length is not None and counts.context_length < seq
+        f"{preset.display} ({model_quantities.context_length:,})"
+        for preset, model_quantities in compared_models
+        if model_quantities.context_length is not None and model_quantities.context_length < seq
     ]
     return (
         [
@@ -312,51 +315,51 @@ def _position_warnings(compared_models: Sequence[Compared]) -> list[str]:
     )
 
 
-def _shape_data(shape: StackShape) -> dict[str, Any]:
+def _shape_data(stack_shape: StackShape) -> dict[str, Any]:
     return {
-        "num_hidden_layers": shape.num_hidden_layers,
-        "layer_kinds": shape.layer_kinds,
-        "hidden_size": shape.hidden_size,
-        "aspect_ratio": shape.aspect_ratio,
-        "in_dense_band": shape.in_dense_band,
-        "feed_forward_width": shape.feed_forward_width,
-        "feed_forward_width_is": "active" if shape.mixture_of_experts else "dense",
-        "feed_forward_ratio": shape.feed_forward_ratio,
-        "num_attention_heads": shape.num_attention_heads,
-        "head_dim": shape.head_dim,
-        "head_ratio": shape.head_ratio,
-        "num_key_value_heads": shape.num_key_value_heads,
-        "kv_ratio": shape.kv_ratio,
-        "norm": norm_name(shape.block),
-        "norm_placement": norm_placement_of(shape.block),
-        "activation": _activation_text(shape),
+        "num_hidden_layers": stack_shape.num_hidden_layers,
+        "layer_kinds": stack_shape.layer_kinds,
+        "hidden_size": stack_shape.hidden_size,
+        "aspect_ratio": stack_shape.aspect_ratio,
+        "in_dense_band": stack_shape.in_dense_band,
+        "feed_forward_width": stack_shape.feed_forward_width,
+        "feed_forward_width_is": "active" if stack_shape.mixture_of_experts else "dense",
+        "feed_forward_ratio": stack_shape.feed_forward_ratio,
+        "num_attention_heads": stack_shape.num_attention_heads,
+        "head_dim": stack_shape.head_dim,
+        "head_ratio": stack_shape.head_ratio,
+        "num_key_value_heads": stack_shape.num_key_value_heads,
+        "kv_ratio": stack_shape.kv_ratio,
+        "norm": norm_name(stack_shape.block),
+        "norm_placement": norm_placement_of(stack_shape.block),
+        "activation": _activation_text(stack_shape),
     }
 
 
-def _quantities_data(counts: Quantities, load: Load | None = None) -> dict[str, Any]:
+def _quantities_data(model_quantities: Quantities, decoding_load: Load | None = None) -> dict[str, Any]:
     """Returns each model's JSON document with raw values.
 
     The shape is the shape of the stack before the head; `stacks` has both of an encoder-decoder.
     """
     return {
-        "parameters": counts.parameters,
-        "active": counts.active,
-        "stack": "encoder" if counts.spec.kind == "encoder" else "decoder",
-        **_shape_data(counts.shape),
-        "position": position_encodings(counts.spec),
-        "vocab_size": counts.vocab_size,
-        "vocabulary_parameters": counts.vocabulary_parameters,
-        "vocabulary_share": counts.vocabulary_share,
-        "flops_per_token": counts.forward_flops_per_token,
-        "kv_bytes_per_token": counts.kv_bytes_per_token,
-        "kv_bytes": counts.kv_bytes,
-        "seq": counts.seq,
+        "parameters": model_quantities.parameters,
+        "active": model_quantities.active,
+        "stack": "encoder" if model_quantities.spec.kind == "encoder" else "decoder",
+        **_shape_data(model_quantities.shape),
+        "position": position_encodings(model_quantities.spec),
+        "vocab_size": model_quantities.vocab_size,
+        "vocabulary_parameters": model_quantities.vocabulary_parameters,
+        "vocabulary_share": model_quantities.vocabulary_share,
+        "flops_per_token": model_quantities.forward_flops_per_token,
+        "kv_bytes_per_token": model_quantities.kv_bytes_per_token,
+        "kv_bytes": model_quantities.kv_bytes,
+        "seq": model_quantities.seq,
         "pairs": "full",
-        "dtype": counts.dtype,
-        **(load.data(counts) if load is not None else {}),
+        "dtype": model_quantities.dtype,
+        **(decoding_load.data(model_quantities) if decoding_load is not None else {}),
         "stacks": {}
-        if counts.encoder is None
-        else {"encoder": _shape_data(counts.encoder), "decoder": _shape_data(counts.shape)},
+        if model_quantities.encoder is None
+        else {"encoder": _shape_data(model_quantities.encoder), "decoder": _shape_data(model_quantities.shape)},
     }
 
 
@@ -370,10 +373,10 @@ def _rows_by_model(compared_models: Sequence[Compared], is_wide: bool, load: Loa
     flops_scale = units.decimal_scale(
         _lower_quartile(counts.forward_flops_per_token for _, counts in compared_models), "FLOPs"
     )
-    cache = units.memory_scale(
+    cache_scale = units.memory_scale(
         _lower_quartile(counts.kv_bytes_per_token for _, counts in compared_models if counts.kv_bytes_per_token)
     )
-    columns: tuple[Column, ...] = (
+    table_columns: tuple[Column, ...] = (
         Column("target", "model", justify="left"),
         Column(
             "parameters", f"params, {parameter_scale.name}" if parameter_scale.name else "params", parameter_scale.write
@@ -383,14 +386,14 @@ def _rows_by_model(compared_models: Sequence[Compared], is_wide: bool, load: Loa
         Column("hidden_size", "h", units.exact),
         Column("aspect_ratio", "h/L"),
         Column("feed_forward_ratio", "d_ff/h"),
-        Column("kv_bytes_per_token", f"KV {cache.name}/tok", cache.write),
+        Column("kv_bytes_per_token", f"KV {cache_scale.name}/tok", cache_scale.write),
         Column("num_key_value_heads", "kv heads"),
         Column("flops_per_token", f"{flops_scale.name}/tok at {compared_models[0][1].seq:,}", flops_scale.write),
     )
     if not is_wide:
-        columns = columns[: 7 if load is None else 3]
+        table_columns = table_columns[: 7 if load is None else 3]
     timed_columns = (Column("tpot", "TPOT"), Column("tokens_per_second", "tokens/s")) if load is not None else ()
-    rows = [
+    table_rows = [
         Row(
             [
                 preset.target,
@@ -403,7 +406,7 @@ def _rows_by_model(compared_models: Sequence[Compared], is_wide: bool, load: Loa
                 counts.kv_bytes_per_token,
                 _kv_heads(counts.shape),
                 counts.forward_flops_per_token,
-            ][: len(columns)]
+            ][: len(table_columns)]
             + [cell_text(counts) for _, cell_text in (load.lines() if load is not None else ())]
         )
         for preset, counts in compared_models
@@ -419,28 +422,28 @@ def _rows_by_model(compared_models: Sequence[Compared], is_wide: bool, load: Loa
         ),
     ]
     notes += [load.note(first_model)] if load is not None else []
-    return Table("", [*columns, *timed_columns], rows, notes=[*notes, *_position_warnings(compared_models)])
+    return Table("", [*table_columns, *timed_columns], table_rows, notes=[*notes, *_position_warnings(compared_models)])
 
 
-def _lower_quartile(values: Iterable[float]) -> float:
+def _lower_quartile(sample_values: Iterable[float]) -> float:
     """Returns the lower quartile of the values; 0 for no values."""
-    sorted_values = sorted(values)
+    sorted_values = sorted(sample_values)
     return sorted_values[len(sorted_values) // 4] if sorted_values else 0
 
 
-def _flat_rows(compared_models: Sequence[Compared], load: Load | None) -> Table:
+def _flat_rows(compared_models: Sequence[Compared], decoding_load: Load | None) -> Table:
     """Returns one row of raw values per model, without nested entries."""
-    rows = [
+    flat_rows = [
         {
             "target": preset.target,
-            **_quantities_data(counts, load),
-            "position": ", ".join(position_encodings(counts.spec)),
+            **_quantities_data(model_quantities, decoding_load),
+            "position": ", ".join(position_encodings(model_quantities.spec)),
         }
-        for preset, counts in compared_models
+        for preset, model_quantities in compared_models
     ]
-    column_keys = [column_key for column_key, value in rows[0].items() if not isinstance(value, dict)]
+    column_keys = [column_key for column_key, raw_value in flat_rows[0].items() if not isinstance(raw_value, dict)]
     return Table(
         "",
         [Column(column_key, column_key) for column_key in column_keys],
-        [Row([row[column_key] for column_key in column_keys]) for row in rows],
+        [Row([row[column_key] for column_key in column_keys]) for row in flat_rows],
     )

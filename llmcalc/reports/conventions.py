@@ -12,17 +12,17 @@ from ..studies.rules import Rule
 from .document import Column, Row, Table
 
 
-def conventions_table(title: str, headline: str, flop_count: FlopCount, rules: Sequence[Rule]) -> Table:
+def conventions_table(title: str, headline: str, flop_count: FlopCount, rules_of_thumb: Sequence[Rule]) -> Table:
     """Returns the table of rules of thumb, below the rows of the exact counts."""
-    scale = units.decimal_scale(max(rule_of_thumb.total for rule_of_thumb in rules), "FLOPs")
-    columns = (
+    flops_scale = units.decimal_scale(max(rule_of_thumb.total for rule_of_thumb in rules_of_thumb), "FLOPs")
+    table_columns = (
         Column("rule", "rule of thumb", justify="left"),
         Column("formula", "formula", justify="left"),
-        Column("flops", scale.name, scale.write),
+        Column("flops", flops_scale.name, flops_scale.write),
         Column("error_full", "vs full", units.signed_percent),
         Column("error_causal", "vs causal", units.signed_percent),
     )
-    rows = [
+    table_rows = [
         Row(
             [
                 rule_of_thumb.name,
@@ -33,11 +33,11 @@ def conventions_table(title: str, headline: str, flop_count: FlopCount, rules: S
             ],
             strong=rule_of_thumb.key.startswith("exact_"),
         )
-        for rule_of_thumb in rules
+        for rule_of_thumb in rules_of_thumb
     ]
     notes = [
         f"{rule_of_thumb.name}: {rule_of_thumb.source}; {rule_of_thumb.remark}"
-        for rule_of_thumb in rules
+        for rule_of_thumb in rules_of_thumb
         if rule_of_thumb.source
     ]
     notes += [
@@ -48,8 +48,8 @@ def conventions_table(title: str, headline: str, flop_count: FlopCount, rules: S
     ]
     return Table(
         title,
-        columns,
-        rows,
+        table_columns,
+        table_rows,
         headline,
         _count_notes(flop_count) + notes,
         "rules of thumb beside the exact count",
@@ -76,6 +76,6 @@ def _count_notes(flop_count: FlopCount) -> list[str]:
     return notes
 
 
-def conventions_data(rules: Sequence[Rule]) -> list[dict[str, Any]]:
+def conventions_data(rules_of_thumb: Sequence[Rule]) -> list[dict[str, Any]]:
     """Returns the rules of thumb as plain data. Errors are fractions."""
-    return [asdict(rule_of_thumb) for rule_of_thumb in rules]
+    return [asdict(rule_of_thumb) for rule_of_thumb in rules_of_thumb]

@@ -12,7 +12,7 @@ from ..studies.plan import LayoutPlan
 from ..timing.spread import Amount
 from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell
 from .notes import float16_notes, plural, several
-from .seconds import class_text, duration, range_unit
+from .seconds import class_text, duration_text, range_unit
 from .serve import layout_text
 from .share import candidate_cell
 from .summary import model_data
@@ -34,24 +34,24 @@ COLUMNS = (
 )
 
 
-def amount_text(amount: float, digits: int = 2) -> str:
+def amount_text(amount: float, digit_count: int = 2) -> str:
     """Writes an amount with two significant digits: `0.23`, `37`, `12,000`."""
-    rounded_value = float(f"{amount:.{digits}g}")
-    return f"{rounded_value:,.0f}" if rounded_value >= 10 ** (digits - 1) else f"{rounded_value:g}"
+    rounded_value = float(f"{amount:.{digit_count}g}")
+    return f"{rounded_value:,.0f}" if rounded_value >= 10 ** (digit_count - 1) else f"{rounded_value:g}"
 
 
 def report(preset: Preset, hardware: Hardware, run_cost: RunCost) -> Report:
     """Returns the report of a run's cost as data and as a table."""
-    amounts, digits = run_cost.cost.amounts, 3 if run_cost.is_measured else 2
-    rows = [
+    cost_amounts, digit_count = run_cost.cost.amounts, 3 if run_cost.is_measured else 2
+    table_rows = [
         Row(
             [
-                TITLES[name][0],
-                *(DisplayedValue(range_end, amount_text(range_end, digits)) for range_end in _range_ends(amount)),
-                TITLES[name][1],
+                TITLES[amount_name][0],
+                *(DisplayedValue(range_end, amount_text(range_end, digit_count)) for range_end in _range_ends(amount)),
+                TITLES[amount_name][1],
             ]
         )
-        for name, amount in amounts.items()
+        for amount_name, amount in cost_amounts.items()
         if amount is not None
     ]
     run_text = (
@@ -63,7 +63,7 @@ def report(preset: Preset, hardware: Hardware, run_cost: RunCost) -> Report:
     table = Table(
         title,
         COLUMNS,
-        rows,
+        table_rows,
         _aside_text(hardware, run_cost),
         _cost_notes(hardware, run_cost),
         _answer_text(run_cost),
@@ -77,44 +77,45 @@ def _range_ends(amount: Amount) -> tuple[float, float, float]:
 
 
 def _answer_text(run_cost: RunCost) -> str:
-    cost = run_cost.cost.money
-    low_time, high_time, likely_time, unit = _times_in_unit(run_cost)
-    spent_text = "" if cost is None else f", {money_range(cost)}"
+    money_amount = run_cost.cost.money
+    low_time, high_time, likely_time, time_unit = _times_in_unit(run_cost)
+    spent_text = "" if money_amount is None else f", {money_range(money_amount)}"
     if run_cost.is_measured:
-        return f"{likely_time} {unit}{spent_text}"
-    likely_cost = "" if cost is None else f" and {amount_text(cost.estimate)}"
-    return f"{low_time} to {high_time} {unit}{spent_text}, likely {likely_time} {unit}{likely_cost}"
+        return f"{likely_time} {time_unit}{spent_text}"
+    likely_cost = "" if money_amount is None else f" and {amount_text(money_amount.estimate)}"
+    return f"{low_time} to {high_time} {time_unit}{spent_text}, likely {likely_time} {time_unit}{likely_cost}"
 
 
 def _times_in_unit(run_cost: RunCost) -> tuple[str, str, str, str]:
     """Returns low, high and likely time and their unit: days, or less for a run of less than a day."""
-    days, digits = run_cost.cost.days, 3 if run_cost.is_measured else 2
-    low_time, high_time, likely_time = (amount_text(range_end, digits) for range_end in _range_ends(days))
-    if days.high >= 1:
+    days_amount, digit_count = run_cost.cost.days, 3 if run_cost.is_measured else 2
+    low_time, high_time, likely_time = (amount_text(range_end, digit_count) for range_end in _range_ends(days_amount))
+    if days_amount.high >= 1:
         return low_time, high_time, likely_time, "days"
     seconds = run_cost.cost.seconds
-    unit = range_unit(seconds.low, seconds.high)
+    time_unit = range_unit(seconds.low, seconds.high)
     low_time, high_time, likely_time = (
-        duration(range_end, unit, digits).removesuffix(f" {unit}") for range_end in _range_ends(seconds)
+        duration_text(range_end, time_unit, digit_count).removesuffix(f" {time_unit}")
+        for range_end in _range_ends(seconds)
     )
-    return low_time, high_time, likely_time, unit
+    return low_time, high_time, likely_time, time_unit
 
 
-def money_range(cost: Amount) -> str:
+def money_range(money_amount: Amount) -> str:
     """Writes the range of money, without a currency: `1,200 to 1,900`."""
-    if cost.low == cost.high:
-        return amount_text(cost.estimate, 3)
-    return f"{amount_text(cost.low)} to {amount_text(cost.high)}"
+    if money_amount.low == money_amount.high:
+        return amount_text(money_amount.estimate, 3)
+    return f"{amount_text(money_amount.low)} to {amount_text(money_amount.high)}"
 
 
 def _aside_text(hardware: Hardware, run_cost: RunCost) -> str:
     devices_text = several(run_cost.cost.devices, hardware.title)
     if run_cost.server is not None and run_cost.load_point is not None:
-        requests = plural(int(run_cost.load_point.concurrency), "request")
-        return f"{layout_text(run_cost.server)} on {devices_text}, {requests} at any time"
+        requests_text = plural(int(run_cost.load_point.concurrency), "request")
+        return f"{layout_text(run_cost.server)} on {devices_text}, {requests_text} at any time"
     assert run_cost.step is not None
     assert run_cost.steps is not None
-    step_text = duration(run_cost.step.estimate, digits=3)
+    step_text = duration_text(run_cost.step.estimate, digit_count=3)
     step_origin = "measured" if run_cost.is_measured else "likely"
     layout = "" if run_cost.plan is None else f", {_planned_layout(run_cost.plan)}"
     return (
@@ -125,8 +126,10 @@ def _aside_text(hardware: Hardware, run_cost: RunCost) -> str:
 
 def _planned_layout(layout_plan: LayoutPlan) -> str:
     """Writes the layout that trains with what it recomputes, its framework's choice or the run's own."""
-    candidate = layout_plan.plan.feasible[0]
-    return candidate_cell(candidate.layout, candidate.recompute or layout_plan.memory.settings.recompute or "")
+    layout_candidate = layout_plan.plan.feasible[0]
+    return candidate_cell(
+        layout_candidate.layout, layout_candidate.recompute or layout_plan.memory.settings.recompute or ""
+    )
 
 
 def _step_text(run_cost: RunCost) -> str:
@@ -144,18 +147,18 @@ def _step_text(run_cost: RunCost) -> str:
 def _cost_notes(hardware: Hardware, run_cost: RunCost) -> list[str]:
     notes = [] if run_cost.range is None else [class_text(run_cost.range, run_cost.stack_title)]
     if run_cost.range is not None:
-        times = None if run_cost.plan is None else run_cost.plan.times
-        notes += float16_notes(hardware, "bf16" if times is None else times.dtype)
+        time_model = None if run_cost.plan is None else run_cost.plan.times
+        notes += float16_notes(hardware, "bf16" if time_model is None else time_model.dtype)
     if run_cost.assumed_options:
         notes.append(f"assumed: {' '.join(run_cost.assumed_options)}{_step_text(run_cost)}")
-    cost = run_cost.cost
-    if cost.price is None:
+    cost_of_run = run_cost.cost
+    if cost_of_run.price is None:
         notes.append("no --price: no money; it is the price of a device and hour")
-    if cost.power is None:
+    if cost_of_run.power is None:
         notes.append(f"{hardware.title}: no TDP is known; --power WATTS gives its energy")
     else:
         notes.append(
-            f"energy: {cost.power:,.0f} W of each accelerator (its TDP, or --power), without "
+            f"energy: {cost_of_run.power:,.0f} W of each accelerator (its TDP, or --power), without "
             f"{', '.join(NOT_COUNTED['power'])}"
         )
     amount_kind = "training" if run_cost.tokens else "requests"
@@ -176,7 +179,10 @@ def _cost_data(preset: Preset, hardware: Hardware, run_cost: RunCost) -> dict[st
         "devices": run_cost.cost.devices,
         "tokens": run_cost.tokens,
         "requests": run_cost.requests,
-        "cost": {name: None if amount is None else amount.as_data() for name, amount in run_cost.cost.amounts.items()},
+        "cost": {
+            amount_name: None if amount is None else amount.as_data()
+            for amount_name, amount in run_cost.cost.amounts.items()
+        },
         "steps": run_cost.steps,
         "step_tokens": run_cost.step_tokens,
         "step": None if run_cost.step is None else run_cost.step.as_data(),

@@ -22,17 +22,17 @@ def bill_of_materials(lock_entries: Sequence[LockEntry]) -> dict[str, Any]:
 
     It has no date, and its serial number follows from its contents, so equal models give equal bytes.
     """
-    components = [_component_of_model(lock_entry) for lock_entry in lock_entries]
-    serial_number = uuid.uuid5(uuid.NAMESPACE_URL, json.dumps(components, sort_keys=True))
-    tool = {"type": "application", "name": "llmcalc", "version": program_version()}
+    model_components = [_component_of_model(lock_entry) for lock_entry in lock_entries]
+    serial_number = uuid.uuid5(uuid.NAMESPACE_URL, json.dumps(model_components, sort_keys=True))
+    tool_component = {"type": "application", "name": "llmcalc", "version": program_version()}
     return {
         "$schema": SCHEMA,
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
         "serialNumber": f"urn:uuid:{serial_number}",
         "version": 1,
-        "metadata": {"tools": {"components": [tool]}},
-        "components": components,
+        "metadata": {"tools": {"components": [tool_component]}},
+        "components": model_components,
     }
 
 
@@ -46,20 +46,22 @@ def _component_of_model(lock_entry: LockEntry) -> dict[str, Any]:
     entry_values = _properties_of_entry(
         {value_key: entry_value for value_key, entry_value in locked_values.items() if value_key not in skipped_keys}
     )
-    component: dict[str, Any] = {
+    model_component: dict[str, Any] = {
         "type": "machine-learning-model",
         "bom-ref": locked_values["target"],
         "name": preset.title or locked_values["name"],
         "modelCard": {"modelParameters": architecture},
-        "properties": [{"name": f"llmcalc:{name}", "value": entry_value} for name, entry_value in entry_values],
+        "properties": [
+            {"name": f"llmcalc:{property_name}", "value": entry_value} for property_name, entry_value in entry_values
+        ],
     }
     if preset.developer:
-        component["publisher"] = preset.developer
+        model_component["publisher"] = preset.developer
     if locked_values["revision"] is not None:
         repository = locked_values["name"].partition("@")[0]
-        component["version"] = locked_values["revision"]
-        component["externalReferences"] = [{"type": "distribution", "url": f"{HUB}{repository}"}]
-    return component
+        model_component["version"] = locked_values["revision"]
+        model_component["externalReferences"] = [{"type": "distribution", "url": f"{HUB}{repository}"}]
+    return model_component
 
 
 def _properties_of_entry(locked_values: Mapping[str, Any], key_path: str = "") -> Iterator[tuple[str, str]]:
@@ -68,8 +70,8 @@ def _properties_of_entry(locked_values: Mapping[str, Any], key_path: str = "") -
     Entries without a value are left out.
     """
     for value_key, entry_value in locked_values.items():
-        name = f"{key_path}{value_key}"
+        property_name = f"{key_path}{value_key}"
         if isinstance(entry_value, Mapping):
-            yield from _properties_of_entry(entry_value, f"{name}.")
+            yield from _properties_of_entry(entry_value, f"{property_name}.")
         elif entry_value is not None:
-            yield name, str(entry_value)
+            yield property_name, str(entry_value)

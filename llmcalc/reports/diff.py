@@ -54,71 +54,76 @@ SKIPPED_COLUMNS = (
 )
 
 
-def skipped_files_report(reasons: Mapping[Path, str]) -> Report:
+def skipped_files_report(reason_by_file: Mapping[Path, str]) -> Report:
     """Returns a table of the files that were not compared. The JSON document does not list them.
 
-    reasons: file → why it is not compared.
+    reason_by_file: file → why it is not compared.
     """
-    rows = [Row([str(path), reason]) for path, reason in reasons.items()]
+    table_rows = [Row([str(path), reason]) for path, reason in reason_by_file.items()]
     return Report(
-        [], [Table("Skipped: no config of a model that llmcalc counts", SKIPPED_COLUMNS, rows, name="skipped")]
+        [], [Table("Skipped: no config of a model that llmcalc counts", SKIPPED_COLUMNS, table_rows, name="skipped")]
     )
 
 
-def report(difference: Difference, title: str = "", unread_files: str = "") -> Report:
+def report(model_difference: Difference, title: str = "", unread_files: str = "") -> Report:
     """Returns the report: the quantities, fields of the descriptions, and nodes that differ.
 
     title: title of the comparison; default the names of the models.
     unread_files: why the first model could not be read; empty if it was.
     """
-    model_before, model_after = difference.before, difference.after
-    model = model_after or model_before
-    assert model is not None
+    model_before, model_after = model_difference.before, model_difference.after
+    shown_model = model_after or model_before
+    assert shown_model is not None
     title = title or " → ".join(preset.display for preset in (model_before, model_after) if preset is not None)
-    warnings = [*([unread_files] if unread_files else []), *_length_warnings(difference)]
+    warnings = [*([unread_files] if unread_files else []), *_length_warnings(model_difference)]
     added_text = "could not be read before" if unread_files else "added"
     headline_text = (
-        added_text if model_before is None else "removed" if model_after is None else _answer_text(difference)
+        added_text if model_before is None else "removed" if model_after is None else _answer_text(model_difference)
     )
     notes = [
         *warnings,
-        f"at {difference.seq:,} tokens of one sequence, cache in {units.short_dtype(difference.dtype)}",
-        flops_per_token_note(difference.seq),
+        f"at {model_difference.seq:,} tokens of one sequence, cache in {units.short_dtype(model_difference.dtype)}",
+        flops_per_token_note(model_difference.seq),
     ]
     tables = [
         Table(
             title,
             QUANTITY_COLUMNS,
-            [_quantity_row(model) for model in difference.quantities],
+            [_quantity_row(shown_model) for shown_model in model_difference.quantities],
             "",
             notes,
             headline_text,
             name="quantities",
         )
     ]
-    if difference.fields:
-        rows = [Row([model.name, _field_text(model.before), _field_text(model.after)]) for model in difference.fields]
-        tables.append(Table("Fields that differ", FIELD_COLUMNS, rows, name="fields"))
+    if model_difference.fields:
+        table_rows = [
+            Row([shown_model.name, _field_text(shown_model.before), _field_text(shown_model.after)])
+            for shown_model in model_difference.fields
+        ]
+        tables.append(Table("Fields that differ", FIELD_COLUMNS, table_rows, name="fields"))
     if model_before is not None and model_after is not None:
-        tables += [_nodes_table(name, nodes) for name, nodes in difference.components.items() if nodes]
+        tables += [
+            _nodes_table(quantity_name, nodes) for quantity_name, nodes in model_difference.components.items() if nodes
+        ]
     target = " → ".join(preset.target for preset in (model_before, model_after) if preset is not None)
-    return Report(_difference_data(difference), tables, warnings=warnings).for_target(target)
+    return Report(_difference_data(model_difference), tables, warnings=warnings).for_target(target)
 
 
-def _length_warnings(difference: Difference) -> list[str]:
+def _length_warnings(model_difference: Difference) -> list[str]:
     """Returns a warning for each model with a context length below the sequence length."""
-    models = [preset for preset in (difference.before, difference.after) if preset is not None]
+    models = [preset for preset in (model_difference.before, model_difference.after) if preset is not None]
     return [
-        text
+        warning_text
         for preset in models
-        for text in warnings_of_notes(preset, too_long_notes(preset.model, Workload(seq=difference.seq)))
+        for warning_text in warnings_of_notes(preset, too_long_notes(preset.model, Workload(seq=model_difference.seq)))
     ]
 
 
-def _answer_text(difference: Difference) -> str:
+def _answer_text(model_difference: Difference) -> str:
     """Writes the change in the number of parameters: `+160.47 M parameters (+2.0 %)`."""
-    total_change = next(quantity for quantity in difference.quantities if quantity.name == "parameters")
-    if not difference.changed:
+    total_change = next(quantity for quantity in model_difference.quantities if quantity.name == "parameters")
+    if not model_difference.changed:
         return "no count differs"
     if not total_change.changed:
         return "as many parameters"
@@ -143,14 +148,18 @@ def _quantity_row(quantity: Quantity) -> Row:
 
 def _both_values_text(quantity: Quantity) -> list[str]:
     """Writes two values in the larger value's unit, unless one is less than a tenth of the other."""
-    values = [value for value in (quantity.before, quantity.after) if value]
-    if not values:
-        return ["–" if value is None else WRITE[quantity.unit](value) for value in (quantity.before, quantity.after)]
-    scale = SCALE[quantity.unit](max(values))
-    if min(values) < scale.factor / 10:
-        scale = SCALE[quantity.unit](min(values))
+    both_values = [node_value for node_value in (quantity.before, quantity.after) if node_value]
+    if not both_values:
+        return [
+            "–" if node_value is None else WRITE[quantity.unit](node_value)
+            for node_value in (quantity.before, quantity.after)
+        ]
+    unit_scale = SCALE[quantity.unit](max(both_values))
+    if min(both_values) < unit_scale.factor / 10:
+        unit_scale = SCALE[quantity.unit](min(both_values))
     return [
-        "–" if value is None else _scaled_text(scale, quantity, value) for value in (quantity.before, quantity.after)
+        "–" if node_value is None else _scaled_text(unit_scale, quantity, node_value)
+        for node_value in (quantity.before, quantity.after)
     ]
 
 
@@ -172,58 +181,73 @@ def _relative_change(quantity: Quantity) -> float | None:
     )
 
 
-def _nodes_table(name: str, nodes: Sequence[Quantity]) -> Table:
+def _nodes_table(quantity_name: str, changed_nodes: Sequence[Quantity]) -> Table:
     """Returns a table of the nodes that differ most, in the unit of the median change."""
-    shown_nodes = nodes[:SHOWN]
+    shown_nodes = changed_nodes[:SHOWN]
     scale_function = SCALE[shown_nodes[0].unit]
-    scale = scale_function(
-        median_low(abs(value) for node in shown_nodes for value in (node.before, node.after, node.change) if value)
+    unit_scale = scale_function(
+        median_low(
+            abs(node_value)
+            for node in shown_nodes
+            for node_value in (node.before, node.after, node.change)
+            if node_value
+        )
     )
-    if (largest_change := max(abs(node.change) for node in shown_nodes)) < scale.factor / 10:
-        scale = scale_function(largest_change)
+    if (largest_change := max(abs(node.change) for node in shown_nodes)) < unit_scale.factor / 10:
+        unit_scale = scale_function(largest_change)
 
-    def write_value(value: float | None) -> DisplayedValue:
-        return DisplayedValue(value, "–" if value is None else scale.write(value))
+    def write_value(node_value: float | None) -> DisplayedValue:
+        return DisplayedValue(node_value, "–" if node_value is None else unit_scale.write(node_value))
 
-    def write_change(value: float) -> DisplayedValue:
-        return DisplayedValue(value, ("+" if value > 0 else "−") + scale.write(abs(value)))
+    def write_change(node_value: float) -> DisplayedValue:
+        return DisplayedValue(node_value, ("+" if node_value > 0 else "−") + unit_scale.write(abs(node_value)))
 
-    rows = [
+    table_rows = [
         Row([node.name, write_value(node.before), write_value(node.after), write_change(node.change)])
         for node in shown_nodes
     ]
-    hidden_count = len(nodes) - len(rows)
+    hidden_count = len(changed_nodes) - len(table_rows)
     notes = (
         [f"{plural(hidden_count, 'further node')} differ{'s' * (hidden_count == 1)}: --format json has all"]
         if hidden_count
         else []
     )
-    unit_text = f", in {scale.name}" if scale.name else ""
-    return Table(f"{name[0].upper()}{name[1:]} by node{unit_text}", NODE_COLUMNS, rows, "", notes, name=name)
+    unit_text = f", in {unit_scale.name}" if unit_scale.name else ""
+    return Table(
+        f"{quantity_name[0].upper()}{quantity_name[1:]} by node{unit_text}",
+        NODE_COLUMNS,
+        table_rows,
+        "",
+        notes,
+        name=quantity_name,
+    )
 
 
-def _field_text(value: Any) -> str:
+def _field_text(field_value: Any) -> str:
     """Writes the value of a description's field, or a dash if not set."""
-    if value is None:
+    if field_value is None:
         return "–"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return ", ".join(map(_field_text, value)) if isinstance(value, list | tuple) else str(value)
+    if isinstance(field_value, bool):
+        return str(field_value).lower()
+    return ", ".join(map(_field_text, field_value)) if isinstance(field_value, list | tuple) else str(field_value)
 
 
-def _difference_data(difference: Difference) -> dict[str, Any]:
+def _difference_data(model_difference: Difference) -> dict[str, Any]:
     return {
-        "before": difference.before and model_data(difference.before),
-        "after": difference.after and model_data(difference.after),
-        "changed": difference.changed,
-        "workload": {"batch": 1, "seq": difference.seq, "dtype": difference.dtype, "pairs": "full"},
-        "spec": [{"field": field.name, "before": field.before, "after": field.after} for field in difference.fields],
-        "quantities": [_quantity_data(quantity) for quantity in difference.quantities],
+        "before": model_difference.before and model_data(model_difference.before),
+        "after": model_difference.after and model_data(model_difference.after),
+        "changed": model_difference.changed,
+        "workload": {"batch": 1, "seq": model_difference.seq, "dtype": model_difference.dtype, "pairs": "full"},
+        "spec": [
+            {"field": field.name, "before": field.before, "after": field.after} for field in model_difference.fields
+        ],
+        "quantities": [_quantity_data(quantity) for quantity in model_difference.quantities],
         "components": {
-            name: [_quantity_data(quantity) for quantity in nodes] for name, nodes in difference.components.items()
+            attribute: [_quantity_data(quantity) for quantity in changed_nodes]
+            for attribute, changed_nodes in model_difference.components.items()
         },
     }
 
 
 def _quantity_data(quantity: Quantity) -> dict[str, Any]:
-    return {name: getattr(quantity, name) for name in ("name", "unit", "before", "after", "change")}
+    return {attribute: getattr(quantity, attribute) for attribute in ("name", "unit", "before", "after", "change")}

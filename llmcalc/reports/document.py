@@ -58,10 +58,10 @@ class Column(NamedTuple):
     bar: bool = False
     marks: Mapping[str, str] = MappingProxyType({})
 
-    def colour(self, text: str, value: Any) -> str:
+    def colour(self, text: str, cell_value: Any) -> str:
         """Returns the colour of a cell; empty for no colour."""
-        if self.bar and value is not None:
-            return str(value.colour)
+        if self.bar and cell_value is not None:
+            return str(cell_value.colour)
         return COLOURS.get(text.split(" ", maxsplit=1)[0].rstrip(",:*"), "") if self.verdict and text else ""
 
 
@@ -134,20 +134,20 @@ class Table(NamedTuple):
 
     def without_bars(self) -> Table:
         """Returns the table without columns of bars, for output that programs read."""
-        columns = [i for i, column in enumerate(self.columns) if not column.bar]
-        if len(columns) == len(self.columns):
+        shown_columns = [i for i, column in enumerate(self.columns) if not column.bar]
+        if len(shown_columns) == len(self.columns):
             return self
-        rows = [row._replace(cells=[row.cells[i] for i in columns]) for row in self.rows]
-        return self._replace(columns=[self.columns[i] for i in columns], rows=rows)
+        shown_rows = [row._replace(cells=[row.cells[i] for i in shown_columns]) for row in self.rows]
+        return self._replace(columns=[self.columns[i] for i in shown_columns], rows=shown_rows)
 
     def lists(self) -> list[Table]:
         """Returns a table per list, for output in which a row has to be of one list."""
         if self.second_list is None:
             return [self]
-        name, first_column = self.second_list
+        list_name, first_column = self.second_list
         tables = [
             self._replace(columns=self.columns[:first_column], rows=_rows_of_columns(self.rows, 0, first_column)),
-            Table("", self.columns[first_column:], _rows_of_columns(self.rows, first_column), name=name),
+            Table("", self.columns[first_column:], _rows_of_columns(self.rows, first_column), name=list_name),
         ]
         return [table._replace(second_list=None, target=self.target) for table in tables]
 
@@ -184,25 +184,27 @@ class Report(NamedTuple):
         """Returns the report with a table per list."""
         return self._replace(tables=[single_list for table in self.tables for single_list in table.lists()])
 
-    def only(self, name: str) -> Report:
+    def only(self, table_or_list: str) -> Report:
         """Returns the report with only the tables or lists of a name.
 
         Raises `InputError` if none has it.
         """
         tables = [*self.tables, *(second_list for table in self.tables for second_list in table.lists()[1:])]
-        names = list(dict.fromkeys(table.name for table in tables if table.name))
-        if name not in names:
+        table_names = list(dict.fromkeys(table.name for table in tables if table.name))
+        if table_or_list not in table_names:
             known_names = (
-                f"expected one of {', '.join(names)}" if names else "expected no --table, since the answer is one table"
+                f"expected one of {', '.join(table_names)}"
+                if table_names
+                else "expected no --table, since the answer is one table"
             )
-            raise InputError(f"--table: there is no table '{name}'; {known_names}")
-        return self._replace(tables=[table for table in tables if table.name == name])
+            raise InputError(f"--table: there is no table '{table_or_list}'; {known_names}")
+        return self._replace(tables=[table for table in tables if table.name == table_or_list])
 
-    def with_entry(self, name: str, document_entry: Any, note: str) -> Report:
+    def with_entry(self, entry_name: str, document_entry: Any, note: str) -> Report:
         """Returns the report with another entry in the document, and a first note on the first table."""
         assert isinstance(self.data, dict)  # a report of one target
         first_table, *other_tables = self.tables
-        data_with_entry = {**self.data, name: document_entry}
+        data_with_entry = {**self.data, entry_name: document_entry}
         if "notes" in data_with_entry:
             data_with_entry["notes"] = [note, *data_with_entry["notes"]]
         return self._replace(
@@ -220,7 +222,9 @@ class Report(NamedTuple):
         """Returns the data with the notes of all tables, unless the data has notes or is a list of documents."""
         if isinstance(self.data, list):
             return self.data
-        document_data = self.data | {name: compute_entry() for name, compute_entry in self.computed_last.items()}
+        document_data = self.data | {
+            entry_name: compute_entry() for entry_name, compute_entry in self.computed_last.items()
+        }
         return {"notes": without_repetitions(note for table in self.tables for note in table.notes)} | document_data
 
     def brief(self, rest_text: str = "--notes") -> Report:
@@ -241,10 +245,10 @@ class Report(NamedTuple):
             remaining_notes = MOST_NOTES if table.answer else remaining_notes
             shown_notes: list[str] = []
             for note in table.notes:
-                warning = any(warning_text.endswith(note) for warning_text in self.warnings)
-                if warning or remaining_notes:
+                is_warning = any(warning_text.endswith(note) for warning_text in self.warnings)
+                if is_warning or remaining_notes:
                     shown_notes.append(note)
-                    remaining_notes -= not warning
+                    remaining_notes -= not is_warning
             hidden_count += len(table.notes) - len(shown_notes)
             tables.append(table._replace(notes=shown_notes))
         return self._replace(tables=tables)
@@ -264,44 +268,46 @@ def report_in_encoding(report: Report, encoding: str) -> Report:
     return _with_texts(report, lambda text: fit_to_encoding(printable(text), encoding))
 
 
-def _with_texts(report: Report, change: Callable[[str], str]) -> Report:
-    """Returns the report after a function `change` is applied to every text."""
+def _with_texts(report: Report, change_text: Callable[[str], str]) -> Report:
+    """Returns the report after a function `change_text` is applied to every text."""
 
     def changed_writer(format_value: Callable[[Any], str]) -> Callable[[Any], str]:
-        return lambda value: change(format_value(value))
+        return lambda cell_value: change_text(format_value(cell_value))
 
-    def changed_cell(value: Any) -> Any:
-        if isinstance(value, DisplayedValue):
-            return DisplayedValue(changed_cell(value.value), change(value.text))
-        return change(value) if isinstance(value, str) else value
+    def changed_cell(cell_value: Any) -> Any:
+        if isinstance(cell_value, DisplayedValue):
+            return DisplayedValue(changed_cell(cell_value.value), change_text(cell_value.text))
+        return change_text(cell_value) if isinstance(cell_value, str) else cell_value
 
-    def changed_note(text: str) -> str:
-        return LinkedNote(change(text)) if isinstance(text, LinkedNote) else change(text)
+    def changed_note(note: str) -> str:
+        return LinkedNote(change_text(note)) if isinstance(note, LinkedNote) else change_text(note)
 
     tables = [
         table._replace(
-            title=change(table.title),
-            answer=change(table.answer),
-            aside=change(table.aside),
-            notes=[changed_note(text) for text in table.notes],
+            title=change_text(table.title),
+            answer=change_text(table.answer),
+            aside=change_text(table.aside),
+            notes=[changed_note(note) for note in table.notes],
             columns=[
-                column._replace(title=change(column.title), write=changed_writer(column.write))
+                column._replace(title=change_text(column.title), write=changed_writer(column.write))
                 for column in table.columns
             ],
-            rows=[row._replace(cells=[changed_cell(value) for value in row.cells]) for row in table.rows],
+            rows=[row._replace(cells=[changed_cell(cell_value) for cell_value in row.cells]) for row in table.rows],
             target=printable(table.target),  # as the user typed it, in any encoding
         )
         for table in report.tables
     ]
-    text = "\n".join(change(line) for line in report.text.split("\n"))
-    return report._replace(tables=tables, text=text, warnings=[change(warning) for warning in report.warnings])
+    report_text = "\n".join(change_text(text_line) for text_line in report.text.split("\n"))
+    return report._replace(
+        tables=tables, text=report_text, warnings=[change_text(warning) for warning in report.warnings]
+    )
 
 
-def cell_text(column: Column, value: Any) -> str:
+def cell_text(column: Column, cell_value: Any) -> str:
     """Returns the displayed text of a cell."""
-    if value is None:
+    if cell_value is None:
         return ""
-    return column.brief(value) if isinstance(value, str) else column.write(value)
+    return column.brief(cell_value) if isinstance(cell_value, str) else column.write(cell_value)
 
 
 def single_or_list(documents: Sequence[dict[str, Any]]) -> dict[str, Any] | list[dict[str, Any]]:

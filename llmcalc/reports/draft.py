@@ -20,8 +20,8 @@ def with_draft(report: Report, draft: Draft | None, is_counted: bool = False) ->
     """
     if draft is None or not isinstance(report.data, dict):
         return report
-    text = draft_note(draft, is_counted)
-    return report.with_entry("draft", draft_data(draft), text)._replace(warnings=[text, *report.warnings])
+    note_text = draft_note(draft, is_counted)
+    return report.with_entry("draft", draft_data(draft), note_text)._replace(warnings=[note_text, *report.warnings])
 
 
 def draft_data(draft: Draft) -> dict[str, Any]:
@@ -37,17 +37,17 @@ def draft_data(draft: Draft) -> dict[str, Any]:
 
 def draft_note(draft: Draft, is_counted: bool = False) -> str:
     """Writes the size of a draft model: `draft eagle3, …: 424,689,664 parameters, 4.00 KiB of cache per token`."""
-    texts = [
+    draft_texts = [
         f"{units.exact(draft.params)} parameters",
         f"{units.memory(draft.cache.bytes_per_token)} of cache per token",
     ]
     if draft.cache.workload.seq > 1:
-        texts.append(f"{units.memory(draft.cache.bytes)} in all")
+        draft_texts.append(f"{units.memory(draft.cache.bytes)} in all")
     if draft.flop_count is not None:
-        texts.append(units.flops(draft.flop_count.total))
-    shared_parts = " and ".join(NAMES[name] for name in draft.shared_parts)
-    shares = (
+        draft_texts.append(units.flops(draft.flop_count.total))
+    shared_parts = " and ".join(NAMES[part_name] for part_name in draft.shared_parts)
+    shared_text = (
         f"; its {shared_parts} {'is' if len(draft.shared_parts) == 1 else 'are'} the target's" if shared_parts else ""
     )
-    relation = "counted in" if is_counted else "beside the numbers above"
-    return f"draft {draft.preset.name}, {relation}: {', '.join(texts)}{shares}"
+    relation_text = "counted in" if is_counted else "beside the numbers above"
+    return f"draft {draft.preset.name}, {relation_text}: {', '.join(draft_texts)}{shared_text}"

@@ -38,8 +38,8 @@ TERM_COLUMNS = (
 )
 
 
-def _users_text(value: float) -> str:
-    return f"{value:,.2f}" if value < 100 else f"{value:,.0f}"
+def _users_text(user_count: float) -> str:
+    return f"{user_count:,.2f}" if user_count < 100 else f"{user_count:,.0f}"
 
 
 CHANGE_COLUMNS = (
@@ -70,7 +70,7 @@ def memory_report(engine_uses: Sequence[EngineUse]) -> Report:
 
 def cache_report(engine_uses: Sequence[EngineUse]) -> Report:
     """Returns the report of `kv`: the KV cache that engines allocate."""
-    columns = (
+    table_columns = (
         Column("engine", "engine", justify="left"),
         Column("bytes", units.GIB.name, units.GIB.write),
         Column("blocks", "blocks", units.exact),
@@ -78,7 +78,7 @@ def cache_report(engine_uses: Sequence[EngineUse]) -> Report:
         Column("kv_tokens", "tokens", units.exact),
         Column("max_concurrency", "users", _users_text),
     )
-    rows = [
+    table_rows = [
         Row(
             [
                 _engine_name(engine_use),
@@ -94,8 +94,8 @@ def cache_report(engine_uses: Sequence[EngineUse]) -> Report:
     answer_text = ", ".join(f"{engine_use.memory.kv_tokens:,} tokens" for engine_use in engine_uses)
     table = Table(
         _title_text(engine_uses[0]),
-        columns,
-        rows,
+        table_columns,
+        table_rows,
         _heading_aside(engine_uses[0]),
         _memory_notes(engine_uses[0].memory),
         answer_text,
@@ -121,7 +121,7 @@ def cache_report(engine_uses: Sequence[EngineUse]) -> Report:
 
 def fit_report(
     engine_use: EngineUse,
-    options: Sequence[EngineOption],
+    engine_options: Sequence[EngineOption],
     timed_runs: Sequence[TimedRun | None],
     users: int,
     names_accelerator: bool,
@@ -134,31 +134,31 @@ def fit_report(
     from .seconds import DECODING_COLUMNS, decoding_cells, decoding_data
 
     has_times = any(timed_run is not None for timed_run in timed_runs)
-    best_option = options[0]
+    best_option = engine_options[0]
     devices_text = several(best_option.memory.devices, best_option.hardware.title)
-    capacity = f"{users:,} user{'s' * (users > 1)} of {best_option.memory.max_model_len:,} tokens"
+    users_text = f"{users:,} user{'s' * (users > 1)} of {best_option.memory.max_model_len:,} tokens"
     notes = [*_memory_notes(best_option.memory), *_launch_notes(engine_use)]
     answer_text = (
-        f"{capacity} on {devices_text}" if best_option.serves else f"no: not {capacity} on up to {devices_text}"
+        f"{users_text} on {devices_text}" if best_option.serves else f"no: not {users_text} on up to {devices_text}"
     )
-    rows = [
+    table_rows = [
         Row(
             [
-                option.hardware.name,
-                option.memory.devices,
-                _flags_cell(engine_use, option.flags),
-                option.memory.kv_tokens,
-                option.memory.all_users(),
-                "fits" if option.serves else "no",
+                engine_option.hardware.name,
+                engine_option.memory.devices,
+                _flags_cell(engine_use, engine_option.flags),
+                engine_option.memory.kv_tokens,
+                engine_option.memory.all_users(),
+                "fits" if engine_option.serves else "no",
                 *(decoding_cells(timed_run) if has_times else ()),
             ]
         )
-        for option, timed_run in zip(options, timed_runs, strict=True)
+        for engine_option, timed_run in zip(engine_options, timed_runs, strict=True)
     ]
     title = f"{engine_use.preset.display} on {_engine_name(engine_use)}"
-    columns = (*OPTION_COLUMNS, *(DECODING_COLUMNS if has_times else ()))
-    aside = "; ".join(filter(None, (best_option.memory.heading, _launch_aside(engine_use).removeprefix("; "))))
-    table = Table(title, columns, rows, aside, notes, answer_text, name="options")
+    table_columns = (*OPTION_COLUMNS, *(DECODING_COLUMNS if has_times else ()))
+    heading_aside = "; ".join(filter(None, (best_option.memory.heading, _launch_aside(engine_use).removeprefix("; "))))
+    table = Table(title, table_columns, table_rows, heading_aside, notes, answer_text, name="options")
     tables = [table, *([_changes_table(engine_use)] if names_accelerator and engine_use.changes else [])]
     document = {
         "model": model_data(engine_use.preset),
@@ -168,17 +168,17 @@ def fit_report(
         "verdict": "fits" if best_option.serves else "no",
         "options": [
             {
-                "hardware": option.hardware.name,
-                "devices": option.memory.devices,
-                "flags": dict(_flag_values(engine_use, option.flags)),
-                "starts": option.memory.starts,
-                "fits": option.serves,
-                "kv_tokens": option.memory.kv_tokens,
-                "max_concurrency": option.memory.max_concurrency,
-                "message": option.memory.message,
+                "hardware": engine_option.hardware.name,
+                "devices": engine_option.memory.devices,
+                "flags": dict(_flag_values(engine_use, engine_option.flags)),
+                "starts": engine_option.memory.starts,
+                "fits": engine_option.serves,
+                "kv_tokens": engine_option.memory.kv_tokens,
+                "max_concurrency": engine_option.memory.max_concurrency,
+                "message": engine_option.memory.message,
                 **decoding_data(timed_run),
             }
-            for option, timed_run in zip(options, timed_runs, strict=True)
+            for engine_option, timed_run in zip(engine_options, timed_runs, strict=True)
         ],
         "changes": _changes_data(engine_use),
         "assumed": dict(best_option.memory.assumed),
@@ -202,14 +202,14 @@ def _engine_name(engine_use: EngineUse) -> str:
     return f"{engine_use.engine.title} {engine_use.version.version}"
 
 
-def _answer_text(memory: EngineMemory) -> str:
-    if not memory.starts:
+def _answer_text(engine_memory: EngineMemory) -> str:
+    if not engine_memory.starts:
         return "it does not start"
-    return f"it starts, {_users_text(memory.all_users())} users of {memory.max_model_len:,} tokens"
+    return f"it starts, {_users_text(engine_memory.all_users())} users of {engine_memory.max_model_len:,} tokens"
 
 
 def _heading_aside(engine_use: EngineUse) -> str:
-    defaults = ", ".join(
+    defaults_text = ", ".join(
         f"{flag} {flag_value:,}"
         for flag, flag_value in engine_use.memory.assumed.items()
         if flag in engine_use.engine.shown_defaults
@@ -217,7 +217,7 @@ def _heading_aside(engine_use: EngineUse) -> str:
     device_text = "of each device" if any(term.device for term in engine_use.memory.terms) else "of one device"
     return (
         f"{device_text}, in {units.GIB.name}"
-        + (f"; default {defaults}" if defaults else "")
+        + (f"; default {defaults_text}" if defaults_text else "")
         + (f"; {engine_use.memory.heading}" if engine_use.memory.heading else "")
         + _launch_aside(engine_use)
     )
@@ -238,8 +238,8 @@ def _launch_notes(engine_use: EngineUse) -> list[str]:
     launch = engine_use.launch
     if launch is None:
         return []
-    defaults = ", ".join(f"{flag} {flag_value}" for flag, flag_value in engine_use.memory.assumed.items())
-    filled_defaults = [f"defaults of {_engine_name(engine_use)}: {defaults}"] if defaults else []
+    defaults_text = ", ".join(f"{flag} {flag_value}" for flag, flag_value in engine_use.memory.assumed.items())
+    filled_defaults = [f"defaults of {_engine_name(engine_use)}: {defaults_text}"] if defaults_text else []
     has_fewer_gpus = launch.gpus is not None and launch.gpus < engine_use.memory.devices
     gpus = (
         [f"the file has {launch.gpus} accelerators, and the layout needs {engine_use.memory.devices}"]
@@ -258,46 +258,48 @@ def _launch_data(engine_use: EngineUse) -> dict[str, Any]:
     }
 
 
-def _memory_notes(memory: EngineMemory) -> list[str]:
-    message = memory.message.removesuffix(".")
-    ranks = memory.data_parallel_ranks
+def _memory_notes(engine_memory: EngineMemory) -> list[str]:
+    failure_text = engine_memory.message.removesuffix(".")
+    ranks = engine_memory.data_parallel_ranks
     ranks_note = f"tokens: of each of the {ranks} data-parallel ranks, as the engine prints them; users: of all"
-    return [*([f"{message}."] if message else []), *([ranks_note] if ranks > 1 else []), *memory.notes]
+    return [*([f"{failure_text}."] if failure_text else []), *([ranks_note] if ranks > 1 else []), *engine_memory.notes]
 
 
-def _term_source(term: Term) -> str:
+def _term_source(memory_term: Term) -> str:
     """Writes the source of a memory term, with the logs on which an estimate is based."""
-    has_logs = term.status == "estimate" and ("log" in term.source or "assum" in term.source)
-    return f"{term.origin} ({term.source})" if has_logs else term.origin
+    has_logs = memory_term.status == "estimate" and ("log" in memory_term.source or "assum" in memory_term.source)
+    return f"{memory_term.origin} ({memory_term.source})" if has_logs else memory_term.origin
 
 
-def _cache_bytes(memory: EngineMemory) -> int:
-    return sum(memory.bytes_of(name) for name in CACHE_TERMS)
+def _cache_bytes(engine_memory: EngineMemory) -> int:
+    return sum(engine_memory.bytes_of(term_name) for term_name in CACHE_TERMS)
 
 
-def _signed_bytes(term: Term, has_budget: bool) -> int:
+def _signed_bytes(memory_term: Term, has_budget: bool) -> int:
     """Returns the bytes of a memory term: negative if the term is subtracted from a budget."""
-    is_taken = has_budget and term.name not in ("budget", "kv_cache") and not term.origin.startswith("outside")
-    return -term.bytes if is_taken else term.bytes
+    is_taken = (
+        has_budget and memory_term.name not in ("budget", "kv_cache") and not memory_term.origin.startswith("outside")
+    )
+    return -memory_term.bytes if is_taken else memory_term.bytes
 
 
 def _terms_table(engine_use: EngineUse) -> Table:
     """Returns the memory terms in the engine's order of subtraction from the budget."""
-    rows = []
-    has_budget = any(term.name == "budget" for term in engine_use.memory.terms)
-    for term in engine_use.memory.terms:
-        title = f"{TITLES[term.name]}, {term.device}" if term.device else TITLES[term.name]
-        cells = [title, _signed_bytes(term, has_budget), term.status, _term_source(term)]
-        rows.append(Row(cells, strong=term.name in CACHE_TERMS))
+    table_rows = []
+    has_budget = any(memory_term.name == "budget" for memory_term in engine_use.memory.terms)
+    for memory_term in engine_use.memory.terms:
+        title = f"{TITLES[memory_term.name]}, {memory_term.device}" if memory_term.device else TITLES[memory_term.name]
+        token_cells = [title, _signed_bytes(memory_term, has_budget), memory_term.status, _term_source(memory_term)]
+        table_rows.append(Row(token_cells, strong=memory_term.name in CACHE_TERMS))
     memory = engine_use.memory
-    rows += _device_rows(engine_use)
-    cells = ["tokens", None, "", f"{memory.kv_tokens:,}, {_users_text(memory.max_concurrency)} users at once"]
-    rows.append(Row(cells))
+    table_rows += _device_rows(engine_use)
+    token_cells = ["tokens", None, "", f"{memory.kv_tokens:,}, {_users_text(memory.max_concurrency)} users at once"]
+    table_rows.append(Row(token_cells))
     notes = [*_memory_notes(memory), *_launch_notes(engine_use)]
     return Table(
         _title_text(engine_use),
         TERM_COLUMNS,
-        rows,
+        table_rows,
         _heading_aside(engine_use),
         notes,
         _answer_text(memory),
@@ -309,35 +311,35 @@ def _device_rows(engine_use: EngineUse) -> list[Row]:
     """Returns the bytes of each device and the disk, for an engine that splits a model over GPUs and host."""
     if not engine_use.memory.host:
         return []
-    rows = []
-    for device in dict.fromkeys(term.device for term in engine_use.memory.terms):
-        used_bytes = sum(term.bytes for term in engine_use.memory.terms if term.device == device)
-        capacity = f"of {units.GIB.write(engine_use.hardware.capacity_bytes)} GiB"
-        origin = "the host's memory" if device == HOST else capacity
-        rows.append(Row([f"all, {device}", used_bytes, "", origin], strong=True, is_sum=True))
-    return [*rows, Row(["disk", int(engine_use.memory.host["disk_bytes"]), "", "tensors of the GGUF file"])]
+    table_rows = []
+    for device in dict.fromkeys(memory_term.device for memory_term in engine_use.memory.terms):
+        used_bytes = sum(memory_term.bytes for memory_term in engine_use.memory.terms if memory_term.device == device)
+        capacity_text = f"of {units.GIB.write(engine_use.hardware.capacity_bytes)} GiB"
+        origin_text = "the host's memory" if device == HOST else capacity_text
+        table_rows.append(Row([f"all, {device}", used_bytes, "", origin_text], strong=True, is_sum=True))
+    return [*table_rows, Row(["disk", int(engine_use.memory.host["disk_bytes"]), "", "tensors of the GGUF file"])]
 
 
 def _changes_table(engine_use: EngineUse) -> Table:
     device_text = "on the GPUs" if any(term.device for term in engine_use.memory.terms) else "for the cache"
-    memory = engine_use.memory
-    title = f"More room {device_text}" if memory.starts else "What would make it start"
-    hides_equal_rows = memory.starts and not memory.host  # of a cache that fills what is left
+    engine_memory = engine_use.memory
+    title = f"More room {device_text}" if engine_memory.starts else "What would make it start"
+    hides_equal_rows = engine_memory.starts and not engine_memory.host  # of a cache that fills what is left
     some_start = any(flag_change.starts for flag_change in engine_use.changes)
-    rows = [
+    table_rows = [
         Row(
             [
                 _change_text(engine_use, flag_change),
                 flag_change.kv_tokens,
-                memory.all_users(flag_change.max_concurrency),
+                engine_memory.all_users(flag_change.max_concurrency),
                 "ok" if flag_change.starts else "no",
             ]
         )
         for flag_change in engine_use.changes
-        if (not hides_equal_rows or flag_change.kv_tokens > memory.kv_tokens)
+        if (not hides_equal_rows or flag_change.kv_tokens > engine_memory.kv_tokens)
         and (flag_change.kv_tokens or not some_start)
     ]
-    return Table(title, CHANGE_COLUMNS, rows, name="changes")
+    return Table(title, CHANGE_COLUMNS, table_rows, name="changes")
 
 
 def _change_text(engine_use: EngineUse, flag_change: Change) -> str:
@@ -349,16 +351,16 @@ def _change_text(engine_use: EngineUse, flag_change: Change) -> str:
 
 def _columns_table(engine_uses: Sequence[EngineUse]) -> Table:
     """Returns a table of memory terms with one column per engine."""
-    names = [_engine_name(engine_use) for engine_use in engine_uses]
-    columns = [
+    engine_names = [_engine_name(engine_use) for engine_use in engine_uses]
+    table_columns = [
         Column("term", f"term, {units.GIB.name}", justify="left"),
         *(
-            Column(f"{engine_use.engine.name}=={engine_use.version.version}", name)
-            for engine_use, name in zip(engine_uses, names, strict=True)
+            Column(f"{engine_use.engine.name}=={engine_use.version.version}", engine_name)
+            for engine_use, engine_name in zip(engine_uses, engine_names, strict=True)
         ),
     ]
     term_names = list(dict.fromkeys(term.name for engine_use in engine_uses for term in engine_use.memory.terms))
-    rows = [
+    table_rows = [
         Row(
             [
                 TITLES.get(term_kind, term_kind),
@@ -367,7 +369,7 @@ def _columns_table(engine_uses: Sequence[EngineUse]) -> Table:
         )
         for term_kind in term_names
     ]
-    rows += [
+    table_rows += [
         Row(["tokens", *(f"{engine_use.memory.kv_tokens:,}" for engine_use in engine_uses)]),
         Row(["users", *(_users_text(engine_use.memory.all_users()) for engine_use in engine_uses)]),
         Row(["starts", *("yes" if engine_use.memory.starts else "no" for engine_use in engine_uses)]),
@@ -375,29 +377,29 @@ def _columns_table(engine_uses: Sequence[EngineUse]) -> Table:
     devices_text = several(engine_uses[0].memory.devices, engine_uses[0].hardware.title)
     title = f"{engine_uses[0].preset.display}, {devices_text}"
     answer_text = ", ".join(
-        f"{name} {'starts' if engine_use.memory.starts else 'does not start'}"
-        for engine_use, name in zip(engine_uses, names, strict=True)
+        f"{engine_name} {'starts' if engine_use.memory.starts else 'does not start'}"
+        for engine_use, engine_name in zip(engine_uses, engine_names, strict=True)
     )
     notes = list(dict.fromkeys(note for engine_use in engine_uses for note in _memory_notes(engine_use.memory)))
-    return Table(title, columns, rows, "", notes, answer_text, name="terms")
+    return Table(title, table_columns, table_rows, "", notes, answer_text, name="terms")
 
 
 def _engine_document(engine_use: EngineUse) -> dict[str, Any]:
     """Returns the JSON document of an engine on an accelerator."""
-    memory = engine_use.memory
+    engine_memory = engine_use.memory
     bytes_by_device: dict[str, int] = {}
     bytes_by_kind: dict[str, int] = {}
-    for term in memory.terms:
-        if term.name != "budget":
-            bytes_by_device[term.device] = bytes_by_device.get(term.device, 0) + term.bytes
-            bytes_by_kind[term.name] = bytes_by_kind.get(term.name, 0) + term.bytes
+    for memory_term in engine_memory.terms:
+        if memory_term.name != "budget":
+            bytes_by_device[memory_term.device] = bytes_by_device.get(memory_term.device, 0) + memory_term.bytes
+            bytes_by_kind[memory_term.name] = bytes_by_kind.get(memory_term.name, 0) + memory_term.bytes
     fullest_device_bytes = max(
         (device_bytes for device, device_bytes in bytes_by_device.items() if device != HOST), default=0
     )
     return {
         "model": model_data(engine_use.preset),
         "hardware": engine_use.hardware.name,
-        "devices": memory.devices,
+        "devices": engine_memory.devices,
         "engine": _engine_data(engine_use),
         "memory": {
             "device_bytes": fullest_device_bytes,
@@ -407,25 +409,25 @@ def _engine_document(engine_use: EngineUse) -> dict[str, Any]:
         },
         "terms": [
             {
-                "name": term.name,
-                "bytes": term.bytes,
-                "status": term.status,
-                "source": term.source,
-                "from": term.origin,
-                **({"device": term.device} if term.device else {}),
+                "name": memory_term.name,
+                "bytes": memory_term.bytes,
+                "status": memory_term.status,
+                "source": memory_term.source,
+                "from": memory_term.origin,
+                **({"device": memory_term.device} if memory_term.device else {}),
             }
-            for term in memory.terms
+            for memory_term in engine_memory.terms
         ],
-        "kv_tokens": memory.kv_tokens,
-        "blocks": memory.blocks,
-        "block_size": memory.block_size,
-        "max_model_len": memory.max_model_len,
-        "max_concurrency": memory.max_concurrency,
-        "starts": memory.starts,
-        "message": memory.message,
+        "kv_tokens": engine_memory.kv_tokens,
+        "blocks": engine_memory.blocks,
+        "block_size": engine_memory.block_size,
+        "max_model_len": engine_memory.max_model_len,
+        "max_concurrency": engine_memory.max_concurrency,
+        "starts": engine_memory.starts,
+        "message": engine_memory.message,
         "changes": _changes_data(engine_use),
-        "assumed": dict(memory.assumed),
-        **({"host": dict(memory.host)} if memory.host else {}),
+        "assumed": dict(engine_memory.assumed),
+        **({"host": dict(engine_memory.host)} if engine_memory.host else {}),
         **_launch_data(engine_use),
     }
 
@@ -435,18 +437,20 @@ def _engine_data(engine_use: EngineUse) -> dict[str, Any]:
 
 
 def _changes_data(engine_use: EngineUse) -> list[dict[str, Any]]:
-    keys = ("flag", "kv_tokens", "max_concurrency", "starts")
-    return [{key: getattr(flag_change, key) for key in keys} for flag_change in engine_use.changes]
+    data_keys = ("flag", "kv_tokens", "max_concurrency", "starts")
+    return [{data_key: getattr(flag_change, data_key) for data_key in data_keys} for flag_change in engine_use.changes]
 
 
-def _flag_values(engine_use: EngineUse, flags: Any, shortest: bool = False) -> list[tuple[str, Any]]:
-    return [(engine_use.engine.spelling(name, shortest), value) for name, value in flags.items()]
+def _flag_values(engine_use: EngineUse, flags: Any, is_shortest: bool = False) -> list[tuple[str, Any]]:
+    return [(engine_use.engine.spelling(flag_name, is_shortest), flag_value) for flag_name, flag_value in flags.items()]
 
 
-def _flags_cell(engine_use: EngineUse, flags: Any) -> DisplayedValue:
+def _flags_cell(engine_use: EngineUse, value_by_flag: Any) -> DisplayedValue:
     """Returns a cell of flags, with short spellings on screens."""
     usual_flags, brief_flags = (
-        " ".join(f"{flag} {flag_value}" for flag, flag_value in _flag_values(engine_use, flags, has_short_spellings))
+        " ".join(
+            f"{flag} {flag_value}" for flag, flag_value in _flag_values(engine_use, value_by_flag, has_short_spellings)
+        )
         or "—"
         for has_short_spellings in (False, True)
     )

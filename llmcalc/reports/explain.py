@@ -63,25 +63,25 @@ def report(
     bibtex: whether BibTeX entries of the sources are added to LaTeX.
     rank_share: the rank that is counted; default the whole model.
     """
-    rows = [
+    record_rows = [
         _formula_record(explanation, node_position, formula)
-        for section in explanation.sections
-        for node_position in section.formula_nodes
-        for formula in section.formulas
+        for formula_section in explanation.sections
+        for node_position in formula_section.formula_nodes
+        for formula in formula_section.formulas
     ]
     document = {
         "model": model_data(preset),
         **share_data(rank_share),
         "node": explanation.node,
         "setting": _setting_text(explanation),
-        "formulas": rows,
+        "formulas": record_rows,
         "symbols": _symbol_meanings(explanation),
     }
     warnings = _without_symbols(explanation)
     if records:
-        return Report(document, [_record_tables(preset, explanation, rows, rank_share)], warnings=warnings).for_target(
-            preset.target
-        )
+        return Report(
+            document, [_record_tables(preset, explanation, record_rows, rank_share)], warnings=warnings
+        ).for_target(preset.target)
     if latex:
         return Report(document, text=_latex_text(preset, explanation, bibtex, rank_share))
     tables = (_quantity_tables if explanation.node is None else _node_tables)(preset, explanation, rank_share)
@@ -125,8 +125,8 @@ def _formula_record(explanation: Explanation, node_position: FormulaNode, formul
     }
 
 
-def _write_plain(value: Fraction) -> int | float:
-    return value.numerator if value.denominator == 1 else float(value)
+def _write_plain(exact_value: Fraction) -> int | float:
+    return exact_value.numerator if exact_value.denominator == 1 else float(exact_value)
 
 
 def _with_numbers(explanation: Explanation, latex: bool = False) -> Style:
@@ -142,15 +142,15 @@ def _with_numbers(explanation: Explanation, latex: bool = False) -> Style:
 def _symbol_meanings(explanation: Explanation) -> dict[str, dict[str, Any]]:
     """Returns symbol → (field, value) for the symbols of the formulas."""
     used_symbols: set[Any] = set()
-    for section in explanation.sections:
+    for formula_section in explanation.sections:
         if explanation.node is None:
-            used_symbols |= getattr(section.formula_nodes[0].symbolic_node.repeat, "free_symbols", set())
-        for formula in section.formulas:
+            used_symbols |= getattr(formula_section.formula_nodes[0].symbolic_node.repeat, "free_symbols", set())
+        for formula in formula_section.formulas:
             for expression in (formula.expression, formula.hidden_expression):
                 used_symbols |= getattr(expression, "free_symbols", set())
     return {
-        meaning.name: {"field": meaning.field, "value": _write_plain(Fraction(meaning.value))}
-        for symbol, meaning in explanation.formulas.meanings.items()
+        symbol_meaning.name: {"field": symbol_meaning.field, "value": _write_plain(Fraction(symbol_meaning.value))}
+        for symbol, symbol_meaning in explanation.formulas.meanings.items()
         if symbol in used_symbols
     }
 
@@ -161,22 +161,26 @@ def _symbol_meanings(explanation: Explanation) -> dict[str, dict[str, Any]]:
 def _node_tables(preset: Preset, explanation: Explanation, rank_share: RankShare | None) -> list[Table]:
     """Returns one table per distinct node. Equal nodes share a table."""
     tables: list[Table] = []
-    for section in explanation.sections:
-        source, is_first = section.formula_nodes[0].source, not tables
-        formula_labels = [QUANTITIES[node_formula.quantity][0] for node_formula in section.formulas]
-        width = LINE - 4 - max(len(formula_label) for formula_label in (*formula_labels, "in units of h"))
-        rows: list[Row] = []
-        for formula in section.formulas:
-            rows += _formula_rows(QUANTITIES[formula.quantity][0], _formula_steps(explanation, formula), width)
+    for formula_section in explanation.sections:
+        node_source, is_first = formula_section.formula_nodes[0].source, not tables
+        formula_labels = [QUANTITIES[node_formula.quantity][0] for node_formula in formula_section.formulas]
+        line_width = LINE - 4 - max(len(formula_label) for formula_label in (*formula_labels, "in units of h"))
+        table_rows: list[Row] = []
+        for formula in formula_section.formulas:
+            table_rows += _formula_rows(
+                QUANTITIES[formula.quantity][0], _formula_steps(explanation, formula), line_width
+            )
             if formula.hidden_expression is not None:
-                rows += _formula_rows("in units of h", [write_expression(formula.hidden_expression)], width)
-        columns = (
+                table_rows += _formula_rows("in units of h", [write_expression(formula.hidden_expression)], line_width)
+        table_columns = (
             Column("quantity", "quantity", justify="left"),
-            Column("formula", _section_heading(section), justify="left"),
+            Column("formula", _section_heading(formula_section), justify="left"),
         )
-        notes = [_paths_text(section), f"source: {source}" if source else ""]
+        notes = [_paths_text(formula_section), f"source: {node_source}" if node_source else ""]
         model_text = with_rank(headline(preset.model), rank_share) if is_first else ""
-        tables.append(Table(preset.display if is_first else "", columns, rows, model_text, without_repetitions(notes)))
+        tables.append(
+            Table(preset.display if is_first else "", table_columns, table_rows, model_text, without_repetitions(notes))
+        )
     rank_model = share_notes(rank_share)
     return with_notes_below(
         [*tables, *_legend_table(explanation)],
@@ -187,33 +191,39 @@ def _node_tables(preset: Preset, explanation: Explanation, rank_share: RankShare
 def _quantity_tables(preset: Preset, explanation: Explanation, rank_share: RankShare | None) -> list[Table]:
     """Returns one table per quantity: every component of one layer of each kind, and the model's total."""
     tables: list[Table] = []
-    model, values_only = explanation.sections[-1], not explanation.formulas.has_symbols
-    names = [_component_text(section) for section in explanation.sections]
-    width = (
+    model_section, values_only = explanation.sections[-1], not explanation.formulas.has_symbols
+    section_names = [_component_text(formula_section) for formula_section in explanation.sections]
+    line_width = (
         LINE
         - 4
-        - max(len("  " * section.depth + name) for section, name in zip(explanation.sections, names, strict=True))
+        - max(
+            len("  " * formula_section.depth + section_name)
+            for formula_section, section_name in zip(explanation.sections, section_names, strict=True)
+        )
     )
-    for formula in model.formulas:
+    for formula in model_section.formulas:
         title = QUANTITIES[formula.quantity][0]
-        rows = _component_rows(explanation, formula.quantity, names, width)
+        table_rows = _component_rows(explanation, formula.quantity, section_names, line_width)
         formula_texts = _formula_steps(explanation, formula)
-        if len(formula_texts) > 2 and len(formula_texts[1]) > LONGEST * width:
+        if len(formula_texts) > 2 and len(formula_texts[1]) > LONGEST * line_width:
             del formula_texts[1]
-        rows += _formula_rows("model", formula_texts, width, strong=True)
+        table_rows += _formula_rows("model", formula_texts, line_width, is_bold=True)
         if (
             formula.hidden_expression is not None
-            and len(write_expression(formula.hidden_expression)) <= LONGEST_IN_HIDDEN * width
+            and len(write_expression(formula.hidden_expression)) <= LONGEST_IN_HIDDEN * line_width
         ):
-            rows += _formula_rows("in units of h", [write_expression(formula.hidden_expression)], width, strong=True)
-        columns = (Column("component", "component", justify="left"), Column("formula", title, justify="left"))
+            table_rows += _formula_rows(
+                "in units of h", [write_expression(formula.hidden_expression)], line_width, is_bold=True
+            )
+        table_columns = (Column("component", "component", justify="left"), Column("formula", title, justify="left"))
         is_first = not tables
         model_text = with_rank(headline(preset.model), rank_share) if is_first else ""
-        tables.append(Table(preset.display if is_first else "", columns, rows, model_text))
-    has_proportions = any(section_formula.hidden_expression is not None for section_formula in model.formulas)
-    pairs = explanation.formulas.proportions() if has_proportions else ()
+        tables.append(Table(preset.display if is_first else "", table_columns, table_rows, model_text))
+    has_proportions = any(section_formula.hidden_expression is not None for section_formula in model_section.formulas)
+    proportion_pairs = explanation.formulas.proportions() if has_proportions else ()
     proportion_texts = ", ".join(
-        f"{write_expression(numerator)} = {write_expression(denominator)}" for numerator, denominator in pairs
+        f"{write_expression(numerator)} = {write_expression(denominator)}"
+        for numerator, denominator in proportion_pairs
     )
     repeat_text = (
         "× 2: repeated twice; the value is per layer"
@@ -232,14 +242,16 @@ def _quantity_tables(preset: Preset, explanation: Explanation, rank_share: RankS
     return with_notes_below([*tables, *_legend_table(explanation)], notes)
 
 
-def _component_rows(explanation: Explanation, quantity: Quantity, names: list[str], width: int) -> list[Row]:
+def _component_rows(
+    explanation: Explanation, quantity: Quantity, section_names: list[str], line_width: int
+) -> list[Row]:
     """Returns the rows of the components' formulas for one quantity.
 
     A layer whose formulas are those of an earlier kind of layer takes one row, which names that kind.
     """
     values_only = not explanation.formulas.has_symbols
     component_blocks: list[list[tuple[Section, str, list[str]]]] = []
-    for section, name in zip(explanation.sections[:-1], names, strict=False):
+    for section, section_name in zip(explanation.sections[:-1], section_names, strict=False):
         is_layer = section.formula_nodes[0].numeric_node.kind == "layer"
         if is_layer or not component_blocks or section.depth <= component_blocks[-1][0][0].depth:
             component_blocks.append([])
@@ -252,37 +264,37 @@ def _component_rows(explanation: Explanation, quantity: Quantity, names: list[st
                 if values_only
                 else list(dict.fromkeys((write_expression(formula.expression), formula_value)))
             )
-            component_blocks[-1].append((section, name, _with_unit(formula_texts, formula)))
+            component_blocks[-1].append((section, section_name, _with_unit(formula_texts, formula)))
         if not component_blocks[-1]:
             component_blocks.pop()
-    rows: list[Row] = []
+    table_rows: list[Row] = []
     first_names: dict[tuple[object, ...], str] = {}
     for component_block in component_blocks:
-        section, name, _ = component_block[0]
-        layer_name = name.partition(" × ")[0]
+        section, section_name, _ = component_block[0]
+        layer_name = section_name.partition(" × ")[0]
         block_contents = tuple(
-            (component.depth, component_name, tuple(formula_texts))
-            for component, component_name, formula_texts in component_block[1:]
+            (section.depth, component_name, tuple(formula_texts))
+            for section, component_name, formula_texts in component_block[1:]
         )
         component_key = (section.formula_nodes[0].numeric_node.kind, tuple(component_block[0][2]), block_contents)
         first_component_name = first_names.setdefault(component_key, layer_name)
         if section.formula_nodes[0].numeric_node.kind == "layer" and first_component_name != layer_name:
-            rows += _formula_rows(name, [f"as {first_component_name}"], width, section.depth)
+            table_rows += _formula_rows(section_name, [f"as {first_component_name}"], line_width, section.depth)
             continue
-        for component, component_name, formula_texts in component_block:
-            rows += _formula_rows(component_name, formula_texts, width, component.depth)
-    return rows
+        for section, component_name, formula_texts in component_block:
+            table_rows += _formula_rows(component_name, formula_texts, line_width, section.depth)
+    return table_rows
 
 
-def _component_text(section: Section) -> str:
+def _component_text(formula_section: Section) -> str:
     """Writes a component's name with the symbol of its repeats: `layers (moe) × L_moe`."""
-    node_position = section.formula_nodes[0]
+    node_position = formula_section.formula_nodes[0]
     if not node_position.path_names:
         return "in units of h"
-    name, label, _ = node_position.path_names[-1]
-    displayed_name = f"{name} ({label})" if label else name
-    repeat = node_position.symbolic_node.repeat
-    return displayed_name if type(repeat) is int and repeat == 1 else f"{displayed_name} × {repeat}"
+    node_name, node_label, _ = node_position.path_names[-1]
+    displayed_name = f"{node_name} ({node_label})" if node_label else node_name
+    repeat_count = node_position.symbolic_node.repeat
+    return displayed_name if type(repeat_count) is int and repeat_count == 1 else f"{displayed_name} × {repeat_count}"
 
 
 def _formula_steps(explanation: Explanation, formula: Formula) -> list[str]:
@@ -292,133 +304,146 @@ def _formula_steps(explanation: Explanation, formula: Formula) -> list[str]:
         write_expression(formula.expression, _with_numbers(explanation)),
         write_expression(formula.length_expression, Style(grouped=True)),
     ]
-    seq, value = explanation.formulas.setting.seq, _write_plain(formula.value)
+    seq, exact_value = explanation.formulas.setting.seq, _write_plain(formula.value)
     if not explanation.formulas.has_symbols:
-        formula_texts = [f"{value:,} at {seq:,} tokens" if formula.quantity in AT_LENGTH else f"{value:,}"]
+        formula_texts = [f"{exact_value:,} at {seq:,} tokens" if formula.quantity in AT_LENGTH else f"{exact_value:,}"]
     elif formula.length_expression.free_symbols:
-        formula_texts.append(f"{value:,} at S = {seq:,}")
+        formula_texts.append(f"{exact_value:,} at S = {seq:,}")
     return _with_unit(list(dict.fromkeys(formula_texts)), formula)
 
 
 def _with_unit(formula_texts: list[str], formula: Formula) -> list[str]:
     """Adds the unit to the last step of a formula, unless the quantity's title contains the unit."""
-    title, unit = QUANTITIES[formula.quantity]
+    title, unit_text = QUANTITIES[formula.quantity]
     if not title.endswith("cache per token") and not title.startswith(("state", "activations")):
         return formula_texts
-    number_text, separator, seq_text = formula_texts[-1].partition(" at ")
-    return [*formula_texts[:-1], f"{number_text} {unit.partition('/')[0]}{separator}{seq_text}"]
+    number_text, at_sign_text, seq_text = formula_texts[-1].partition(" at ")
+    return [*formula_texts[:-1], f"{number_text} {unit_text.partition('/')[0]}{at_sign_text}{seq_text}"]
 
 
-def _formula_rows(name: str, formula_texts: list[str], width: int, depth: int = 0, strong: bool = False) -> list[Row]:
+def _formula_rows(
+    formula_name: str, formula_texts: list[str], line_width: int, depth: int = 0, is_bold: bool = False
+) -> list[Row]:
     """Returns the rows of `name   a = b = c`: one line if it fits, else one line per step."""
     full_line = " = ".join(formula_texts)
     lines = (
         [full_line]
-        if len(full_line) <= width
+        if len(full_line) <= line_width
         else [
-            line
+            formula_line
             for i, formula_text in enumerate(formula_texts)
-            for line in _break_lines(("= " if i else "") + formula_text, width)
+            for formula_line in _break_lines(("= " if i else "") + formula_text, line_width)
         ]
     )
-    return [Row([name if i == 0 else "", line], depth if i == 0 else 0, strong) for i, line in enumerate(lines)]
+    return [
+        Row([formula_name if i == 0 else "", formula_line], depth if i == 0 else 0, is_bold)
+        for i, formula_line in enumerate(lines)
+    ]
 
 
-def _break_lines(text: str, width: int) -> list[str]:
-    """Breaks a text before + and − into lines of at most `width`. A short bracket stays whole if it fits."""
+def _break_lines(formula_text: str, line_width: int) -> list[str]:
+    """Breaks a text before + and − into lines of at most `line_width`. A short bracket stays whole if it fits."""
     lines: list[str] = []
     for term in [
         term_part
-        for long_term in _split_terms(text, SHORT)
-        for term_part in ([long_term] if len(long_term) <= width - 4 else _split_terms(long_term, 0))
+        for long_term in _split_terms(formula_text, SHORT)
+        for term_part in ([long_term] if len(long_term) <= line_width - 4 else _split_terms(long_term, 0))
     ]:
-        if lines and len(lines[-1]) + 1 + len(term) <= width:
+        if lines and len(lines[-1]) + 1 + len(term) <= line_width:
             lines[-1] += " " + term
         else:
             lines.append(("    " if lines else "") + term)
     return lines
 
 
-def _split_terms(text: str, short_length: int) -> list[str]:
+def _split_terms(formula_text: str, short_length: int) -> list[str]:
     """Splits a text before every + and − outside brackets of less than `short_length` characters."""
     open_brackets: list[int] = []
     unbroken_indices: set[int] = set()
-    for i, bracket in enumerate(text):
-        if bracket == "(":
+    for i, character in enumerate(formula_text):
+        if character == "(":
             open_brackets.append(i)
-        elif bracket == ")" and open_brackets and i - open_brackets[-1] < short_length:
+        elif character == ")" and open_brackets and i - open_brackets[-1] < short_length:
             unbroken_indices.update(range(open_brackets.pop(), i))
-        elif bracket == ")" and open_brackets:
+        elif character == ")" and open_brackets:
             open_brackets.pop()
     cut_indices = [
-        sign_match.start() for sign_match in re.finditer(r" [+−] ", text) if sign_match.start() not in unbroken_indices
+        sign_match.start()
+        for sign_match in re.finditer(r" [+−] ", formula_text)
+        if sign_match.start() not in unbroken_indices
     ]
     return [
-        text[term_start:term_end].strip()
-        for term_start, term_end in zip([0, *cut_indices], [*cut_indices, len(text)], strict=True)
+        formula_text[term_start:term_end].strip()
+        for term_start, term_end in zip([0, *cut_indices], [*cut_indices, len(formula_text)], strict=True)
     ]
 
 
-def _section_heading(section: Section) -> str:
+def _section_heading(formula_section: Section) -> str:
     """Writes the common end of equal nodes' paths: `layers.self_attn (one of 32)`."""
-    repeat_count = sum(node_path.times for node_path in section.formula_nodes if not node_path.optional)
+    repeat_count = sum(node_path.times for node_path in formula_section.formula_nodes if not node_path.optional)
     shared_names: list[str] = []
-    for names in zip(*(reversed(node_path.name.split(".")) for node_path in section.formula_nodes), strict=False):
-        if len(set(names)) > 1:
+    for name_parts in zip(
+        *(reversed(node_path.name.split(".")) for node_path in formula_section.formula_nodes), strict=False
+    ):
+        if len(set(name_parts)) > 1:
             break
-        shared_names.insert(0, names[0])
-    return (".".join(shared_names) or section.formula_nodes[0].path_names[-1][0]) + (
+        shared_names.insert(0, name_parts[0])
+    return (".".join(shared_names) or formula_section.formula_nodes[0].path_names[-1][0]) + (
         f" (one of {repeat_count})" if repeat_count > 1 else ""
     )
 
 
-def _paths_text(section: Section) -> str:
+def _paths_text(formula_section: Section) -> str:
     """Writes every path at which a node occurs, and the node's total over the model."""
-    counted_places = [node_path for node_path in section.formula_nodes if not node_path.optional]
+    counted_places = [node_path for node_path in formula_section.formula_nodes if not node_path.optional]
     repeat_count = sum(node_path.times for node_path in counted_places)
-    paths = ", ".join(node_path.path or "model" for node_path in counted_places or section.formula_nodes)
+    paths_text = ", ".join(node_path.path or "model" for node_path in counted_places or formula_section.formula_nodes)
     left_out_paths = (
-        ", ".join(node_path.path for node_path in section.formula_nodes if node_path.optional) if counted_places else ""
+        ", ".join(node_path.path for node_path in formula_section.formula_nodes if node_path.optional)
+        if counted_places
+        else ""
     )
     left_out_text = f"; not counted: {left_out_paths}" if left_out_paths else ""
     if not counted_places or repeat_count == 1:
-        return f"at {paths}{left_out_text}"
+        return f"at {paths_text}{left_out_text}"
     model_totals = [
         f"{units.exact(formula.value.numerator * repeat_count)} {QUANTITIES[formula.quantity][1]}"
-        for formula in section.formulas
+        for formula in formula_section.formulas
         if formula.quantity in ("params", "activations") and formula.value
     ]
-    return f"at {paths}" + (f": {model_totals[0]} in total" if model_totals else "") + left_out_text
+    return f"at {paths_text}" + (f": {model_totals[0]} in total" if model_totals else "") + left_out_text
 
 
 def _legend_table(explanation: Explanation) -> list[Table]:
     """Returns a table of symbols with meanings; none without symbols."""
-    columns = (
+    table_columns = (
         Column("symbol", "symbol", justify="left"),
         Column("field", "stands for", justify="left"),
         Column("value", "value", lambda value: f"{value:,}"),
     )
-    rows = [
+    table_rows = [
         Row([symbol_name, symbol_meaning["field"], None if symbol_name == KEYS else symbol_meaning["value"]])
         for symbol_name, symbol_meaning in _symbol_meanings(explanation).items()
     ]
-    return [Table("", columns, rows, name="symbols")] if rows else []
+    return [Table("", table_columns, table_rows, name="symbols")] if table_rows else []
 
 
 def _source_notes(explanation: Explanation) -> list[str]:
     paths_by_source: dict[str, list[str]] = {}
-    for section in explanation.sections:
-        for node_position in section.formula_nodes:
+    for formula_section in explanation.sections:
+        for node_position in formula_section.formula_nodes:
             if node_position.numeric_node.source and node_position.path_names:
                 paths_by_source.setdefault(node_position.numeric_node.source, []).append(
                     node_position.path_names[-1][0]
                 )
-    source_texts = [f"{', '.join(dict.fromkeys(names))}: {source}" for source, names in paths_by_source.items()]
+    source_texts = [
+        f"{', '.join(dict.fromkeys(node_names))}: {source}" for source, node_names in paths_by_source.items()
+    ]
     return ["sources: " + "; ".join(source_texts)] if source_texts else []
 
 
 def _convention_notes(explanation: Explanation) -> list[str]:
-    quantities = {formula.quantity for section in explanation.sections for formula in section.formulas}
+    quantities = {formula.quantity for formula_section in explanation.sections for formula in formula_section.formulas}
     setting = explanation.formulas.setting
     notes = []
     if "flops" in quantities:
@@ -432,7 +457,7 @@ def _convention_notes(explanation: Explanation) -> list[str]:
         notes.append(experts)
     if "kv" in quantities:
         has_sliding_layers = any(
-            meaning.field == "sliding_window" for meaning in explanation.formulas.meanings.values()
+            symbol_meaning.field == "sliding_window" for symbol_meaning in explanation.formulas.meanings.values()
         )
         notes.append(
             cache_per_token_note(setting.dtype)
@@ -464,13 +489,13 @@ def _training_notes(explanation: Explanation) -> list[str]:
 
 
 def _record_tables(
-    preset: Preset, explanation: Explanation, rows: list[dict[str, Any]], rank_share: RankShare | None
+    preset: Preset, explanation: Explanation, record_rows: list[dict[str, Any]], rank_share: RankShare | None
 ) -> Table:
-    cells = [[row[column.key] for column in RECORDS] for row in rows]
+    cells_by_row = [[row[column.key] for column in RECORDS] for row in record_rows]
     return Table(
         preset.display,
         RECORDS,
-        [Row(column) for column in cells],
+        [Row(column) for column in cells_by_row],
         with_rank(headline(preset.model), rank_share),
         [*_training_notes(explanation), *_convention_notes(explanation)],
     )
@@ -484,46 +509,48 @@ def _latex_text(preset: Preset, explanation: Explanation, bibtex: bool, rank_sha
     latex_lines: list[str] = [
         _latex_comment(preset.display + ("" if rank_share is None else f", {rank_text(rank_share)}"))
     ]
-    for section in explanation.sections:
-        latex_lines.append(_latex_comment(", ".join(node_path.path or "model" for node_path in section.formula_nodes)))
+    for formula_section in explanation.sections:
+        latex_lines.append(
+            _latex_comment(", ".join(node_path.path or "model" for node_path in formula_section.formula_nodes))
+        )
         equation_lines = []
-        for formula in section.formulas:
+        for formula in formula_section.formulas:
             formula_texts = [
                 write_expression(formula.expression, LATEX),
                 write_expression(formula.expression, _with_numbers(explanation, latex=True)),
             ]
             formula_texts.append(write_expression(formula.length_expression, Style(latex=True, grouped=True)))
-            name = rf"\text{{{QUANTITIES[formula.quantity][0]}}}"
+            quantity_tex = rf"\text{{{QUANTITIES[formula.quantity][0]}}}"
             equation_lines += [
-                (name if i == 0 else "") + f" &= {formula_text}"
+                (quantity_tex if i == 0 else "") + f" &= {formula_text}"
                 for i, formula_text in enumerate(dict.fromkeys(formula_texts))
             ]
         latex_lines += [r"\begin{align*}", " \\\\\n".join(equation_lines), r"\end{align*}"]
-    symbols = _symbol_meanings(explanation).items()
+    meaning_by_symbol = _symbol_meanings(explanation).items()
     legend = [
-        rf"{LATEX.symbol(name)} &= {LATEX.number(Fraction(meaning['value']))} "
-        rf"&& \text{{{latex_text(meaning['field'])}}}"
-        for name, meaning in symbols
+        rf"{LATEX.symbol(symbol)} &= {LATEX.number(Fraction(symbol_meaning['value']))} "
+        rf"&& \text{{{latex_text(symbol_meaning['field'])}}}"
+        for symbol, symbol_meaning in meaning_by_symbol
     ]
     latex_lines += [r"\begin{align*}", " \\\\\n".join(legend), r"\end{align*}"]
-    sources = list(
+    node_sources = list(
         dict.fromkeys(
             node_path.source
-            for section in explanation.sections
-            for node_path in section.formula_nodes
+            for formula_section in explanation.sections
+            for node_path in formula_section.formula_nodes
             if node_path.source
         )
     )
-    latex_lines += [_latex_comment(f"source: {source}") for source in sources]
+    latex_lines += [_latex_comment(f"source: {source}") for source in node_sources]
     if bibtex:
-        cited_papers, uncited_sources = papers(sources)
+        cited_papers, uncited_sources = papers(node_sources)
         latex_lines += ["", *(cited_paper.bibtex() for cited_paper in cited_papers)]
-        latex_lines += [_latex_comment(f"no paper: {name}") for name in uncited_sources]
-    elif sources:
+        latex_lines += [_latex_comment(f"no paper: {source}") for source in uncited_sources]
+    elif node_sources:
         latex_lines.append("% --bibtex adds their entries")
     return "\n".join(latex_lines) + "\n"
 
 
-def _latex_comment(text: str) -> str:
+def _latex_comment(comment_text: str) -> str:
     """Returns a LaTeX comment. The text is on one line."""
-    return f"% {printable(text)}"
+    return f"% {printable(comment_text)}"

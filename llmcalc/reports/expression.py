@@ -31,19 +31,19 @@ class Style:
     values: Mapping[str, Any] = field(default_factory=dict)
     grouped: bool = False
 
-    def number(self, value: Fraction) -> str:
+    def number(self, exact_number: Fraction) -> str:
         """Writes a whole number with all digits, another number with at most four decimals or as a fraction."""
-        if value.denominator == 1:
-            digits = f"{value.numerator:,}" if self.grouped else str(value.numerator)
+        if exact_number.denominator == 1:
+            digit_text = f"{exact_number.numerator:,}" if self.grouped else str(exact_number.numerator)
         else:
-            digits = short_decimal(value)
-            if not digits:
+            digit_text = short_decimal(exact_number)
+            if not digit_text:
                 return (
-                    rf"\tfrac{{{value.numerator}}}{{{value.denominator}}}"
+                    rf"\tfrac{{{exact_number.numerator}}}{{{exact_number.denominator}}}"
                     if self.latex
-                    else f"({value.numerator}/{value.denominator})"
+                    else f"({exact_number.numerator}/{exact_number.denominator})"
                 )
-        return digits.replace(",", "{,}") if self.latex else digits
+        return digit_text.replace(",", "{,}") if self.latex else digit_text
 
     def symbol(self, name: str) -> str:
         if name in self.values:
@@ -63,75 +63,75 @@ LATEX_TEXT = {
 """Special character of LaTeX → its escape."""
 
 
-def latex_text(text: str) -> str:
+def latex_text(plain_text: str) -> str:
     """Escapes a name for LaTeX, so that LaTeX finds no commands."""
-    return "".join(LATEX_TEXT.get(character, character) for character in printable(text))
+    return "".join(LATEX_TEXT.get(character, character) for character in printable(plain_text))
 
 
 PLAIN = Style()
 LATEX = Style(latex=True)
 
 
-def short_decimal(value: Fraction) -> str:
+def short_decimal(exact_number: Fraction) -> str:
     """Writes a number with at most four decimals, such as `3.5` or `12.0625`; empty if it needs more."""
-    digits = f"{float(value):.4f}".rstrip("0").rstrip(".")
-    return digits if Fraction(digits) == value else ""
+    digit_text = f"{float(exact_number):.4f}".rstrip("0").rstrip(".")
+    return digit_text if Fraction(digit_text) == exact_number else ""
 
 
-def write_expression(expression: Any, style: Style = PLAIN) -> str:
+def write_expression(expression: Any, formula_style: Style = PLAIN) -> str:
     """Writes a SymPy expression of sums, products, integer powers, minima and floors, or a number.
 
     Raises `ArithmeticError` for other expressions.
     """
     if isinstance(expression, Fraction):
-        return style.number(expression)
+        return formula_style.number(expression)
     import sympy
 
     expression = sympy.sympify(expression)
     if expression.is_Rational:
-        return style.number(Fraction(int(expression.p), int(expression.q)))
+        return formula_style.number(Fraction(int(expression.p), int(expression.q)))
     if expression.is_Symbol:
-        return style.symbol(expression.name)
+        return formula_style.symbol(expression.name)
     if expression.is_Add:
-        return _write_sum(expression, style)
+        return _write_sum(expression, formula_style)
     if expression.is_Mul or (expression.is_Pow and expression.exp.is_Integer):
         ceiling_argument = _as_ceiling(expression)
         return (
-            _in_brackets(ceiling_argument, style, "⌈⌉", "ceil")
+            _in_brackets(ceiling_argument, formula_style, "⌈⌉", "ceil")
             if ceiling_argument is not None
-            else _write_product(expression, style)
+            else _write_product(expression, formula_style)
         )
     if isinstance(expression, sympy.Min | sympy.Max):
-        name = "min" if isinstance(expression, sympy.Min) else "max"
+        function_name = "min" if isinstance(expression, sympy.Min) else "max"
         arguments_text = ", ".join(
-            write_expression(argument, style) for argument in sorted(expression.args, key=_term_order)
+            write_expression(argument, formula_style) for argument in sorted(expression.args, key=_term_order)
         )
-        return rf"\{name}({arguments_text})" if style.latex else f"{name}({arguments_text})"
+        return rf"\{function_name}({arguments_text})" if formula_style.latex else f"{function_name}({arguments_text})"
     if isinstance(expression, sympy.floor):
-        return _in_brackets(expression.args[0], style, "⌊⌋", "floor")
+        return _in_brackets(expression.args[0], formula_style, "⌊⌋", "floor")
     raise ArithmeticError(f"no way to write {expression}")
 
 
-def terms_of_sum(expression: Any, style: Style = PLAIN) -> list[str]:
+def terms_of_sum(expression: Any, formula_style: Style = PLAIN) -> list[str]:
     """Returns the terms of a sum as texts. Each text after the first begins with its sign."""
     if not getattr(expression, "is_Add", False):
-        return [write_expression(expression, style)]
-    constants_first = style.grouped and len(expression.free_symbols) == 1
+        return [write_expression(expression, formula_style)]
+    constants_first = formula_style.grouped and len(expression.free_symbols) == 1
     ordered_terms = sorted(expression.args, key=_degree_of if constants_first else _term_order)
     term_texts: list[str] = []
     for i, term in enumerate(ordered_terms):
         is_negative = term.could_extract_minus_sign()
-        term_text = write_expression(-term if is_negative else term, style)
-        sign = ("-" if style.latex else "−") if is_negative else "+"
-        term_texts.append(f"{sign} {term_text}" if i else (sign + term_text if is_negative else term_text))
+        term_text = write_expression(-term if is_negative else term, formula_style)
+        sign_text = ("-" if formula_style.latex else "−") if is_negative else "+"
+        term_texts.append(f"{sign_text} {term_text}" if i else (sign_text + term_text if is_negative else term_text))
     return term_texts
 
 
-def _write_sum(expression: Any, style: Style) -> str:
-    return " ".join(terms_of_sum(expression, style))
+def _write_sum(expression: Any, formula_style: Style) -> str:
+    return " ".join(terms_of_sum(expression, formula_style))
 
 
-def _write_product(expression: Any, style: Style) -> str:
+def _write_product(expression: Any, formula_style: Style) -> str:
     coefficient, factor_part = expression.as_coeff_Mul()
     numerator_factors: list[str] = []
     denominator_factors: list[str] = []
@@ -140,41 +140,47 @@ def _write_product(expression: Any, style: Style) -> str:
         key=lambda power: (bool(power[1] < 0), _factor_order(power[0])),
     ):
         (numerator_factors if exponent > 0 else denominator_factors).append(
-            _write_power(base_expression, abs(int(exponent)), style)
+            _write_power(base_expression, abs(int(exponent)), formula_style)
         )
     coefficient_value = Fraction(int(coefficient.p), int(coefficient.q))
     if (
-        not style.latex
+        not formula_style.latex
         and coefficient_value.denominator != 1
         and (abs(coefficient_value.numerator) == 1 or not short_decimal(coefficient_value))
     ):  # h/4, 3·h/7; but 3.5·h
         denominator_factors.insert(0, str(coefficient_value.denominator))
         coefficient_value = Fraction(coefficient_value.numerator)
     if coefficient_value == -1 and numerator_factors:
-        numerator_factors[0] = ("-" if style.latex else "−") + numerator_factors[0]
+        numerator_factors[0] = ("-" if formula_style.latex else "−") + numerator_factors[0]
     elif coefficient_value != 1 or not numerator_factors:
-        numerator_factors.insert(0, style.number(coefficient_value))
-    multiplication_sign = r"\cdot " if style.latex and style.values else r"\," if style.latex else "·"
+        numerator_factors.insert(0, formula_style.number(coefficient_value))
+    multiplication_sign = (
+        r"\cdot " if formula_style.latex and formula_style.values else r"\," if formula_style.latex else "·"
+    )
     numerator, denominator = multiplication_sign.join(numerator_factors), multiplication_sign.join(denominator_factors)
     if not denominator_factors:
         return numerator
-    if style.latex:
+    if formula_style.latex:
         return rf"\frac{{{numerator}}}{{{denominator}}}"
     return f"{numerator}/{denominator}" if len(denominator_factors) == 1 else f"{numerator}/({denominator})"
 
 
-def _write_power(base_expression: Any, exponent: int, style: Style) -> str:
-    base_text = write_expression(base_expression, style)
+def _write_power(base_expression: Any, exponent: int, formula_style: Style) -> str:
+    base_text = write_expression(base_expression, formula_style)
     if base_expression.is_Add or (exponent > 1 and not base_text.isalnum() and not base_expression.is_Symbol):
         base_text = f"({base_text})"
     if exponent == 1:
         return base_text
-    return rf"{base_text}^{{{exponent}}}" if style.latex else base_text + str(exponent).translate(SUPERSCRIPTS)
+    return rf"{base_text}^{{{exponent}}}" if formula_style.latex else base_text + str(exponent).translate(SUPERSCRIPTS)
 
 
-def _in_brackets(expression: Any, style: Style, bracket_marks: str, name: str) -> str:
-    content_text = write_expression(expression, style)
-    return rf"\l{name} {content_text} \r{name}" if style.latex else bracket_marks[0] + content_text + bracket_marks[1]
+def _in_brackets(expression: Any, formula_style: Style, bracket_marks: str, bracket_name: str) -> str:
+    content_text = write_expression(expression, formula_style)
+    return (
+        rf"\l{bracket_name} {content_text} \r{bracket_name}"
+        if formula_style.latex
+        else bracket_marks[0] + content_text + bracket_marks[1]
+    )
 
 
 def _as_ceiling(expression: Any) -> Any:
@@ -230,7 +236,7 @@ def _term_order(term: Any) -> tuple[Any, ...]:
     symbol_order: list[tuple[int, str]] = []
     for factor in term.as_ordered_factors() if term.is_Mul else [term]:
         base_expression, exponent = factor.as_base_exp()
-        names = [symbol.name for symbol in base_expression.free_symbols]
-        repeat = abs(int(exponent)) if base_expression.is_Symbol else 1
-        symbol_order += [letter_rank(name) for name in names] * repeat
+        symbol_names = [symbol.name for symbol in base_expression.free_symbols]
+        repeat_count = abs(int(exponent)) if base_expression.is_Symbol else 1
+        symbol_order += [letter_rank(symbol_name) for symbol_name in symbol_names] * repeat_count
     return (bool(term.could_extract_minus_sign()), -_degree_of(term), sorted(symbol_order), str(term))

@@ -17,7 +17,7 @@ from ..studies.fit_options import MOST_COMPUTERS, MOST_DEVICES, HardwareOption
 from ..studies.fit_serving import ServingFitting
 from ..studies.run_time import TimedRun
 from .document import Column, Report, Row, Table, without_repetitions
-from .memory import verdict_notes, verdict_of
+from .memory import fit_verdict_text, verdict_notes
 from .memory_data import device_data, execution_data, workload_data
 from .memory_notes import concatenation_note, run_text, settings_text
 from .notes import plural, several, too_long_notes, warnings_of_notes
@@ -52,18 +52,18 @@ OPTION_COLUMNS = (
 )
 
 
-def options_report(preset: Preset, memory: Memory, options: Sequence[HardwareOption]) -> Report:
+def options_report(preset: Preset, memory: Memory, hardware_options: Sequence[HardwareOption]) -> Report:
     """Returns the report of the fewest accelerators of each kind on which a run fits."""
     memory_use = memory.states
     warnings = too_long_notes(memory.spec, memory_use.workload)
-    first_option = options[0]
+    first_option = hardware_options[0]
     has_fitting_option = first_option.fit.verdict != "no"
     answer_text = (
         f"{VERDICTS[first_option.fit.verdict]} on {several(first_option.devices, first_option.fit.hardware.title)}"
         if has_fitting_option
         else f"it does not fit on up to {MOST_DEVICES} accelerators"
     )
-    rows = [
+    table_rows = [
         Row(
             [
                 option.fit.hardware.name,
@@ -71,12 +71,12 @@ def options_report(preset: Preset, memory: Memory, options: Sequence[HardwareOpt
                 "" if option.layout is None else layout_cell(option.layout),
                 option.fit.needed,
                 option.fit.share,
-                verdict_of(option.fit),
+                fit_verdict_text(option.fit),
             ]
         )
-        for option in options
+        for option in hardware_options
     ]
-    replica_note = "dp: replicas, which share the users" if any(option.users for option in options) else ""
+    replica_note = "dp: replicas, which share the users" if any(option.users for option in hardware_options) else ""
     engine_note = "weights of a GGUF file: on one accelerator by llama.cpp's buffers, over several by torch's kernels"
     engine_note = engine_note if has_gguf_weights(memory) else ""
     notes = [
@@ -87,7 +87,7 @@ def options_report(preset: Preset, memory: Memory, options: Sequence[HardwareOpt
         engine_note,
         f"tried: 1, 2, 4, … {MOST_DEVICES} of each, up to {MOST_COMPUTERS} of Apple; --hardware says what else would "
         "make it fit",
-        *verdict_notes([option.fit for option in options]),
+        *verdict_notes([option.fit for option in hardware_options]),
     ]
     document = {
         "model": model_data(preset),
@@ -97,12 +97,12 @@ def options_report(preset: Preset, memory: Memory, options: Sequence[HardwareOpt
         "verdict": first_option.fit.verdict,
         "device_bytes": first_option.fit.needed,
         "usable_bytes": first_option.fit.capacity,
-        "options": options_data(options),
+        "options": options_data(hardware_options),
     }
     table = Table(
         preset.display,
         OPTION_COLUMNS,
-        rows,
+        table_rows,
         settings_text(memory, memory.attention),
         notes,
         answer_text,
@@ -111,18 +111,18 @@ def options_report(preset: Preset, memory: Memory, options: Sequence[HardwareOpt
     return Report(document, [table], warnings=warnings_of_notes(preset, warnings)).for_target(preset.target)
 
 
-def options_data(options: Sequence[HardwareOption]) -> list[dict[str, Any]]:
+def options_data(hardware_options: Sequence[HardwareOption]) -> list[dict[str, Any]]:
     """Returns the accelerators on which a run could fit as plain data."""
     return [
         {
-            "hardware": option.fit.hardware.name,
-            "devices": option.devices,
-            "layout": None if option.layout is None else option.layout.data(),
-            "replica_users": option.users,
-            "verdict": option.fit.verdict,
-            "device_bytes": option.fit.needed,
+            "hardware": hardware_option.fit.hardware.name,
+            "devices": hardware_option.devices,
+            "layout": None if hardware_option.layout is None else hardware_option.layout.data(),
+            "replica_users": hardware_option.users,
+            "verdict": hardware_option.fit.verdict,
+            "device_bytes": hardware_option.fit.needed,
         }
-        for option in options
+        for hardware_option in hardware_options
     ]
 
 
@@ -135,15 +135,15 @@ def report(
     engine_notes: notes on the users that the usual engine holds; default none.
     """
     memory_use, hardware = fit_answer.memory.states, fit_answer.fit.hardware
-    rows = [
+    table_rows = [
         Row([_sequences_text(fit_answer), fit_answer.batch, memory_use.workload.batch]),
         Row(["tokens of each sequence (--seq)", fit_answer.seq, memory_use.workload.seq]),
     ]
     engine_text = f" under {fit_answer.engine_title}" if fit_answer.engine_title else ""
-    screen = _Screen(
+    report_parts = _Screen(
         f"{VERDICTS[fit_answer.fit.verdict]} on {hardware.title}{engine_text}",
         run_text(memory_use),
-        rows,
+        table_rows,
         [*(() if fit_answer.decoding else engine_notes), *_search_notes(fit_answer)],
     )
     document = _fit_document(preset, fit_answer) | {
@@ -151,27 +151,27 @@ def report(
         "decoding": _decoding_data(fit_answer),
     }
     if fit_answer.decoding:
-        screen = screen._replace(more=[_decoding_table(fit_answer, "; ".join(engine_notes))])
-    remark = CHANGES_NOTE
+        report_parts = report_parts._replace(more=[_decoding_table(fit_answer, "; ".join(engine_notes))])
+    changes_note = CHANGES_NOTE
     if is_deep(fit_answer.memory):
-        remark += f"; of a model with more than {DEEP} layers only the {FEW_CHANGES} that store least are tried"
-    return screen.report(preset, fit_answer.memory, fit_answer.fit, fit_answer.changes, document, remark)
+        changes_note += f"; of a model with more than {DEEP} layers only the {FEW_CHANGES} that store least are tried"
+    return report_parts.report(preset, fit_answer.memory, fit_answer.fit, fit_answer.changes, document, changes_note)
 
 
 USERS_COLUMNS = (Column("users", "users", units.exact), *DECODING_COLUMNS)
 
 
-def _decoding_table(fit_answer: Fitting, aside: str) -> Table:
+def _decoding_table(fit_answer: Fitting, heading_aside: str) -> Table:
     """Returns the table of seconds per token and user, for the run's users and for the most users.
 
-    aside: the remark below the heading; empty for none.
+    heading_aside: the remark below the heading; empty for none.
     """
-    runs = fit_answer.decoding
-    rows = [Row([timed_run.sequences, *decoding_cells(timed_run)]) for timed_run in runs]
-    notes = [f"tokens/s of the estimate; {class_text(runs[0].range, runs[0].stack.title)}"]
-    notes += _halving_notes(fit_answer.memory, runs[0])
-    title = f"A token of every user under {runs[0].stack.title}"
-    return Table(title, USERS_COLUMNS, rows, aside, notes, name="decoding")
+    timed_runs = fit_answer.decoding
+    table_rows = [Row([timed_run.sequences, *decoding_cells(timed_run)]) for timed_run in timed_runs]
+    notes = [f"tokens/s of the estimate; {class_text(timed_runs[0].range, timed_runs[0].stack.title)}"]
+    notes += _halving_notes(fit_answer.memory, timed_runs[0])
+    title = f"A token of every user under {timed_runs[0].stack.title}"
+    return Table(title, USERS_COLUMNS, table_rows, heading_aside, notes, name="decoding")
 
 
 def _halving_notes(memory: Memory, timed_run: TimedRun) -> list[str]:
@@ -190,30 +190,30 @@ def _decoding_data(fit_answer: Fitting) -> list[dict[str, Any]]:
 
 def devices_report(preset: Preset, fit_answer: DeviceFitting) -> Report:
     """Returns the report for many devices: best layout, fewest devices, largest numbers and changes."""
-    layout_plan, fit, best_layout, memory_use = (
+    layout_plan, accelerator_fit, best_layout, memory_use = (
         fit_answer.planned,
         fit_answer.fit,
         fit_answer.best,
         fit_answer.memory.states,
     )
-    rows = [Row(["fewest devices (--devices)", fit_answer.needed, layout_plan.devices])]
-    if fit.verdict != "no":
-        rows += [
+    table_rows = [Row(["fewest devices (--devices)", fit_answer.needed, layout_plan.devices])]
+    if accelerator_fit.verdict != "no":
+        table_rows += [
             Row(["sequences of a micro-batch (--batch)", fit_answer.batch, memory_use.workload.batch]),
             Row(["tokens of each sequence (--seq)", fit_answer.seq, memory_use.workload.seq]),
         ]
-    name, layout_count = layout_plan.framework.title, layout_plan.plan.tried
-    recomputation = "" if fit_answer.memory.settings.recompute is not None else " --recompute none"
+    framework_title, layout_count = layout_plan.framework.title, layout_plan.plan.tried
+    recompute_option = "" if fit_answer.memory.settings.recompute is not None else " --recompute none"
     layout_position = (
         "the only layout"
         if layout_count == 1
-        else f"the first of {layout_count:,} layouts in the order of plan{recomputation}"
+        else f"the first of {layout_count:,} layouts in the order of plan{recompute_option}"
     )
     notes = [
-        f"kernels and buffers of {name}; {layout_position}",
+        f"kernels and buffers of {framework_title}; {layout_position}",
         f"fewest: halves and doubles of {layout_plan.devices:,} devices were tried; each maximum changes one number",
     ]
-    if fit.verdict == "no":
+    if accelerator_fit.verdict == "no":
         notes[:0] = advice_on_shards(layout_plan)
     if fit_answer.ended_early:
         notes.append("the search ended early: fewer devices and larger runs may fit too")
@@ -221,35 +221,35 @@ def devices_report(preset: Preset, fit_answer: DeviceFitting) -> Report:
         "model": model_data(preset),
         "workload": workload_data(fit_answer.memory),
         "execution": execution_data(fit_answer.memory, attention_of(fit_answer.memory, layout_plan.framework)),
-        "hardware": fit.hardware.name,
+        "hardware": accelerator_fit.hardware.name,
         "devices": layout_plan.devices,
         "framework": layout_plan.framework.name,
         "layout": best_layout.layout.data(),
-        **_fit_data(fit),
+        **_fit_data(accelerator_fit),
         "needed_devices": fit_answer.needed,
         "needed_layout": None if fit_answer.fewest is None else fit_answer.fewest.layout.data(),
-        "options": options_data([HardwareOption(layout_plan.devices, best_layout.layout, fit)]),
+        "options": options_data([HardwareOption(layout_plan.devices, best_layout.layout, accelerator_fit)]),
         "largest": {"batch": fit_answer.batch, "seq": fit_answer.seq, "users": None},
         "changes": _changes_data(fit_answer.changes),
     }
-    screen = _Screen(
-        f"{VERDICTS[fit.verdict]} on {several(layout_plan.devices, fit.hardware.title)}",
+    report_parts = _Screen(
+        f"{VERDICTS[accelerator_fit.verdict]} on {several(layout_plan.devices, accelerator_fit.hardware.title)}",
         f"{run_text(memory_use)}, {plural(layout_plan.global_batch, 'sequence')} a step, "
         f"{layout_text(best_layout.layout)}",
-        rows,
+        table_rows,
         notes,
     )
-    return screen.report(preset, fit_answer.memory, fit, fit_answer.changes, document)
+    return report_parts.report(preset, fit_answer.memory, accelerator_fit, fit_answer.changes, document)
 
 
 def serving_report(preset: Preset, serving_answer: ServingFitting) -> Report:
     """Returns the report for inference on many devices: best layout, all layouts, largest numbers and changes."""
     memory, best_replica, worst_fit = serving_answer.memory, serving_answer.best, serving_answer.largest_run
-    memory_use, fit, devices = memory.states, serving_answer.best.fit, serving_answer.best.layout.world
+    memory_use, accelerator_fit, devices = memory.states, serving_answer.best.fit, serving_answer.best.layout.world
     sharing_ranks = "replica" if best_replica.layout.ep == 1 else "data-parallel rank"
-    rows = [Row(["fewest devices of a replica", serving_answer.needed, best_replica.layout.replica_devices])]
-    if fit.verdict != "no":
-        rows += [
+    table_rows = [Row(["fewest devices of a replica", serving_answer.needed, best_replica.layout.replica_devices])]
+    if accelerator_fit.verdict != "no":
+        table_rows += [
             Row([f"users of each {sharing_ranks} (--users)", worst_fit.batch, memory_use.workload.batch]),
             Row(["tokens of each sequence (--seq)", worst_fit.seq, memory_use.workload.seq]),
         ]
@@ -258,10 +258,10 @@ def serving_report(preset: Preset, serving_answer: ServingFitting) -> Report:
         "each maximum changes one number of the run, with this layout",
     ]
     needed_column, memory_share, verdict = CHANGE_COLUMNS[1:]
-    columns = [Column("layout", "layout", justify="left"), needed_column, memory_share, verdict]
+    table_columns = [Column("layout", "layout", justify="left"), needed_column, memory_share, verdict]
     has_times = any(replica.decoding for replica in serving_answer.tried_replicas)
     if has_times:
-        columns[-1:] = [*DECODING_COLUMNS, verdict]
+        table_columns[-1:] = [*DECODING_COLUMNS, verdict]
     layout_rows = [
         Row(
             [
@@ -269,7 +269,7 @@ def serving_report(preset: Preset, serving_answer: ServingFitting) -> Report:
                 replica.fit.needed,
                 replica.fit.share,
                 *(decoding_cells(replica.decoding) if has_times else ()),
-                verdict_of(replica.fit),
+                fit_verdict_text(replica.fit),
             ]
         )
         for replica in serving_answer.tried_replicas
@@ -277,9 +277,9 @@ def serving_report(preset: Preset, serving_answer: ServingFitting) -> Report:
     timed_run = next((replica.decoding for replica in serving_answer.tried_replicas if replica.decoding), None)
     layout_notes = []
     if timed_run is not None:
-        stack = timed_run.stack.title
+        stack_title = timed_run.stack.title
         layout_notes = [
-            f"TPOT, tokens/s: a token of every user of all replicas, in one batch of each, under {stack}",
+            f"TPOT, tokens/s: a token of every user of all replicas, in one batch of each, under {stack_title}",
             *_halving_notes(serving_answer.memory, timed_run),
         ]
     layout_notes += verdict_notes([replica.fit for replica in serving_answer.tried_replicas])
@@ -295,7 +295,7 @@ def serving_report(preset: Preset, serving_answer: ServingFitting) -> Report:
         "rank": best_replica.rank,
         "needed_devices": serving_answer.needed,
         "needed_layout": None if serving_answer.fewest is None else serving_answer.fewest.data(),
-        "options": options_data([HardwareOption(devices, best_replica.layout, fit)]),
+        "options": options_data([HardwareOption(devices, best_replica.layout, accelerator_fit)]),
         "layouts": [
             {
                 "layout": replica.layout.data(),
@@ -306,14 +306,14 @@ def serving_report(preset: Preset, serving_answer: ServingFitting) -> Report:
             for replica in serving_answer.tried_replicas
         ],
     }
-    screen = _Screen(
-        f"{VERDICTS[fit.verdict]} on {several(devices, fit.hardware.title)}",
+    report_parts = _Screen(
+        f"{VERDICTS[accelerator_fit.verdict]} on {several(devices, accelerator_fit.hardware.title)}",
         f"{run_text(memory_use)} on each replica, {layout_text(best_replica.layout)}, rank {best_replica.rank}",
-        rows,
+        table_rows,
         notes,
-        [Table("Layouts", columns, layout_rows, notes=layout_notes, name="layouts")],
+        [Table("Layouts", table_columns, layout_rows, notes=layout_notes, name="layouts")],
     )
-    return screen.report(preset, memory, fit, worst_fit.changes, document, CHANGES_NOTE)
+    return report_parts.report(preset, memory, accelerator_fit, worst_fit.changes, document, CHANGES_NOTE)
 
 
 CHANGES_NOTE = "changes of kernels, recomputation and chunks leave results as they are; formats and adapters do not"
@@ -336,30 +336,36 @@ class _Screen(NamedTuple):
         self,
         preset: Preset,
         memory: Memory,
-        fit: Fit,
-        changes: Sequence[Change],
+        accelerator_fit: Fit,
+        run_changes: Sequence[Change],
         document: dict[str, Any],
-        remark: str = "",
+        changes_note: str = "",
     ) -> Report:
-        """Returns the report with the given tables. remark: a note below the changes; default none."""
+        """Returns the report with the given tables. changes_note: a note below the changes; default none."""
         warnings = too_long_notes(memory.spec, memory.states.workload) + list(
-            () if fit.hardware.sources else fit.hardware.notes
+            () if accelerator_fit.hardware.sources else accelerator_fit.hardware.notes
         )
         settings_line = (
-            f"{self.aside}: {units.GIB.write(fit.needed)} of {units.GIB.write(fit.capacity)} {units.GIB.name} "
-            f"({units.percent(fit.share)})"
+            f"{self.aside}: {units.GIB.write(accelerator_fit.needed)} of {units.GIB.write(accelerator_fit.capacity)} "
+            f"{units.GIB.name} "
+            f"({units.percent(accelerator_fit.share)})"
         )
-        shown_fits = [fit, *(change.fit for change in changes)]
+        shown_fits = [accelerator_fit, *(run_change.fit for run_change in run_changes)]
         notes = without_repetitions([*warnings, *self.notes, *verdict_notes(shown_fits)])
         tables = [Table(preset.display, LARGEST_COLUMNS, self.rows, settings_line, notes, self.answer, name="largest")]
         tables += self.more
-        if changes:
-            rows = [
-                Row([change.option, change.fit.needed, change.fit.share, verdict_of(change.fit)]) for change in changes
+        if run_changes:
+            table_rows = [
+                Row([run_change.option, run_change.fit.needed, run_change.fit.share, fit_verdict_text(run_change.fit)])
+                for run_change in run_changes
             ]
             tables.append(
                 Table(
-                    "What would make it fit", CHANGE_COLUMNS, rows, notes=without_repetitions([remark]), name="changes"
+                    "What would make it fit",
+                    CHANGE_COLUMNS,
+                    table_rows,
+                    notes=without_repetitions([changes_note]),
+                    name="changes",
                 )
             )
         return Report(document, tables, warnings=warnings_of_notes(preset, warnings)).for_target(preset.target)
@@ -373,42 +379,42 @@ def _search_notes(fit_answer: Fitting) -> list[str]:
     """Returns notes on the search for the largest numbers."""
     memory_use = fit_answer.memory.states
     notes = [concatenation_note(fit_answer.memory), "each maximum changes one number of the run"]
-    context = memory_use.full_context
-    if context is not None and fit_answer.seq > context:
-        notes.append(f"the model was made for sequences of up to {plural(context, 'token')}")
+    full_context = memory_use.full_context
+    if full_context is not None and fit_answer.seq > full_context:
+        notes.append(f"the model was made for sequences of up to {plural(full_context, 'token')}")
     return notes
 
 
-def _fit_data(fit: Fit) -> dict[str, Any]:
+def _fit_data(accelerator_fit: Fit) -> dict[str, Any]:
     return {
-        "verdict": fit.verdict,
-        "device_bytes": fit.needed,
-        "usable_bytes": fit.capacity,
-        "left_bytes": fit.left_bytes,
+        "verdict": accelerator_fit.verdict,
+        "device_bytes": accelerator_fit.needed,
+        "usable_bytes": accelerator_fit.capacity,
+        "left_bytes": accelerator_fit.left_bytes,
     }
 
 
-def _changes_data(changes: Sequence[Change]) -> list[dict[str, Any]]:
+def _changes_data(run_changes: Sequence[Change]) -> list[dict[str, Any]]:
     return [
-        {"option": change.option, "device_bytes": change.fit.needed, "verdict": change.fit.verdict}
-        for change in changes
+        {"option": run_change.option, "device_bytes": run_change.fit.needed, "verdict": run_change.fit.verdict}
+        for run_change in run_changes
     ]
 
 
 def _fit_document(preset: Preset, fit_answer: Fitting) -> dict[str, Any]:
-    """Returns the JSON document of `fit` on one accelerator. Bytes are exact integers."""
-    fit, training = fit_answer.fit, fit_answer.memory.settings.phase == "training"
+    """Returns the JSON document of `accelerator_fit` on one accelerator. Bytes are exact integers."""
+    accelerator_fit, is_training = fit_answer.fit, fit_answer.memory.settings.phase == "training"
     return {
         "model": model_data(preset),
         "workload": workload_data(fit_answer.memory),
         "execution": execution_data(fit_answer.memory),
-        "hardware": fit.hardware.name,
+        "hardware": accelerator_fit.hardware.name,
         "engine": fit_answer.engine_title or None,
-        **_fit_data(fit),
+        **_fit_data(accelerator_fit),
         "largest": {
-            "batch": fit_answer.batch if training else None,
+            "batch": fit_answer.batch if is_training else None,
             "seq": fit_answer.seq,
-            "users": None if training else fit_answer.batch,
+            "users": None if is_training else fit_answer.batch,
         },
         "changes": _changes_data(fit_answer.changes),
         "memory": device_data(fit_answer.memory.device),

@@ -25,7 +25,7 @@ from .bars import Bar
 from .document import Column, Report, Row, Table, without_repetitions
 from .draft import with_draft
 from .inputs import with_inputs
-from .nodes import Figures, figures_of_node, tree_data
+from .nodes import Figures, node_figures_data, tree_data
 from .notes import (
     CAUSAL_PAIRS,
     CHOSEN_KEYS,
@@ -53,13 +53,13 @@ OTHER = {"full": "causal", "causal": "full"}
 def report(
     preset: Preset,
     flop_count: FlopCount,
-    rules: Sequence[Rule] = (),
+    rules_of_thumb: Sequence[Rule] = (),
     rank_share: RankShare | None = None,
     measured_run: Utilization | None = None,
 ) -> Report:
     """Returns the report of the FLOPs of one pass as data and as a table.
 
-    rules: rules of thumb, whose table comes first; default none.
+    rules_of_thumb: rules of thumb, whose table comes first; default none.
     rank_share: the rank that is counted; default the whole model.
     measured_run: the utilization of a measured run, whose table comes first; default None.
     """
@@ -91,9 +91,11 @@ def report(
         "tree": _tree_data(flop_count),
     }
     tables = [_component_table(preset, flop_count, notes, rank_share)]
-    if rules:
-        document["flops"]["conventions"] = conventions.conventions_data(rules)
-        tables.insert(0, conventions.conventions_table(preset.display, headline(flop_count), flop_count, rules))
+    if rules_of_thumb:
+        document["flops"]["conventions"] = conventions.conventions_data(rules_of_thumb)
+        tables.insert(
+            0, conventions.conventions_table(preset.display, headline(flop_count), flop_count, rules_of_thumb)
+        )
     if measured_run is not None:
         document["utilization"] = utilization.utilization_data(measured_run)
         tables.insert(0, utilization.utilization_table(preset.display, headline(flop_count), measured_run))
@@ -107,13 +109,13 @@ def _without_towers(tree: Node) -> Node:
 
 def _tree_data(flop_count: FlopCount) -> dict[str, Any]:
     """Returns the model's tree with FLOPs per node, with the encoders, which read images and audio separately."""
-    figures = _figures_function(flop_count.include)
-    node_data = tree_data(_without_towers(flop_count.tree).place(flop_count.run_config), figures)
+    node_figures = _figures_function(flop_count.include)
+    node_data = tree_data(_without_towers(flop_count.tree).place(flop_count.run_config), node_figures)
     if flop_count.encoders and flop_count.inputs is not None:
         encoders: list[dict[str, Any]] = []
         for encoder_run in flop_count.inputs.runs:
             towers = Node(TOWERS.name, children=encoder_run.nodes, kind=TOWERS.name)
-            encoders += tree_data(towers.place(encoder_run.run_config), figures)["children"]
+            encoders += tree_data(towers.place(encoder_run.run_config), node_figures)["children"]
         encoder_sums = {"flops": flop_count.encoders, "flops_in_all": flop_count.encoders}
         node_data["children"].append({"name": TOWERS.name, **encoder_sums, "kind": TOWERS.name, "children": encoders})
         node_data |= {figure_key: node_data[figure_key] + figure for figure_key, figure in encoder_sums.items()}
@@ -137,7 +139,7 @@ def _component_table(
 ) -> Table:
     total_flops, tokens, workload = flop_count.total, flop_count.tokens, flop_count.workload
     scale, token_scale = units.decimal_scale(total_flops, "FLOPs"), units.decimal_scale(total_flops / tokens, "FLOPs")
-    columns = (
+    table_columns = (
         Column("component", "component", justify="left"),
         Column("flops_per_token", f"{token_scale.name} per token", token_scale.write),
         Column("flops", scale.name, scale.write),
@@ -153,34 +155,34 @@ def _component_table(
         )
         return Row([component_name, flops / tokens, flops, flops / total_flops, bar], depth, is_bold, is_sum=is_bold)
 
-    rows: list[Row] = []
-    scores, index_scores = (
-        cost_by_kind(flop_count.tree, cost, flop_count.run_config, flop_count.include)
-        for cost in (scores_of, index_scores_of)
+    table_rows: list[Row] = []
+    score_flops, index_scores = (
+        cost_by_kind(flop_count.tree, count_cost, flop_count.run_config, flop_count.include)
+        for count_cost in (scores_of, index_scores_of)
     )
     for component, flops in flop_count.by_component.items():
-        rows.append(component_row(component, flops))
-        if component in scores:
-            selection = index_scores.get(component, 0)
-            rows += [
-                component_row("projections", flops - scores[component] - selection, 1),
-                component_row("scores", scores[component], 1),
-                *([component_row("scores of the indexer", selection, 1)] if selection else []),
+        table_rows.append(component_row(component, flops))
+        if component in score_flops:
+            selection_flops = index_scores.get(component, 0)
+            table_rows += [
+                component_row("projections", flops - score_flops[component] - selection_flops, 1),
+                component_row("scores", score_flops[component], 1),
+                *([component_row("scores of the indexer", selection_flops, 1)] if selection_flops else []),
             ]
-    rows.append(component_row(f"total, {flop_count.pairs} pairs", total_flops, is_bold=True))
+    table_rows.append(component_row(f"total, {flop_count.pairs} pairs", total_flops, is_bold=True))
     if workload.phase == "training":
-        phases = {
+        phase_texts = {
             "forward": flop_count.forward,
             "backward": flop_count.backward,
             "recomputation": flop_count.recomputed,
         }
-        rows += [
+        table_rows += [
             component_row(component_name, flops, 1)._replace(is_sum=True)
-            for component_name, flops in phases.items()
+            for component_name, flops in phase_texts.items()
             if flops
         ]
     other_convention = OTHER[flop_count.pairs]
-    rows.append(
+    table_rows.append(
         component_row(
             f"total, {other_convention} pairs",
             flop_count.full if other_convention == "full" else flop_count.causal,
@@ -188,7 +190,9 @@ def _component_table(
         )
     )
     pass_text = with_rank(headline(flop_count), rank_share)
-    return Table(preset.display, columns, rows, pass_text, notes, units.flops(total_flops), name="components")
+    return Table(
+        preset.display, table_columns, table_rows, pass_text, notes, units.flops(total_flops), name="components"
+    )
 
 
 def headline(flop_count: FlopCount) -> str:
@@ -202,8 +206,8 @@ def _count_notes(flop_count: FlopCount) -> list[str]:
     workload = flop_count.workload
     experts = identity_experts_note(flop_count.tree)
     uncounted_text = "".join(
-        f"; also not counted, as it is element by element: {operation}"
-        for operation in _uncounted_operations(flop_count.spec)
+        f"; also not counted, as it is element by element: {operation_name}"
+        for operation_name in _uncounted_operations(flop_count.spec)
     )
     notes = [PRODUCTS + uncounted_text, *_latent_notes(flop_count), f"{FULL_PAIRS}; {CAUSAL_PAIRS}"]
     notes += [experts] if experts else []
@@ -227,7 +231,7 @@ def _count_notes(flop_count: FlopCount) -> list[str]:
     if flop_count.spec.mtp is not None and MTP.name not in flop_count.include:
         notes.append(f"not counted: {MTP.title}; {MTP.option} includes them")
     counted_encoders = set() if flop_count.inputs is None or not flop_count.encoders else flop_count.inputs.names
-    uncounted_towers = [name for name in flop_count.spec.towers if name not in counted_encoders]
+    uncounted_towers = [tower_name for tower_name in flop_count.spec.towers if tower_name not in counted_encoders]
     if uncounted_towers and not counted_encoders:
         notes.append(
             f"not counted: {', '.join(uncounted_towers)}; of vision and audio encoders only the parameters are "
@@ -263,7 +267,7 @@ def _uncounted_operations(spec: ModelSpec) -> list[str]:
     layers = [
         (layer, stack.hidden_size or spec.hidden_size) for _, stack in spec.stacks() for _, layer, *_ in stack.groups()
     ]
-    mixers = [mixer for layer, width in layers for _, mixer, _ in layer.mixers(width)]
+    mixers = [mixer for layer, hidden_size in layers for _, mixer, _ in layer.mixers(hidden_size)]
     return list(dict.fromkeys(mixer.uncounted for mixer in mixers if isinstance(mixer, TokenMixer) and mixer.uncounted))
 
 
@@ -296,7 +300,8 @@ def _execution_data(execution: Execution) -> dict[str, Any]:
     """Returns the JSON entry of the execution choices, in which saved operations are called `kept`."""
     choices_data = asdict(execution)
     choices_data["recompute"] = {
-        "kept" if name == "saved_operations" else name: choice for name, choice in choices_data["recompute"].items()
+        "kept" if choice_name == "saved_operations" else choice_name: choice
+        for choice_name, choice in choices_data["recompute"].items()
     }
     return choices_data
 
@@ -320,7 +325,7 @@ def _recompute_note(recompute: Recompute) -> str:
 
 def _figures_function(include: frozenset[str]) -> Figures:
     """Returns a function that gives a node's FLOPs for the JSON tree, without recomputation."""
-    return lambda node_position: figures_of_node("flops", node_position, step_of, include)
+    return lambda node_position: node_figures_data("flops", node_position, step_of, include)
 
 
 @frozen(repr=False)

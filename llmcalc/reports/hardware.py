@@ -12,8 +12,8 @@ from .notes import aliases_note
 from .sourcing import source_notes
 
 
-def _rate_text(rate: float) -> str:
-    return units.amount(rate, "B/s")
+def _rate_text(byte_rate: float) -> str:
+    return units.amount(byte_rate, "B/s")
 
 
 def _ratio_text(ratio: float) -> str:
@@ -40,40 +40,40 @@ DETAIL_COLUMNS = (
 )
 
 
-def report(accelerators: Sequence[Hardware], details: bool) -> Report:
-    """Returns the report: one row per accelerator, or one table per accelerator with `details`."""
+def report(accelerators: Sequence[Hardware], has_details: bool) -> Report:
+    """Returns the report: one row per accelerator, or one table per accelerator with `has_details`."""
     document = {"hardware": [hardware_data(hardware) for hardware in accelerators]}
     return Report(
-        document, [_detail_table(hardware) for hardware in accelerators] if details else [_list_table(accelerators)]
+        document, [_detail_table(hardware) for hardware in accelerators] if has_details else [_list_table(accelerators)]
     )
 
 
 def _list_table(accelerators: Sequence[Hardware]) -> Table:
-    rows = []
+    table_rows = []
     for hardware in accelerators:
-        interconnect = hardware.interconnect.bandwidth_per_direction if hardware.interconnect is not None else None
-        cells = [
+        interconnect_rate = hardware.interconnect.bandwidth_per_direction if hardware.interconnect is not None else None
+        row_cells = [
             hardware.name,
             hardware.memory_bytes,
             hardware.memory_bandwidth,
             hardware.peak_flops.get("bfloat16"),
             hardware.peak_flops.get("float8"),
-            interconnect,
+            interconnect_rate,
         ]
-        rows.append(Row(cells))
+        table_rows.append(Row(row_cells))
     notes = [
         "bf16, fp8: dense peaks, without sparsity; link: all links to other accelerators together, each way",
         "empty: the accelerator does not have it, or no source states it; V100 and T4 have fp16 and no bf16",
         "a chip that is sold with several memory sizes stands with its largest; m4-max-64gb names another",
         "llmcalc hardware NAME shows every figure, its sources and remarks",
     ]
-    return Table("Accelerators", LIST_COLUMNS, rows, notes=notes)
+    return Table("Accelerators", LIST_COLUMNS, table_rows, notes=notes)
 
 
 def _detail_table(hardware: Hardware) -> Table:
-    nic = f"NIC: {hardware.nic.name}, one accelerator's share" if hardware.nic is not None else ""
-    sources = source_notes(hardware.sources, isinstance(hardware, ListedHardware))
-    notes = [*hardware.notes, nic, _memory_sizes_text(hardware), aliases_note(hardware.aliases), *sources]
+    nic_text = f"NIC: {hardware.nic.name}, one accelerator's share" if hardware.nic is not None else ""
+    notes_on_sources = source_notes(hardware.sources, isinstance(hardware, ListedHardware))
+    notes = [*hardware.notes, nic_text, _memory_sizes_text(hardware), aliases_note(hardware.aliases), *notes_on_sources]
     if hardware.peak_flops and hardware.memory_bandwidth is not None:
         notes.insert(
             0,
@@ -82,9 +82,9 @@ def _detail_table(hardware: Hardware) -> Table:
         )
     elif hardware.peak_flops:
         notes.insert(0, "peaks are dense")
-    announcement = f"announced {hardware.released}" if hardware.released else ""
-    details = (hardware.vendor, announcement, "preliminary" if hardware.preliminary else "")
-    vendor_text = ", ".join(detail for detail in details if detail)
+    announcement_text = f"announced {hardware.released}" if hardware.released else ""
+    detail_texts = (hardware.vendor, announcement_text, "preliminary" if hardware.preliminary else "")
+    vendor_text = ", ".join(detail_text for detail_text in detail_texts if detail_text)
     return Table(
         hardware.title,
         DETAIL_COLUMNS,
@@ -98,7 +98,7 @@ def _detail_table(hardware: Hardware) -> Table:
 def _detail_rows(hardware: Hardware) -> list[Row]:
     """Returns one row per known figure of the accelerator."""
     interconnect, nic, compute_units = hardware.interconnect, hardware.nic, hardware.compute_units
-    figures: list[tuple[str, Any, Callable[[Any], str], str]] = [
+    hardware_figures: list[tuple[str, Any, Callable[[Any], str], str]] = [
         ("memory", hardware.memory_bytes, units.memory, "B"),
         ("usable memory", hardware.driver_total or hardware.usable_memory_bytes, units.memory, "B"),
         ("shown by its tools", hardware.usable_memory_bytes if hardware.driver_total else None, units.memory, "B"),
@@ -106,52 +106,56 @@ def _detail_rows(hardware: Hardware) -> list[Row]:
         ("memory bandwidth", hardware.memory_bandwidth, _rate_text, "B/s"),
     ]
     if interconnect is not None:
-        figures.append((f"{interconnect.name}, each way", interconnect.bandwidth_per_direction, _rate_text, "B/s"))
-        figures.append(("scale-up domain", interconnect.domain_size, "{} devices".format, ""))
+        hardware_figures.append(
+            (f"{interconnect.name}, each way", interconnect.bandwidth_per_direction, _rate_text, "B/s")
+        )
+        hardware_figures.append(("scale-up domain", interconnect.domain_size, "{} devices".format, ""))
     if nic is not None:
-        figures.append(("NIC, each way", nic.bandwidth_per_direction, _rate_text, "B/s"))
-    figures.append(("TDP", hardware.tdp_watts, "{} W".format, "W"))
+        hardware_figures.append(("NIC, each way", nic.bandwidth_per_direction, _rate_text, "B/s"))
+    hardware_figures.append(("TDP", hardware.tdp_watts, "{} W".format, "W"))
     if compute_units is not None:
-        figures.append(("compute units", compute_units.count, f"{{}} {compute_units.name}s".format, ""))
-    figures.append(("compute capability", hardware.compute_capability, str, ""))
-    figures.append(("boost clock", hardware.boost_clock_hz, lambda hertz: units.amount(hertz, "Hz"), "Hz"))
-    rows = [
-        Row([name, write_figure(figure), None if isinstance(figure, str) else figure, unit, None])
-        for name, figure, write_figure, unit in figures
+        hardware_figures.append(("compute units", compute_units.count, f"{{}} {compute_units.name}s".format, ""))
+    hardware_figures.append(("compute capability", hardware.compute_capability, str, ""))
+    hardware_figures.append(("boost clock", hardware.boost_clock_hz, lambda hertz: units.amount(hertz, "Hz"), "Hz"))
+    table_rows = [
+        Row([figure_name, write_figure(figure), None if isinstance(figure, str) else figure, unit_text, None])
+        for figure_name, figure, write_figure, unit_text in hardware_figures
         if figure is not None
     ]
-    for peaks, accumulation_text in (
+    for peaks_by_dtype, accumulation_text in (
         (hardware.peak_flops, ""),
         (hardware.float16_accumulation_flops, ", sums in fp16"),
     ):
-        for dtype, peak in _by_format(peaks).items():
-            unit = "OP/s" if dtype.startswith("int") else "FLOP/s"
-            ridge = None if hardware.memory_bandwidth is None else peak / hardware.memory_bandwidth
-            rows.append(
+        for dtype, peak in _by_format(peaks_by_dtype).items():
+            unit_text = "OP/s" if dtype.startswith("int") else "FLOP/s"
+            ridge_intensity = None if hardware.memory_bandwidth is None else peak / hardware.memory_bandwidth
+            table_rows.append(
                 Row(
                     [
                         f"peak {units.short_dtype(dtype)}{accumulation_text}",
-                        units.amount(peak, unit),
+                        units.amount(peak, unit_text),
                         peak,
-                        unit,
-                        ridge,
+                        unit_text,
+                        ridge_intensity,
                     ]
                 )
             )
-    return rows
+    return table_rows
 
 
 def _memory_sizes_text(hardware: Hardware) -> str:
     """Writes the available memory sizes of a chip; empty if there is only one."""
     if not hardware.configurations:
         return ""
-    names = [f"{hardware.name}-{configuration.memory_bytes // 2**30}gb" for configuration in hardware.configurations]
-    return f"these are the figures of the largest memory size; all of them: {', '.join(names)}"
+    size_names = [
+        f"{hardware.name}-{configuration.memory_bytes // 2**30}gb" for configuration in hardware.configurations
+    ]
+    return f"these are the figures of the largest memory size; all of them: {', '.join(size_names)}"
 
 
-def _by_format(peaks: dict[str, int]) -> dict[str, int]:
+def _by_format(peaks_by_dtype: dict[str, int]) -> dict[str, int]:
     """Returns peak FLOP/s by number format, widest format first."""
-    return {dtype: peaks[dtype] for dtype in PEAK_DTYPES if dtype in peaks}
+    return {dtype: peaks_by_dtype[dtype] for dtype in PEAK_DTYPES if dtype in peaks_by_dtype}
 
 
 def hardware_data(hardware: Hardware) -> dict[str, Any]:

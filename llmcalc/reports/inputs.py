@@ -9,24 +9,24 @@ from ..costs.encoders import EncodedInputs
 from .document import Report
 
 
-def with_inputs(report: Report, inputs: EncodedInputs | None) -> Report:
+def with_inputs(report: Report, encoded_inputs: EncodedInputs | None) -> Report:
     """Returns the report with image and audio tokens in the document and in a note on the first table."""
-    if inputs is None or not isinstance(report.data, dict):
+    if encoded_inputs is None or not isinstance(report.data, dict):
         return report
-    return report.with_entry("inputs", inputs_data(inputs), inputs_note(inputs))
+    return report.with_entry("inputs", inputs_data(encoded_inputs), inputs_note(encoded_inputs))
 
 
-def inputs_data(inputs: EncodedInputs) -> dict[str, Any]:
+def inputs_data(encoded_inputs: EncodedInputs) -> dict[str, Any]:
     """Returns the entry of images and audio in a JSON document."""
-    return {"image_tokens": inputs.image_tokens, "audio_tokens": inputs.audio_tokens}
+    return {"image_tokens": encoded_inputs.image_tokens, "audio_tokens": encoded_inputs.audio_tokens}
 
 
 def inputs_note(inputs: EncodedInputs) -> str:
     """Writes the tokens of images and audio: `tokens of each sequence: 2,508 of images and 750 of audio`."""
-    texts = [
+    token_texts = [
         f"{units.exact(tokens)} {input_kind}"
         for tokens, input_kind in ((inputs.image_tokens, "of images"), (inputs.audio_tokens, "of audio"))
         if tokens
     ]
     unit_text = "tokens of each sequence" if inputs.in_sequence else "positions of the encoder, which the decoder reads"
-    return f"{unit_text}: {' and '.join(texts)}, as the model's published processor cuts them"
+    return f"{unit_text}: {' and '.join(token_texts)}, as the model's published processor cuts them"

@@ -10,10 +10,10 @@ from ..witnesses.checks import Verdict
 
 def junit(verdicts: list[Verdict], skipped_models: dict[str, str]) -> str:
     """Returns the XML document of `llmcalc verify`."""
-    root = ET.Element("testsuites", name="llmcalc verify")
+    xml_root = ET.Element("testsuites", name="llmcalc verify")
     for verdict in verdicts:
         test_suite = ET.SubElement(
-            root,
+            xml_root,
             "testsuite",
             name=verdict.target,
             tests=str(len(verdict.checks)),
@@ -25,23 +25,25 @@ def junit(verdicts: list[Verdict], skipped_models: dict[str, str]) -> str:
                 test_suite, "testcase", classname=f"{verdict.target}.{check.quantity}", name=check.where
             )
             if not check.ok:
-                message = (
+                failure_text = (
                     f"closed form {check.closed_form:,}, {check.witness} "
                     f"{check.measured if check.measured is None else format(check.measured, ',')}"
                 )
-                ET.SubElement(test_case, "failure", message=message).text = check.explanation(verdict.sizes)
-    for name, reason in skipped_models.items():
-        test_suite = ET.SubElement(root, "testsuite", name=name, tests="1", failures="0", skipped="1")
-        ET.SubElement(ET.SubElement(test_suite, "testcase", classname=name, name="all"), "skipped", message=reason)
-    return xml_text(root)
+                ET.SubElement(test_case, "failure", message=failure_text).text = check.explanation(verdict.sizes)
+    for model_name, reason in skipped_models.items():
+        test_suite = ET.SubElement(xml_root, "testsuite", name=model_name, tests="1", failures="0", skipped="1")
+        ET.SubElement(
+            ET.SubElement(test_suite, "testcase", classname=model_name, name="all"), "skipped", message=reason
+        )
+    return xml_text(xml_root)
 
 
-def xml_text(root: ET.Element) -> str:
+def xml_text(xml_root: ET.Element) -> str:
     """Returns the document as indented text. Texts are made printable, because XML has no control characters."""
-    for element in root.iter():
-        element.attrib = {
-            attribute_name: printable(attribute_text) for attribute_name, attribute_text in element.attrib.items()
+    for xml_element in xml_root.iter():
+        xml_element.attrib = {
+            attribute_name: printable(attribute_text) for attribute_name, attribute_text in xml_element.attrib.items()
         }
-        element.text = element.text and printable(element.text)
-    ET.indent(root)
-    return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+        xml_element.text = xml_element.text and printable(xml_element.text)
+    ET.indent(xml_root)
+    return ET.tostring(xml_root, encoding="unicode", xml_declaration=True) + "\n"

@@ -55,43 +55,43 @@ def report(preset: Preset, cache: CacheSize, rank_share: RankShare | None = None
             "elements": cache.elements,
             "by_layer_kind": cache.by_layer_kind,
             "layers": [asdict(layer_group) for layer_group in cache.groups],
-            "by_dtype": {name: cache.bytes_in_format(name) for name in _dtype_names(cache)},
+            "by_dtype": {dtype: cache.bytes_in_format(dtype) for dtype in _dtype_names(cache)},
             "what_if": {
-                alternative.model_change.key: {
-                    "bytes": alternative.cache.bytes,
-                    "ratio": alternative.ratio,
-                    "by_dtype": {name: alternative.cache.bytes_in_format(name) for name in _dtype_names(cache)},
+                other_cache.model_change.key: {
+                    "bytes": other_cache.cache.bytes,
+                    "ratio": other_cache.ratio,
+                    "by_dtype": {dtype: other_cache.cache.bytes_in_format(dtype) for dtype in _dtype_names(cache)},
                 }
-                for alternative in what_if
+                for other_cache in what_if
             },
             "growth": [{"seq": tokens, "bytes": cache_bytes} for tokens, cache_bytes in cache.growth.items()],
         },
         "notes": notes,
     }
-    scale = units.memory_scale(cache.bytes)
+    byte_scale = units.memory_scale(cache.bytes)
     return Report(
         document,
         [
-            _kinds_table(preset, cache, scale, notes, rank_share),
-            _changed_model_rows(cache, what_if, scale),
-            _growth_table(cache, scale),
+            _kinds_table(preset, cache, byte_scale, notes, rank_share),
+            _changed_model_rows(cache, what_if, byte_scale),
+            _growth_table(cache, byte_scale),
         ],
         warnings=warnings_of_notes(preset, warnings),
     ).for_target(preset.target)
 
 
-def _dtype_names(cache: CacheSize) -> list[str]:
-    return list(dict.fromkeys([*([] if cache.dtype in DTYPES else [cache.dtype]), *DTYPES]))
+def _dtype_names(cache_size: CacheSize) -> list[str]:
+    return list(dict.fromkeys([*([] if cache_size.dtype in DTYPES else [cache_size.dtype]), *DTYPES]))
 
 
-def _rank_notes(cache: CacheSize, rank_share: RankShare | None) -> list[str]:
+def _rank_notes(cache_size: CacheSize, rank_share: RankShare | None) -> list[str]:
     """Returns notes about replicas of the cache, and about bytes that tensor-parallel ranks duplicate."""
     if rank_share is None:
         return []
     undivided_bytes = bits_to_bytes(
-        rank_share.model.undivided_tree.total(cache_bits_of(cache.dtype), RunConfig(cache.workload))
+        rank_share.model.undivided_tree.total(cache_bits_of(cache_size.dtype), RunConfig(cache_size.workload))
     )
-    copies_per_group = cache.bytes * rank_share.layout.tp / undivided_bytes if undivided_bytes else 1
+    copies_per_group = cache_size.bytes * rank_share.layout.tp / undivided_bytes if undivided_bytes else 1
     return [
         *(["--batch: sequences of each replica"] if rank_share.layout.dp > 1 else []),
         *(
@@ -103,17 +103,17 @@ def _rank_notes(cache: CacheSize, rank_share: RankShare | None) -> list[str]:
 
 
 def _kinds_table(
-    preset: Preset, cache: CacheSize, scale: units.Scale, notes: list[str], rank_share: RankShare | None
+    preset: Preset, cache_size: CacheSize, byte_scale: units.Scale, notes: list[str], rank_share: RankShare | None
 ) -> Table:
-    columns = (
+    table_columns = (
         Column("layer_kind", "layer type", justify="left"),
         Column("layers", "layers", units.exact),
         Column("tokens", "tokens cached", units.exact),
         Column("elements_per_token", "elem/token/layer", units.exact),
-        Column("bytes", scale.name, scale.write),
+        Column("bytes", byte_scale.name, byte_scale.write),
         Column("share", "share", units.percent),
     )
-    rows = [
+    table_rows = [
         Row(
             [
                 layer_group.kind,
@@ -121,71 +121,78 @@ def _kinds_table(
                 layer_group.tokens,
                 layer_group.width,
                 layer_group.bytes,
-                layer_group.bytes / cache.bytes,
+                layer_group.bytes / cache_size.bytes,
             ]
         )
-        for layer_group in cache.groups
+        for layer_group in cache_size.groups
     ]
-    rows.append(Row(["total", None, None, None, cache.bytes, 1.0], strong=True, is_sum=True))
-    cache_text = with_rank(headline(cache), rank_share)
-    return Table(preset.display, columns, rows, cache_text, notes, units.memory(cache.bytes), name="layers")
+    table_rows.append(Row(["total", None, None, None, cache_size.bytes, 1.0], strong=True, is_sum=True))
+    cache_text = with_rank(headline(cache_size), rank_share)
+    return Table(
+        preset.display, table_columns, table_rows, cache_text, notes, units.memory(cache_size.bytes), name="layers"
+    )
 
 
-def headline(cache: CacheSize) -> str:
+def headline(cache_size: CacheSize) -> str:
     """Writes `KV cache of 8,192 tokens in bf16, 128.00 KiB per token`."""
-    growth_text = units.memory(cache.growth_per_token)
-    per_token_text = f"{units.memory(cache.bytes_per_token)} per token"
-    if cache.growth_per_token != cache.bytes_per_token:
+    growth_text = units.memory(cache_size.growth_per_token)
+    per_token_text = f"{units.memory(cache_size.bytes_per_token)} per token"
+    if cache_size.growth_per_token != cache_size.bytes_per_token:
         per_token_text += (
             f" of both stacks, {growth_text} per further decoded token"
-            if cache.spec.kind == "encoder-decoder"
+            if cache_size.spec.kind == "encoder-decoder"
             else f" until a window fills, {growth_text} after"
         )
-    return f"KV cache of {tokens_of(cache.spec, cache.workload)} in {units.short_dtype(cache.dtype)}, {per_token_text}"
+    dtype_text = units.short_dtype(cache_size.dtype)
+    return f"KV cache of {tokens_of(cache_size.spec, cache_size.workload)} in {dtype_text}, {per_token_text}"
 
 
-def _changed_model_rows(cache: CacheSize, what_if: Iterable[WhatIf], scale: units.Scale) -> Table:
-    dtypes = _dtype_names(cache)
-    rows: list[tuple[str, float, CacheSize]] = [
-        ("current", 1.0, cache),
+def _changed_model_rows(cache_size: CacheSize, what_if: Iterable[WhatIf], byte_scale: units.Scale) -> Table:
+    dtype_names = _dtype_names(cache_size)
+    model_rows: list[tuple[str, float, CacheSize]] = [
+        ("current", 1.0, cache_size),
         *((what_if_case.model_change.title, what_if_case.ratio, what_if_case.cache) for what_if_case in what_if),
     ]
-    columns = [
+    table_columns = [
         Column("what_if", "what if", justify="left"),
-        Column("ratio", "ratio", lambda ratio: f"{ratio:,.2f} ×" if ratio >= 1 else f"{ratio:.3f} ×"),
+        Column("ratio", "ratio", lambda kv_ratio: f"{kv_ratio:,.2f} ×" if kv_ratio >= 1 else f"{kv_ratio:.3f} ×"),
         *(
-            Column(f"bytes_{units.short_dtype(name)}", f"{scale.name} {units.short_dtype(name)}", scale.write)
-            for name in dtypes
+            Column(
+                f"bytes_{units.short_dtype(dtype)}", f"{byte_scale.name} {units.short_dtype(dtype)}", byte_scale.write
+            )
+            for dtype in dtype_names
         ),
     ]
     filled_rows = [
-        Row([title, ratio, *(alternative.bytes_in_format(name) for name in dtypes)], strong=not i)
-        for i, (title, ratio, alternative) in enumerate(rows)
+        Row([title, kv_ratio, *(other_cache.bytes_in_format(dtype) for dtype in dtype_names)], strong=not i)
+        for i, (title, kv_ratio, other_cache) in enumerate(model_rows)
     ]
-    return Table("", columns, filled_rows, name="what-if")
+    return Table("", table_columns, filled_rows, name="what-if")
 
 
-def _growth_table(cache: CacheSize, scale: units.Scale) -> Table:
-    bytes_by_tokens = cache.growth
-    per_token = units.memory_scale(cache.bytes_per_token)
-    batch = cache.workload.batch
-    columns = (
+def _growth_table(cache_size: CacheSize, byte_scale: units.Scale) -> Table:
+    bytes_by_tokens = cache_size.growth
+    per_token = units.memory_scale(cache_size.bytes_per_token)
+    batch = cache_size.workload.batch
+    table_columns = (
         Column("seq", "tokens per sequence", units.exact),
-        Column("bytes", scale.name + (f", {batch:,} sequences" if batch > 1 else ""), scale.write),
+        Column("bytes", byte_scale.name + (f", {batch:,} sequences" if batch > 1 else ""), byte_scale.write),
         Column("bytes_per_token", f"{per_token.name} per token, mean", per_token.write),
     )
-    rows = [
-        Row([tokens, cache_bytes, cache_bytes / (batch * tokens)], strong=tokens == cache.workload.seq)
+    table_rows = [
+        Row([tokens, cache_bytes, cache_bytes / (batch * tokens)], strong=tokens == cache_size.workload.seq)
         for tokens, cache_bytes in bytes_by_tokens.items()
     ]
-    return Table("", columns, rows, name="growth")
+    return Table("", table_columns, table_rows, name="growth")
 
 
-def _cache_notes(cache: CacheSize) -> list[str]:
-    layer_kinds = set(cache.by_layer_kind)
-    scale, stored_format = binary_unit_note(units.memory_scale(cache.bytes)), cache_format(cache.dtype)
+def _cache_notes(cache_size: CacheSize) -> list[str]:
+    layer_kinds = set(cache_size.by_layer_kind)
+    byte_scale, stored_format = binary_unit_note(units.memory_scale(cache_size.bytes)), cache_format(cache_size.dtype)
     scales = f"{units.short_dtype(stored_format.name)}: {stored_format.what}" if stored_format.keys.bits < 16 else ""
-    notes = ["; ".join(filter(None, ("elem/token/layer: elements of the keys and values of one layer", scales, scale)))]
+    notes = [
+        "; ".join(filter(None, ("elem/token/layer: elements of the keys and values of one layer", scales, byte_scale)))
+    ]
     if layer_kinds & {"sliding_attention", "chunked_attention"}:
         notes.append("a sliding or chunked layer caches only the last `window` tokens (a rolling-buffer cache)")
     if "latent_attention" in layer_kinds:

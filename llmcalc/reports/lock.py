@@ -12,9 +12,9 @@ from .document import Column, Report, Row, Table
 from .notes import plural
 
 
-def _short_digest(text: str) -> str:
+def _short_digest(value_text: str) -> str:
     """Shortens a hash digest to its first digits. Other values stay unchanged."""
-    return text[:12] if re.fullmatch("[0-9a-f]{64}", text) else text
+    return value_text[:12] if re.fullmatch("[0-9a-f]{64}", value_text) else value_text
 
 
 COLUMNS = (
@@ -36,33 +36,33 @@ CHANGE_COLUMNS = (
 
 def report(lock_entries: Sequence[LockEntry]) -> Report:
     """Returns the entries of a lock file as data and as a table."""
-    rows = [_entry_row(lock_entry.data) for lock_entry in lock_entries]
-    document = {"lock": 1, "llmcalc": program_version(), "models": [lock_entry.data for lock_entry in lock_entries]}
-    return Report(document, [Table("Lock", COLUMNS, rows, answer=plural(len(lock_entries), "model"))])
+    table_rows = [_entry_row(lock_entry.data) for lock_entry in lock_entries]
+    entry_data = {"lock": 1, "llmcalc": program_version(), "models": [lock_entry.data for lock_entry in lock_entries]}
+    return Report(entry_data, [Table("Lock", COLUMNS, table_rows, answer=plural(len(lock_entries), "model"))])
 
 
-def _entry_row(document: dict[str, Any]) -> Row:
-    bytes_per_token = None if document["cache"] is None else document["cache"]["bytes_per_token"]
-    counts = document["params"]
+def _entry_row(entry_data: dict[str, Any]) -> Row:
+    bytes_per_token = None if entry_data["cache"] is None else entry_data["cache"]["bytes_per_token"]
+    parameter_counts = entry_data["params"]
     return Row(
         [
-            document["target"],
-            counts["total"],
-            counts["active"],
+            entry_data["target"],
+            parameter_counts["total"],
+            parameter_counts["active"],
             bytes_per_token,
-            document["weights"]["published"],
-            document["sha256"],
+            entry_data["weights"]["published"],
+            entry_data["sha256"],
         ]
     )
 
 
-def check_report(file: str, version: str, models: int, changes: Sequence[Change]) -> Report:
+def check_report(file_name: str, locked_version: str, model_count: int, changes: Sequence[Change]) -> Report:
     """Returns the report of values that differ from a lock file.
 
-    version: the version of llmcalc that wrote the file. models: the number of models in it.
+    locked_version: the version of llmcalc that wrote the file. model_count: the number of models in it.
     """
-    answer_text = f"{plural(len(changes), 'value')} changed" if changes else f"{plural(models, 'model')} unchanged"
-    rows = [
+    answer_text = f"{plural(len(changes), 'value')} changed" if changes else f"{plural(model_count, 'model')} unchanged"
+    table_rows = [
         Row(
             [changed_value.target, changed_value.key, _value_text(changed_value.locked), _value_text(changed_value.now)]
         )
@@ -70,18 +70,20 @@ def check_report(file: str, version: str, models: int, changes: Sequence[Change]
     ]
     current_program_version = program_version()
     notes = (
-        [f"locked by llmcalc {version}, checked by {current_program_version}"]
-        if version != current_program_version
+        [f"locked by llmcalc {locked_version}, checked by {current_program_version}"]
+        if locked_version != current_program_version
         else []
     )
     document = {
-        "file": file,
+        "file": file_name,
         "ok": not changes,
-        "locked_by": version,
-        "checked": models,
+        "locked_by": locked_version,
+        "checked": model_count,
         "changes": [vars(changed_value) for changed_value in changes],
     }
-    return Report(document, [Table(file, CHANGE_COLUMNS, rows, notes=notes, answer=answer_text)], warnings=notes)
+    return Report(
+        document, [Table(file_name, CHANGE_COLUMNS, table_rows, notes=notes, answer=answer_text)], warnings=notes
+    )
 
 
 def _value_text(locked_value: Any) -> str:

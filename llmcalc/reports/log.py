@@ -34,7 +34,7 @@ LOG_COLUMNS = (
 def log_report(log_answer: ExplainedLog) -> Report:
     """Returns the report: the JSON document, and a table of the memory terms."""
     log_reading = log_answer.reading
-    rows = [
+    table_rows = [
         Row(
             [_term_title(term), _shown_value(term, term.term.value), _shown_value(term, term.computed), term.difference]
         )
@@ -42,13 +42,13 @@ def log_report(log_answer: ExplainedLog) -> Report:
     ]
     notes = [
         *([f"{log_reading.message}"] if log_reading.message else []),
-        *(f"not computed without {text}" for text in log_answer.missing),
+        *(f"not computed without {missing_input}" for missing_input in log_answer.missing),
         *log_answer.notes,
     ]
     table = Table(
         _heading_text(log_answer),
         LOG_COLUMNS,
-        rows,
+        table_rows,
         f"of one device, in {units.GIB.name}",
         notes,
         _answer_text(log_answer),
@@ -60,10 +60,10 @@ def log_report(log_answer: ExplainedLog) -> Report:
 
 def _heading_text(log_answer: ExplainedLog) -> str:
     log_reading = log_answer.reading
-    program = f"{log_reading.title} {log_reading.version}".strip()
-    model = log_answer.preset.display if log_answer.preset is not None else log_reading.model
+    program_text = f"{log_reading.title} {log_reading.version}".strip()
+    model_text = log_answer.preset.display if log_answer.preset is not None else log_reading.model
     device = log_answer.hardware.title if log_answer.hardware is not None else log_reading.device
-    return ", ".join(filter(None, (program, model, device)))
+    return ", ".join(filter(None, (program_text, model_text, device)))
 
 
 def _answer_text(log_answer: ExplainedLog) -> str:
@@ -74,26 +74,26 @@ def _answer_text(log_answer: ExplainedLog) -> str:
     if log_answer.reading.refused:
         return f"it did not start: {wrong_term}{flag_change}"
     if not wrong_term:
-        is_computed = any(term.computed is not None for term in log_answer.terms)
+        is_computed = any(compared_term.computed is not None for compared_term in log_answer.terms)
         return "no computed term is off" if is_computed else "nothing is computed"
     return f"{wrong_term} is off{flag_change}"
 
 
-def title_of_term(name: str) -> str:
+def title_of_term(term_name: str) -> str:
     """Returns the displayed title of a memory term."""
-    return LOG_TITLES.get(name, name.replace("_", " "))
+    return LOG_TITLES.get(term_name, term_name.replace("_", " "))
 
 
-def _term_title(term: ComparedTerm) -> str:
-    title = title_of_term(term.term.name)
-    return f"{title}, {term.term.device}" if term.term.device else title
+def _term_title(compared_term: ComparedTerm) -> str:
+    title = title_of_term(compared_term.term.name)
+    return f"{title}, {compared_term.term.device}" if compared_term.term.device else title
 
 
-def _shown_value(term: ComparedTerm, logged_value: int | None) -> DisplayedValue | None:
+def _shown_value(compared_term: ComparedTerm, logged_value: int | None) -> DisplayedValue | None:
     if logged_value is None:
         return None
     return DisplayedValue(
-        logged_value, units.GIB.write(logged_value) if term.term.unit == "bytes" else f"{logged_value:,}"
+        logged_value, units.GIB.write(logged_value) if compared_term.term.unit == "bytes" else f"{logged_value:,}"
     )
 
 
@@ -112,14 +112,14 @@ def _log_data(log_answer: ExplainedLog) -> dict[str, Any]:
         "message": log_reading.message or None,
         "terms": [
             {
-                "name": term.term.name,
-                "device": term.term.device or None,
-                "unit": term.term.unit,
-                "log": term.term.value,
-                "computed": term.computed,
-                "difference": term.difference,
+                "name": compared_term.term.name,
+                "device": compared_term.term.device or None,
+                "unit": compared_term.term.unit,
+                "log": compared_term.term.value,
+                "computed": compared_term.computed,
+                "difference": compared_term.difference,
             }
-            for term in log_answer.terms
+            for compared_term in log_answer.terms
         ],
         "off": log_answer.off or None,
         "flag": log_answer.flag or None,

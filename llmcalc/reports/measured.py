@@ -18,53 +18,54 @@ COLUMNS = (
 )
 
 
-def report(name: str, class_name: str, tree: ModuleSize) -> Report:
+def report(config_name: str, class_name: str, module_tree: ModuleSize) -> Report:
     """Returns the report of a class's measured parameters as data and as a table."""
-    total_params = tree.params
+    total_params = module_tree.params
     document = {
-        "model": {"name": name, "kind": "measured", "class": class_name},
+        "model": {"name": config_name, "kind": "measured", "class": class_name},
         "params": {
             "total": total_params,
-            "by_component": {component.name: component.params * component.repeat for component in tree.children},
+            "by_component": {component.name: component.params * component.repeat for component in module_tree.children},
         },
         "measured": True,
-        "tree": module_data(tree),
+        "tree": module_data(module_tree),
     }
-    rows: list[Row] = []
-    for submodule in tree.children:
-        _add_rows(rows, submodule, 1, total_params, 0)
-    rows.append(Row(["total", None, None, total_params, 1.0], strong=True, is_sum=True))
+    table_rows: list[Row] = []
+    for submodule in module_tree.children:
+        _add_rows(table_rows, submodule, 1, total_params, 0)
+    table_rows.append(Row(["total", None, None, total_params, 1.0], strong=True, is_sum=True))
     notes = [
         f"measured on {class_name} of the installed transformers, on meta: no closed form, and nothing else is known "
         "of this architecture"
     ]
     return Report(
-        document, [Table(f"{name}: {units.count(total_params)} parameters, measured", COLUMNS, rows, notes=notes)]
-    ).for_target(name)
+        document,
+        [Table(f"{config_name}: {units.count(total_params)} parameters, measured", COLUMNS, table_rows, notes=notes)],
+    ).for_target(config_name)
 
 
-def _short_name(name: str) -> str:
+def _short_name(module_names: str) -> str:
     """Shortens a long list of module names to the first two and the last. JSON has all of them."""
-    names = name.split(",")
-    return name if len(names) <= 4 else ",".join((*names[:2], "…", names[-1]))
+    name_list = module_names.split(",")
+    return module_names if len(name_list) <= 4 else ",".join((*name_list[:2], "…", name_list[-1]))
 
 
-def _add_rows(rows: list[Row], node: ModuleSize, repeat_count: int, total_params: int, depth: int) -> None:
-    repeat_count *= node.repeat
-    rows.append(
+def _add_rows(table_rows: list[Row], module_size: ModuleSize, repeat_count: int, total_params: int, depth: int) -> None:
+    repeat_count *= module_size.repeat
+    table_rows.append(
         Row(
             [
-                _short_name(node.name),
-                node.params,
+                _short_name(module_size.name),
+                module_size.params,
                 repeat_count if repeat_count > 1 else None,
-                node.params * repeat_count,
-                node.params * repeat_count / total_params,
+                module_size.params * repeat_count,
+                module_size.params * repeat_count / total_params,
             ],
             depth,
         )
     )
-    for submodule in node.children:
-        _add_rows(rows, submodule, repeat_count, total_params, depth + 1)
+    for submodule in module_size.children:
+        _add_rows(table_rows, submodule, repeat_count, total_params, depth + 1)
 
 
 @dataclass(frozen=True, repr=False)

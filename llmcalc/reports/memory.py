@@ -33,10 +33,10 @@ def _shorten_path(path: str) -> str:
     """Shortens a long path between its layer and its end: `layers.31.….core`."""
     if len(path) <= LONGEST_PATH:
         return path
-    *parents, name = path.split(".")
-    while len(parents) > 1 and len(".".join((*parents, "…", name))) > LONGEST_PATH:
-        parents.pop()
-    return ".".join((*parents, "…", name))
+    *parent_names, last_name = path.split(".")
+    while len(parent_names) > 1 and len(".".join((*parent_names, "…", last_name))) > LONGEST_PATH:
+        parent_names.pop()
+    return ".".join((*parent_names, "…", last_name))
 
 
 PHASE_COLUMNS = (
@@ -87,22 +87,24 @@ def report(preset: Preset, memory: Memory, accelerator_fits: Sequence[Fit], assu
     """
     memory_use, device = memory.states, memory.device
     warnings = too_long_notes(memory_use.count.spec, memory_use.workload)
-    warnings += [remark for fit in accelerator_fits if not fit.hardware.sources for remark in fit.hardware.notes]
+    warnings += [
+        warning_text for fit in accelerator_fits if not fit.hardware.sources for warning_text in fit.hardware.notes
+    ]
     warnings += untested_notes(device) + stored_weights_notes(preset, memory_use)
     answer_text = f"{units.GIB.write(device.device_bytes)} {units.GIB.name} required"
     answer_text += verdict_text(accelerator_fits)
     parameters = "" if memory_use.phase == "training" else f", {units.count(memory_use.count.total)} parameters"
     settings_line = settings_text(memory, memory.attention) + parameters
     notes = without_repetitions([*warnings, *memory_notes(preset, memory, assumed_accelerator)])
-    columns, rows = (
+    table_columns, table_rows = (
         phase_parts(device, memory_use) if memory_use.phase == "training" else kind_parts(device, memory_use)
     )
-    parts_table = Table(preset.display, columns, rows, settings_line, notes, answer_text, name="parts")
-    phases = Table("Over time", PHASE_COLUMNS, phase_rows(device), name="phases")
+    parts_table = Table(preset.display, table_columns, table_rows, settings_line, notes, answer_text, name="parts")
+    phases_over_time = Table("Over time", PHASE_COLUMNS, phase_rows(device), name="phases")
     fits_section = accelerators_table(accelerator_fits, f"On one accelerator, in {units.GIB.name}")
     return Report(
         memory_data(preset, memory, accelerator_fits),
-        [parts_table, phases, fits_section],
+        [parts_table, phases_over_time, fits_section],
         warnings=warnings_of_notes(preset, warnings),
     ).for_target(preset.target)
 
@@ -123,18 +125,19 @@ def estimated_parts(device: DeviceMemory, *, of_runtime: bool = True) -> list[tu
 
     of_runtime: false for those that are among the tensors, such as a reference model.
     """
-    estimates = [
-        term
-        for term in device.terms
-        if term.status == "estimate" and term.name not in IN_PEAK and term.of_runtime is of_runtime
+    estimated_terms = [
+        memory_term
+        for memory_term in device.terms
+        if memory_term.status == "estimate" and memory_term.name not in IN_PEAK and memory_term.of_runtime is of_runtime
     ]
-    return [(f"{term_name(term)} (estimate)", term.bytes) for term in estimates]
+    return [(f"{term_name(memory_term)} (estimate)", memory_term.bytes) for memory_term in estimated_terms]
 
 
 def accelerators_table(accelerator_fits: Sequence[Fit], title: str) -> Table:
     """Returns a table that says whether a run fits on each accelerator."""
-    rows = [
-        Row([fit.hardware.name, fit.capacity, fit.share, fit.left_bytes, verdict_of(fit)]) for fit in accelerator_fits
+    table_rows = [
+        Row([fit.hardware.name, fit.capacity, fit.share, fit.left_bytes, fit_verdict_text(fit)])
+        for fit in accelerator_fits
     ]
     notes = verdict_notes(accelerator_fits)
     if any(fit.left_bytes < 0 for fit in accelerator_fits):
@@ -147,7 +150,7 @@ def accelerators_table(accelerator_fits: Sequence[Fit], title: str) -> Table:
     return Table(
         title,
         FIT_COLUMNS,
-        rows,
+        table_rows,
         notes=["; ".join(notes)] if notes else [],
         name="fits",
         sooner=True,
@@ -155,19 +158,19 @@ def accelerators_table(accelerator_fits: Sequence[Fit], title: str) -> Table:
     )
 
 
-def verdict_notes(fits: Sequence[Fit]) -> list[str]:
+def verdict_notes(accelerator_fits: Sequence[Fit]) -> list[str]:
     """Returns the notes that explain `tight` and `*`, if a verdict shows them."""
     notes = []
-    if any(fit.verdict == "tight" for fit in fits):
+    if any(accelerator_fit.verdict == "tight" for accelerator_fit in accelerator_fits):
         notes.append("tight: fits only without the estimated fragmentation")
-    if any(fit.nominal for fit in fits):
+    if any(accelerator_fit.nominal for accelerator_fit in accelerator_fits):
         notes.append("*: of the nominal memory, since the usable memory is not known")
     return notes
 
 
-def verdict_of(fit: Fit) -> str:
+def fit_verdict_text(accelerator_fit: Fit) -> str:
     """Writes `fits`, `tight` or `no`, with `*` if the nominal memory is compared, as the usable one is unknown."""
-    return f"{fit.verdict}*" if fit.nominal else fit.verdict
+    return f"{accelerator_fit.verdict}*" if accelerator_fit.nominal else accelerator_fit.verdict
 
 
 def kind_parts(device: DeviceMemory, device_use: MemoryUse | None = None) -> tuple[list[Column], list[Row]]:
@@ -177,39 +180,41 @@ def kind_parts(device: DeviceMemory, device_use: MemoryUse | None = None) -> tup
     """
 
     def kind_row(
-        name: str, dtype: str, byte_count: int, depth: int = 0, strong: bool = False, memory_kind: str = ""
+        kind_name: str, dtype: str, byte_count: int, depth: int = 0, is_bold: bool = False, memory_kind: str = ""
     ) -> Row:
         peak_fraction = byte_count / device.device_bytes
-        bar = None if depth or strong else Bar(peak_fraction, palette.KINDS.get(memory_kind, palette.OTHER))
+        bar = None if depth or is_bold else Bar(peak_fraction, palette.KINDS.get(memory_kind, palette.OTHER))
         formats_cell = [] if device_use is None else [units.short_dtype(dtype) if dtype else None]
-        return Row([name, *formats_cell, byte_count, peak_fraction, bar], depth, strong, is_sum=strong)
+        return Row([kind_name, *formats_cell, byte_count, peak_fraction, bar], depth, is_bold, is_sum=is_bold)
 
-    formats = {} if device_use is None else {"weights": device_use.dtype, "cache": device_use.kv_dtype}
-    rows: list[Row] = []
+    dtype_by_kind = {} if device_use is None else {"weights": device_use.dtype, "cache": device_use.kv_dtype}
+    table_rows: list[Row] = []
     for memory_kind, byte_count in device.by_kind.items():
         if byte_count:
-            name, dtype = KIND_NAMES[memory_kind], formats.get(memory_kind, "")
+            kind_name, dtype = KIND_NAMES[memory_kind], dtype_by_kind.get(memory_kind, "")
             if memory_kind == "weights" and device_use is not None and device_use.quantized is not None:
-                name, dtype = f"weights ({device_use.quantized.scheme.label})", ""
-            rows.append(kind_row(name, dtype, byte_count, memory_kind=memory_kind))
-            rows += _weight_rows(device_use, kind_row) if memory_kind == "weights" and device_use is not None else []
+                kind_name, dtype = f"weights ({device_use.quantized.scheme.label})", ""
+            table_rows.append(kind_row(kind_name, dtype, byte_count, memory_kind=memory_kind))
+            table_rows += (
+                _weight_rows(device_use, kind_row) if memory_kind == "weights" and device_use is not None else []
+            )
     among_tensors = estimated_parts(device, of_runtime=False)
-    rows += [kind_row(f"of these: {name}", "", byte_count, 1) for name, byte_count in among_tensors]
-    rows.append(kind_row(f"peak of the {PHASE_NAMES[device.peak_at.phase]}", "", device.peak_bytes, strong=True))
-    rows += [kind_row(name, "", byte_count) for name, byte_count in estimated_parts(device)]
-    columns = [column for column in COLUMNS if column.key != "dtype" or device_use is not None]
-    return columns, [*rows, kind_row("total", "", device.device_bytes, strong=True)]
+    table_rows += [kind_row(f"of these: {kind_name}", "", byte_count, 1) for kind_name, byte_count in among_tensors]
+    table_rows.append(kind_row(f"peak of the {PHASE_NAMES[device.peak_at.phase]}", "", device.peak_bytes, is_bold=True))
+    table_rows += [kind_row(kind_name, "", byte_count) for kind_name, byte_count in estimated_parts(device)]
+    table_columns = [column for column in COLUMNS if column.key != "dtype" or device_use is not None]
+    return table_columns, [*table_rows, kind_row("total", "", device.device_bytes, is_bold=True)]
 
 
-def _weight_rows(memory_use: MemoryUse, row: Callable[..., Row]) -> list[Row]:
+def _weight_rows(memory_use: MemoryUse, make_row: Callable[..., Row]) -> list[Row]:
     """Returns rows of the parts of quantized weights."""
     quantized_size = memory_use.quantized
     if quantized_size is None:
         return []
-    formats = {"unconverted": quantized_size.dtype}
+    dtype_by_kind = {"unconverted": quantized_size.dtype}
     return [
-        row(name, formats.get(name, ""), part_bytes, 1)
-        for name, part_bytes in quantized_size.by_part.data().items()
+        make_row(part_name, dtype_by_kind.get(part_name, ""), part_bytes, 1)
+        for part_name, part_bytes in quantized_size.by_part.data().items()
         if part_bytes
     ]
 
@@ -227,68 +232,75 @@ def phase_parts(device: DeviceMemory, device_use: MemoryUse | None = None) -> tu
         *(Column(f"{phase}_bytes", phase, units.GIB.write) for phase in phases),
     ]
 
-    def cells_at_peaks(byte_count: int) -> list[int | None]:
+    def peak_cells(byte_count: int) -> list[int | None]:
         return [byte_count if phase == device.peak_at.phase else None for phase in phases]
 
-    rows: list[Row] = []
+    table_rows: list[Row] = []
     for memory_kind in device.by_kind:
         bytes_of_phases = [bytes_by_kind.get(memory_kind, 0) for bytes_by_kind in phases.values()]
         if any(bytes_of_phases):
-            name = KIND_NAMES[memory_kind] if device_use is None else _kind_text(device_use, memory_kind)
-            rows.append(Row([name, *(byte_count or None for byte_count in bytes_of_phases)]))
+            kind_name = KIND_NAMES[memory_kind] if device_use is None else _kind_text(device_use, memory_kind)
+            table_rows.append(Row([kind_name, *(byte_count or None for byte_count in bytes_of_phases)]))
             if memory_kind == "optimizer" and device_use is not None:
-                rows += _optimizer_rows(device_use, list(phases.values()))
+                table_rows += _optimizer_rows(device_use, list(phases.values()))
     among_tensors = estimated_parts(device, of_runtime=False)
-    rows += [Row([f"of these: {name}", *(byte_count for _ in phases)], 1) for name, byte_count in among_tensors]
-    rows.append(
+    table_rows += [
+        Row([f"of these: {kind_name}", *(byte_count for _ in phases)], 1) for kind_name, byte_count in among_tensors
+    ]
+    table_rows.append(
         Row(["peak", *(sum(bytes_by_kind.values()) for bytes_by_kind in phases.values())], strong=True, is_sum=True)
     )
-    rows += [Row([name, *cells_at_peaks(byte_count)]) for name, byte_count in estimated_parts(device)]
-    rows.append(Row(["required", *cells_at_peaks(device.device_bytes)], strong=True, is_sum=True))
-    return columns, [*rows, *([Row(["on the host", *cells_at_peaks(device.host_bytes)])] if device.host else [])]
+    table_rows += [Row([kind_name, *peak_cells(byte_count)]) for kind_name, byte_count in estimated_parts(device)]
+    table_rows.append(Row(["required", *peak_cells(device.device_bytes)], strong=True, is_sum=True))
+    return columns, [*table_rows, *([Row(["on the host", *peak_cells(device.host_bytes)])] if device.host else [])]
 
 
 def _kind_text(memory_use: MemoryUse, memory_kind: str) -> str:
     """Returns the name of a kind of memory in training, with the number format or optimizer name."""
-    name = KIND_NAMES[memory_kind]
+    kind_name = KIND_NAMES[memory_kind]
     if memory_kind == "weights" and memory_use.adapters is not None:
         return "weights and adapters"
     formats = {"weights": memory_use.dtype, "gradients": memory_use.grad_dtype}
     if memory_kind == "optimizer" and memory_use.optimizer is not None:
         return f"optimizer ({memory_use.optimizer.name})"
-    return f"{name} ({units.short_dtype(formats[memory_kind])})" if formats.get(memory_kind) else name
+    return f"{kind_name} ({units.short_dtype(formats[memory_kind])})" if formats.get(memory_kind) else kind_name
 
 
-def _optimizer_rows(memory_use: MemoryUse, phases: Sequence[Mapping[str, int]]) -> list[Row]:
+def _optimizer_rows(memory_use: MemoryUse, bytes_by_phase: Sequence[Mapping[str, int]]) -> list[Row]:
     """Returns rows of master weights and optimizer states, which exist in all phases; none for paged states.
 
-    phases: bytes by kind, by phase.
+    bytes_by_phase: bytes by kind, by phase.
     """
     optimizer_state = memory_use.optimizer
-    changes = any(bytes_by_kind.get("optimizer") != phases[0].get("optimizer") for bytes_by_kind in phases)
-    if optimizer_state is None or optimizer_state.paged or changes:  # paged states are beside torch's tensors
+    changes_by_phase = any(
+        bytes_by_kind.get("optimizer") != bytes_by_phase[0].get("optimizer") for bytes_by_kind in bytes_by_phase
+    )
+    if optimizer_state is None or optimizer_state.paged or changes_by_phase:  # paged states are beside torch's tensors
         return []
     optimizer_parts = [("master weights", "float32", memory_use.master_weights)] if memory_use.has_master else []
     optimizer_parts += [
-        (name, "" if optimizer_state.dtype == "uint8" else optimizer_state.dtype, byte_count)
-        for name, byte_count in optimizer_state.states.items()
-        if name != "step"
+        (state_name, "" if optimizer_state.dtype == "uint8" else optimizer_state.dtype, byte_count)
+        for state_name, byte_count in optimizer_state.states.items()
+        if state_name != "step"
     ]
-    names = [f"{name} ({units.short_dtype(dtype)})" if dtype else name for name, dtype, _ in optimizer_parts]
+    state_names = [
+        f"{state_name} ({units.short_dtype(dtype)})" if dtype else state_name
+        for state_name, dtype, _ in optimizer_parts
+    ]
     return [
-        Row([name, *(byte_count for _ in phases)], 1)
-        for name, (_, _, byte_count) in zip(names, optimizer_parts, strict=True)
+        Row([state_name, *(byte_count for _ in bytes_by_phase)], 1)
+        for state_name, (_, _, byte_count) in zip(state_names, optimizer_parts, strict=True)
     ]
 
 
 def phase_rows(device: DeviceMemory) -> list[Row]:
     """Returns one row per phase: its peak in bytes, the module of the peak, and a bar of memory over time."""
-    rows = []
+    table_rows = []
     for phase in device.moments:
         memory_points = [memory_point for memory_point in device.timeline if memory_point.phase == phase]
         highest_point = max(memory_points, key=lambda memory_point: memory_point.bytes)
         point_bytes = [memory_point.bytes for memory_point in _leaf_points(memory_points)]
-        rows.append(
+        table_rows.append(
             Row(
                 [
                     PHASE_NAMES[phase],
@@ -298,8 +310,8 @@ def phase_rows(device: DeviceMemory) -> list[Row]:
                 ]
             )
         )
-    rows.append(Row(["after", device.after_step_bytes, None, None]))
-    return rows
+    table_rows.append(Row(["after", device.after_step_bytes, None, None]))
+    return table_rows
 
 
 def _leaf_points(memory_points: Sequence[Point]) -> Sequence[Point]:

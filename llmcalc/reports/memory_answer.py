@@ -64,16 +64,16 @@ class MemoryAnswer(Answer):
         if not self.accelerators:
             device = self.largest_on(self.memory.runtime)
             return sorted(map(device.fit_on, map(load_hardware, COMMON_HARDWARE)), key=_by_capacity)
-        expandable = self.memory.settings.allocator == "expandable"
+        has_expandable_segments = self.memory.settings.allocator == "expandable"
         return [
-            self.largest_on(runtime_of(hardware, self.workspace, expandable)).fit_on(hardware)
+            self.largest_on(runtime_of(hardware, self.workspace, has_expandable_segments)).fit_on(hardware)
             for hardware in self.accelerators
         ]
 
     @property
     def ok(self) -> bool:
         """Whether the run fits on a named accelerator; true if none is named."""
-        return not self.accelerators or any(fit.verdict != "no" for fit in self.fits)
+        return not self.accelerators or any(accelerator_fit.verdict != "no" for accelerator_fit in self.fits)
 
 
 @frozen(repr=False)

@@ -44,37 +44,37 @@ def host_data(device: DeviceMemory) -> dict[str, Any]:
     """Returns the bytes of host memory by term; empty if nothing is on the host."""
     if not device.host:
         return {}
-    terms = [
+    host_terms = [
         {"name": term.name, "bytes": term.bytes, "status": term.status, "witness": term.witness} for term in device.host
     ]
-    return {"host_bytes": device.host_bytes, "host": terms}
+    return {"host_bytes": device.host_bytes, "host": host_terms}
 
 
 def fits_data(accelerator_fits: Sequence[Fit]) -> list[dict[str, Any]]:
     """Returns the verdicts for all accelerators as plain data."""
     return [
         {
-            "hardware": fit.hardware.name,
-            "memory_bytes": fit.hardware.memory_bytes,
-            "usable_memory_bytes": fit.hardware.usable_memory_bytes,
-            "usable_bytes": fit.capacity,
-            "device_bytes": fit.needed,
-            "left_bytes": fit.left_bytes,
-            "verdict": fit.verdict,
+            "hardware": accelerator_fit.hardware.name,
+            "memory_bytes": accelerator_fit.hardware.memory_bytes,
+            "usable_memory_bytes": accelerator_fit.hardware.usable_memory_bytes,
+            "usable_bytes": accelerator_fit.capacity,
+            "device_bytes": accelerator_fit.needed,
+            "left_bytes": accelerator_fit.left_bytes,
+            "verdict": accelerator_fit.verdict,
         }
-        for fit in accelerator_fits
+        for accelerator_fit in accelerator_fits
     ]
 
 
 def workload_data(memory: Memory) -> dict[str, Any]:
     """Returns the workload: phase, sizes and number formats."""
-    memory_use, settings = memory.states, memory.settings
+    memory_use, run_settings = memory.states, memory.settings
     return {
-        "phase": settings.phase,
+        "phase": run_settings.phase,
         "batch": memory_use.workload.batch,
         "seq": memory_use.workload.seq,
         "source": memory_use.workload.source if memory.spec.kind == "encoder-decoder" else None,
-        "num_microbatches": (settings.num_microbatches or 1) if settings.phase == "training" else None,
+        "num_microbatches": (run_settings.num_microbatches or 1) if run_settings.phase == "training" else None,
         "dtype": memory_use.dtype,
         "kv_dtype": memory_use.kv_dtype or None,
         "grad_dtype": memory_use.grad_dtype or None,
@@ -82,44 +82,48 @@ def workload_data(memory: Memory) -> dict[str, Any]:
     }
 
 
-def execution_data(memory: Memory, attention: AttentionImplementation | None = None) -> dict[str, Any]:
+def execution_data(memory: Memory, attention_kernel: AttentionImplementation | None = None) -> dict[str, Any]:
     """Returns the choices of kernels and optimizer that change the memory of a workload.
 
-    attention: the implementation of attention; default that of the simulated run.
+    attention_kernel: the implementation of attention; default that of the simulated run.
     """
-    attention = memory.attention if attention is None else attention
-    memory_use, settings, training = memory.states, memory.settings, memory.settings.phase == "training"
-    choices = kernel_choices(settings, memory.spec, attention)
+    attention_kernel = memory.attention if attention_kernel is None else attention_kernel
+    memory_use, run_settings, is_training = memory.states, memory.settings, memory.settings.phase == "training"
+    kernel_options = kernel_choices(run_settings, memory.spec, attention_kernel)
     adapters = memory_use.adapters
-    choices_data: dict[str, Any] = {"attn_implementation": attention, "norm": choices.norm}
-    if training:
+    choices_data: dict[str, Any] = {"attn_implementation": attention_kernel, "norm": kernel_options.norm}
+    if is_training:
         choices_data |= {
-            "cross_entropy": choices.cross_entropy,
-            "logits_dtype": choices.logits_dtype
-            or ("float32" if choices.cross_entropy == "eager" and choices.float32_loss else memory_use.dtype),
-            "recompute": settings.recompute or "none",
+            "cross_entropy": kernel_options.cross_entropy,
+            "logits_dtype": kernel_options.logits_dtype
+            or (
+                "float32"
+                if kernel_options.cross_entropy == "eager" and kernel_options.float32_loss
+                else memory_use.dtype
+            ),
+            "recompute": run_settings.recompute or "none",
             "dropout": {} if memory.spec.dropout is None else memory.spec.dropout.probabilities(),
-            "compile": bool(settings.compile),
+            "compile": bool(run_settings.compile),
             "optimizer": None if memory_use.optimizer is None else memory_use.optimizer.name,
-            "optimizer_impl": optimizer_implementation(settings, memory_use),
-            "zero_grad": settings.zero_grad or "none",
-            "moe": settings.moe or "dropless",
-            **({} if settings.fake_quantize is None else {"fake_quantize": settings.fake_quantize}),
+            "optimizer_impl": optimizer_implementation(run_settings, memory_use),
+            "zero_grad": run_settings.zero_grad or "none",
+            "moe": run_settings.moe or "dropless",
+            **({} if run_settings.fake_quantize is None else {"fake_quantize": run_settings.fake_quantize}),
             "lora": None
             if adapters is None
             else {
                 "rank": adapters.rank,
                 "targets": sorted(adapters.targets),
                 "dtype": memory_use.adapter_dtype,
-                "dropout": bool(settings.lora_dropout),
+                "dropout": bool(run_settings.lora_dropout),
                 "base": adapters.base,
             },
         }
     else:
         choices_data |= {
-            "chunk": prompt_chunk(settings, memory_use),
-            "kv_block": cache_block(settings, memory_use) or None,
-            "mla": settings.mla or "auto",
+            "chunk": prompt_chunk(run_settings, memory_use),
+            "kv_block": cache_block(run_settings, memory_use) or None,
+            "mla": run_settings.mla or "auto",
         }
     return {**choices_data, "allocator": "expandable" if memory.runtime.expandable else "segments"}
 
@@ -141,13 +145,13 @@ def device_data(device: DeviceMemory) -> dict[str, Any]:
         ],
         "terms": [
             {
-                "name": term.name,
-                "bytes": term.bytes,
-                "status": term.status,
-                "witness": term.witness,
-                "versions": term.versions or None,
+                "name": memory_term.name,
+                "bytes": memory_term.bytes,
+                "status": memory_term.status,
+                "witness": memory_term.witness,
+                "versions": memory_term.versions or None,
             }
-            for term in device.terms
+            for memory_term in device.terms
         ],
     }
 
@@ -183,16 +187,18 @@ def _optimizer_data(optimizer_state: OptimizerState | None) -> dict[str, Any]:
 
 def not_counted(memory_use: MemoryUse) -> list[str]:
     """Returns a note on the tensors that the answer does not count."""
-    texts = list(memory_use.not_counted)
+    uncounted_texts = list(memory_use.not_counted)
     if TOWERS.name in memory_use.count.include:
-        inputs = memory_use.inputs
-        runs_encoders = inputs is not None and bool(inputs.runs)
-        if inputs is not None:
-            names = unreplayed_encoders(memory_use.count.spec, inputs)
-            texts += [f"activations of {name}, whose layers are not replayed" for name in names]
-        texts.append(
+        encoded_inputs = memory_use.inputs
+        runs_encoders = encoded_inputs is not None and bool(encoded_inputs.runs)
+        if encoded_inputs is not None:
+            encoder_names = unreplayed_encoders(memory_use.count.spec, encoded_inputs)
+            uncounted_texts += [
+                f"activations of {encoder_name}, whose layers are not replayed" for encoder_name in encoder_names
+            ]
+        uncounted_texts.append(
             "pixels, patch embeddings and projectors of the encoders' passes"
             if runs_encoders
             else f"activations of the {TOWERS.title}"
         )
-    return texts
+    return uncounted_texts

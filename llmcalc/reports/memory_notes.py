@@ -30,19 +30,19 @@ TERM_NAMES = {"free blocks": "fragmentation"}
 """Term of a device's memory → its name in tables, where that differs."""
 
 
-def term_name(term: Term) -> str:
+def term_name(memory_term: Term) -> str:
     """Returns the displayed name of a memory term."""
-    return TERM_NAMES.get(term.name, term.name)
+    return TERM_NAMES.get(memory_term.name, memory_term.name)
 
 
 def run_text(memory_use: MemoryUse) -> str:
     """Writes a run's phase, tokens and precision or adapters: `training of 2,048 tokens (bf16-master)`."""
     workload = memory_use.workload
     batch = "" if workload.batch == 1 else f"{workload.batch:,} × "
-    weights = _adapters_text(memory_use) or memory_use.precision
-    precision = f" ({weights})" if weights else ""
+    weights_text = _adapters_text(memory_use) or memory_use.precision
+    precision_text = f" ({weights_text})" if weights_text else ""
     preposition = "after" if memory_use.phase == "decode" else "of"
-    return f"{memory_use.phase} {preposition} {batch}{plural(workload.seq, 'token')}{precision}"
+    return f"{memory_use.phase} {preposition} {batch}{plural(workload.seq, 'token')}{precision_text}"
 
 
 def _adapters_text(memory_use: MemoryUse) -> str:
@@ -68,29 +68,29 @@ PRECISION_TEXTS = {
 """Training precision → its text in a heading."""
 
 
-def settings_text(memory: Memory, attention: AttentionImplementation) -> str:
+def settings_text(memory: Memory, attention_kernel: AttentionImplementation) -> str:
     """Writes a run with assumed settings: `training of 2,048 tokens: sdpa, fused adamw, pure bf16`."""
     memory_use = memory.states
     if memory_use.phase != "training":
         return run_text(memory_use)
-    precision = _adapters_text(memory_use) or PRECISION_TEXTS.get(memory_use.precision or "", memory_use.precision)
-    optimizer, implementation = memory_use.optimizer, optimizer_implementation(memory.settings, memory_use)
-    optimizer_text = "" if optimizer is None else f"{implementation} {optimizer.name}"
+    precision_text = _adapters_text(memory_use) or PRECISION_TEXTS.get(memory_use.precision or "", memory_use.precision)
+    optimizer, optimizer_kernel = memory_use.optimizer, optimizer_implementation(memory.settings, memory_use)
+    optimizer_text = "" if optimizer is None else f"{optimizer_kernel} {optimizer.name}"
     run_title = run_text(memory_use).partition(" (")[0]
-    scheme = memory.settings.fake_quantize
-    rounding = "" if scheme is None else f"fake quantization {scheme}"
+    quantization_scheme = memory.settings.fake_quantize
+    rounding_text = "" if quantization_scheme is None else f"fake quantization {quantization_scheme}"
     layers = memory.settings.trainable_layers
     trained_part = "" if layers is None else f"the last {plural(layers, 'layer')} alone"
-    texts = (attention, optimizer_text, precision, trained_part, rounding)
-    return f"{run_title}: " + ", ".join(text for text in texts if text)
+    setting_texts = (attention_kernel, optimizer_text, precision_text, trained_part, rounding_text)
+    return f"{run_title}: " + ", ".join(setting_text for setting_text in setting_texts if setting_text)
 
 
 def untested_notes(device: DeviceMemory) -> list[str]:
     """Returns one warning per missing measurement, with the memory terms that depend on it."""
     terms_by_reason: dict[str, list[str]] = {}
-    for term in device.terms:
-        if term.status == "untested":
-            terms_by_reason.setdefault(term.witness, []).append(term.name)
+    for memory_term in device.terms:
+        if memory_term.status == "untested":
+            terms_by_reason.setdefault(memory_term.witness, []).append(memory_term.name)
     return [f"untested: {', '.join(terms)} ({reason})" for reason, terms in terms_by_reason.items()]
 
 
@@ -117,9 +117,9 @@ def host_notes(device: DeviceMemory, ranks: int = 1) -> list[str]:
     if not device.host:
         return []
     term_texts = ", ".join(f"{units.memory(term.bytes)} {term.name}" for term in device.host)
-    sources = dict.fromkeys(f"{STATUS.get(term.status, term.status)} ({term.witness})" for term in device.host)
+    term_sources = dict.fromkeys(f"{STATUS.get(term.status, term.status)} ({term.witness})" for term in device.host)
     ranks_note = f"; each of {ranks} ranks has as much" if ranks > 1 else ""
-    return [f"host: {term_texts}{ranks_note}; {'; '.join(sources)}"]
+    return [f"host: {term_texts}{ranks_note}; {'; '.join(term_sources)}"]
 
 
 def keeps_small_segments(memory: Memory) -> bool:
@@ -139,22 +139,25 @@ def _experts_note(memory: Memory) -> str:
 
 
 def memory_notes(preset: Preset, memory: Memory, assumed_accelerator: str) -> list[str]:
-    memory_use, settings = memory.states, memory.settings
+    memory_use, run_settings = memory.states, memory.settings
     notes = [_pure_note(memory), _experts_note(memory), _execution_note(memory)]
-    if settings.has_kbit_base and settings.recompute == "full":
+    if run_settings.has_kbit_base and run_settings.recompute == "full":
         notes.append(
-            f"with --base {settings.base} every layer is recomputed by default, as by PEFT's "
+            f"with --base {run_settings.base} every layer is recomputed by default, as by PEFT's "
             "prepare_model_for_kbit_training; --recompute none counts it without"
         )
-    flash = memory.flash_bytes
-    if flash is not None and flash < memory.device.device_bytes:
-        notes.append(f"eager attention computes all scores; --attn-implementation flash requires {units.memory(flash)}")
-    if settings.phase == "training" and settings.attn_implementation is None and memory.attention == "eager":
+    flash_attention_bytes = memory.flash_bytes
+    if flash_attention_bytes is not None and flash_attention_bytes < memory.device.device_bytes:
+        notes.append(
+            "eager attention computes all scores; --attn-implementation flash requires "
+            f"{units.memory(flash_attention_bytes)}"
+        )
+    if run_settings.phase == "training" and run_settings.attn_implementation is None and memory.attention == "eager":
         notes.append(
             "counted with eager attention: scaled_dot_product_attention takes no sinks and no soft cap, and biases and "
             "selections per head are not modelled with it"
         )
-    if settings.phase == "training" and keeps_small_segments(memory):
+    if run_settings.phase == "training" and keeps_small_segments(memory):
         notes.append(
             "fragmentation: segments of freed activations too small for the optimizer's tensors stay reserved; "
             "--allocator expandable reuses them"
@@ -175,12 +178,12 @@ def memory_notes(preset: Preset, memory: Memory, assumed_accelerator: str) -> li
             f"published in {units.short_dtype(preset.dtype)}, counted in {units.short_dtype(memory_use.dtype)}"
         )
     if memory_use.kv_dtype:
-        notes += [_cache_note(memory_use, cache_block(settings, memory_use)), _chunk_note(memory)]
+        notes += [_cache_note(memory_use, cache_block(run_settings, memory_use)), _chunk_note(memory)]
     return notes + (_training_notes(memory_use) if memory_use.phase == "training" else [])
 
 
 def concatenation_note(memory: Memory) -> str:
-    """Writes why a cache that grows by concatenation leaves blocks free; empty for other runs."""
+    """Writes a note on blocks that a cache growing by concatenation leaves free; empty for other runs."""
     is_concatenated = bool(memory.states.kv_dtype) and not cache_block(memory.settings, memory.states)
     if memory.settings.phase != "decode" or not is_concatenated or not keeps_small_segments(memory):
         return ""
@@ -209,29 +212,30 @@ def _pure_note(memory: Memory) -> str:
 def _execution_note(memory: Memory) -> str:
     """Writes the kernel choices with their options."""
     choices_data = execution_data(memory)
-    texts = [f"{memory.attention} attention (--attn-implementation)", f"{choices_data['norm']} norms (--norm)"]
+    kernel_texts = [f"{memory.attention} attention (--attn-implementation)", f"{choices_data['norm']} norms (--norm)"]
     if memory.settings.phase == "training":
-        texts.append(f"{choices_data['cross_entropy']} cross-entropy (--cross-entropy)")
-        texts.append(f"recompute {choices_data['recompute']} (--recompute)")
+        kernel_texts.append(f"{choices_data['cross_entropy']} cross-entropy (--cross-entropy)")
+        kernel_texts.append(f"recompute {choices_data['recompute']} (--recompute)")
         if choices_data["dropout"]:
             dropout_texts = ", ".join(
                 f"{probability:g} ({dropout_place})" for dropout_place, probability in choices_data["dropout"].items()
             )
-            texts.append(f"dropout {dropout_texts} (--dropout)")
-        texts.append(f"{choices_data['optimizer']} {choices_data['optimizer_impl']} (--optimizer-impl)")
-    return f"runs with {', '.join(texts)}"
+            kernel_texts.append(f"dropout {dropout_texts} (--dropout)")
+        kernel_texts.append(f"{choices_data['optimizer']} {choices_data['optimizer_impl']} (--optimizer-impl)")
+    return f"runs with {', '.join(kernel_texts)}"
 
 
 def _kernels_note(memory: Memory) -> str:
     """Writes the packages whose kernels are assumed for recurrent layers; empty without recurrent layers."""
     if memory.settings.phase == "decode":
         return ""
-    mixers = (part for part in nested_parts(memory.spec) if isinstance(part, TokenMixer))
-    packages = list(dict.fromkeys(package for mixer in mixers for package in mixer.kernel_packages))
-    if not packages:
+    mixers = (model_part for model_part in nested_parts(memory.spec) if isinstance(model_part, TokenMixer))
+    kernel_packages = list(dict.fromkeys(package for mixer in mixers for package in mixer.kernel_packages))
+    if not kernel_packages:
         return ""
     return (
-        f"recurrent layers are counted with the kernels of {' and '.join(packages)}; where they are not installed, "
+        f"recurrent layers are counted with the kernels of {' and '.join(kernel_packages)}; where they are not "
+        "installed, "
         "transformers runs loops of torch, which took up to 2.1 times as much on an H200"
     )
 
@@ -246,12 +250,11 @@ def _chunk_note(memory: Memory) -> str:
 
 def _cache_note(memory_use: MemoryUse, block_tokens: int) -> str:
     tokens, sequences = plural(memory_use.workload.seq, "token"), plural(memory_use.workload.batch, "sequence")
-    text = f"KV cache: keys, values and any recurrent state of {sequences} of {tokens} (--batch, --seq)"
+    note_text = f"KV cache: keys, values and any recurrent state of {sequences} of {tokens} (--batch, --seq)"
     if block_tokens:
-        return (
-            f"{text}, in blocks of {plural(block_tokens, 'token')} (--kv-block); no prefix is shared between sequences"
-        )
-    return f"{text}; a new token is concatenated, which copies a layer's keys and values"
+        block_text = plural(block_tokens, "token")
+        return f"{note_text}, in blocks of {block_text} (--kv-block); no prefix is shared between sequences"
+    return f"{note_text}; a new token is concatenated, which copies a layer's keys and values"
 
 
 def _training_notes(memory_use: MemoryUse) -> list[str]:

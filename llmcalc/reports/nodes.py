@@ -12,10 +12,10 @@ Figures: TypeAlias = Callable[[Place], dict[str, Any]]
 """Function of a node in its context that returns its numbers by name."""
 
 
-def tree_data(node_position: Place, figures: Figures) -> dict[str, Any]:
+def tree_data(node_position: Place, figures_function: Figures) -> dict[str, Any]:
     """Returns a node and its descendants as nested dicts with counts."""
     node = node_position.node
-    node_data: dict[str, Any] = {"name": node.segment, **figures(node_position)}
+    node_data: dict[str, Any] = {"name": node.segment, **figures_function(node_position)}
     for figure_key in ("kind", "label", "optional", "source"):
         if getattr(node, figure_key):
             node_data[figure_key] = getattr(node, figure_key)
@@ -24,12 +24,12 @@ def tree_data(node_position: Place, figures: Figures) -> dict[str, Any]:
     if node.op is not None:
         node_data["op"] = type(node.op).__name__
     if node.children:
-        node_data["children"] = [tree_data(child, figures) for child in node_position.children()]
+        node_data["children"] = [tree_data(child, figures_function) for child in node_position.children()]
     return node_data
 
 
-def figures_of_node(
-    quantity: str, node_position: Place, cost: Cost, include: frozenset[str] = frozenset()
+def node_figures_data(
+    quantity: str, node_position: Place, cost_function: Cost, include: frozenset[str] = frozenset()
 ) -> dict[str, Any]:
     """Returns a node's count per parent copy, per repeat, and in the whole model.
 
@@ -38,8 +38,8 @@ def figures_of_node(
     `<quantity>_in_all`: all repeats in the model. Those of the children add up to it.
     An optional part counts in itself, and in its parents if it is included.
     """
-    cost_per_repeat, repeat = node_position.cost_per_repeat(cost, include), node_position.node.repeat
-    figures: dict[str, Any] = {quantity: times(cost_per_repeat, repeat)}
-    if repeat != 1:
-        figures |= {"repeat": repeat, f"{quantity}_each": cost_per_repeat}
-    return figures | {f"{quantity}_in_all": times(cost_per_repeat, node_position.times)}
+    cost_per_repeat, repeat_count = node_position.cost_per_repeat(cost_function, include), node_position.node.repeat
+    node_figures: dict[str, Any] = {quantity: times(cost_per_repeat, repeat_count)}
+    if repeat_count != 1:
+        node_figures |= {"repeat": repeat_count, f"{quantity}_each": cost_per_repeat}
+    return node_figures | {f"{quantity}_in_all": times(cost_per_repeat, node_position.times)}

@@ -35,9 +35,9 @@ CHOSEN_KEYS = "decode: attention reads the chosen keys alone; a pass over severa
 _BINARY = {"KiB": "2^10", "MiB": "2^20", "GiB": "2^30", "TiB": "2^40"}
 
 
-def binary_unit_note(scale: units.Scale) -> str:
+def binary_unit_note(unit_scale: units.Scale) -> str:
     """Writes the meaning of a binary unit: `1 GiB = 2^30 bytes`; empty for a decimal unit."""
-    return f"1 {scale.name} = {_BINARY[scale.name]} bytes" if scale.name in _BINARY else ""
+    return f"1 {unit_scale.name} = {_BINARY[unit_scale.name]} bytes" if unit_scale.name in _BINARY else ""
 
 
 def flops_per_token_note(seq: int) -> str:
@@ -53,9 +53,13 @@ def cache_per_token_note(dtype: str) -> str:
     return f"KV cache per token: summed over all layers, before any sliding window fills, in {units.short_dtype(dtype)}"
 
 
-def relative_error_text(difference: float, reference: str) -> str:
+def relative_error_text(relative_difference: float, reference_text: str) -> str:
     """Writes a relative error as a text: `−6.7 % against the exact count` or `equal to the exact count`."""
-    return f"equal to {reference}" if difference == 0 else f"{units.signed_percent(difference)} against {reference}"
+    return (
+        f"equal to {reference_text}"
+        if relative_difference == 0
+        else f"{units.signed_percent(relative_difference)} against {reference_text}"
+    )
 
 
 def several(device_count: int, title: str) -> str:
@@ -63,9 +67,9 @@ def several(device_count: int, title: str) -> str:
     return f"{device_count:,} × {title}"
 
 
-def plural(count: int, noun: str) -> str:
+def plural(noun_count: int, noun: str) -> str:
     """Writes a number with a noun: `1 token` or `2,048 tokens`."""
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+    return f"{noun_count:,} {noun}" + ("" if noun_count == 1 else "s")
 
 
 def tokens_of(spec: ModelSpec, workload: Workload) -> str:
@@ -113,12 +117,13 @@ def identity_experts_note(tree: Node) -> str:
     """Returns a note about tokens routed to identity experts; empty for a model without identity experts."""
     ops = (node_position.node.op for node_position in tree.walk())
     identity_ops: Any = dict.fromkeys(op for op in ops if op is not None and op.effects >= SKIPPED_PARAMS)
-    counts = ", ".join(
+    expert_counts = ", ".join(
         f"{identity_op.maps[0].top_k} of {identity_op.maps[0].num_experts:,} beside {identity_op.count:,}"
         for identity_op in identity_ops
     )
     return (
-        f"upper bound: every token is counted with real experts ({counts} identity experts, which hold and compute "
+        f"upper bound: every token is counted with real experts ({expert_counts} identity experts, which hold and "
+        "compute "
         "nothing)"
         if identity_ops
         else ""

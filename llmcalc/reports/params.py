@@ -16,7 +16,7 @@ from . import bars, palette
 from .answer import CountedAnswer
 from .bars import Bar
 from .document import Column, Report, Row, Table, without_repetitions
-from .nodes import Figures, figures_of_node, tree_data
+from .nodes import Figures, node_figures_data, tree_data
 from .notes import identity_experts_note, relative_error_text
 from .share import copies_text, share_data, share_notes, with_rank
 from .summary import headline, model_data
@@ -64,10 +64,10 @@ def report(preset: Preset, parameter_count: ParameterCount, rank_share: RankShar
         }
     if rank_share is not None:
         document["params"]["copied"] = rank_share.model.copied_parameters(parameter_count.include)
-    rows = _component_rows(parameter_count.tree, total_params, parameter_count.include)
-    rows.append(Row(["total", None, None, total_params, 1.0, None], strong=True, is_sum=True))
+    table_rows = _component_rows(parameter_count.tree, total_params, parameter_count.include)
+    table_rows.append(Row(["total", None, None, total_params, 1.0, None], strong=True, is_sum=True))
     if parameter_count.active != total_params:
-        rows.append(
+        table_rows.append(
             Row(
                 ["active per token", None, None, parameter_count.active, parameter_count.active / total_params, None],
                 strong=True,
@@ -78,7 +78,7 @@ def report(preset: Preset, parameter_count: ParameterCount, rank_share: RankShar
         with_rank(headline(preset.model), rank_share),
         _params_notes(preset, parameter_count, rank_share),
     )
-    table = Table(preset.display, COLUMNS, rows, model_text, notes, count_text(parameter_count))
+    table = Table(preset.display, COLUMNS, table_rows, model_text, notes, count_text(parameter_count))
     return Report(document, [table]).for_target(preset.target)
 
 
@@ -111,54 +111,57 @@ def _add_rows(
     node, params_per_repeat = node_position.node, node_position.cost_per_repeat(total_of, include)
     if not params_per_repeat:
         return
-    name = f"{node.name} ({node.label})" if node.label else node.name
+    node_name = f"{node.name} ({node.label})" if node.label else node.name
     table_parts.append(
-        (node_position.kind, _component_row(name, params_per_repeat, node_position.times, total_params, depth))
+        (node_position.kind, _component_row(node_name, params_per_repeat, node_position.times, total_params, depth))
     )
-    children = list(node_position.children())
+    child_positions = list(node_position.children())
     if node.kind == "layer" or node.is_stack or node.optional:
-        norms = [child_position for child_position in children if child_position.node.kind == "norm"]
-        for child_position in children:
+        norm_positions = [child_position for child_position in child_positions if child_position.node.kind == "norm"]
+        for child_position in child_positions:
             if child_position.node.kind != "norm":
                 _add_rows(table_parts, child_position, total_params, include, depth + 1)
-        if node.kind == "layer" and norms:
-            norm_total = sum(norm.total(total_of) for norm in norms)
+        if node.kind == "layer" and norm_positions:
+            norm_total = sum(norm.total(total_of) for norm in norm_positions)
             if norm_total:
                 table_parts.append(
                     ("norm", _component_row("norms", norm_total, node_position.times, total_params, depth + 1))
                 )
         else:
-            for norm in norms:
+            for norm in norm_positions:
                 _add_rows(table_parts, norm, total_params, include, depth + 1)
     elif node.kind == "experts":
-        for child_position in children:
+        for child_position in child_positions:
             _add_rows(table_parts, child_position, total_params, include, depth + 1)
 
 
-def _component_row(name: str, per_repeat: int, repeat: int, total_params: int, depth: int) -> Row:
+def _component_row(row_name: str, per_repeat: int, repeat: int, total_params: int, depth: int) -> Row:
     return Row(
-        [name, per_repeat, repeat if repeat > 1 else None, per_repeat * repeat, per_repeat * repeat / total_params],
+        [row_name, per_repeat, repeat if repeat > 1 else None, per_repeat * repeat, per_repeat * repeat / total_params],
         depth,
     )
 
 
 def _with_bars(table_parts: Sequence[Part]) -> list[Row]:
     """Adds a bar to each row of one component, proportional to the whole model."""
-    rows: list[Row] = []
+    table_rows: list[Row] = []
     covered_depth = -1  # the depth of the row above whose bar includes this one; -1 for none
-    for i, (component_kind, row) in enumerate(table_parts):
-        covered_depth = -1 if row.depth <= covered_depth else covered_depth
+    for i, (component_kind, table_row) in enumerate(table_parts):
+        covered_depth = -1 if table_row.depth <= covered_depth else covered_depth
         later_indices = (
             later_index
             for later_index in range(i + 1, len(table_parts))
-            if table_parts[later_index][1].depth <= row.depth
+            if table_parts[later_index][1].depth <= table_row.depth
         )
         nested_parts = table_parts[i + 1 : next(later_indices, len(table_parts))]
         bar = None
         if covered_depth < 0 and all(component == component_kind for component, _ in nested_parts):
-            bar, covered_depth = Bar(row.cells[-1], palette.COMPONENTS.get(component_kind, palette.OTHER)), row.depth
-        rows.append(row._replace(cells=[*row.cells, bar]))
-    return rows
+            bar, covered_depth = (
+                Bar(table_row.cells[-1], palette.COMPONENTS.get(component_kind, palette.OTHER)),
+                table_row.depth,
+            )
+        table_rows.append(table_row._replace(cells=[*table_row.cells, bar]))
+    return table_rows
 
 
 def _params_notes(preset: Preset, parameter_count: ParameterCount, rank_share: RankShare | None) -> list[str]:
@@ -167,10 +170,10 @@ def _params_notes(preset: Preset, parameter_count: ParameterCount, rank_share: R
         if rank_share is None
         else _rank_notes(preset, parameter_count, rank_share)
     )
-    for option, parameters in parameter_count.left_out.items():
+    for option_name, parameters in parameter_count.left_out.items():
         notes.append(
-            f"not counted: {option}, {units.count(parameters)} ({units.exact(parameters)}); "
-            f"{OPTIONAL_PARTS[option].option} includes it"
+            f"not counted: {option_name}, {units.count(parameters)} ({units.exact(parameters)}); "
+            f"{OPTIONAL_PARTS[option_name].option} includes it"
         )
     notes += [f"assumed: {assumption}" for assumption in preset.assumptions]
     approximation_note = "" if rank_share is not None else rule_of_thumb(preset, parameter_count)
@@ -211,19 +214,22 @@ def _rank_notes(preset: Preset, parameter_count: ParameterCount, rank_share: Ran
 
 def _published_notes(preset: Preset, parameter_count: ParameterCount) -> list[str]:
     """Compares the count with the published figure. A difference has the preset's first reason."""
-    published_figures, note = preset.published, preset.published.parameters_note or ""
-    first_reason, further_reasons, _ = note.partition("; ")
+    published_figures, published_note = preset.published, preset.published.parameters_note or ""
+    first_reason, further_reasons, _ = published_note.partition("; ")
     if further_reasons and preset.name in model_names():
-        note = f"{first_reason}; llmcalc presets {preset.name} says more"
-    reason_text = f" ({note})" if note else ""
+        published_note = f"{first_reason}; llmcalc presets {preset.name} says more"
+    reason_text = f" ({published_note})" if published_note else ""
     if published_figures.parameters is not None:
-        difference = parameter_count.total - published_figures.parameters
-        verdict = units.difference(difference) + (
+        parameter_difference = parameter_count.total - published_figures.parameters
+        verdict = units.difference(parameter_difference) + (
             " (the published figure may exclude the optional modules you added)"
-            if difference and parameter_count.include
+            if parameter_difference and parameter_count.include
             else ""
         )
-        return [f"published {units.exact(published_figures.parameters)}: {verdict}{reason_text if difference else ''}"]
+        return [
+            f"published {units.exact(published_figures.parameters)}: "
+            f"{verdict}{reason_text if parameter_difference else ''}"
+        ]
     if not published_figures.nominal:
         return []
     active_text = f", {published_figures.active} active" if published_figures.active else ""
@@ -246,9 +252,9 @@ def rule_of_thumb(preset: Preset, parameter_count: ParameterCount) -> str:
     layers, hidden_size = spec.main.num_hidden_layers, spec.hidden_size
     heads = 1 if spec.tie_word_embeddings else 2
     estimated_params = 12 * layers * hidden_size**2 + heads * spec.vocab_size * hidden_size
-    name = "12Lh² + 2Vh" if heads == 2 else "12Lh² + Vh"
+    rule_name = "12Lh² + 2Vh" if heads == 2 else "12Lh² + Vh"
     return (
-        f"rule of thumb {name}, for MHA and a non-gated FFN with d_ff = 4h: {units.count(estimated_params)}, "
+        f"rule of thumb {rule_name}, for MHA and a non-gated FFN with d_ff = 4h: {units.count(estimated_params)}, "
         f"{relative_error_text(estimated_params / parameter_count.total - 1, 'the exact count')}"
     )
 
@@ -257,7 +263,7 @@ def _figures_function(include: frozenset[str]) -> Figures:
     """Returns a function of a node's total and, if fewer, active parameters for the JSON tree."""
 
     def figures(node_position: Place) -> dict[str, Any]:
-        node_data = figures_of_node("params", node_position, total_of, include)
+        node_data = node_figures_data("params", node_position, total_of, include)
         active_params = node_position.total(active_of, include)
         return node_data if active_params == node_data["params"] else node_data | {"active": active_params}
 

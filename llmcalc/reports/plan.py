@@ -16,7 +16,7 @@ from ..timing.spread import TIE, Range
 from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell, without_repetitions
 from .memory_notes import run_text
 from .notes import plural, too_long_notes, warnings_of_notes
-from .seconds import class_text, duration, range_of, range_text
+from .seconds import class_text, duration_text, range_ends_text, range_text
 from .share import candidate_cell
 from .summary import model_data
 
@@ -41,33 +41,33 @@ REFUSED_COLUMNS = (Column("reason", "why not", justify="left", wrap=True), Colum
 
 
 def report(
-    preset: Preset, layout_plan: LayoutPlan, instead: str = "", requested_sizes: Mapping[str, int] | None = None
+    preset: Preset, layout_plan: LayoutPlan, other_way_text: str = "", requested_sizes: Mapping[str, int] | None = None
 ) -> Report:
     """Returns the report: the best layouts, and the number of refused layouts per reason.
 
-    instead: the nearest possible layouts if no layout is possible; default empty.
+    other_way_text: the nearest possible layouts if no layout is possible; default empty.
     requested_sizes: sizes of a layout whose place in the order is shown; default none.
     """
     plan, memory = layout_plan.plan, layout_plan.memory
-    capacity = f"{units.GIB.write(layout_plan.hardware.capacity_bytes)} {units.GIB.name}"
-    accelerators = f"{plural(layout_plan.devices, 'device')} with {capacity} each"
+    capacity_text = f"{units.GIB.write(layout_plan.hardware.capacity_bytes)} {units.GIB.name}"
+    accelerators_text = f"{plural(layout_plan.devices, 'device')} with {capacity_text} each"
     run_title = f"{run_text(memory.states)}, {plural(layout_plan.global_batch, 'sequence')} a step"
-    run_description = f"{run_title}, on {accelerators} ({layout_plan.hardware.title}); sizes in {units.GIB.name}"
+    run_description = f"{run_title}, on {accelerators_text} ({layout_plan.hardware.title}); sizes in {units.GIB.name}"
     warnings = too_long_notes(memory.spec, memory.states.workload)
-    rows = [
+    table_rows = [
         _layout_row(
-            framework_plan, candidate, is_tie, framework_plan.framework.title if layout_plan.other_plans else ""
+            framework_plan, layout_candidate, is_tie, framework_plan.framework.title if layout_plan.other_plans else ""
         )
-        for framework_plan, candidate, is_tie in _rows_with_ties(layout_plan)
+        for framework_plan, layout_candidate, is_tie in _rows_with_ties(layout_plan)
     ]
-    if not rows and plan.nearest is not None:
-        rows = [_layout_row(layout_plan, plan.nearest)]
+    if not table_rows and plan.nearest is not None:
+        table_rows = [_layout_row(layout_plan, plan.nearest)]
     layout_position = None if requested_sizes is None else _place_in_order(layout_plan, requested_sizes)
     notes = without_repetitions(
         [
             *warnings,
-            instead,
-            *([] if layout_position is None else [_place_text(layout_position)]),
+            other_way_text,
+            *([] if layout_position is None else [_order_position_text(layout_position)]),
             f"assumed: {layout_plan.assumed_batch}, {layout_plan.step_tokens:,} tokens a step"
             if layout_plan.assumed_batch
             else "",
@@ -79,26 +79,29 @@ def report(
         ]
     )
     title = preset.display
-    columns = LAYOUT_COLUMNS if layout_plan.times is None else TIMED_COLUMNS
-    tables = [Table(title, columns, rows, run_description, notes, _answer_text(layout_plan), name="feasible")]
+    table_columns = LAYOUT_COLUMNS if layout_plan.times is None else TIMED_COLUMNS
+    tables = [
+        Table(title, table_columns, table_rows, run_description, notes, _answer_text(layout_plan), name="feasible")
+    ]
     if plan.refused:
         reason_rows = [
-            Row([reason, layout_count])
-            for reason, layout_count in sorted(plan.refused.items(), key=lambda item: -item[1])
+            Row([refusal_reason, layout_count])
+            for refusal_reason, layout_count in sorted(plan.refused.items(), key=lambda item: -item[1])
         ]
         tables.append(Table("Layouts that are left out", REFUSED_COLUMNS, reason_rows, name="refused"))
     document = _plan_data(preset, layout_plan) | ({} if layout_position is None else {"where": layout_position})
-    lazy_fields = {"unreplayed": lambda: [unreplayed_data(candidate) for candidate in plan.unreplayed]}
+    lazy_fields = {"unreplayed": lambda: [unreplayed_data(layout_candidate) for layout_candidate in plan.unreplayed]}
     report = Report(document, tables, warnings=warnings_of_notes(preset, warnings), computed_last=lazy_fields)
     return report.for_target(preset.target)
 
 
 def _rows_with_ties(layout_plan: LayoutPlan) -> list[tuple[LayoutPlan, Candidate, bool]]:
     """Returns the layouts that fit, each with the plan of its framework, and whether its time is that of a tie."""
-    rows = layout_plan.rows_of_frameworks
-    are_ties = tie_flags([candidate for _, candidate in rows])
+    framework_rows = layout_plan.rows_of_frameworks
+    are_ties = tie_flags([layout_candidate for _, layout_candidate in framework_rows])
     return [
-        (framework_plan, candidate, is_tie) for (framework_plan, candidate), is_tie in zip(rows, are_ties, strict=True)
+        (framework_plan, layout_candidate, is_tie)
+        for (framework_plan, layout_candidate), is_tie in zip(framework_rows, are_ties, strict=True)
     ]
 
 
@@ -112,8 +115,8 @@ def _place_in_order(layout_plan: LayoutPlan, requested_sizes: Mapping[str, int])
     }
 
 
-def _place_text(layout_position: dict[str, Any]) -> str:
-    layout = " ".join(f"{name}{degree}" for name, degree in layout_position["layout"].items())
+def _order_position_text(layout_position: dict[str, Any]) -> str:
+    layout = " ".join(f"{degree_name}{degree}" for degree_name, degree in layout_position["layout"].items())
     if layout_position["place"] is None:
         return f"{layout}: is not among the {layout_position['of']:,} layouts whose tensors may fit"
     return f"{layout}: place {layout_position['place']:,} of {layout_position['of']:,}"
@@ -125,8 +128,10 @@ def _answer_text(layout_plan: LayoutPlan) -> str:
     fastest_time = None if fastest_layout is None else fastest_plan.range(fastest_layout)
     time_text = "" if fastest_time is None else f"; the fastest takes {range_text(fastest_time)} a step"
     if layout_plan.other_plans:
-        names = [framework_plan.framework.title for framework_plan in (layout_plan, *layout_plan.other_plans)]
-        return f"it fits under {', '.join(names[:-1])} and {names[-1]}{time_text}"
+        framework_titles = [
+            framework_plan.framework.title for framework_plan in (layout_plan, *layout_plan.other_plans)
+        ]
+        return f"it fits under {', '.join(framework_titles[:-1])} and {framework_titles[-1]}{time_text}"
     return _fitting_count(layout_plan.plan) + time_text
 
 
@@ -141,18 +146,18 @@ def _fitting_count(plan: Plan) -> str:
 
 def _layout_row(layout_plan: LayoutPlan, candidate: Candidate, is_tie: bool = False, framework_title: str = "") -> Row:
     framework_text = f" ({framework_title})" if framework_title else ""
-    cells = [candidate_cell(candidate.layout, candidate.recompute) + framework_text, candidate.micro_batches]
+    row_cells = [candidate_cell(candidate.layout, candidate.recompute) + framework_text, candidate.micro_batches]
     if layout_plan.times is None:
-        cells += [candidate.device_bytes, candidate.headroom, candidate.communication_bytes, candidate.bubble]
-        return Row(cells)
-    estimate = layout_plan.range(candidate)
-    if estimate is None:
-        return Row([*cells, None, None, "", candidate.device_bytes, candidate.headroom])
+        row_cells += [candidate.device_bytes, candidate.headroom, candidate.communication_bytes, candidate.bubble]
+        return Row(row_cells)
+    seconds_range = layout_plan.range(candidate)
+    if seconds_range is None:
+        return Row([*row_cells, None, None, "", candidate.device_bytes, candidate.headroom])
     seconds_cell, seconds = (
-        DisplayedValue(candidate.seconds, duration(candidate.seconds or 0.0, digits=3)),
-        range_of(estimate),
+        DisplayedValue(candidate.seconds, duration_text(candidate.seconds or 0.0, digit_count=3)),
+        range_ends_text(seconds_range),
     )
-    return Row([*cells, seconds_cell, seconds, "=" if is_tie else "", candidate.device_bytes, candidate.headroom])
+    return Row([*row_cells, seconds_cell, seconds, "=" if is_tie else "", candidate.device_bytes, candidate.headroom])
 
 
 def _order_notes(layout_plan: LayoutPlan) -> list[str]:
@@ -165,19 +170,19 @@ def _order_notes(layout_plan: LayoutPlan) -> list[str]:
         ]
     fastest_plan, fastest_layout = next(iter(layout_plan.rows_of_frameworks), (layout_plan, None))
     first_time = None if fastest_layout is None else fastest_plan.range(fastest_layout)
-    stack = fastest_plan.times.stack if fastest_plan.times is not None else layout_plan.times.stack
+    software_stack = fastest_plan.times.stack if fastest_plan.times is not None else layout_plan.times.stack
     return [
-        *([] if first_time is None else [class_text(first_time, stack.title)]),
+        *([] if first_time is None else [class_text(first_time, software_stack.title)]),
         f"=: within {TIE * 100:g} % of the first row of its tie; ranges move together, so the order is surer than the "
         "seconds: measure the first three",
     ]
 
 
 def _plan_notes(layout_plan: LayoutPlan) -> list[str]:
-    frameworks = "the framework in its row" if layout_plan.other_plans else layout_plan.framework.title
+    framework_text = "the framework in its row" if layout_plan.other_plans else layout_plan.framework.title
     notes = [
         *_order_notes(layout_plan),
-        f"kernels and buffers of {frameworks}; required and headroom: of the rank that needs "
+        f"kernels and buffers of {framework_text}; required and headroom: of the rank that needs "
         "most; sent: by one rank in a step",
     ]
     if attention_of(layout_plan.memory, layout_plan.framework) == "eager":
@@ -187,7 +192,7 @@ def _plan_notes(layout_plan: LayoutPlan) -> list[str]:
         notes.insert(0, f"with --recompute full {fit_text}: their tensors do")
     if layout_plan.plan.unreplayed:
         layout_count = len(layout_plan.plan.unreplayed)
-        upper_bound = max(candidate.upper_bound for candidate in layout_plan.plan.unreplayed)
+        upper_bound = max(layout_candidate.upper_bound for layout_candidate in layout_plan.plan.unreplayed)
         more_replays = f"--rows {layout_plan.rows + layout_count} replays more of them"
         if layout_plan.plan.ended_early:
             more_replays = f"the search ended early: {FEWER_LAYOUTS}"
@@ -216,34 +221,34 @@ def advice_on_shards(layout_plan: LayoutPlan) -> list[str]:
     return []
 
 
-def candidate_data(candidate: Candidate, seconds: Range | None = None, is_tie: bool = False) -> dict[str, Any]:
+def candidate_data(layout_candidate: Candidate, seconds: Range | None = None, is_tie: bool = False) -> dict[str, Any]:
     """Returns a layout as plain data. Bytes are exact integers.
 
     is_tie: whether its time equals that of the layouts before it.
     """
     time_data = {} if seconds is None else {"seconds": seconds.amount.as_data(), "tie": is_tie}
     return time_data | {
-        "layout": candidate.layout.data(),
-        "options": candidate.options,
-        "num_microbatches": candidate.micro_batches,
-        "device_bytes": candidate.device_bytes,
-        "headroom_bytes": candidate.headroom,
-        "communication_bytes": candidate.communication_bytes,
-        "bubble": candidate.bubble,
-        "replayed": candidate.replayed,
+        "layout": layout_candidate.layout.data(),
+        "options": layout_candidate.options,
+        "num_microbatches": layout_candidate.micro_batches,
+        "device_bytes": layout_candidate.device_bytes,
+        "headroom_bytes": layout_candidate.headroom,
+        "communication_bytes": layout_candidate.communication_bytes,
+        "bubble": layout_candidate.bubble,
+        "replayed": layout_candidate.replayed,
     }
 
 
-def unreplayed_data(candidate: Candidate) -> dict[str, Any]:
+def unreplayed_data(layout_candidate: Candidate) -> dict[str, Any]:
     """Returns a layout that was not replayed as plain data. Bytes are exact integers."""
     return {
-        "layout": candidate.layout.data(),
-        "options": candidate.options,
-        "num_microbatches": candidate.micro_batches,
-        "tensor_bytes": candidate.device_bytes,
-        "upper_bound_bytes": candidate.upper_bound,
-        "communication_bytes": candidate.communication_bytes,
-        "bubble": candidate.bubble,
+        "layout": layout_candidate.layout.data(),
+        "options": layout_candidate.options,
+        "num_microbatches": layout_candidate.micro_batches,
+        "tensor_bytes": layout_candidate.device_bytes,
+        "upper_bound_bytes": layout_candidate.upper_bound,
+        "communication_bytes": layout_candidate.communication_bytes,
+        "bubble": layout_candidate.bubble,
     }
 
 
@@ -258,9 +263,9 @@ def _plan_data(preset: Preset, layout_plan: LayoutPlan) -> dict[str, Any]:
         "tried": sum(framework_plan.plan.tried for framework_plan in (layout_plan, *layout_plan.other_plans)),
         "by": "memory" if layout_plan.times is None else "time",
         "feasible": [
-            candidate_data(candidate, framework_plan.range(candidate), is_tie)
+            candidate_data(layout_candidate, framework_plan.range(layout_candidate), is_tie)
             | ({"framework": framework_plan.framework.name} if layout_plan.other_plans else {})
-            for framework_plan, candidate, is_tie in _rows_with_ties(layout_plan)
+            for framework_plan, layout_candidate, is_tie in _rows_with_ties(layout_plan)
         ],
         "unreplayed": [],
         "feasible_with_recompute": layout_plan.recomputed,

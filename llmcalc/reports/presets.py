@@ -23,10 +23,10 @@ def _short_kind(model_kind: str) -> str:
     return "enc-dec" if model_kind == "encoder-decoder" else model_kind
 
 
-def _round_change(difference: str) -> str:
+def _round_change(difference_text: str) -> str:
     """Rounds `−14,848` to `−14.85 K`. Other texts stay unchanged."""
-    digits = difference[1:].replace(",", "")
-    return difference[0] + units.count(int(digits)) if digits.isdigit() else difference
+    digit_text = difference_text[1:].replace(",", "")
+    return difference_text[0] + units.count(int(digit_text)) if digit_text.isdigit() else difference_text
 
 
 LIST_COLUMNS = (
@@ -45,22 +45,22 @@ DETAIL_COLUMNS = (
 )
 
 
-def report(presets: Sequence[Counted], details: bool) -> Report:
-    """Returns the report: one row per model, or one table per model with `details`."""
-    document = {"presets": [preset_data(preset, parameter_count) for preset, parameter_count in presets]}
+def report(counted_presets: Sequence[Counted], has_details: bool) -> Report:
+    """Returns the report: one row per model, or one table per model with `has_details`."""
+    document = {"presets": [preset_data(preset, parameter_count) for preset, parameter_count in counted_presets]}
     return Report(
         document,
-        [_detail_table(preset, parameter_count) for preset, parameter_count in presets]
-        if details
-        else [_list_table(presets)],
+        [_detail_table(preset, parameter_count) for preset, parameter_count in counted_presets]
+        if has_details
+        else [_list_table(counted_presets)],
     )
 
 
-def _list_table(presets: Sequence[Counted]) -> Table:
-    rows = []
-    for preset, parameter_count in presets:
+def _list_table(counted_presets: Sequence[Counted]) -> Table:
+    table_rows = []
+    for preset, parameter_count in counted_presets:
         active_params = None if parameter_count.active == parameter_count.total else parameter_count.active
-        rows.append(
+        table_rows.append(
             Row(
                 [
                     preset.name,
@@ -79,7 +79,7 @@ def _list_table(presets: Sequence[Counted]) -> Table:
         "exact one was published",
         "llmcalc presets NAME shows a model's aliases, sources, settings and assumptions",
     ]
-    return Table("Models", LIST_COLUMNS, rows, notes=notes)
+    return Table("Models", LIST_COLUMNS, table_rows, notes=notes)
 
 
 def _published_verdict(preset: Preset, parameter_count: ParameterCount) -> str:
@@ -91,14 +91,14 @@ def _published_verdict(preset: Preset, parameter_count: ParameterCount) -> str:
 
 
 def _detail_table(preset: Preset, parameter_count: ParameterCount) -> Table:
-    published_figures, training = preset.published, preset.training
-    rows = [Row(["total parameters", units.count(parameter_count.total), parameter_count.total])]
+    published_figures, training_facts = preset.published, preset.training
+    table_rows = [Row(["total parameters", units.count(parameter_count.total), parameter_count.total])]
     if parameter_count.active != parameter_count.total:
-        rows.append(Row(["active per token", units.count(parameter_count.active), parameter_count.active]))
-    for option, parameters in parameter_count.left_out.items():
-        rows.append(Row([f"not in the total: {option}", units.count(parameters), parameters]))
+        table_rows.append(Row(["active per token", units.count(parameter_count.active), parameter_count.active]))
+    for option_name, parameters in parameter_count.left_out.items():
+        table_rows.append(Row([f"not in the total: {option_name}", units.count(parameters), parameters]))
     if published_figures.parameters is not None:
-        rows.append(
+        table_rows.append(
             Row(["published weights", _published_verdict(preset, parameter_count), published_figures.parameters])
         )
     published_fields = {
@@ -106,21 +106,21 @@ def _detail_table(preset: Preset, parameter_count: ParameterCount) -> Table:
         "published active": published_figures.active,
         "training tokens": published_figures.training_tokens,
     }
-    settings = training.model_dump(exclude_none=True, exclude={"note"})
-    for name, value in {"dtype of the weights": preset.dtype, **published_fields, **settings}.items():
-        if value is not None:
-            rows.append(Row([name.replace("_", " "), str(value), None]))
+    settings = training_facts.model_dump(exclude_none=True, exclude={"note"})
+    for figure_name, figure_value in {"dtype of the weights": preset.dtype, **published_fields, **settings}.items():
+        if figure_value is not None:
+            table_rows.append(Row([figure_name.replace("_", " "), str(figure_value), None]))
     notes = [
         aliases_note(preset.aliases),
         f"on the published figure: {published_figures.parameters_note}" if published_figures.parameters_note else "",
-        f"training: {training.note}" if training.note else "",
+        f"training: {training_facts.note}" if training_facts.note else "",
         *(f"assumed: {assumption}" for assumption in preset.assumptions),
         *source_notes(preset.sources),
     ]
-    origin_text = ", ".join(text for text in (preset.developer, preset.released) if text)
+    origin_text = ", ".join(origin_part for origin_part in (preset.developer, preset.released) if origin_part)
     model_text = f"{headline(preset.model)} ({origin_text})" if origin_text else headline(preset.model)
     title = f"{preset.display} [{preset.name}]"
-    return Table(title, DETAIL_COLUMNS, rows, model_text, without_repetitions(notes), target=preset.name)
+    return Table(title, DETAIL_COLUMNS, table_rows, model_text, without_repetitions(notes), target=preset.name)
 
 
 def preset_data(preset: Preset, parameter_count: ParameterCount) -> dict[str, Any]:

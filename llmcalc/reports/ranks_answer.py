@@ -49,9 +49,11 @@ class RanksUse(MemoryAnswer, Cluster):
             return []
         from ..studies.rollout_phases import rollout_phases
 
-        expandable = self.memory.settings.allocator == "expandable"
-        runtime = runtime_of(hardware, self.workspace, expandable) if self.accelerators else self.memory.runtime
-        return rollout_phases(self, self.launch.rollout, self.preset, hardware, runtime)
+        has_expandable_segments = self.memory.settings.allocator == "expandable"
+        cuda_runtime = (
+            runtime_of(hardware, self.workspace, has_expandable_segments) if self.accelerators else self.memory.runtime
+        )
+        return rollout_phases(self, self.launch.rollout, self.preset, hardware, cuda_runtime)
 
     @cached_property
     def phases(self) -> list[RolloutPhase]:
@@ -82,10 +84,10 @@ class RanksUse(MemoryAnswer, Cluster):
 
         return engine(rollout.engine).runs_on(hardware)
 
-    def _fit_over_phases(self, fit: Fit) -> Fit:
+    def _fit_over_phases(self, accelerator_fit: Fit) -> Fit:
         """Returns the verdict for the phase of the run that needs most memory."""
-        peak_bytes = max((phase.bytes for phase in self.phases_on(fit.hardware)), default=0)
-        return fit if peak_bytes <= fit.needed else Fit(fit.hardware, peak_bytes)
+        peak_bytes = max((phase.bytes for phase in self.phases_on(accelerator_fit.hardware)), default=0)
+        return accelerator_fit if peak_bytes <= accelerator_fit.needed else Fit(accelerator_fit.hardware, peak_bytes)
 
     @property
     def states(self) -> MemoryUse:

@@ -49,33 +49,35 @@ def engine_note(rollout: Rollout | None) -> str:
     """Writes the rollout engine with its flags; empty without an engine."""
     if rollout is None or not rollout.engine:
         return ""
-    flags = " ".join(f"{name}={value}" for name, value in rollout.flags.items())
+    flags_text = " ".join(f"{flag_name}={flag_value}" for flag_name, flag_value in rollout.flags.items())
     idle_text = "weights and cache are freed" if rollout.sleeps else "weights and cache stay on the device"
     if rollout.shares_weights:
         cache_text = "is freed" if rollout.sleeps else "stays on the device"
         idle_text = f"cache {cache_text}; its weights are those of the training"
-    return f"rollouts by {rollout.engine} (newest rules): {flags}; while it is idle its {idle_text}"
+    return f"rollouts by {rollout.engine} (newest rules): {flags_text}; while it is idle its {idle_text}"
 
 
 def phases_table(
     phases: Sequence[RolloutPhase], heading: str, heading_aside: str, answer_text: str, notes: Sequence[str]
 ) -> Table:
     """Returns a table of memory terms with one column per phase, and the sum of each column."""
-    columns = [
+    table_columns = [
         Column("term", f"{units.GIB.name} of one device", justify="left"),
         *(Column(f"{phase.name}_bytes", TITLES[phase.name], units.GIB.write) for phase in phases),
     ]
-    bytes_of_phases = [{term.name: term.bytes for term in phase.terms} for phase in phases]
-    rows = []
-    for name, terms in ROWS.items():
+    bytes_of_phases = [{memory_term.name: memory_term.bytes for memory_term in phase.terms} for phase in phases]
+    table_rows = []
+    for row_name, term_names in ROWS.items():
         phase_sums = [
-            sum(term_bytes for term, term_bytes in phase_bytes.items() if term in terms)
+            sum(term_bytes for memory_term, term_bytes in phase_bytes.items() if memory_term in term_names)
             for phase_bytes in bytes_of_phases
         ]
         if any(phase_sums):
-            rows.append(Row([name, *(term_bytes or None for term_bytes in phase_sums)]))
+            table_rows.append(Row([row_name, *(term_bytes or None for term_bytes in phase_sums)]))
     phase_total = Row(["total", *(phase.bytes for phase in phases)], strong=True, is_sum=True)
-    return Table(heading, columns, [*rows, phase_total], heading_aside, [*notes, NOTE], answer_text, name="rollout")
+    return Table(
+        heading, table_columns, [*table_rows, phase_total], heading_aside, [*notes, NOTE], answer_text, name="rollout"
+    )
 
 
 def phases_data(phases: Sequence[RolloutPhase]) -> list[dict[str, Any]]:

@@ -39,8 +39,8 @@ def schedule_title(layout: Layout, timetable: Timetable) -> str:
     microbatch_text = f"{micro_batches:,} micro-batch" + ("" if micro_batches == 1 else "es")
     if layout.pp == 1:
         return f"No pipeline, {microbatch_text}"
-    chunks = f" × {layout.vpp} chunks" if layout.vpp > 1 else ""
-    return f"{NAMES[effective_schedule(layout)]} on {layout.pp} ranks{chunks}, {microbatch_text}"
+    chunks_text = f" × {layout.vpp} chunks" if layout.vpp > 1 else ""
+    return f"{NAMES[effective_schedule(layout)]} on {layout.pp} ranks{chunks_text}, {microbatch_text}"
 
 
 def pass_kinds_of(timetable: Timetable) -> list[Kind]:
@@ -51,17 +51,17 @@ def pass_kinds_of(timetable: Timetable) -> list[Kind]:
 
 def costs_text(timetable: Timetable) -> str:
     """Writes the durations of passes and sends in time units: `F 1, B 2, a send 0`."""
-    costs = timetable.costs
-    passes = [f"{pass_kind} {costs.duration(pass_kind):g}" for pass_kind in pass_kinds_of(timetable)]
-    if any(action.overlapped for actions_of_rank in timetable.pipeline.orders for action in actions_of_rank):
-        passes.append(f"F and B that overlap {costs.pair():g}")
-    return ", ".join([*passes, f"a send {costs.send:g}"])
+    pass_costs = timetable.costs
+    pass_texts = [f"{pass_kind} {pass_costs.duration(pass_kind):g}" for pass_kind in pass_kinds_of(timetable)]
+    if any(pass_action.overlapped for actions_of_rank in timetable.pipeline.orders for pass_action in actions_of_rank):
+        pass_texts.append(f"F and B that overlap {pass_costs.pair():g}")
+    return ", ".join([*pass_texts, f"a send {pass_costs.send:g}"])
 
 
 def in_flight_text(in_flight: InFlight, chunk: int) -> str:
     """Writes micro-batches in flight: `4`, or `1 + 3` if three wait only for the backward pass of the weights."""
-    awaiting_backward, weights = in_flight.awaiting_backward[chunk], in_flight.weights[chunk]
-    return f"{awaiting_backward} + {weights}" if weights else str(awaiting_backward)
+    awaiting_backward, awaiting_weights = in_flight.awaiting_backward[chunk], in_flight.weights[chunk]
+    return f"{awaiting_backward} + {awaiting_weights}" if awaiting_weights else str(awaiting_backward)
 
 
 def report(layout: Layout, timetable: Timetable, width: int | None = None) -> Report:
@@ -69,27 +69,27 @@ def report(layout: Layout, timetable: Timetable, width: int | None = None) -> Re
     width = width_of_terminal() if width is None else width
     pipeline = timetable.pipeline
     has_several_chunks = pipeline.chunks > 1
-    columns = [Column("rank", "rank"), *([Column("stage", "stage")] if has_several_chunks else [])]
-    peak = Column("in_flight", "peak")
+    table_columns = [Column("rank", "rank"), *([Column("stage", "stage")] if has_several_chunks else [])]
+    peak_column = Column("in_flight", "peak")
     in_flight = [pipeline.peak_in_flight(rank)[1] for rank in range(pipeline.ranks)]
-    peaks = [[in_flight_text(counts, chunk) for chunk in range(pipeline.chunks)] for counts in in_flight]
-    column_widths = [len(column.title) for column in columns] + [
-        max(len(peak.title), *(len(cell_text) for cell_texts in peaks for cell_text in cell_texts))
+    peak_texts = [[in_flight_text(counts, chunk) for chunk in range(pipeline.chunks)] for counts in in_flight]
+    column_widths = [len(column.title) for column in table_columns] + [
+        max(len(peak_column.title), *(len(cell_text) for cell_texts in peak_texts for cell_text in cell_texts))
     ]
     chart = Chart.from_timetable(timetable, width - len(INDENT) - sum(column_widths) - len(GAP) * len(column_widths))
-    columns += [Column("time", "time →", justify="left", marks=COLOURS), peak]
-    rows = []
+    table_columns += [Column("time", "time →", justify="left", marks=COLOURS), peak_column]
+    table_rows = []
     for rank in range(pipeline.ranks):
         chart_lines = [chart.line(timetable.spans[rank], chunk) for chunk in range(pipeline.chunks)]
-        for chunk, line in enumerate(chart_lines):
+        for chunk, chart_line in enumerate(chart_lines):
             stage_cells = [rank if chunk == 0 else None, *([pipeline.stage(rank, chunk)] if has_several_chunks else [])]
-            rows.append(Row([*stage_cells, line, peaks[rank][chunk]]))
+            table_rows.append(Row([*stage_cells, chart_line, peak_texts[rank][chunk]]))
     headline_text = f"idle {units.percent(timetable.bubble)} of the time"
     sends_text = "" if pipeline.ranks == 1 else f"{timetable.sends:,} sends between ranks"
     table = Table(
         schedule_title(layout, timetable),
-        columns,
-        rows,
+        table_columns,
+        table_rows,
         sends_text,
         list(_schedule_notes(timetable, in_flight, chart)),
         headline_text,
@@ -109,7 +109,7 @@ def _schedule_notes(timetable: Timetable, in_flight: Sequence[InFlight], chart: 
         peak_rank_text = "micro-batches in flight on the stage when its rank has the most"
     split_text = (
         "; after +: only the backward of the weights is left"
-        if any(sum(counts.weights) for counts in in_flight)
+        if any(sum(in_flight_count.weights) for in_flight_count in in_flight)
         else ""
     )
     yield f"peak: {peak_rank_text}{split_text}"
@@ -135,9 +135,9 @@ class Chart(NamedTuple):
     def from_timetable(cls, timetable: Timetable, free_width: int) -> Chart:
         """Returns a chart in which the shortest pass has room for its name. A chart that is too wide is shortened."""
         shortest_pass = min(
-            timetable.costs.duration(action.kind)
+            timetable.costs.duration(pass_action.kind)
             for actions_of_rank in timetable.pipeline.orders
-            for action in actions_of_rank
+            for pass_action in actions_of_rank
         )
         name_width = 1 + len(str(timetable.pipeline.micro_batches - 1))
         columns_per_unit = name_width / shortest_pass
@@ -154,15 +154,15 @@ class Chart(NamedTuple):
             return None
         return self.windows[0].stop / self.scale, self.windows[1].start / self.scale
 
-    def line(self, spans: Sequence[Span], chunk: int) -> str:
+    def line(self, rank_spans: Sequence[Span], chunk: int) -> str:
         """Draws a rank's passes through one chunk of layers, with blanks where the rank runs another chunk."""
-        return LEFT_OUT.join(self._draw_span(spans, chunk, window) for window in self.windows)
+        return LEFT_OUT.join(self._draw_span(rank_spans, chunk, window) for window in self.windows)
 
-    def _draw_span(self, spans: Sequence[Span], chunk: int, window: range) -> str:
-        name_width = round(self.scale * min(span.end - span.start for span in spans))
-        cells = (IDLE.ljust(name_width) * (len(window) // name_width + 1))[: len(window)]
+    def _draw_span(self, rank_spans: Sequence[Span], chunk: int, window: range) -> str:
+        name_width = round(self.scale * min(pass_span.end - pass_span.start for pass_span in rank_spans))
+        line_cells = (IDLE.ljust(name_width) * (len(window) // name_width + 1))[: len(window)]
         for (pass_kind, span_chunk, micro_batch, _), span_start, span_end in sorted(
-            spans, key=lambda span: span.action.chunk == chunk
+            rank_spans, key=lambda pass_span: pass_span.action.chunk == chunk
         ):
             first_column, last_column = round(span_start * self.scale), round(span_end * self.scale)
             visible_columns = range(max(first_column, window.start), min(last_column, window.stop))
@@ -176,10 +176,12 @@ class Chart(NamedTuple):
             pass_name = (
                 pass_name.ljust(len(visible_columns), FILL) if span_chunk == chunk else " " * len(visible_columns)
             )
-            cells = (
-                cells[: visible_columns.start - window.start] + pass_name + cells[visible_columns.stop - window.start :]
+            line_cells = (
+                line_cells[: visible_columns.start - window.start]
+                + pass_name
+                + line_cells[visible_columns.stop - window.start :]
             )
-        return cells
+        return line_cells
 
 
 def schedule_data(layout: Layout, timetable: Timetable) -> dict[str, object]:

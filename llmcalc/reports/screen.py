@@ -22,15 +22,17 @@ FURTHER_LINES = 3
 
 def trim_to_screen(report: Report) -> Report:
     """Returns the report with only the tables and rows that fit a screen."""
-    groups: list[list[Table]] = []
+    table_groups: list[list[Table]] = []
     for table in report.tables:
-        begins_group = table.answer and any(grouped_table.answer for grouped_table in groups[-1]) if groups else True
-        if begins_group and not (groups and table.target and table.target == groups[-1][-1].target):
-            groups.append([])
-        groups[-1].append(table)
+        begins_group = (
+            table.answer and any(grouped_table.answer for grouped_table in table_groups[-1]) if table_groups else True
+        )
+        if begins_group and not (table_groups and table.target and table.target == table_groups[-1][-1].target):
+            table_groups.append([])
+        table_groups[-1].append(table)
     if report.counts_notes:
-        groups = [_trim_with_notes(group, report.warnings) for group in groups]
-    return report._replace(tables=[table for group in groups for table in _trim_group(group)])
+        table_groups = [_trim_with_notes(table_group, report.warnings) for table_group in table_groups]
+    return report._replace(tables=[table for table_group in table_groups for table in _trim_group(table_group)])
 
 
 def _trim_with_notes(tables: list[Table], warnings: Sequence[str]) -> list[Table]:
@@ -51,8 +53,8 @@ def _trim_with_notes(tables: list[Table], warnings: Sequence[str]) -> list[Table
         plain_rows = [i for i, row in enumerate(table.rows) if not row.strong]
         if not plain_rows or len(table.rows) <= FEWEST_ROWS:
             break
-        rows = [row for i, row in enumerate(table.rows) if i != plain_rows[-1]]
-        shorter_tables[longest_index] = table._replace(rows=rows)
+        kept_rows = [row for i, row in enumerate(table.rows) if i != plain_rows[-1]]
+        shorter_tables[longest_index] = table._replace(rows=kept_rows)
         left_out += 1
     if left_out:
         rows_text = f"{left_out} more row{'s' * (left_out > 1)}"
@@ -69,11 +71,11 @@ def _trim_group(tables: Sequence[Table]) -> list[Table]:
         if shorter_table is not None:
             placed_tables[i] = shorter_table
             free_lines -= line_count(shorter_table, COLUMNS) + (len(placed_tables) > 1)
-    rows = sum(len(tables[i].rows) - len(table.rows) for i, table in placed_tables.items())
+    left_out_rows = sum(len(tables[i].rows) - len(table.rows) for i, table in placed_tables.items())
     left_out_tables = len(tables) - len(placed_tables)
     shown_tables = [placed_tables[i] for i in sorted(placed_tables)]
-    if rows or left_out_tables:
-        left_out_counts = ((left_out_tables, "table"), (rows, "row"))
+    if left_out_rows or left_out_tables:
+        left_out_counts = ((left_out_tables, "table"), (left_out_rows, "row"))
         left_out = ", ".join(
             f"{row_count} more {noun}{'s' * (row_count > 1)}" for row_count, noun in left_out_counts if row_count
         )
@@ -97,8 +99,8 @@ def _trim_table(table: Table, line_limit: int, is_required: bool = False) -> Tab
             table = table._replace(rows=[row for row in table.rows if row.depth < deepest_level])
         elif plain_rows and len(table.rows) > FEWEST_ROWS:
             farthest_row = max(plain_rows, key=lambda i: (abs(i - table.centre), i))
-            rows = [row for i, row in enumerate(table.rows) if i != farthest_row]
-            table = table._replace(rows=rows, centre=table.centre - (farthest_row < table.centre))
+            kept_rows = [row for i, row in enumerate(table.rows) if i != farthest_row]
+            table = table._replace(rows=kept_rows, centre=table.centre - (farthest_row < table.centre))
         else:
             return table if is_required else None
     return table

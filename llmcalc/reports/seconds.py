@@ -56,13 +56,13 @@ FEW_NODES = 4
 """Nodes of a screen without `--by-node`."""
 
 
-def duration(seconds: float, unit: str = "", digits: int = 2) -> str:
-    """Writes seconds with two significant digits: `6.8 s`, `35 ms`, `12 min`. unit: default the largest."""
-    unit = unit or unit_of(seconds)
-    value_in_unit = seconds / FACTORS[unit]
-    rounded_value = float(f"{value_in_unit:.{digits}g}")
-    decimals = max(0, digits - 1 - _exponent_of(rounded_value))
-    return f"{rounded_value:,.{decimals}f} {unit}"
+def duration_text(seconds: float, time_unit: str = "", digit_count: int = 2) -> str:
+    """Writes seconds with two significant digits: `6.8 s`, `35 ms`, `12 min`. time_unit: default the largest."""
+    time_unit = time_unit or unit_of(seconds)
+    value_in_unit = seconds / FACTORS[time_unit]
+    rounded_value = float(f"{value_in_unit:.{digit_count}g}")
+    decimal_count = max(0, digit_count - 1 - _exponent_of(rounded_value))
+    return f"{rounded_value:,.{decimal_count}f} {time_unit}"
 
 
 FACTORS = {"h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3, "µs": 1e-6}
@@ -70,41 +70,42 @@ FACTORS = {"h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3, "µs": 1e-6}
 
 def unit_of(seconds: float) -> str:
     """Returns the largest unit in which a duration is at least 1, or at least 2 for hours and minutes."""
-    for unit, minimum in (("h", 7200.0), ("min", 120.0), ("s", 1.0), ("ms", 1e-3)):
-        if seconds >= minimum:
-            return unit
+    for time_unit, least_seconds in (("h", 7200.0), ("min", 120.0), ("s", 1.0), ("ms", 1e-3)):
+        if seconds >= least_seconds:
+            return time_unit
     return "µs"
 
 
 def range_unit(low_seconds: float, seconds: float) -> str:
     """Returns the unit of a range: the unit of `seconds`, or a smaller unit for a low end below 1."""
-    unit = unit_of(seconds)
-    return {"h": "min", "min": "s"}.get(unit, unit) if low_seconds < FACTORS[unit] else unit
+    time_unit = unit_of(seconds)
+    return {"h": "min", "min": "s"}.get(time_unit, time_unit) if low_seconds < FACTORS[time_unit] else time_unit
 
 
 def _exponent_of(number: float) -> int:
     return 0 if number == 0 else int(f"{number:e}".partition("e")[2])
 
 
-def range_text(estimate: Range) -> str:
+def range_text(seconds_range: Range) -> str:
     """Writes the range of an estimate: `5.8 to 8.7 s, likely 6.8`."""
-    unit = range_unit(float(estimate.low), float(estimate.estimate))
-    likely_text = duration(float(estimate.estimate), unit).removesuffix(f" {unit}")
-    return f"{range_of(estimate, ' to ')} {unit}, likely {likely_text}"
+    time_unit = range_unit(float(seconds_range.low), float(seconds_range.estimate))
+    likely_text = duration_text(float(seconds_range.estimate), time_unit).removesuffix(f" {time_unit}")
+    return f"{range_ends_text(seconds_range, ' to ')} {time_unit}, likely {likely_text}"
 
 
-def range_of(estimate: Range, separator: str = "-") -> str:
+def range_ends_text(seconds_range: Range, separator: str = "-") -> str:
     """Writes the ends of a range, in the unit of the likely value (`range_unit`): `5.8-8.7`."""
-    unit = range_unit(float(estimate.low), float(estimate.estimate))
+    time_unit = range_unit(float(seconds_range.low), float(seconds_range.estimate))
     low_text, high_text = (
-        duration(float(range_end), unit).removesuffix(f" {unit}") for range_end in (estimate.low, estimate.high)
+        duration_text(float(range_end), time_unit).removesuffix(f" {time_unit}")
+        for range_end in (seconds_range.low, seconds_range.high)
     )
     return f"{low_text}{separator}{high_text}"
 
 
 def tpot_text(timed_run: TimedRun) -> str:
     """Writes the range of the seconds per token: `8.1-12 ms`."""
-    return f"{range_of(timed_run.range)} {range_unit(float(timed_run.range.low), timed_run.seconds)}"
+    return f"{range_ends_text(timed_run.range)} {range_unit(float(timed_run.range.low), timed_run.seconds)}"
 
 
 def decoding_data(timed_run: TimedRun | None) -> dict[str, Any]:
@@ -130,26 +131,27 @@ DECODING_COLUMNS = (
 )
 
 
-def class_text(estimate: Range, title: str) -> str:
+def class_text(seconds_range: Range, title: str) -> str:
     """Writes the class of an estimate in words, with the tested errors of the class."""
-    tested_errors = estimate.tested
+    tested_errors = seconds_range.tested
     if tested_errors is None:
-        untested = f"with {estimate.untested}" if estimate.untested else "on this device"
-        return f"{title} {untested} was never tested: the range is the widest"
-    median_text, p90 = (units.percent(error, 0) for error in (tested_errors.median_error, tested_errors.p90_error))
+        untested_text = f"with {seconds_range.untested}" if seconds_range.untested else "on this device"
+        return f"{title} {untested_text} was never tested: the range is the widest"
+    median_text, p90_text = (units.percent(error, 0) for error in (tested_errors.median_error, tested_errors.p90_error))
     return (
         f"{tested_errors.words} ({title}): {plural(tested_errors.rows, 'measured row')}; sources never seen before "
         f"were {median_text} off "
-        f"by median, one in ten by more than {p90}"
+        f"by median, one in ten by more than {p90_text}"
     )
 
 
-def exchange_notes(stack: Stack, layout: Layout) -> list[str]:
+def exchange_notes(software_stack: Stack, layout: Layout) -> list[str]:
     """Returns a note on the exchange of experts' tokens where a server is assumed to run another one than usual."""
-    if not stack.gathers_tokens or stack.gathers_on(layout.dp, layout.ep):
+    if not software_stack.gathers_tokens or software_stack.gathers_on(layout.dp, layout.ep):
         return []
     return [
-        f"each token is sent to the ranks of its {layout.ep}-way divided experts and back ({stack.exchange}); the "
+        f"each token is sent to the ranks of its {layout.ep}-way divided experts and back "
+        f"({software_stack.exchange}); the "
         "default, which gathers all tokens on every rank, takes longer"
     ]
 
@@ -165,7 +167,7 @@ def report(
     from ..workload.workload import Workload
 
     warnings = too_long_notes(timed_run.spec, Workload(timed_run.sequences, timed_run.seq, timed_run.context))
-    nodes = timed_run.nodes(by_node or 2)
+    timed_nodes = timed_run.nodes(by_node or 2)
     answer_text = f"{SUBJECTS[timed_run.phase]} takes {range_text(timed_run.range)}"
     notes = [
         *warnings,
@@ -185,10 +187,10 @@ def report(
         name="parts",
         second_list=("bounds", BOUND_COLUMN),
     )
-    shown_nodes = nodes if by_node else nodes[:FEW_NODES]
-    rows = [_node_row(node, timed_run.seconds) for node in shown_nodes]
-    node_table = Table("Parts of the model", NODE_COLUMNS, rows, name="nodes", sooner=by_node is not None)
-    document = _time_data(preset, timed_run, nodes, measured_run)
+    shown_nodes = timed_nodes if by_node else timed_nodes[:FEW_NODES]
+    table_rows = [_node_row(timed_node, timed_run.seconds) for timed_node in shown_nodes]
+    node_table = Table("Parts of the model", NODE_COLUMNS, table_rows, name="nodes", sooner=by_node is not None)
+    document = _time_data(preset, timed_run, timed_nodes, measured_run)
     tables = [parts_table, node_table]
     return Report(document, tables, warnings=warnings_of_notes(preset, warnings), counts_notes=True).for_target(
         preset.target
@@ -197,14 +199,14 @@ def report(
 
 def _run_text(timed_run: TimedRun) -> str:
     """Writes a timed run: `training of 128 sequences of 4,096 tokens on 64 H100 SXM, tp4 sp pp4 vpp4 dp4`."""
-    sequences = plural(timed_run.sequences, "sequence")
+    sequences_text = plural(timed_run.sequences, "sequence")
     if timed_run.phase != "training" and timed_run.layout.dp > 1:
-        sequences = f"{sequences} ({timed_run.sequences // timed_run.layout.dp:,} a replica)"
+        sequences_text = f"{sequences_text} ({timed_run.sequences // timed_run.layout.dp:,} a replica)"
     tokens = {
-        "training": f"training of {sequences} of {timed_run.seq:,} tokens",
-        "prefill": f"prompts of {sequences} of {timed_run.seq:,} tokens"
+        "training": f"training of {sequences_text} of {timed_run.seq:,} tokens",
+        "prefill": f"prompts of {sequences_text} of {timed_run.seq:,} tokens"
         + (f" after {timed_run.context:,}" if timed_run.context else ""),
-        "decode": f"decoding of {sequences} after {timed_run.context:,} tokens",
+        "decode": f"decoding of {sequences_text} after {timed_run.context:,} tokens",
     }[timed_run.phase]
     layout = "" if timed_run.devices == 1 else f", {layout_cell(timed_run.layout)}"
     return f"{tokens} on {several(timed_run.devices, timed_run.hardware.title)}{layout}{_formats_text(timed_run)}"
@@ -225,23 +227,29 @@ def _part_rows(timed_run: TimedRun) -> list[Row]:
     """Returns rows of the parts of a run, with percentages by bound (compute, memory, communication)."""
     run_unit = unit_of(timed_run.seconds)
     time_parts = [
-        (name, seconds) for name, seconds in timed_run.parts.items() if seconds or name in ("work", "kernels")
+        (part_name, seconds)
+        for part_name, seconds in timed_run.parts.items()
+        if seconds or part_name in ("work", "kernels")
     ]
-    bounds = sorted(timed_run.bounds.items(), key=lambda item: -item[1])
-    rows: list[Row] = []
-    for time_part, bound in zip_longest(time_parts, bounds):
-        cells: list[Any] = [None, None, None]
+    seconds_by_bound = sorted(timed_run.bounds.items(), key=lambda item: -item[1])
+    table_rows: list[Row] = []
+    for time_part, bound in zip_longest(time_parts, seconds_by_bound):
+        bound_cells: list[Any] = [None, None, None]
         if time_part is not None:
-            name, seconds = time_part
-            unit = run_unit if seconds >= FACTORS[run_unit] / 10 else unit_of(seconds)
-            cells = [PART_NAMES[name], DisplayedValue(seconds, duration(seconds, unit, 3)), seconds / timed_run.seconds]
-        cells += [None, None] if bound is None else [BOUND_NAMES[bound[0]], bound[1] / timed_run.seconds]
-        rows.append(Row(cells))
-    return rows
+            part_name, seconds = time_part
+            time_unit = run_unit if seconds >= FACTORS[run_unit] / 10 else unit_of(seconds)
+            bound_cells = [
+                PART_NAMES[part_name],
+                DisplayedValue(seconds, duration_text(seconds, time_unit, 3)),
+                seconds / timed_run.seconds,
+            ]
+        bound_cells += [None, None] if bound is None else [BOUND_NAMES[bound[0]], bound[1] / timed_run.seconds]
+        table_rows.append(Row(bound_cells))
+    return table_rows
 
 
 def _node_row(node: Node, total_seconds: float) -> Row:
-    seconds = DisplayedValue(node.seconds, duration(node.seconds, digits=3))
+    seconds = DisplayedValue(node.seconds, duration_text(node.seconds, digit_count=3))
     return Row([node.path, node.kind, seconds, node.seconds / total_seconds, BOUND_NAMES[node.bound], node.reached])
 
 
@@ -250,8 +258,8 @@ def _measured_notes(timed_run: TimedRun, measured_run: tuple[float, list[str]] |
         return []
     seconds, lines = measured_run
     is_in_range = timed_run.range.low <= seconds <= timed_run.range.high
-    relation = "inside" if is_in_range else "outside"
-    return [f"measured {duration(seconds, digits=3)}: {relation} the range; {'; '.join(lines)}"]
+    relation_text = "inside" if is_in_range else "outside"
+    return [f"measured {duration_text(seconds, digit_count=3)}: {relation_text} the range; {'; '.join(lines)}"]
 
 
 def _time_notes(timed_run: TimedRun) -> list[str]:
@@ -264,12 +272,16 @@ def _time_notes(timed_run: TimedRun) -> list[str]:
             f"{units.percent(timed_run.utilization('full'), 0)} "
             f"full pairs; HFU {units.percent(timed_run.hardware_utilization, 0)}"
         )
-    rules = [f"{rule} at 45 % MFU: {duration(value)}" for rule, value in timed_run.rules.items() if value is not None]
+    rule_texts = [
+        f"{rule_name} at 45 % MFU: {duration_text(rule_seconds)}"
+        for rule_name, rule_seconds in timed_run.rules.items()
+        if rule_seconds is not None
+    ]
     resident_bytes, capacity = timed_run.resident_bytes, timed_run.hardware.capacity_bytes
-    sizes = f"are {units.memory(resident_bytes)} a device, which has {units.memory(capacity)}"
-    training_bytes = f"weights, gradients, optimizer states and activations {sizes}"
+    sizes_text = f"are {units.memory(resident_bytes)} a device, which has {units.memory(capacity)}"
+    training_bytes = f"weights, gradients, optimizer states and activations {sizes_text}"
     if timed_run.phase != "training":
-        too_large = f"weights and cache {sizes}: they do not fit; --devices N divides them"
+        too_large = f"weights and cache {sizes_text}: they do not fit; --devices N divides them"
     elif timed_run.chosen_options:
         too_large = f"the fastest layout that fits: {timed_run.chosen_options}; undivided, {training_bytes}"
     elif timed_run.is_planned:
@@ -279,26 +291,26 @@ def _time_notes(timed_run: TimedRun) -> list[str]:
     return [
         *([too_large] if resident_bytes > capacity else []),
         *lines,
-        *([", ".join(rules)] if rules else []),
+        *([", ".join(rule_texts)] if rule_texts else []),
         f"not counted: {', '.join(NOT_COUNTED[timed_run.phase])}",
         f"stack: {timed_run.stack.title}, {timed_run.stack.versions}; device: {timed_run.device.evidence}",
     ]
 
 
-def node_data(node: Node, total_seconds: float) -> dict[str, Any]:
+def node_data(timed_node: Node, total_seconds: float) -> dict[str, Any]:
     """Returns the seconds of a node of the model as plain data."""
     return {
-        "path": node.path,
-        "kind": node.kind,
-        "seconds": node.seconds,
-        "share": node.seconds / total_seconds,
-        "bound": node.bound,
-        "reached": node.reached,
+        "path": timed_node.path,
+        "kind": timed_node.kind,
+        "seconds": timed_node.seconds,
+        "share": timed_node.seconds / total_seconds,
+        "bound": timed_node.bound,
+        "reached": timed_node.reached,
     }
 
 
 def _time_data(
-    preset: Preset, timed_run: TimedRun, nodes: list[Node], measured_run: tuple[float, list[str]] | None
+    preset: Preset, timed_run: TimedRun, timed_nodes: list[Node], measured_run: tuple[float, list[str]] | None
 ) -> dict[str, Any]:
     document: dict[str, Any] = {
         "model": model_data(preset),
@@ -316,11 +328,11 @@ def _time_data(
         "class": timed_run.range.class_data(),
         "tokens_per_second": timed_run.tokens_per_second,
         "tokens_per_second_per_device": timed_run.tokens_per_second / timed_run.devices,
-        "mfu": {pairs: timed_run.utilization(pairs) for pairs in ("causal", "full")},
+        "mfu": {pairs_convention: timed_run.utilization(pairs_convention) for pairs_convention in ("causal", "full")},
         "hfu": timed_run.hardware_utilization,
         "parts": timed_run.parts,
         "bounds": {bound: timed_run.bounds[bound] for bound in BOUNDS},
-        "nodes": [node_data(node, timed_run.seconds) for node in nodes],
+        "nodes": [node_data(timed_node, timed_run.seconds) for timed_node in timed_nodes],
         "rules": timed_run.rules,
         "not_counted": list(NOT_COUNTED[timed_run.phase]),
     }

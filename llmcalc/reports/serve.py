@@ -15,7 +15,7 @@ from ..timing.speculation import Speculation
 from ..timing.spread import TIE, Amount, Range, rounded
 from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell
 from .notes import plural, several, too_long_notes, warnings_of_notes
-from .seconds import class_text, duration, exchange_notes, range_unit
+from .seconds import class_text, duration_text, exchange_notes, range_unit
 from .summary import model_data
 
 NOT_COUNTED = (
@@ -84,12 +84,14 @@ def layout_text(server: Server) -> str:
     Of a group it writes the replicas for prompts and those that decode: `2 × (1+3) tp4`.
     """
     layout_sizes = server.sizes
-    layout = " ".join(f"{name}{degree}" for name, degree in vars(layout_sizes).items() if degree > 1) or "tp1"
-    group = "" if server.group is None else f"({server.group.prefill}+{server.group.decode}) "
+    layout = (
+        " ".join(f"{degree_name}{degree}" for degree_name, degree in vars(layout_sizes).items() if degree > 1) or "tp1"
+    )
+    group_text = "" if server.group is None else f"({server.group.prefill}+{server.group.decode}) "
     replicas_text = f"{server.replicas} × " if server.replicas > 1 else ""
-    replicas_text += group
-    formats = [server.quantize, None if server.kv_dtype is None else f"kv {server.kv_dtype}"]
-    return ", ".join([f"{replicas_text}{layout}", *filter(None, formats)])
+    replicas_text += group_text
+    format_texts = [server.quantize, None if server.kv_dtype is None else f"kv {server.kv_dtype}"]
+    return ", ".join([f"{replicas_text}{layout}", *filter(None, format_texts)])
 
 
 def report(study: ServeStudy, servers: Servers) -> Report:
@@ -101,20 +103,22 @@ def report(study: ServeStudy, servers: Servers) -> Report:
     chosen_server = servers.chosen
     notes = [*warnings, *_serve_notes(study, servers)]
     title = f"{preset.display}, {load_text(study)}"
-    rows = _server_rows(study, servers)
-    columns = list(SERVER_COLUMNS)
+    table_rows = _server_rows(study, servers)
+    table_columns = list(SERVER_COLUMNS)
     if study.trace is not None:
-        rows, columns = _trace_rows(study, servers), list(TRACE_COLUMNS)
-    columns = _server_columns(columns, study)
-    tables = [Table(title, columns, rows, _aside_text(study), notes, _answer_text(study, servers), name="servers")]
+        table_rows, table_columns = _trace_rows(study, servers), list(TRACE_COLUMNS)
+    table_columns = _server_columns(table_columns, study)
+    tables = [
+        Table(title, table_columns, table_rows, _aside_text(study), notes, _answer_text(study, servers), name="servers")
+    ]
     if chosen_server is not None:
         server = servers.servers[chosen_server.index]
-        rows = [
+        table_rows = [
             Row(_curve_cells(server_point, study), strong=server_point == chosen_server.point)
             for server_point in servers.curves[chosen_server.index]
         ]
         tables.append(
-            Table(f"Load of {layout_text(server)}", _server_columns(CURVE_COLUMNS, study), rows, name="curve")
+            Table(f"Load of {layout_text(server)}", _server_columns(CURVE_COLUMNS, study), table_rows, name="curve")
         )
     document = _serve_data(study, servers)
     return Report(document, tables, warnings=warnings_of_notes(preset, warnings), counts_notes=True).for_target(
@@ -122,48 +126,48 @@ def report(study: ServeStudy, servers: Servers) -> Report:
     )
 
 
-def load_text(study: ServeStudy) -> str:
+def load_text(serve_study: ServeStudy) -> str:
     """Writes the load of a study: `64 users of 8,192 + 1,024 tokens`."""
-    latency_limits, requests = study.limits, study.requests
-    if study.trace is not None:
-        user_count = f"{plural(len(study.trace.requests), 'request')} in {duration(study.trace.span)}"
+    latency_limits, requests = serve_study.limits, serve_study.requests
+    if serve_study.trace is not None:
+        user_count = f"{plural(len(serve_study.trace.requests), 'request')} in {duration_text(serve_study.trace.span)}"
         return f"{user_count}, {requests.input:,} + {requests.output:,} tokens on average"
-    load = "requests" if latency_limits.rate is None else f"{latency_limits.rate:g} requests/s"
-    load = load if latency_limits.concurrency is None else plural(latency_limits.concurrency, "user")
-    return f"{load} of {requests.input:,} + {requests.output:,} tokens"
+    load_words = "requests" if latency_limits.rate is None else f"{latency_limits.rate:g} requests/s"
+    load_words = load_words if latency_limits.concurrency is None else plural(latency_limits.concurrency, "user")
+    return f"{load_words} of {requests.input:,} + {requests.output:,} tokens"
 
 
-def _server_columns(columns: Sequence[Column], study: ServeStudy) -> list[Column]:
+def _server_columns(columns: Sequence[Column], serve_study: ServeStudy) -> list[Column]:
     """Returns the columns of the table of servers, with the cost per million tokens if there is a price."""
-    unused_column = "cost_per_million" if study.price is None else "per_device"
+    unused_column = "cost_per_million" if serve_study.price is None else "per_device"
     return [column for column in columns if column.key != unused_column]
 
 
-def _answer_text(study: ServeStudy, servers: Servers) -> str:
+def _answer_text(serve_study: ServeStudy, servers: Servers) -> str:
     chosen_server = servers.chosen
     if chosen_server is None:
         return "no server keeps the limits" if servers.servers else "no server fits"
     server, token_price = servers.servers[chosen_server.index], chosen_server.point.cost_per_million
     if servers.traces:
-        token_price = _cost_of_trace(study, server, servers.traces[chosen_server.index])
-    cost = "" if token_price is None else f", {money_text(token_price)} per million tokens"
-    idle_devices = (study.sizes.devices or server.devices) - server.devices
-    idle_text = f", {idle_devices} of {study.sizes.devices} left idle" if idle_devices else ""
-    return f"{layout_text(server)} on {several(server.devices, study.hardware.title)}{idle_text}{cost}"
+        token_price = _cost_of_trace(serve_study, server, servers.traces[chosen_server.index])
+    cost_text = "" if token_price is None else f", {money_text(token_price)} per million tokens"
+    idle_devices = (serve_study.sizes.devices or server.devices) - server.devices
+    idle_text = f", {idle_devices} of {serve_study.sizes.devices} left idle" if idle_devices else ""
+    return f"{layout_text(server)} on {several(server.devices, serve_study.hardware.title)}{idle_text}{cost_text}"
 
 
-def _aside_text(study: ServeStudy) -> str:
-    latency_limits = study.limits
-    ttft_text = "TTFT of nine of ten" if study.trace is not None else "likely TTFT of a burst"
-    limit_texts = [f"{ttft_text} ≤ {duration(latency_limits.ttft)}"] if latency_limits.ttft is not None else []
-    limit_texts += [f"likely TPOT ≤ {duration(latency_limits.tpot)}"] if latency_limits.tpot is not None else []
-    cached_tokens = study.requests.cached
+def _aside_text(serve_study: ServeStudy) -> str:
+    latency_limits = serve_study.limits
+    ttft_text = "TTFT of nine of ten" if serve_study.trace is not None else "likely TTFT of a burst"
+    limit_texts = [f"{ttft_text} ≤ {duration_text(latency_limits.ttft)}"] if latency_limits.ttft is not None else []
+    limit_texts += [f"likely TPOT ≤ {duration_text(latency_limits.tpot)}"] if latency_limits.tpot is not None else []
+    cached_tokens = serve_study.requests.cached
     return ", ".join(
         [
-            f"{study.engine.title} {study.version.version}",
+            f"{serve_study.engine.title} {serve_study.version.version}",
             *limit_texts,
             *([f"{cached_tokens:,} tokens of a prompt cached"] if cached_tokens else []),
-            *([f"{study.price:g} a device and hour"] if study.price is not None else []),
+            *([f"{serve_study.price:g} a device and hour"] if serve_study.price is not None else []),
         ]
     )
 
@@ -172,28 +176,28 @@ AT_RISK = "at risk"
 """Verdict on a server that likely keeps the limit of its first token, whose range ends above it."""
 
 
-def _server_rows(study: ServeStudy, servers: Servers) -> list[Row]:
+def _server_rows(serve_study: ServeStudy, servers: Servers) -> list[Row]:
     """Returns rows of servers: the chosen server, the others within the limits by price, then the rest."""
     chosen_server = servers.chosen
     servers_in_order = sorted(
         range(len(servers.servers)), key=lambda server_index: _server_order(servers, server_index)
     )
-    rows = []
+    table_rows = []
     for server_index in servers_in_order:
         server, server_point = servers.servers[server_index], servers.points[server_index]
         keeps_limits = servers.keeps_limits[server_index]
-        shown_point = server_point or servers.curves[server_index][-1 if study.limits.concurrency else 0]
-        verdict = "no" if not keeps_limits else AT_RISK if study.limits.are_at_risk(shown_point.ttft) else "ok"
-        cells = [layout_text(server), server.devices, *_point_cells(shown_point, study), verdict]
-        rows.append(Row(cells, strong=chosen_server is not None and server_index == chosen_server.index))
-    return rows
+        shown_point = server_point or servers.curves[server_index][-1 if serve_study.limits.concurrency else 0]
+        verdict = "no" if not keeps_limits else AT_RISK if serve_study.limits.are_at_risk(shown_point.ttft) else "ok"
+        row_cells = [layout_text(server), server.devices, *_point_cells(shown_point, serve_study), verdict]
+        table_rows.append(Row(row_cells, strong=chosen_server is not None and server_index == chosen_server.index))
+    return table_rows
 
 
 def _server_order(servers: Servers, server_index: int) -> tuple[bool, bool, float, int]:
     server_point = servers.points[server_index]
-    rate = servers.servers[server_index].devices if servers.traces else -_rate_of_device(server_point)
+    order_key = servers.servers[server_index].devices if servers.traces else -_rate_of_device(server_point)
     is_chosen = servers.chosen is not None and servers.chosen.index == server_index
-    return not is_chosen, not servers.keeps_limits[server_index], rate, server_index
+    return not is_chosen, not servers.keeps_limits[server_index], order_key, server_index
 
 
 def _rate_of_device(server_point: LoadPoint | None) -> float:
@@ -204,7 +208,7 @@ def _rate_of_device(server_point: LoadPoint | None) -> float:
 def _trace_rows(study: ServeStudy, servers: Servers) -> list[Row]:
     """Returns rows of a trace's servers: servers within the limits by number of devices, then the others."""
     chosen_server = servers.chosen
-    rows = []
+    table_rows = []
     for server_index in sorted(
         range(len(servers.servers)), key=lambda server_index: _server_order(servers, server_index)
     ):
@@ -217,47 +221,52 @@ def _trace_rows(study: ServeStudy, servers: Servers) -> list[Row]:
                 trace_times.tpot[LIMIT_PERCENTILE],
             )
         ]
-        rate = trace_times.output_tokens_per_second
-        last_cell = rate / server.devices if study.price is None else _cost_of_trace(study, server, trace_times)
+        output_rate = trace_times.output_tokens_per_second
+        last_cell = output_rate / server.devices if study.price is None else _cost_of_trace(study, server, trace_times)
         verdict = "ok" if servers.keeps_limits[server_index] else "no"
-        cells = [layout_text(server), server.devices, *seconds, rate, last_cell, verdict]
-        rows.append(Row(cells, strong=chosen_server is not None and server_index == chosen_server.index))
-    return rows
+        row_cells = [layout_text(server), server.devices, *seconds, output_rate, last_cell, verdict]
+        table_rows.append(Row(row_cells, strong=chosen_server is not None and server_index == chosen_server.index))
+    return table_rows
 
 
-def _cost_of_trace(study: ServeStudy, server: Server, trace_times: TraceTimes) -> float | None:
+def _cost_of_trace(serve_study: ServeStudy, server: Server, trace_times: TraceTimes) -> float | None:
     """Returns the money per million output tokens of the trace; None without a price."""
-    if study.price is None:
+    if serve_study.price is None:
         return None
-    return study.price * server.devices / 3600 / trace_times.output_tokens_per_second * 1e6
+    return serve_study.price * server.devices / 3600 / trace_times.output_tokens_per_second * 1e6
 
 
-def _point_cells(server_point: LoadPoint, study: ServeStudy) -> list[Any]:
+def _point_cells(server_point: LoadPoint, serve_study: ServeStudy) -> list[Any]:
     ttft, tpot = (
         DisplayedValue(float(latency.estimate), _range_cell(latency))
         for latency in (server_point.ttft, server_point.tpot)
     )
-    return [server_point.concurrency, ttft, tpot, *_rate_cells(server_point, study)]
+    return [server_point.concurrency, ttft, tpot, *_rate_cells(server_point, serve_study)]
 
 
-def _rate_cells(server_point: LoadPoint, study: ServeStudy) -> list[Any]:
-    last_cell = server_point.per_device if study.price is None else server_point.cost_per_million
+def _rate_cells(server_point: LoadPoint, serve_study: ServeStudy) -> list[Any]:
+    last_cell = server_point.per_device if serve_study.price is None else server_point.cost_per_million
     return [server_point.output_tokens_per_second, last_cell]
 
 
 def _range_cell(seconds: Range | Amount) -> str:
     """Writes a range of seconds in the upper end's unit (`range_unit`): `0.42-12 s`."""
     low_seconds, high_seconds = float(seconds.low), float(seconds.high)
-    unit = range_unit(low_seconds, high_seconds)
-    range_ends = (duration(range_end, unit).removesuffix(f" {unit}") for range_end in (low_seconds, high_seconds))
-    return f"{'-'.join(range_ends)} {unit}"
+    time_unit = range_unit(low_seconds, high_seconds)
+    range_ends = (
+        duration_text(range_end, time_unit).removesuffix(f" {time_unit}") for range_end in (low_seconds, high_seconds)
+    )
+    return f"{'-'.join(range_ends)} {time_unit}"
 
 
-def _curve_cells(server_point: LoadPoint, study: ServeStudy) -> list[Any]:
-    concurrency, ttft, tpot, *rates = _point_cells(server_point, study)
+def _curve_cells(server_point: LoadPoint, serve_study: ServeStudy) -> list[Any]:
+    concurrency, ttft, tpot, *rate_cells = _point_cells(server_point, serve_study)
     likely_tpot, end_to_end = float(server_point.tpot.estimate), server_point.load.end_to_end
-    seconds = [DisplayedValue(likely_tpot, duration(likely_tpot)), DisplayedValue(end_to_end, duration(end_to_end))]
-    return [concurrency, ttft, tpot, *seconds, *rates]
+    seconds = [
+        DisplayedValue(likely_tpot, duration_text(likely_tpot)),
+        DisplayedValue(end_to_end, duration_text(end_to_end)),
+    ]
+    return [concurrency, ttft, tpot, *seconds, *rate_cells]
 
 
 def _classified_point(servers: Servers) -> LoadPoint | None:
@@ -267,51 +276,51 @@ def _classified_point(servers: Servers) -> LoadPoint | None:
     return servers.curves[0][-1] if servers.curves else None
 
 
-def _serve_notes(study: ServeStudy, servers: Servers) -> list[str]:
+def _serve_notes(serve_study: ServeStudy, servers: Servers) -> list[str]:
     chosen_server = servers.chosen
-    example = _classified_point(servers)
+    shown_point = _classified_point(servers)
     reasons_text = ", ".join(f"{reason} ({layout_count})" for reason, layout_count in servers.why_not.items())
-    notes = _cheaper_tie_notes(study, servers)
-    notes += [] if example is None else [class_text(example.tpot, study.stack.title)]
-    notes += [speculation_text(study.speculation)] if study.speculation is not None else []
+    notes = _cheaper_tie_notes(serve_study, servers)
+    notes += [] if shown_point is None else [class_text(shown_point.tpot, serve_study.stack.title)]
+    notes += [speculation_text(serve_study.speculation)] if serve_study.speculation is not None else []
     notes += [f"ruled out: {reasons_text}"] if reasons_text else []
     if chosen_server is not None:
         server = servers.servers[chosen_server.index]
         notes += [] if server.group is None else [_group_text(server.group)]
-        notes += exchange_notes(study.stack, server.replica.layout)
-        sequences = server.most_sequences // (1 if server.group is None else server.group.decode)
+        notes += exchange_notes(serve_study.stack, server.replica.layout)
+        sequence_count = server.most_sequences // (1 if server.group is None else server.group.decode)
         notes.append(
-            f"a replica holds {plural(sequences, 'request')} ({server.kv_tokens:,} tokens of cache) by the "
-            f"rule of {study.engine.title}"
+            f"a replica holds {plural(sequence_count, 'request')} ({server.kv_tokens:,} tokens of cache) by the "
+            f"rule of {serve_study.engine.title}"
         )
-        notes.append(f"likely {duration(float(chosen_server.point.tpot.estimate))} a token")
-        if not servers.traces and study.limits.are_at_risk(chosen_server.point.ttft):
+        notes.append(f"likely {duration_text(float(chosen_server.point.tpot.estimate))} a token")
+        if not servers.traces and serve_study.limits.are_at_risk(chosen_server.point.ttft):
             notes.insert(
                 0,
                 f"{AT_RISK}: where all requests arrive at once the first token likely comes within "
-                f"{duration(chosen_server.point.load.ttft_of_burst)}, and its range ends at "
-                f"{duration(float(chosen_server.point.ttft.high))}; of measured servers of which this was said nine "
-                "of ten kept the limit",
+                f"{duration_text(chosen_server.point.load.ttft_of_burst)}, and its range ends at "
+                f"{duration_text(float(chosen_server.point.ttft.high))}; of measured servers of which this was said "
+                "nine of ten kept the limit",
             )
-        command = _start_command(study, server)
-        notes += [] if command is None else [f"each replica starts with: {command}"]
-    notes += ["no --price: the cheapest has the most tokens/s of a device"] if study.price is None else []
-    notes += ["arrivals are evenly spread; bursts wait longer"] if study.limits.rate is not None else []
-    if study.trace is not None:
+        command_text = _start_command(serve_study, server)
+        notes += [] if command_text is None else [f"each replica starts with: {command_text}"]
+    notes += ["no --price: the cheapest has the most tokens/s of a device"] if serve_study.price is None else []
+    notes += ["arrivals are evenly spread; bursts wait longer"] if serve_study.limits.rate is not None else []
+    if serve_study.trace is not None:
         notes.append("limits hold for nine of ten requests; requests go to replicas in turn, in the order of arrival")
-    notes += [] if example is None else [f"TTFT: {class_text(example.ttft, study.stack.title)}"]
-    notes += [study.version.note] if study.version.note else []
-    if list(study.runs) == [(None, None)]:
+    notes += [] if shown_point is None else [f"TTFT: {class_text(shown_point.ttft, serve_study.stack.title)}"]
+    notes += [serve_study.version.note] if serve_study.version.note else []
+    if list(serve_study.runs) == [(None, None)]:
         notes.append("weights and cache as published; --quantize auto,fp8-dynamic and --kv-dtype auto,fp8 try others")
     return [*notes, f"not counted: {', '.join(NOT_COUNTED)}"]
 
 
-def _cheaper_tie_notes(study: ServeStudy, servers: Servers) -> list[str]:
+def _cheaper_tie_notes(serve_study: ServeStudy, servers: Servers) -> list[str]:
     """Names the server with the most tokens/s of a device, if another one that ties with it is chosen."""
     chosen_server = servers.chosen
     if chosen_server is None or servers.traces:
         return []
-    cheapest_rate, cheapest = max(
+    cheapest_rate, cheapest_server = max(
         (
             (server_point.per_device, server)
             for server, server_point, keeps_limits in zip(
@@ -324,7 +333,7 @@ def _cheaper_tie_notes(study: ServeStudy, servers: Servers) -> list[str]:
     if rounded(cheapest_rate) <= rounded(chosen_server.point.per_device):
         return []
     return [
-        f"{layout_text(cheapest)} on {several(cheapest.devices, study.hardware.title)} has "
+        f"{layout_text(cheapest_server)} on {several(cheapest_server.devices, serve_study.hardware.title)} has "
         f"{units.percent(cheapest_rate / chosen_server.point.per_device - 1, 1)} more tokens/s of a device, within "
         f"{TIE * 100:g} %: a tie"
     ]
@@ -334,8 +343,8 @@ def _group_text(group: Disaggregated) -> str:
     """Writes the replicas of a group, and the time to send a prompt's cache between replicas."""
     return (
         f"(P+D): {plural(group.prefill, 'replica')} for prompts, {group.decode} that decode; a prompt's cache is sent "
-        f"in {duration(group.transfer_seconds)} ({units.memory(round(group.sent_bytes))} a device); this was never "
-        "measured"
+        f"in {duration_text(group.transfer_seconds)} ({units.memory(round(group.sent_bytes))} a device); this was "
+        "never measured"
     )
 
 
@@ -348,9 +357,9 @@ def speculation_text(speculation: Speculation) -> str:
     )
 
 
-def _speculation_data(study: ServeStudy) -> dict[str, Any] | None:
+def _speculation_data(serve_study: ServeStudy) -> dict[str, Any] | None:
     """Returns the draft model of speculative decoding as plain data; None without a draft model."""
-    speculation = study.speculation
+    speculation = serve_study.speculation
     if speculation is None:
         return None
     return {
@@ -387,8 +396,8 @@ def _group_data(server: Server) -> dict[str, int] | None:
     return None if server.group is None else {"prefill": server.group.prefill, "decode": server.group.decode}
 
 
-def _serve_data(study: ServeStudy, servers: Servers) -> dict[str, Any]:
-    latency_limits, requests = study.limits, study.requests
+def _serve_data(serve_study: ServeStudy, servers: Servers) -> dict[str, Any]:
+    latency_limits, requests = serve_study.limits, serve_study.requests
     listed_servers = [
         {
             "options": _server_options(server),
@@ -397,65 +406,70 @@ def _serve_data(study: ServeStudy, servers: Servers) -> dict[str, Any]:
             "disaggregated": _group_data(server),
             "most_sequences": server.most_sequences,
             "kv_tokens": server.kv_tokens,
-            "curve": [point_data(server_point) for server_point in curve],
-            "trace": _times_data(study, server, servers.traces[server_index]) if servers.traces else None,
+            "curve": [point_data(server_point) for server_point in server_curve],
+            "trace": _times_data(serve_study, server, servers.traces[server_index]) if servers.traces else None,
         }
-        for server_index, (server, curve) in enumerate(zip(servers.servers, servers.curves, strict=True))
+        for server_index, (server, server_curve) in enumerate(zip(servers.servers, servers.curves, strict=True))
     ]
-    example = _classified_point(servers)
+    shown_point = _classified_point(servers)
     return {
-        "model": model_data(study.preset),
-        "hardware": study.hardware.name,
-        "engine": {"name": study.engine.name, "version": study.version.version},
+        "model": model_data(serve_study.preset),
+        "hardware": serve_study.hardware.name,
+        "engine": {"name": serve_study.engine.name, "version": serve_study.version.version},
         "requests": {"input": requests.input, "output": requests.output, "cached": requests.cached},
         "limits": {**vars(latency_limits)},
-        "trace": _trace_data(study),
-        "speculation": _speculation_data(study),
-        "price": study.price,
+        "trace": _trace_data(serve_study),
+        "speculation": _speculation_data(serve_study),
+        "price": serve_study.price,
         "servers": listed_servers,
         "front": [
             {"server": server_index, "concurrency": _users_data(concurrency)}
             for server_index, concurrency in servers.front
         ],
-        "chosen": _chosen_data(study, servers),
+        "chosen": _chosen_data(serve_study, servers),
         "why_not": servers.why_not,
-        "class": {name: None if example is None else getattr(example, name).class_data() for name in ("ttft", "tpot")},
+        "class": {
+            latency_name: None if shown_point is None else getattr(shown_point, latency_name).class_data()
+            for latency_name in ("ttft", "tpot")
+        },
         "not_counted": list(NOT_COUNTED),
     }
 
 
-def _trace_data(study: ServeStudy) -> dict[str, Any] | None:
+def _trace_data(serve_study: ServeStudy) -> dict[str, Any] | None:
     """Returns the trace's requests as plain data; None without a trace."""
-    trace = study.trace
+    trace = serve_study.trace
     if trace is None:
         return None
     return {"requests": len(trace.requests), "span": trace.span, "longest": trace.longest_request}
 
 
-def _times_data(study: ServeStudy, server: Server, trace_times: TraceTimes) -> dict[str, Any]:
-    cost = _cost_of_trace(study, server, trace_times)
+def _times_data(serve_study: ServeStudy, server: Server, trace_times: TraceTimes) -> dict[str, Any]:
+    token_cost = _cost_of_trace(serve_study, server, trace_times)
     return {
         **{
-            name: {f"p{percent}": amount.as_data() for percent, amount in getattr(trace_times, name).items()}
-            for name in ("ttft", "tpot")
+            latency_name: {
+                f"p{percentile}": amount.as_data() for percentile, amount in getattr(trace_times, latency_name).items()
+            }
+            for latency_name in ("ttft", "tpot")
         },
         "seconds": rounded(trace_times.seconds),
         "output_tokens_per_second": rounded(trace_times.output_tokens_per_second),
         "mean_concurrency": rounded(trace_times.mean_concurrency),
-        "cost_per_million": None if cost is None else rounded(cost),
+        "cost_per_million": None if token_cost is None else rounded(token_cost),
     }
 
 
-def _start_command(study: ServeStudy, server: Server) -> str | None:
+def _start_command(serve_study: ServeStudy, server: Server) -> str | None:
     """Returns the command that starts a replica; None for replicas of two kinds, or without such a command."""
     if server.group is not None:
         return None
-    command = start_command(study.engine, study.preset, server.flags, server.quantize)
-    has_exchange = bool(exchange_notes(study.stack, server.replica.layout))
-    return f"{command} {study.stack.exchange}" if command is not None and has_exchange else command
+    command = start_command(serve_study.engine, serve_study.preset, server.flags, server.quantize)
+    has_exchange = bool(exchange_notes(serve_study.stack, server.replica.layout))
+    return f"{command} {serve_study.stack.exchange}" if command is not None and has_exchange else command
 
 
-def _chosen_data(study: ServeStudy, servers: Servers) -> dict[str, Any] | None:
+def _chosen_data(serve_study: ServeStudy, servers: Servers) -> dict[str, Any] | None:
     chosen_server = servers.chosen
     if chosen_server is None:
         return None
@@ -466,6 +480,6 @@ def _chosen_data(study: ServeStudy, servers: Servers) -> dict[str, Any] | None:
         "devices": server.devices,
         "replicas": server.replicas,
         "disaggregated": _group_data(server),
-        "command": _start_command(study, server),
+        "command": _start_command(serve_study, server),
         **point_data(chosen_server.point),
     }

@@ -66,19 +66,19 @@ def report(
     literature: whether a second table compares with published studies; the data always do.
     is_flat: whether there is one table of raw values, for CSV.
     """
-    shapes = [_shape_data(shape) for shape in study.shapes]
+    shapes_data = [_shape_data(model_shape) for model_shape in study.shapes]
     document: dict[str, Any] = {"model": model_data(preset)} if is_target else {}
     document |= {
         "budget": _budget_text(study),
         "ratios_of": preset.name,
         "proportions": _proportions_text(study),
-        "shapes": shapes,
+        "shapes": shapes_data,
         "literature": _literature_data(study),
     }
     if is_flat:
         raw_rows = [
             {**shape_data, **shape_data["literature"], "head_sizes": " ".join(map(str, shape_data["head_sizes"]))}
-            for shape_data in shapes
+            for shape_data in shapes_data
         ]
         return Report(
             document,
@@ -96,29 +96,29 @@ def report(
         if study.budget.kind == "parameters"
         else f"{budget_value:.3g} FLOPs of training".replace("e+", "e")
     )
-    costs = Table(
+    cost_table = Table(
         f"{title}, same ratios as {preset.display}",
         _cost_columns(study),
-        [_cost_row(shape, _has_windows(study)) for shape in study.shapes],
+        [_cost_row(model_shape, _has_windows(study)) for model_shape in study.shapes],
         notes=_shape_notes(study, preset, is_target, literature),
     )
     if not literature:
-        return Report(document, [costs])
-    findings = Table(
+        return Report(document, [cost_table])
+    findings_table = Table(
         "What studies of depth and width say",
         LITERATURE_COLUMNS,
         [_literature_row(described_shape) for described_shape in study.shapes],
         notes=_source_notes(study, preset),
     )
-    return Report(document, [costs, findings])
+    return Report(document, [cost_table, findings_table])
 
 
-def _cost_columns(study: ShapeStudy) -> Sequence[Column]:
+def _cost_columns(shape_study: ShapeStudy) -> Sequence[Column]:
     """Returns the columns of costs, in units in which the smallest value of a column is at least 1."""
-    parameter_scale = units.count_scale(min(shape.parameters for shape in study.shapes))
-    flops_scale = units.decimal_scale(min(shape.forward_flops_per_token for shape in study.shapes), "FLOPs")
-    cache_key = "kv_bytes" if _has_windows(study) else "kv_bytes_per_token"
-    cache_scale = units.memory_scale(min(getattr(shape, cache_key) for shape in study.shapes))
+    parameter_scale = units.count_scale(min(shape.parameters for shape in shape_study.shapes))
+    flops_scale = units.decimal_scale(min(shape.forward_flops_per_token for shape in shape_study.shapes), "FLOPs")
+    cache_key = "kv_bytes" if _has_windows(shape_study) else "kv_bytes_per_token"
+    cache_scale = units.memory_scale(min(getattr(shape, cache_key) for shape in shape_study.shapes))
     return (
         *SIZE_COLUMNS,
         Column(
@@ -131,9 +131,9 @@ def _cost_columns(study: ShapeStudy) -> Sequence[Column]:
     )
 
 
-def _has_windows(study: ShapeStudy) -> bool:
+def _has_windows(shape_study: ShapeStudy) -> bool:
     """Whether windows or states end the growth of a sequence's cache, so that its bytes per token say too much."""
-    return any(shape.kv_bytes != shape.kv_bytes_per_token * study.seq for shape in study.shapes)
+    return any(shape.kv_bytes != shape.kv_bytes_per_token * shape_study.seq for shape in shape_study.shapes)
 
 
 def _size_cells(shape: Shape) -> list[Any]:
@@ -148,95 +148,95 @@ def _cost_row(shape: Shape, has_windows: bool) -> Row:
     return Row([*_size_cells(shape), *costs], strong=shape.target)
 
 
-def _literature_row(shape: Shape) -> Row:
-    verdicts, layers = shape.verdicts, shape.stack.num_hidden_layers
+def _literature_row(model_shape: Shape) -> Row:
+    verdicts, layers = model_shape.verdicts, model_shape.stack.num_hidden_layers
     kaplan_verdict = "within" if verdicts.in_kaplan_range else "outside"
     tay_verdict = "past" if verdicts.past_tay else "within" if layers >= TAY_LAYERS[0] else "before"
     return Row(
         [
-            *_size_cells(shape),
+            *_size_cells(model_shape),
             kaplan_verdict,
             tay_verdict,
             verdicts.critical_depth,
             "past" if verdicts.past_critical else "within",
         ],
-        strong=shape.target,
+        strong=model_shape.target,
     )
 
 
-def _shape_data(shape: Shape) -> dict[str, Any]:
-    stack = shape.stack
+def _shape_data(model_shape: Shape) -> dict[str, Any]:
+    stack_shape = model_shape.stack
     return {
-        "target": shape.target,
-        "num_hidden_layers": stack.num_hidden_layers,
-        "hidden_size": stack.hidden_size,
-        "aspect_ratio": stack.aspect_ratio,
-        "in_dense_band": shape.in_dense_band,
-        "feed_forward_width": stack.feed_forward_width,
-        "num_attention_heads": stack.num_attention_heads,
-        "num_key_value_heads": stack.num_key_value_heads,
-        "head_dim": stack.head_dim,
-        "parameters": shape.parameters,
-        "active": shape.active,
-        "budget_difference": shape.difference,
-        "tokens": shape.tokens,
-        "train_flops": shape.train_flops,
-        "flops_per_token": shape.forward_flops_per_token,
-        "kv_bytes_per_token": shape.kv_bytes_per_token,
-        "kv_bytes": shape.kv_bytes,
-        "head_sizes": list(shape.head_sizes),
-        "literature": asdict(shape.verdicts),
+        "target": model_shape.target,
+        "num_hidden_layers": stack_shape.num_hidden_layers,
+        "hidden_size": stack_shape.hidden_size,
+        "aspect_ratio": stack_shape.aspect_ratio,
+        "in_dense_band": model_shape.in_dense_band,
+        "feed_forward_width": stack_shape.feed_forward_width,
+        "num_attention_heads": stack_shape.num_attention_heads,
+        "num_key_value_heads": stack_shape.num_key_value_heads,
+        "head_dim": stack_shape.head_dim,
+        "parameters": model_shape.parameters,
+        "active": model_shape.active,
+        "budget_difference": model_shape.difference,
+        "tokens": model_shape.tokens,
+        "train_flops": model_shape.train_flops,
+        "flops_per_token": model_shape.forward_flops_per_token,
+        "kv_bytes_per_token": model_shape.kv_bytes_per_token,
+        "kv_bytes": model_shape.kv_bytes,
+        "head_sizes": list(model_shape.head_sizes),
+        "literature": asdict(model_shape.verdicts),
     }
 
 
-def _budget_text(study: ShapeStudy) -> dict[str, Any]:
-    budget = study.budget
+def _budget_text(shape_study: ShapeStudy) -> dict[str, Any]:
+    budget = shape_study.budget
     is_training = budget.kind == "train_flops"
     return {
         "kind": budget.kind,
         "value": budget.value,
-        "tolerance": study.tolerance,
+        "tolerance": shape_study.tolerance,
         "tokens": budget.tokens,
         "tokens_per_active_parameter": TOKENS_PER_PARAMETER if is_training and budget.tokens is None else None,
-        "seq": study.seq,
+        "seq": shape_study.seq,
         "pairs": "full",
-        "dtype": study.dtype,
-        "shapes_counted": study.searched,
+        "dtype": shape_study.dtype,
+        "shapes_counted": shape_study.searched,
     }
 
 
-def _proportions_text(study: ShapeStudy) -> dict[str, Any]:
+def _proportions_text(shape_study: ShapeStudy) -> dict[str, Any]:
     """Writes the proportions that all shapes share, read from the first shape."""
-    family, stack = study.family, study.shapes[0].stack
+    family, stack_shape = shape_study.family, shape_study.shapes[0].stack
     return {
-        "feed_forward_ratio": stack.feed_forward_ratio,
-        "head_dim": stack.head_dim,
-        "head_ratio": stack.head_ratio,
-        "kv_ratio": stack.kv_ratio,
+        "feed_forward_ratio": stack_shape.feed_forward_ratio,
+        "head_dim": stack_shape.head_dim,
+        "head_ratio": stack_shape.head_ratio,
+        "kv_ratio": stack_shape.kv_ratio,
         "vocab_size": family.spec.vocab_size,
         "tie_word_embeddings": family.spec.tie_word_embeddings,
         "hidden_size_step": family.step,
     }
 
 
-def _literature_data(study: ShapeStudy) -> list[dict[str, Any]]:
-    findings: list[dict[str, Any]] = [asdict(study_finding) for study_finding in FINDINGS]
-    if study.scaled is not None:
-        hidden_size, layers, ratio = study.scaled
-        findings[-1]["scaled_from_target"] = {
+def _literature_data(shape_study: ShapeStudy) -> list[dict[str, Any]]:
+    findings_data: list[dict[str, Any]] = [asdict(study_finding) for study_finding in FINDINGS]
+    if shape_study.scaled is not None:
+        hidden_size, layers, aspect_ratio = shape_study.scaled
+        findings_data[-1]["scaled_from_target"] = {
             "hidden_size": hidden_size,
             "num_hidden_layers": layers,
-            "compute_ratio": ratio,
+            "compute_ratio": aspect_ratio,
         }
-    return findings
+    return findings_data
 
 
-def _shape_notes(study: ShapeStudy, preset: Preset, is_target: bool, literature: bool) -> list[str]:
-    family, first_stack = study.family, study.shapes[0].stack
-    notes = [_fixed_sizes(study)]
+def _shape_notes(shape_study: ShapeStudy, preset: Preset, is_target: bool, with_literature: bool) -> list[str]:
+    family, first_stack = shape_study.family, shape_study.shapes[0].stack
+    notes = [_fixed_sizes(shape_study)]
     per_token_text = (
-        f"FLOPs are per token, KV is the cache of a sequence of {study.seq:,} tokens"
-        if _has_windows(study)
+        f"FLOPs are per token, KV is the cache of a sequence of {shape_study.seq:,} tokens"
+        if _has_windows(shape_study)
         else "FLOPs and KV cache are per token"
     )
     if family.head_divisor > 1:
@@ -252,11 +252,11 @@ def _shape_notes(study: ShapeStudy, preset: Preset, is_target: bool, literature:
         )
     notes += [
         f"L: number of layers, h: hidden size; {per_token_text}",
-        f"shapes within {100 * study.tolerance:g} % of the budget: at each h the depth nearest to it, h/L from "
+        f"shapes within {100 * shape_study.tolerance:g} % of the budget: at each h the depth nearest to it, h/L from "
         f"{LEAST_ASPECT:,} to {MOST_ASPECT:,}",
-        f"head sizes: which of 64, 96, 128 and 256 divide h; {study.searched:,} shapes were counted",
+        f"head sizes: which of 64, 96, 128 and 256 divide h; {shape_study.searched:,} shapes were counted",
     ]
-    embedding_shares = [shape.embedding_and_head / shape.parameters for shape in study.shapes]
+    embedding_shares = [model_shape.embedding_and_head / model_shape.parameters for model_shape in shape_study.shapes]
     if max(embedding_shares) > 0.5:
         notes.append(
             f"embedding and language-model head are {units.percent(min(embedding_shares), 0)} to "
@@ -267,39 +267,40 @@ def _shape_notes(study: ShapeStudy, preset: Preset, is_target: bool, literature:
             "mixture of experts: the number of experts, and of those that each token uses, is held fixed; the width "
             "of each expert grows with h"
         )
-    if any(shape.target for shape in study.shapes):
+    if any(model_shape.target for model_shape in shape_study.shapes):
         notes.append(f"{TARGET_MARK} the model's own h and L")
     elif is_target:
         notes.append(f"the h and L of {preset.display} itself do not meet this budget, so they are not listed")
-    if any(shape.in_dense_band for shape in study.shapes):
+    if any(model_shape.in_dense_band for model_shape in shape_study.shapes):
         notes.append(BAND)
-    if study.budget.kind == "train_flops":
-        notes.append(_training_budget(study))
-    notes += [flops_per_token_note(study.seq), cache_per_token_note(study.dtype)]
-    return notes if literature else [*notes, "--literature adds what published studies say about depth and width"]
+    if shape_study.budget.kind == "train_flops":
+        notes.append(_training_budget(shape_study))
+    notes += [flops_per_token_note(shape_study.seq), cache_per_token_note(shape_study.dtype)]
+    return notes if with_literature else [*notes, "--literature adds what published studies say about depth and width"]
 
 
-def _fixed_sizes(study: ShapeStudy) -> str:
+def _fixed_sizes(shape_study: ShapeStudy) -> str:
     """Writes the sizes that all shapes share, read from the first shape."""
-    spec, first_stack = study.family.spec, study.shapes[0].stack
+    spec, first_stack = shape_study.family.spec, shape_study.shapes[0].stack
     tying_text = "tied" if spec.tie_word_embeddings else "untied"
-    kv = (
+    kv_text = (
         ""
         if first_stack.num_key_value_heads is None
         else f", {first_stack.num_attention_heads} heads and {first_stack.num_key_value_heads} kv heads at h = "
         f"{first_stack.hidden_size:,}"
     )
-    width = "active d_ff" if first_stack.mixture_of_experts else "d_ff"
+    width_name = "active d_ff" if first_stack.mixture_of_experts else "d_ff"
     return (
-        f"held fixed: {width} = {first_stack.feed_forward_ratio:.2f} h, head_dim {first_stack.head_dim}{kv}, "
-        f"vocabulary {spec.vocab_size:,} {tying_text}; h is a multiple of {study.family.step}, so that head counts "
+        f"held fixed: {width_name} = {first_stack.feed_forward_ratio:.2f} h, head_dim {first_stack.head_dim}{kv_text}, "
+        f"vocabulary {spec.vocab_size:,} {tying_text}; h is a multiple of {shape_study.family.step}, so that head "
+        "counts "
         "stay "
         "integers"
     )
 
 
-def _training_budget(study: ShapeStudy) -> str:
-    budget = study.budget
+def _training_budget(shape_study: ShapeStudy) -> str:
+    budget = shape_study.budget
     tokens = (
         f"{TOKENS_PER_PARAMETER} tokens per active parameter (Hoffmann 2022)"
         if budget.tokens is None
@@ -311,30 +312,33 @@ def _training_budget(study: ShapeStudy) -> str:
     )
 
 
-def _active_text(study: ShapeStudy) -> list[int]:
+def _active_text(shape_study: ShapeStudy) -> list[int]:
     """Returns active parameters per token: of the target, or of the budget as a range with experts."""
-    active_of_target = [shape.active for shape in study.shapes if shape.target]
-    if active_of_target or not study.shapes[0].stack.mixture_of_experts:
-        return active_of_target or [study.budget.value]
-    return sorted({min(shape.active for shape in study.shapes), max(shape.active for shape in study.shapes)})
+    active_of_target = [shape.active for shape in shape_study.shapes if shape.target]
+    if active_of_target or not shape_study.shapes[0].stack.mixture_of_experts:
+        return active_of_target or [shape_study.budget.value]
+    return sorted(
+        {min(shape.active for shape in shape_study.shapes), max(shape.active for shape in shape_study.shapes)}
+    )
 
 
-def _source_notes(study: ShapeStudy, preset: Preset) -> Sequence[str]:
+def _source_notes(shape_study: ShapeStudy, preset: Preset) -> Sequence[str]:
     notes = [
         f"{study_finding.source} (arXiv:{study_finding.arxiv}): {study_finding.says}. Limits: {study_finding.limits}"
         for study_finding in FINDINGS
     ]
-    if study.shapes[0].stack.mixture_of_experts:
+    if shape_study.shapes[0].stack.mixture_of_experts:
         notes.append("the studies are of dense models, and this one is a mixture of experts")
-    if study.budget.kind == "parameters":
+    if shape_study.budget.kind == "parameters":
         tokens = " to ".join(
-            units.count(TOKENS_PER_PARAMETER * active_parameters) for active_parameters in _active_text(study)
+            units.count(TOKENS_PER_PARAMETER * active_parameters) for active_parameters in _active_text(shape_study)
         )
         notes.append(f"{TOKENS_PER_PARAMETER} tokens per parameter are {tokens} tokens here")
-    if study.scaled is not None:
-        hidden_size, layers, ratio = study.scaled
+    if shape_study.scaled is not None:
+        hidden_size, layers, aspect_ratio = shape_study.scaled
         notes.append(
-            f"from {preset.display} at {ratio:.3g} times its compute, C^0.34 and C^0.12 give h = {hidden_size:,.0f}, "
+            f"from {preset.display} at {aspect_ratio:.3g} times its compute, C^0.34 and C^0.12 give h = "
+            f"{hidden_size:,.0f}, "
             f"L = {layers:.0f}. The exponents are that "
             "preprint's, the constant is the model's; L·h² then grows as C^0.80, unlike Chinchilla's N in "
             "proportion to C^0.5"

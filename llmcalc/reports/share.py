@@ -21,7 +21,7 @@ def layout_text(layout: Layout) -> str:
 
 def layout_cell(layout: Layout) -> str:
     """Writes `tp2 sp pp4 dp8` for a table, where lines break only between groups."""
-    return " ".join(group.replace(" ", "") for group in _group_sizes(layout)) or ALONE
+    return " ".join(group_size.replace(" ", "") for group_size in _group_sizes(layout)) or ALONE
 
 
 def candidate_cell(layout: Layout, recompute: str) -> str:
@@ -33,9 +33,11 @@ ALONE = "one device"
 
 
 def _group_sizes(layout: Layout) -> list[str]:
-    names = ("tp", "cp", "pp", "vpp", "dp", "ep", "etp")
+    degree_names = ("tp", "cp", "pp", "vpp", "dp", "ep", "etp")
     group_texts = [
-        f"{group_name} {degree}" for group_name in names if (degree := getattr(layout, group_name)) not in (None, 1)
+        f"{group_name} {degree}"
+        for group_name in degree_names
+        if (degree := getattr(layout, group_name)) not in (None, 1)
     ]
     if layout.sequence_parallel:
         group_texts.insert(1 if layout.tp > 1 else 0, "sp")
@@ -56,13 +58,13 @@ def with_rank(subtitle: str, rank_share: RankShare | None) -> str:
 
 def rank_text(rank_share: RankShare) -> str:
     """Writes the rank and its layers: `rank 0 of 16 devices (tp 8 · pp 2), layers 0-15`."""
-    layout, chunks = rank_share.layout, rank_share.model.chunks
+    layout, layer_chunks = rank_share.layout, rank_share.model.chunks
     rank_description = f"rank {rank_share.rank:,} of {plural(layout.world, 'device')} ({layout_text(layout)})"
     if layout.pp == 1:
         return rank_description
     return (
-        f"{rank_description}, layers {index_ranges(chunks.layers)}"
-        if chunks.layers
+        f"{rank_description}, layers {index_ranges(layer_chunks.layers)}"
+        if layer_chunks.layers
         else f"{rank_description}, no layers"
     )
 
@@ -76,5 +78,7 @@ def share_notes(rank_share: RankShare | None, *notes: str) -> list[str]:
 
 def copies_text(copied_params: dict[str, Number]) -> str:
     """Writes the parameters that tensor parallelism replicates; empty if there are none."""
-    texts = ", ".join(f"{name} {units.exact(parameters)}" for name, parameters in copied_params.items())
-    return f"other ranks of its tensor group have these parameters too: {texts}" if texts else ""
+    copies_texts = ", ".join(
+        f"{component_name} {units.exact(parameters)}" for component_name, parameters in copied_params.items()
+    )
+    return f"other ranks of its tensor group have these parameters too: {copies_texts}" if copies_texts else ""

@@ -9,22 +9,22 @@ from ..record import FigureSource
 from .document import LinkedNote
 
 
-def source_data(sources: Sequence[FigureSource]) -> list[dict[str, Any]]:
+def source_data(figure_sources: Sequence[FigureSource]) -> list[dict[str, Any]]:
     """Returns sources as plain data, with dates as text."""
-    return [source.model_dump(mode="json") for source in sources]
+    return [figure_source.model_dump(mode="json") for figure_source in figure_sources]
 
 
-def source_notes(sources: Sequence[FigureSource], lists_facts: bool = True) -> list[str]:
+def source_notes(figure_sources: Sequence[FigureSource], lists_facts: bool = True) -> list[str]:
     """Returns one note per source: the stated figures, the address, and the access date.
 
     lists_facts: whether the sources are llmcalc's own, whose addresses become links; those of a user's file stay text.
     """
-    note = LinkedNote if lists_facts else str
+    note_class = LinkedNote if lists_facts else str
     return [
-        note(
-            f"source of {source.gives}: {source.url}"
-            + (f" (checked {source.checked})" if source.checked else "")
-            + (f", revision {source.revision}" if source.revision else "")
+        note_class(
+            f"source of {figure_source.gives}: {figure_source.url}"
+            + (f" (checked {figure_source.checked})" if figure_source.checked else "")
+            + (f", revision {figure_source.revision}" if figure_source.revision else "")
         )
-        for source in sources
+        for figure_source in figure_sources
     ]

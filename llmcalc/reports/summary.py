@@ -18,19 +18,19 @@ def headline(spec: ModelSpec) -> str:
     draft_heads = getattr(spec.head, "draft_heads", None)
     if draft_heads is not None:
         return f"{spec.kind}, {draft_heads.describe()}, hidden {spec.hidden_size}"
-    depth = " + ".join(str(stack.num_hidden_layers) for _, stack in spec.stacks())
+    depth_text = " + ".join(str(stack.num_hidden_layers) for _, stack in spec.stacks())
     layer_specs = distinct_blocks(spec)
-    texts = [spec.kind, f"{depth} layer{'s' * (depth != '1')}", f"hidden {spec.hidden_size}"]
-    networks = zip_longest(
+    summary_parts = [spec.kind, f"{depth_text} layer{'s' * (depth_text != '1')}", f"hidden {spec.hidden_size}"]
+    ffn_texts = zip_longest(
         *(layer_spec.networks() for layer_spec in layer_specs)
     )  # those beside the others after the others
-    for parts_of_kind in ([layer_block.attention for layer_block in layer_specs], *networks):
-        texts += _merge_texts(
+    for parts_of_kind in ([layer_block.attention for layer_block in layer_specs], *ffn_texts):
+        summary_parts += _merge_texts(
             unique_texts(describe_part(described_part, spec.hidden_size) for described_part in parts_of_kind)
         )
-    texts += unique_texts(norm_style(layer_block) for layer_block in layer_specs)
-    texts += unique_texts(position_encodings(spec))
-    return ", ".join(texts)
+    summary_parts += unique_texts(norm_style(layer_block) for layer_block in layer_specs)
+    summary_parts += unique_texts(position_encodings(spec))
+    return ", ".join(summary_parts)
 
 
 def _merge_texts(texts: list[str]) -> list[str]:
@@ -63,7 +63,7 @@ def describe_part(model_part: Part | None, hidden_size: int) -> str:
 
 def unique_texts(texts: Iterable[str]) -> list[str]:
     """Returns the texts in order, without empty and repeated texts."""
-    return list(dict.fromkeys(line for line in texts if line))
+    return list(dict.fromkeys(unique_text for unique_text in texts if unique_text))
 
 
 def norm_name(block: Layer) -> str:
@@ -83,16 +83,16 @@ def norm_style(block: Layer) -> str:
 
 def position_encodings(spec: ModelSpec) -> list[str]:
     """Writes the position encodings: `RoPE`, `learned 1024`, `ALiBi`, or `no positions` if there are none."""
-    names: list[str] = []
+    encoding_names: list[str] = []
     for _, stack in spec.stacks():
         if stack.position is not None:
-            names.append(stack.position.describe(spec.hidden_size))
+            encoding_names.append(stack.position.describe(spec.hidden_size))
         if stack.relative_bias is not None:
-            names.append("relative bias")
+            encoding_names.append("relative bias")
     for block in distinct_blocks(spec):
-        position = block.attention.score_position() if isinstance(block.attention, TokenMixer) else None
-        names.append("" if position is None else position.label)
-    return unique_texts(names) or ["no positions"]
+        score_position = block.attention.score_position() if isinstance(block.attention, TokenMixer) else None
+        encoding_names.append("" if score_position is None else score_position.label)
+    return unique_texts(encoding_names) or ["no positions"]
 
 
 def model_data(preset: Preset) -> dict[str, Any]:

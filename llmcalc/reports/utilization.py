@@ -15,39 +15,42 @@ EXACT_CAUSAL = "exact_causal"
 
 def _excess_notes(utilization: Utilization) -> list[str]:
     """Returns the note on a utilization above 100 %: of the fewest FLOPs that are needed, or of other counts alone."""
-    excesses = [row for row in utilization.conventions if row.hfu > 1]
-    if not excesses:
+    rows_above_peak = [convention_row for convention_row in utilization.conventions if convention_row.hfu > 1]
+    if not rows_above_peak:
         return []
-    if all(row.key != EXACT_CAUSAL for row in excesses):
-        names = ", ".join(row.name for row in excesses)
+    if all(convention_row.key != EXACT_CAUSAL for convention_row in rows_above_peak):
+        convention_names = ", ".join(convention_row.name for convention_row in rows_above_peak)
         return [
-            f"more than 100 % by {names}, with FLOPs that need not be computed; the exact count of causal pairs is "
+            f"more than 100 % by {convention_names}, with FLOPs that need not be computed; the exact count of causal "
+            "pairs is "
             "below the peak"
         ]
-    bits = units.DTYPE_BITS[utilization.dtype]
+    dtype_bits = units.DTYPE_BITS[utilization.dtype]
     narrower_formats = [
         dtype
         for dtype in utilization.hardware.peak_flops
-        if dtype.startswith("float") and units.DTYPE_BITS[dtype] < bits
+        if dtype.startswith("float") and units.DTYPE_BITS[dtype] < dtype_bits
     ]
     widest = max(narrower_formats, key=units.DTYPE_BITS.__getitem__, default="")
-    advice = f", and a narrower format has a higher peak (--dtype {units.short_dtype(widest)})" if widest else ""
-    return ["more than 100 %: above the peak of these devices; --tokens-per-second is of all of them together" + advice]
+    advice_text = f", and a narrower format has a higher peak (--dtype {units.short_dtype(widest)})" if widest else ""
+    return [
+        "more than 100 %: above the peak of these devices; --tokens-per-second is of all of them together" + advice_text
+    ]
 
 
 def utilization_table(title: str, headline: str, utilization: Utilization) -> Table:
     """Returns the table of MFU and HFU under each convention, exact counts first."""
-    scale = units.decimal_scale(
+    flops_scale = units.decimal_scale(
         max(utilization_row.flops_per_token for utilization_row in utilization.conventions), "FLOPs"
     )
     columns = (
         Column("convention", "convention", justify="left"),
         Column("formula", "formula", justify="left"),
-        Column("flops_per_token", f"{scale.name}/token", scale.write),
+        Column("flops_per_token", f"{flops_scale.name}/token", flops_scale.write),
         Column("mfu", "MFU", units.percent),
         Column("hfu", "HFU", units.percent),
     )
-    rows = [
+    table_rows = [
         Row(
             [
                 utilization_row.name,
@@ -61,10 +64,10 @@ def utilization_table(title: str, headline: str, utilization: Utilization) -> Ta
         for utilization_row in utilization.conventions
     ]
     peak_flops = units.amount(utilization.peak_flops // utilization.devices, "FLOP/s")
-    peak = f"{peak_flops} of {units.short_dtype(utilization.dtype)}, dense"
+    peak_text = f"{peak_flops} of {units.short_dtype(utilization.dtype)}, dense"
     notes = [
         *_excess_notes(utilization),
-        f"peak of each device: {peak}",
+        f"peak of each device: {peak_text}",
         "MFU: FLOPs that the model needs, each product once; HFU: what the kernels compute, with what runs again "
         "(--recompute, and the scores in flash attention's backward pass)",
         "an MFU without its convention cannot be compared: quote both",
@@ -75,7 +78,9 @@ def utilization_table(title: str, headline: str, utilization: Utilization) -> Ta
         ),
     ]
     rate = f"{utilization.tokens_per_second:,} tokens/s on {utilization.devices:,} × {utilization.hardware.name}"
-    return Table(title, columns, rows, f"{rate}, {headline}", notes, "utilization of a measured run", "utilization")
+    return Table(
+        title, columns, table_rows, f"{rate}, {headline}", notes, "utilization of a measured run", "utilization"
+    )
 
 
 def utilization_data(utilization: Utilization) -> dict[str, Any]:
@@ -88,5 +93,5 @@ def utilization_data(utilization: Utilization) -> dict[str, Any]:
         "tokens_per_second_per_device": utilization.tokens_per_second / utilization.devices,
         "peak_flops_per_device": utilization.peak_flops // utilization.devices,
         "repeated_flops_per_token": utilization.repeated_flops_per_token,
-        "conventions": [asdict(row) for row in utilization.conventions],
+        "conventions": [asdict(convention_row) for convention_row in utilization.conventions],
     }

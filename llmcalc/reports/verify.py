@@ -44,8 +44,8 @@ def report(verdicts: list[Verdict], skipped_models: dict[str, str]) -> Report:
     skipped_models: name of a model that was not compared → the reason.
     """
     documents = [verdict.data() for verdict in verdicts] + [
-        {"model": {"name": name}, "checks": [], "ok": None, "skipped": reason}
-        for name, reason in skipped_models.items()
+        {"model": {"name": model_name}, "checks": [], "ok": None, "skipped": reason}
+        for model_name, reason in skipped_models.items()
     ]
     return Report(
         single_or_list(documents),
@@ -61,8 +61,11 @@ def _untested_warnings(verdicts: list[Verdict]) -> list[str]:
         for untested_part in verdict.untested:
             models.setdefault(str(untested_part), []).append(verdict.target)
     has_several = len(verdicts) > 1
-    names = [f"{name} ({plural(len(targets), 'model')})" if has_several else name for name, targets in models.items()]
-    return [f"untested: {', '.join(names)}: no measurement of its memory is stated"] if names else []
+    part_texts = [
+        f"{part_name} ({plural(len(targets), 'model')})" if has_several else part_name
+        for part_name, targets in models.items()
+    ]
+    return [f"untested: {', '.join(part_texts)}: no measurement of its memory is stated"] if part_texts else []
 
 
 def _summary_table(verdicts: list[Verdict], skipped_models: dict[str, str]) -> Table:
@@ -70,13 +73,13 @@ def _summary_table(verdicts: list[Verdict], skipped_models: dict[str, str]) -> T
     compared_groups = [
         quantity for quantity in (*QUANTITIES, MEMORY, LOSS) if quantity != "buffers" and quantity in checked_groups
     ]
-    columns = [
+    table_columns = [
         Column("target", "model", justify="left"),
         *(Column(quantity.strip("."), SHORT[quantity], verdict=True) for quantity in compared_groups),
     ]
-    columns += [Column("checks", "checks", units.exact), Column("seconds", "time", units.seconds)]
-    column_count = len(columns) - (MEMORY in compared_groups)  # all of them would not fit 80 columns
-    rows = [
+    table_columns += [Column("checks", "checks", units.exact), Column("seconds", "time", units.seconds)]
+    column_count = len(table_columns) - (MEMORY in compared_groups)  # all of them would not fit 80 columns
+    table_rows = [
         [
             verdict.target,
             *(_verdict_sign(verdict, quantity) for quantity in compared_groups),
@@ -85,12 +88,18 @@ def _summary_table(verdicts: list[Verdict], skipped_models: dict[str, str]) -> T
         ]
         for verdict in verdicts
     ]
-    rows += [
-        [name, *(["skipped"] + [None] * (len(compared_groups) - 1) if compared_groups else []), None, None]
-        for name in skipped_models
+    table_rows += [
+        [model_name, *(["skipped"] + [None] * (len(compared_groups) - 1) if compared_groups else []), None, None]
+        for model_name in skipped_models
     ]
     notes = _verify_notes(verdicts, skipped_models)
-    return Table("", columns[:column_count], [Row(row[:column_count]) for row in rows], notes=notes, name="checks")
+    return Table(
+        "",
+        table_columns[:column_count],
+        [Row(table_row[:column_count]) for table_row in table_rows],
+        notes=notes,
+        name="checks",
+    )
 
 
 def _speed_text(measured_speed: dict[str, Any]) -> str:
@@ -148,39 +157,39 @@ def _verify_notes(verdicts: list[Verdict], skipped_models: dict[str, str]) -> li
 
 def _count_notes(verdicts: list[Verdict], skipped_models: dict[str, str]) -> list[str]:
     """Returns a note: for one model the number of failed checks, for several the number of models that pass all."""
-    checks = sum(len(verdict.checks) for verdict in verdicts)
+    check_count = sum(len(verdict.checks) for verdict in verdicts)
     if len(verdicts) + len(skipped_models) > 1:
         passed_count = sum(verdict.ok for verdict in verdicts)
-        text = f"{passed_count} of {len(verdicts)} models: all checks pass ({checks:,} checks)"
-        return [text + (f"; {len(skipped_models)} skipped" if skipped_models else "")]
+        note_text = f"{passed_count} of {len(verdicts)} models: all checks pass ({check_count:,} checks)"
+        return [note_text + (f"; {len(skipped_models)} skipped" if skipped_models else "")]
     failed_verdicts = [verdict for verdict in verdicts if not verdict.ok]
-    return [f"{len(verdict.failures):,} of {plural(checks, 'check')} failed" for verdict in failed_verdicts]
+    return [f"{len(verdict.failures):,} of {plural(check_count, 'check')} failed" for verdict in failed_verdicts]
 
 
 def _sign_legend(verdicts: list[Verdict]) -> str:
     """Returns the meaning of the signs that occur in the table."""
-    texts = ["=: all checks pass"]
+    legend_texts = ["=: all checks pass"]
     if any(verdict.ok and any(check.explained for check in verdict.checks) for verdict in verdicts):
-        texts.append("±: they differ, explained above")
+        legend_texts.append("±: they differ, explained above")
     within_tolerance = [check for verdict in verdicts for check in verdict.checks if check.within]
     if within_tolerance:
-        texts.append(f"≈: {_tolerances_text(within_tolerance)}")
+        legend_texts.append(f"≈: {_tolerances_text(within_tolerance)}")
     if not all(verdict.ok for verdict in verdicts):
-        texts.append("≠: number of mismatching nodes; difference: measured − closed form")
-    return "; ".join(texts)
+        legend_texts.append("≠: number of mismatching nodes; difference: measured − closed form")
+    return "; ".join(legend_texts)
 
 
 def _witness_notes(verdicts: list[Verdict]) -> list[str]:
     """Returns notes on the running models with which the formulas are compared."""
-    witness = verdicts[0].witness if verdicts else ""
-    if witness.startswith("reference"):
+    witness_text = verdicts[0].witness if verdicts else ""
+    if witness_text.startswith("reference"):
         return _reference_notes(verdicts)
-    if witness == "distributed":
+    if witness_text == "distributed":
         return _distributed_note(verdicts)
-    if witness == "transformers":
+    if witness_text == "transformers":
         library_classes = ", ".join(dict.fromkeys(verdict.info["class"] for verdict in verdicts))
         return [f"against transformers on meta, eager attention: {library_classes}", _coverage_note(verdicts)]
-    if witness == "published":
+    if witness_text == "published":
         return ["against the published count of the released weights"]
     return []
 
@@ -201,7 +210,8 @@ def _reference_notes(verdicts: list[Verdict]) -> list[str]:
 def _skipped_notes(skipped_models: dict[str, str]) -> list[str]:
     """Returns one note per reason for skipping, with the models that were skipped."""
     return [
-        f"skipped, {reason}: {', '.join(name for name, skip_reason in skipped_models.items() if skip_reason == reason)}"
+        f"skipped, {reason}: "
+        f"{', '.join(model_name for model_name, skip_reason in skipped_models.items() if skip_reason == reason)}"
         for reason in dict.fromkeys(skipped_models.values())
     ]
 
@@ -220,45 +230,56 @@ def _tolerances_text(checks: list[Check]) -> str:
     """Writes the tolerance of each quantity."""
     names_by_tolerance: dict[float, dict[str, None]] = {}
     for check in checks:
-        name = check.quantity.rpartition("_bytes")[0].rpartition("_")[2] or check.quantity
-        names_by_tolerance.setdefault(check.within, {})[name] = None
+        quantity_name = check.quantity.rpartition("_bytes")[0].rpartition("_")[2] or check.quantity
+        names_by_tolerance.setdefault(check.within, {})[quantity_name] = None
     return ", ".join(
-        f"within {units.percent(tolerance, 1 if tolerance > 1e-4 else 3)} ({', '.join(names)})"
-        for tolerance, names in sorted(names_by_tolerance.items())
+        f"within {units.percent(tolerance, 1 if tolerance > 1e-4 else 3)} ({', '.join(quantity_names)})"
+        for tolerance, quantity_names in sorted(names_by_tolerance.items())
     )
 
 
 def _memory_note(verdicts: list[Verdict]) -> list[str]:
     """Returns a note on the runs whose memory was compared, and on the runs that were left out."""
     compared_memory = [(verdict.target, verdict.info["memory"]) for verdict in verdicts if "memory" in verdict.info]
-    notes = [f"memory of {name}: {', '.join(memory['runs'])}" for name, memory in compared_memory if memory["runs"]]
+    notes = [
+        f"memory of {model_name}: {', '.join(memory_info['runs'])}"
+        for model_name, memory_info in compared_memory
+        if memory_info["runs"]
+    ]
     if len(notes) > 1:
         notes = [f"memory of {plural(len(notes), 'model')}: training, prefill and decoding of as many tokens"]
-    for name, memory in compared_memory:
-        reasons: dict[str, list[str]] = {}
-        for phase, reason in memory["left_out"].items():
-            reasons.setdefault(reason, []).append(phase)
-        notes += [f"{name}: memory of {', '.join(phases)} not compared: {reason}" for reason, phases in reasons.items()]
+    for model_name, memory_info in compared_memory:
+        phases_by_reason: dict[str, list[str]] = {}
+        for phase, reason in memory_info["left_out"].items():
+            phases_by_reason.setdefault(reason, []).append(phase)
+        notes += [
+            f"{model_name}: memory of {', '.join(phases)} not compared: {reason}"
+            for reason, phases in phases_by_reason.items()
+        ]
     return notes
 
 
 def _distributed_note(verdicts: list[Verdict]) -> list[str]:
     """Returns a note on the distributed processes, and on the bytes that were not compared."""
-    info = verdicts[0].info
-    layout = info["layout"]
-    degrees = {"tp": "ranks of tensor parallelism", "pp": "stages of a pipeline"}
-    degrees["dp"] = "shards" if layout["zero"] == 3 else "replicas"
-    scratch = sorted({pair for verdict in verdicts for pair in verdict.info["scratch_bytes"].items()})
+    run_info = verdicts[0].info
+    layout = run_info["layout"]
+    degree_titles = {"tp": "ranks of tensor parallelism", "pp": "stages of a pipeline"}
+    degree_titles["dp"] = "shards" if layout["zero"] == 3 else "replicas"
+    scratch_sizes = sorted({pair for verdict in verdicts for pair in verdict.info["scratch_bytes"].items()})
     parallel_kinds = ", ".join(
-        f"{layout[name]} {degree_name}" for name, degree_name in degrees.items() if layout[name] > 1
+        f"{layout[degree_key]} {degree_name}"
+        for degree_key, degree_name in degree_titles.items()
+        if layout[degree_key] > 1
     )
     return [
         f"against {layout['world']} gloo processes that run llmcalc's PyTorch reference ({parallel_kinds}): two "
-        f"steps with AdamW in {info['dtype']}, {info['microbatches']} micro-batches of {info['batch']} × {info['seq']} "
+        f"steps with AdamW in {run_info['dtype']}, {run_info['microbatches']} micro-batches of {run_info['batch']} × "
+        f"{run_info['seq']} "
         "tokens per replica; loss: against one process",
-        f"not compared: {'; '.join(info['not_counted'])}; scratch that kernels free before they return, the largest "
+        f"not compared: {'; '.join(run_info['not_counted'])}; scratch that kernels free before they return, the "
+        "largest "
         "block of each: "
-        f"{', '.join(f'{name} {units.memory(scratch_bytes)}' for name, scratch_bytes in scratch) or 'none'}",
+        f"{', '.join(f'{kernel} {units.memory(scratch_bytes)}' for kernel, scratch_bytes in scratch_sizes) or 'none'}",
     ]
 
 
@@ -299,7 +320,7 @@ def _node_or_moment(check: Check) -> str:
 def _failure_tables(verdicts: list[Verdict]) -> Iterator[Table]:
     """Yields a table of differing nodes for each quantity of each model."""
     remaining_lines = MOST_FAILURES
-    columns = (
+    table_columns = (
         Column("node", "node", justify="left"),
         Column("closed_form", "closed form", units.exact),
         Column("measured", "measured", units.exact),
@@ -309,7 +330,7 @@ def _failure_tables(verdicts: list[Verdict]) -> Iterator[Table]:
         for quantity, quantity_group in groupby(verdict.failures, key=_quantity_group):
             checks = list(quantity_group)
             listed_checks, remaining_lines = checks[:remaining_lines], remaining_lines - len(checks[:remaining_lines])
-            rows = [
+            table_rows = [
                 Row(
                     [
                         _node_or_moment(check),
@@ -327,8 +348,8 @@ def _failure_tables(verdicts: list[Verdict]) -> Iterator[Table]:
             )
             yield Table(
                 verdict.target,
-                columns,
-                rows,
+                table_columns,
+                table_rows,
                 name=quantity.strip("."),
                 target=verdict.target,
                 notes=notes,

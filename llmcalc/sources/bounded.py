@@ -24,59 +24,59 @@ MOST_TOML_ELEMENTS = 300_000
 _NONBLOCKING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)
 
 
-def open_regular(path: Path, expected: str, or_stdin: bool = False) -> tuple[IO[bytes], int]:
+def open_regular(path: Path, expected_text: str, or_stdin: bool = False) -> tuple[IO[bytes], int]:
     """Opens a regular file for reading, and returns it with the size in bytes.
 
-    expected: what a message says should be there, such as "a .toml file".
+    expected_text: what a message says should be there, such as "a .toml file".
     or_stdin: whether the option also reads standard input; a message advises it for a pipe.
     Raises `InputError` for a file that is missing or not readable, a folder, and anything that is no regular file.
     """
     try:
-        _require_regular(path, os.stat(path), expected, or_stdin)  # a device is not even opened
-        handle = os.open(path, os.O_RDONLY | _NONBLOCKING)
+        _require_regular(path, os.stat(path), expected_text, or_stdin)  # a device is not even opened
+        file_descriptor = os.open(path, os.O_RDONLY | _NONBLOCKING)
     except (OSError, ValueError) as error:  # ValueError: a NUL or a lone surrogate in the path
         if isinstance(error, InputError):
             raise
-        raise InputError(f"{path}: {_error_reason(error)}; expected {expected} that can be read") from None
+        raise InputError(f"{path}: {_error_reason(error)}; expected {expected_text} that can be read") from None
     try:
-        status = os.fstat(handle)  # of the file that was opened, whatever its name has become since
-        _require_regular(path, status, expected, or_stdin)
-        return os.fdopen(handle, "rb"), status.st_size
+        file_status = os.fstat(file_descriptor)  # of the file that was opened, whatever its name has become since
+        _require_regular(path, file_status, expected_text, or_stdin)
+        return os.fdopen(file_descriptor, "rb"), file_status.st_size
     except BaseException:
-        os.close(handle)
+        os.close(file_descriptor)
         raise
 
 
-def read_bytes(path: Path, limit: int, expected: str, or_stdin: bool = False) -> bytes:
-    """Returns the content of a regular file of at most `limit` bytes.
+def read_bytes(path: Path, byte_limit: int, expected_text: str, or_stdin: bool = False) -> bytes:
+    """Returns the content of a regular file of at most `byte_limit` bytes.
 
-    expected, or_stdin: as of `open_regular`. Raises `InputError` as `open_regular` does, for a file that is too
+    expected_text, or_stdin: as of `open_regular`. Raises `InputError` as `open_regular` does, for a file that is too
     large, and for a file that contains more or fewer bytes than its size says.
     """
-    file, file_bytes = open_regular(path, expected, or_stdin)
+    file, file_bytes = open_regular(path, expected_text, or_stdin)
     with file:
-        if file_bytes > limit:
+        if file_bytes > byte_limit:
             raise InputError(
-                f"{path}: {file_bytes:,} bytes is too large; expected {expected} of at most {limit:,} bytes"
+                f"{path}: {file_bytes:,} bytes is too large; expected {expected_text} of at most {byte_limit:,} bytes"
             )
         try:
             data = file.read(file_bytes + 1) or b""
         except OSError as error:
-            raise InputError(f"{path}: {_error_reason(error)}; expected {expected} that can be read") from None
+            raise InputError(f"{path}: {_error_reason(error)}; expected {expected_text} that can be read") from None
     if len(data) != file_bytes:
         raise InputError(
             f"{path}: is not a regular file: its size is {file_bytes:,} bytes and "
-            f"{'more' if len(data) > file_bytes else f'{len(data):,}'} were read; expected {expected}"
+            f"{'more' if len(data) > file_bytes else f'{len(data):,}'} were read; expected {expected_text}"
         )
     return data
 
 
-def _require_regular(path: Path, status: os.stat_result, expected: str, or_stdin: bool) -> None:
-    if stat.S_ISDIR(status.st_mode):
-        raise InputError(f"{path}: is a folder; expected {expected}")
-    if not stat.S_ISREG(status.st_mode):
+def _require_regular(path: Path, file_status: os.stat_result, expected_text: str, or_stdin: bool) -> None:
+    if stat.S_ISDIR(file_status.st_mode):
+        raise InputError(f"{path}: is a folder; expected {expected_text}")
+    if not stat.S_ISREG(file_status.st_mode):
         is_piped = " (or `-` and its content piped in)" if or_stdin else ""
-        raise InputError(f"{path}: is not a regular file; expected {expected}{is_piped}")
+        raise InputError(f"{path}: is not a regular file; expected {expected_text}{is_piped}")
 
 
 def _error_reason(error: Exception) -> str:
@@ -91,16 +91,18 @@ matched nothing, the search would begin again at each of its quotes.
 """
 
 
-def require_few_elements(text: str, location: str, limit: int) -> None:
-    """Raises `InputError` for a text that has more than `limit` brackets, braces and commas outside of its strings.
+def require_few_elements(text: str, location: str, element_limit: int) -> None:
+    """Raises `InputError` for a text with more than `element_limit` brackets, braces and commas outside its strings.
 
     A JSON or TOML text has at most one value more than these, so what is built from it is bounded before it is parsed.
     The count ends where the limit is passed.
     """
-    if text.count("[") + text.count("{") + text.count(",") <= limit:
+    if text.count("[") + text.count("{") + text.count(",") <= element_limit:
         return
     element_signs = (
         element_sign for element_sign in re.finditer(_JSON_SIGN, text) if element_sign[0][0] != '"'
     )  # signs in strings build nothing
-    if next(islice(element_signs, limit, None), None) is not None:
-        raise InputError(f"{location}: more than {limit:,} values and fields; expected at most {limit:,}")
+    if next(islice(element_signs, element_limit, None), None) is not None:
+        raise InputError(
+            f"{location}: more than {element_limit:,} values and fields; expected at most {element_limit:,}"
+        )

@@ -21,7 +21,7 @@ def models_of_type(annotation: Any) -> list[type[BaseModel]]:
         return choice_parts
     if isinstance(annotation, type):
         return [annotation] if issubclass(annotation, BaseModel) else []
-    return [model for argument in get_args(annotation) for model in models_of_type(argument)]
+    return [model for type_argument in get_args(annotation) for model in models_of_type(type_argument)]
 
 
 def field_members(field: FieldInfo) -> list[type[BaseModel]]:
@@ -31,81 +31,90 @@ def field_members(field: FieldInfo) -> list[type[BaseModel]]:
 
 def _choice_classes(metadata: Iterable[Any]) -> list[type[BaseModel]]:
     """Returns the component classes that the metadata of a field's type lists."""
-    return [model for entry in metadata if isinstance(entry, PartChoice) for model in entry.classes()]
+    return [
+        model
+        for metadata_entry in metadata
+        if isinstance(metadata_entry, PartChoice)
+        for model in metadata_entry.classes()
+    ]
 
 
-def described_model(candidates: list[type[BaseModel]], table: dict[str, Any]) -> type[BaseModel] | None:
+def model_of_table(candidates: list[type[BaseModel]], description_table: dict[str, Any]) -> type[BaseModel] | None:
     """Returns the union member of a table: by the table's `type`, else the first member."""
     for model in candidates:
         type_field = model.model_fields.get("type")
-        if type_field is not None and table.get("type") in get_args(type_field.annotation):
+        if type_field is not None and description_table.get("type") in get_args(type_field.annotation):
             return model
     return candidates[0] if candidates else None
 
 
 def field_paths(
-    table: dict[str, Any], model: type[BaseModel] = ModelSpec, parents: tuple[str, ...] = ()
+    description_table: dict[str, Any], model: type[BaseModel] = ModelSpec, parent_keys: tuple[str, ...] = ()
 ) -> list[list[str]]:
     """Returns the path of every possible field in a description, including default tables."""
-    paths: list[list[str]] = []
-    for name, field in model.model_fields.items():
-        path = (*parents, name)
-        paths.append(list(path))
-        value = table.get(name)
-        if name not in table and isinstance(field.default, BaseModel):
-            paths += field_paths({}, type(field.default), path)
-        if not isinstance(value, dict):
+    paths_of_fields: list[list[str]] = []
+    for field_name, field in model.model_fields.items():
+        path = (*parent_keys, field_name)
+        paths_of_fields.append(list(path))
+        field_value = description_table.get(field_name)
+        if field_name not in description_table and isinstance(field.default, BaseModel):
+            paths_of_fields += field_paths({}, type(field.default), path)
+        if not isinstance(field_value, dict):
             continue
         if get_origin(field.annotation) is dict:  # each of its tables is the `block` with some fields changed
-            base = table.get("block")
-            tables = {
-                key: overlaid_table(base, inner_table) if isinstance(base, dict) else inner_table
-                for key, inner_table in value.items()
+            base_table = description_table.get("block")
+            inner_tables = {
+                key: overlaid_table(base_table, inner_table) if isinstance(base_table, dict) else inner_table
+                for key, inner_table in field_value.items()
                 if isinstance(inner_table, dict)
             }
         else:
-            tables = {"": value}
-        for key, inner_table in tables.items():
-            inner_model = described_model(field_members(field), inner_table)
+            inner_tables = {"": field_value}
+        for key, inner_table in inner_tables.items():
+            inner_model = model_of_table(field_members(field), inner_table)
             if inner_model is not None:
-                paths += field_paths(inner_table, inner_model, (*path, key) if key else path)
-    return paths
+                paths_of_fields += field_paths(inner_table, inner_model, (*path, key) if key else path)
+    return paths_of_fields
 
 
 def reachable_models(model: type[BaseModel]) -> list[type[BaseModel]]:
     """Returns a pydantic model and the models of all nested tables."""
     models: dict[type[BaseModel], None] = {}
-    waiting = [model]
-    while waiting:
-        current_model = waiting.pop()
+    unvisited_models = [model]
+    while unvisited_models:
+        current_model = unvisited_models.pop()
         if current_model not in models:
             models[current_model] = None
-            waiting += [member for field in current_model.model_fields.values() for member in field_members(field)]
+            unvisited_models += [
+                member_model for field in current_model.model_fields.values() for member_model in field_members(field)
+            ]
     return list(models)
 
 
 @cache
 def all_field_names(model: type[BaseModel] = ModelSpec) -> list[str]:
     """Returns every field name that occurs anywhere in a spec."""
-    return sorted({name for reachable_model in reachable_models(model) for name in reachable_model.model_fields})
+    return sorted({field for reachable_model in reachable_models(model) for field in reachable_model.model_fields})
 
 
-def field_path(model: type[BaseModel], location: tuple[int | str, ...], unknown: bool = False) -> list[str]:
+def field_path(model: type[BaseModel], location: tuple[int | str, ...], is_unknown: bool = False) -> list[str]:
     """Converts a pydantic error's location to the path in the file, without the tags of union members.
 
-    unknown: whether the last step is a field that does not exist.
+    is_unknown: whether the last step is a field that does not exist.
     """
     path: list[str] = []
-    candidates, key_is_free = [model], False
+    candidate_models, key_is_free = [model], False
     for i, key in enumerate(location):
-        fields = (candidate.model_fields[key] for candidate in candidates if key in candidate.model_fields)
-        field = next(fields, None)
+        matching_fields = (
+            candidate.model_fields[key] for candidate in candidate_models if key in candidate.model_fields
+        )
+        field = next(matching_fields, None)
         if key_is_free or isinstance(key, int):  # a key of a dict, an index of a list
             path.append(str(key))
             key_is_free = False
         elif field is not None:
             path.append(str(key))
-            candidates, key_is_free = field_members(field), get_origin(field.annotation) is dict
-        elif unknown and i == len(location) - 1:
+            candidate_models, key_is_free = field_members(field), get_origin(field.annotation) is dict
+        elif is_unknown and i == len(location) - 1:
             path.append(key)
     return path

@@ -34,19 +34,19 @@ def largest_text(path: Path) -> int:
     return LARGEST_CONFIG if path.suffix == ".json" else LARGEST_TOML
 
 
-def read_text(path: Path, limit: int | None = None, or_stdin: bool = False) -> str:
-    """Returns the text of a regular file of at most `limit` bytes (default `largest_text`).
+def read_text(path: Path, byte_limit: int | None = None, or_stdin: bool = False) -> str:
+    """Returns the text of a regular file of at most `byte_limit` bytes (default `largest_text`).
 
     or_stdin: whether the option also reads standard input; a message advises it for a pipe.
     Raises `InputError` for a file that is missing, unreadable, too large or not UTF-8 text.
     """
     expected_file = f"a {path.suffix} file" if path.suffix in (".json", ".toml", ".yaml", ".yml", ".sh") else "a file"
-    text_bytes = read_bytes(path, largest_text(path) if limit is None else limit, expected_file, or_stdin)
+    text_bytes = read_bytes(path, largest_text(path) if byte_limit is None else byte_limit, expected_file, or_stdin)
     try:
         return text_bytes.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        problem = f"not a text file (byte {error.start} is not UTF-8)"
-        raise InputError(f"{path}: {problem}; expected {expected_file} in UTF-8") from None
+        problem_text = f"not a text file (byte {error.start} is not UTF-8)"
+        raise InputError(f"{path}: {problem_text}; expected {expected_file} in UTF-8") from None
 
 
 def read_stdin() -> str:
@@ -59,9 +59,9 @@ def read_stdin() -> str:
     stream = getattr(sys.stdin, "buffer", None)
     read_limit = LARGEST_CONFIG + 1
     text_bytes = sys.stdin.read(read_limit).encode() if stream is None else stream.read(read_limit)
-    limit = LARGEST_CONFIG if is_object(text_bytes.decode("utf-8-sig", "ignore")) else LARGEST_TOML
-    if len(text_bytes) > limit:
-        raise InputError(f"-: standard input is too large for a model description (at most {limit:,} bytes)")
+    byte_limit = LARGEST_CONFIG if is_object(text_bytes.decode("utf-8-sig", "ignore")) else LARGEST_TOML
+    if len(text_bytes) > byte_limit:
+        raise InputError(f"-: standard input is too large for a model description (at most {byte_limit:,} bytes)")
     try:
         text = text_bytes.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -95,13 +95,13 @@ def _require_short_keys(text: str, location: str) -> None:
 
     It keeps every prefix of a dotted key, so the memory for one key grows with the square of its parts.
     """
-    dots = 0
+    dot_count = 0
     for line in text.split("\n"):
-        dots += line.partition("=")[0].count(".")
+        dot_count += line.partition("=")[0].count(".")
         if line.count(".") > DEEPEST and re.search(_DEEP_KEY, re.sub(_TOML_STRING, '""', line)):
             raise InputError(_too_deep_error(location))
-    if dots > MOST_DOTS:
-        raise InputError(f"{location}: {dots:,} dots in keys are too many; expected at most {MOST_DOTS:,}")
+    if dot_count > MOST_DOTS:
+        raise InputError(f"{location}: {dot_count:,} dots in keys are too many; expected at most {MOST_DOTS:,}")
 
 
 _TOML_STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+|\'[^\']*+\'?+'  # one that does not end has the rest
@@ -132,25 +132,31 @@ def parse_json(text: str, location: str) -> Any:
 
 def require_shallow(parsed_value: Any, location: str) -> None:
     """Raises `InputError` for a value nested deeper than `DEEPEST`."""
-    if not any(not level for level in islice(_levels(parsed_value), DEEPEST + 1)):
+    if not any(not values_at_depth for values_at_depth in islice(_values_by_depth(parsed_value), DEEPEST + 1)):
         raise InputError(_too_deep_error(location))
 
 
 def require_finite(parsed_value: Any, location: str) -> None:
     """Raises `InputError` for Infinity and NaN, which Python's reader of JSON accepts."""
-    for level in takewhile(bool, _levels(parsed_value)):
-        number = next((value for value in level if isinstance(value, float) and not isfinite(value)), None)
-        if number is not None:
-            raise InputError(f"{location}: {number} is no number of JSON; expected finite numbers")
+    for values_at_depth in takewhile(bool, _values_by_depth(parsed_value)):
+        non_finite_number = next(
+            (value for value in values_at_depth if isinstance(value, float) and not isfinite(value)), None
+        )
+        if non_finite_number is not None:
+            raise InputError(f"{location}: {non_finite_number} is no number of JSON; expected finite numbers")
 
 
-def _levels(parsed_value: Any) -> Iterator[list[Any]]:
+def _values_by_depth(parsed_value: Any) -> Iterator[list[Any]]:
     """Yields the values at each depth of nested tables and lists, the whole value first."""
-    level = [parsed_value]
+    values_at_depth = [parsed_value]
     while True:
-        yield level
-        containers = (value for value in level if isinstance(value, dict | list | tuple))
-        level = [value for values in containers for value in (values.values() if isinstance(values, dict) else values)]
+        yield values_at_depth
+        containers = (value for value in values_at_depth if isinstance(value, dict | list | tuple))
+        values_at_depth = [
+            value
+            for container in containers
+            for value in (container.values() if isinstance(container, dict) else container)
+        ]
 
 
 def _too_deep_error(location: str) -> str:
@@ -175,10 +181,10 @@ def explain_errors(model: type[BaseModel], error: ValidationError) -> str:
     from .fields import all_field_names, field_path
 
     errors = error.errors(include_url=False)
-    paths = [
-        ".".join(field_path(model, detail["loc"], unknown=detail["type"] == "extra_forbidden")) for detail in errors
+    error_paths = [
+        ".".join(field_path(model, detail["loc"], is_unknown=detail["type"] == "extra_forbidden")) for detail in errors
     ]
-    first_error, path = errors[0], paths[0]
+    first_error, path = errors[0], error_paths[0]
     match first_error["type"]:
         case "missing":
             error_text = f"{path}: required field is missing"
@@ -195,13 +201,15 @@ def explain_errors(model: type[BaseModel], error: ValidationError) -> str:
         case "union_tag_invalid" | "union_tag_not_found":
             error_text = f"{path}.type: {explain_value(first_error)}"
         case _:
-            alternatives = [
+            alternative_names = [
                 str(detail["ctx"]["expected"])
-                for other_path, detail in zip(paths, errors, strict=True)
+                for other_path, detail in zip(error_paths, errors, strict=True)
                 if other_path == path and detail["type"] == "literal_error"
             ]
-            error_text = f"{path}: {explain_value(first_error)}" + "".join(f" or {names}" for names in alternatives[1:])
-    other_error_count = len(set(paths)) - 1  # a union reports the errors of each member
+            error_text = f"{path}: {explain_value(first_error)}" + "".join(
+                f" or {names}" for names in alternative_names[1:]
+            )
+    other_error_count = len(set(error_paths)) - 1  # a union reports the errors of each member
     return error_text + (f" (and {other_error_count} more)" if other_error_count else "")
 
 
@@ -226,27 +234,27 @@ EXPECTED = {
 
 def explain_value(error: Mapping[str, Any]) -> str:
     """Describes a wrong value and the expected value. error: a validation error of pydantic."""
-    value, error_type = shown(error.get("input")), error["type"]
-    ctx: dict[str, Any] = error.get("ctx") or {}
+    given_text, error_type = shown(error.get("input")), error["type"]
+    error_context: dict[str, Any] = error.get("ctx") or {}
     if error_type in EXPECTED:
-        return f"{value} is not {EXPECTED[error_type]}"
+        return f"{given_text} is not {EXPECTED[error_type]}"
     match error_type:
         case "value_error":
-            return str(ctx["error"])
+            return str(error_context["error"])
         case "literal_error" | "enum":
-            return f"{value} is not known; expected {ctx['expected']}"
+            return f"{given_text} is not known; expected {error_context['expected']}"
         case "union_tag_invalid":
-            return f"{shown(ctx['tag'])} is not known; expected {ctx['expected_tags']}"
+            return f"{shown(error_context['tag'])} is not known; expected {error_context['expected_tags']}"
         case "union_tag_not_found":
             return "none is no type; expected its name as text"
         case "greater_than_equal":
-            return f"{value} is too small; expected at least {ctx['ge']}"
+            return f"{given_text} is too small; expected at least {error_context['ge']}"
         case "greater_than":
-            return f"{value} is too small; expected more than {ctx['gt']}"
+            return f"{given_text} is too small; expected more than {error_context['gt']}"
         case "less_than_equal":
-            return f"{value} is too large; expected at most {ctx['le']}"
+            return f"{given_text} is too large; expected at most {error_context['le']}"
         case "less_than":
-            return f"{value} is too large; expected less than {ctx['lt']}"
+            return f"{given_text} is too large; expected less than {error_context['lt']}"
         case "too_long":
-            return f"{value} is too long; expected at most {ctx['max_length']:,} entries"
-    return f"{value}: {error['msg'][:1].lower()}{error['msg'][1:]}"
+            return f"{given_text} is too long; expected at most {error_context['max_length']:,} entries"
+    return f"{given_text}: {error['msg'][:1].lower()}{error['msg'][1:]}"

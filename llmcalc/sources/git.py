@@ -80,7 +80,7 @@ class GitAnswer:
     message: str
 
 
-def text_at(ref: str, path: Path) -> str | None:
+def text_at_commit(ref: str, path: Path) -> str | None:
     """Returns the text of a file at a commit, a branch or a tag; None if it did not exist.
 
     `git` runs in the innermost folder above the file that holds a repository.
@@ -96,12 +96,12 @@ def text_at(ref: str, path: Path) -> str | None:
         raise InputError(
             f"--git {ref}: {path.parent} is in no git repository; expected a file below a folder that holds a .git"
         )
-    _require_its_own_repository(ref, root)
+    _require_root_repository(ref, root)
     commit = _run_git(root, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
     if commit.exit_status:
         raise InputError(f"--git {ref}: there is no such commit, branch or tag here (git fetch gets those of a remote)")
-    name = file.relative_to(root).as_posix()
-    arguments = ("ls-tree", "--full-tree", "-l", "-z", commit.output.decode().strip(), "--", name)
+    path_in_repository = file.relative_to(root).as_posix()
+    arguments = ("ls-tree", "--full-tree", "-l", "-z", commit.output.decode().strip(), "--", path_in_repository)
     object_answer = _run_git(root, *arguments)
     if object_answer.exit_status:
         raise InputError(
@@ -114,14 +114,14 @@ def text_at(ref: str, path: Path) -> str | None:
         raise NotAModelText(f"{ref}:{path}: is a folder at that commit; expected a file")
     if not byte_count.isdigit():  # BAD: of a partial clone
         raise InputError(f"{ref}:{path}: the repository has not fetched it; expected one with its files (git fetch)")
-    limit = largest_text(path)
-    if int(byte_count) > limit:
-        raise NotAModelText(f"{ref}:{path}: {int(byte_count):,} bytes; expected at most {limit:,}")
-    content = _run_git(root, "cat-file", "blob", object_id, limit=limit)
-    if content.exit_status:
-        raise InputError(f"{ref}:{path}: {content.message}; expected a file")
+    byte_limit = largest_text(path)
+    if int(byte_count) > byte_limit:
+        raise NotAModelText(f"{ref}:{path}: {int(byte_count):,} bytes; expected at most {byte_limit:,}")
+    blob_answer = _run_git(root, "cat-file", "blob", object_id, byte_limit=byte_limit)
+    if blob_answer.exit_status:
+        raise InputError(f"{ref}:{path}: {blob_answer.message}; expected a file")
     try:
-        return content.output.decode()
+        return blob_answer.output.decode()
     except UnicodeDecodeError:
         raise NotAModelText(f"{ref}:{path}: is not UTF-8 text; expected a config.json or a .toml description") from None
 
@@ -137,7 +137,7 @@ def repository_root(file: Path) -> Path | None:
     return None
 
 
-def _require_its_own_repository(ref: str, root: Path) -> None:
+def _require_root_repository(ref: str, root: Path) -> None:
     """Raises `InputError` unless git finds the repository in `root` itself and not in another folder.
 
     With a damaged `.git`, git would use the folder as a bare repository, or search the folders above.
@@ -161,18 +161,22 @@ def _require_its_own_repository(ref: str, root: Path) -> None:
         raise InputError(f"--git {ref}: {root / '.git'}: git does not read it; expected the .git of a repository")
 
 
-def _run_git(root: Path, *arguments: str, limit: int = LARGEST_MESSAGE) -> GitAnswer:
-    """Runs git in a folder, for at most `LONGEST_SECONDS`. limit: bytes of an answer.
+def _run_git(root: Path, *git_arguments: str, byte_limit: int = LARGEST_MESSAGE) -> GitAnswer:
+    """Runs git in a folder, for at most `LONGEST_SECONDS`. byte_limit: bytes of an answer.
 
     Raises `InputError` if git is not installed, takes longer, or writes more.
     """
-    settings = [word for setting in SETTINGS for word in ("-c", setting)]
-    environment = {name: value for name, value in os.environ.items() if name not in REPOSITORY_VARIABLES}
+    setting_arguments = [argument for setting in SETTINGS for argument in ("-c", setting)]
+    git_environment = {
+        variable_name: variable_value
+        for variable_name, variable_value in os.environ.items()
+        if variable_name not in REPOSITORY_VARIABLES
+    }
     # a new process group, so that processes that git starts end with it
     process = subprocess.Popen(
-        [path_of_git(), "--no-pager", *settings, *arguments],
+        [path_of_git(), "--no-pager", *setting_arguments, *git_arguments],
         cwd=root,
-        env=environment | ENVIRONMENT,
+        env=git_environment | ENVIRONMENT,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -187,25 +191,30 @@ def _run_git(root: Path, *arguments: str, limit: int = LARGEST_MESSAGE) -> GitAn
             _kill_process(process)
         return output_bytes
 
-    with process, ThreadPoolExecutor(2) as readers:
-        output_future = readers.submit(read, process.stdout, limit)
-        message = readers.submit(read, process.stderr, LARGEST_MESSAGE)
+    with process, ThreadPoolExecutor(2) as thread_pool:
+        output_future = thread_pool.submit(read, process.stdout, byte_limit)
+        message_future = thread_pool.submit(read, process.stderr, LARGEST_MESSAGE)
         try:
-            output, messages = output_future.result(LONGEST_SECONDS), message.result(LONGEST_SECONDS)
+            output, messages = output_future.result(LONGEST_SECONDS), message_future.result(LONGEST_SECONDS)
             process.wait(LONGEST_SECONDS)
         except (TimeoutError, subprocess.TimeoutExpired):
             raise InputError(
-                f"--git: git {arguments[0]} in {root} took more than {LONGEST_SECONDS} s; expected a repository that "
+                f"--git: git {git_arguments[0]} in {root} took more than {LONGEST_SECONDS} s; expected a repository "
+                "that "
                 "git reads faster"
             ) from None
         finally:
             if process.returncode is None:
                 _kill_process(process)
-    if len(output) > limit or len(messages) > LARGEST_MESSAGE:
-        raise InputError(f"--git: git {arguments[0]} in {root} wrote more than {limit:,} bytes; expected fewer")
-    lines = messages.decode(errors="replace").strip().splitlines() or [f"git {arguments[0]} failed"]
-    fatal = next((line for line in lines if line.startswith("fatal: ")), lines[-1])
-    return GitAnswer(process.returncode, output, one_line(fatal.removeprefix("fatal: ")))
+    if len(output) > byte_limit or len(messages) > LARGEST_MESSAGE:
+        raise InputError(
+            f"--git: git {git_arguments[0]} in {root} wrote more than {byte_limit:,} bytes; expected fewer"
+        )
+    message_lines = messages.decode(errors="replace").strip().splitlines() or [f"git {git_arguments[0]} failed"]
+    fatal_line = next(
+        (message_line for message_line in message_lines if message_line.startswith("fatal: ")), message_lines[-1]
+    )
+    return GitAnswer(process.returncode, output, one_line(fatal_line.removeprefix("fatal: ")))
 
 
 def _kill_process(process: subprocess.Popen[bytes]) -> None:

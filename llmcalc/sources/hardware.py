@@ -52,10 +52,11 @@ MEMORY_SIZE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*(gib|gb|tib|tb|mib|mb
 UNITS = {"mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
-def hardware_order(name: str) -> list[tuple[int, int, str]]:
+def hardware_order(hardware_name: str) -> list[tuple[int, int, str]]:
     """Returns a sort key that compares numbers in names by value: a10, a40, a100."""
     return [
-        (0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.findall(r"[0-9]+|[^0-9]+", name.lower())
+        (0, int(name_part), "") if name_part.isdigit() else (1, 0, name_part)
+        for name_part in re.findall(r"[0-9]+|[^0-9]+", hardware_name.lower())
     ]
 
 
@@ -73,22 +74,22 @@ def hardware_names() -> tuple[str, ...]:
 
 
 @cache
-def load_hardware(name: str) -> Hardware:
+def load_hardware(hardware_name: str) -> Hardware:
     """Loads the preset with exactly this file name."""
-    path = presets_dir() / "hardware" / f"{name}.toml"
-    return validate(ListedHardware, {**parse_toml(read_text(path), path.name), "name": name}, path.name)
+    path = presets_dir() / "hardware" / f"{hardware_name}.toml"
+    return validate(ListedHardware, {**parse_toml(read_text(path), path.name), "name": hardware_name}, path.name)
 
 
-def find_hardware(argument: str) -> Hardware:
+def find_hardware(hardware_argument: str) -> Hardware:
     """Returns the accelerator of an argument: a `.toml` file, a memory size (`24GiB`), a name or an alias.
 
     Names are compared without case and punctuation, and without the maker's words that drivers print before them:
     `NVIDIA H100 80GB HBM3`. Raises `InputError` with the nearest names for an unknown name.
     """
-    if Path(argument).suffix.lower() == ".toml":
-        return read_hardware(argument)
-    memory_size_accelerator = memory_only(argument)
-    return memory_size_accelerator if memory_size_accelerator is not None else _read_by_name(argument)
+    if Path(hardware_argument).suffix.lower() == ".toml":
+        return read_hardware(hardware_argument)
+    memory_size_accelerator = memory_only_hardware(hardware_argument)
+    return memory_size_accelerator if memory_size_accelerator is not None else _hardware_by_name(hardware_argument)
 
 
 def read_hardware(file: str) -> Hardware:
@@ -99,62 +100,78 @@ def read_hardware(file: str) -> Hardware:
     names the wrong field.
     """
     path = Path(file)
-    description = parse_toml(read_text(path), file)
-    if isinstance(description.get("like"), str):
+    hardware_description = parse_toml(read_text(path), file)
+    if isinstance(hardware_description.get("like"), str):
         try:
-            description = _override_preset(_read_by_name(description["like"]), description)
+            hardware_description = _override_preset(
+                _hardware_by_name(hardware_description["like"]), hardware_description
+            )
         except InputError as error:
             raise InputError(f"{file}: like: {error}") from error
-    return validate(Hardware, {"title": path.stem, **description, "name": path.name}, file)
+    return validate(Hardware, {"title": path.stem, **hardware_description, "name": path.name}, file)
 
 
-def _override_preset(preset: Hardware, description: dict[str, Any]) -> dict[str, Any]:
+def _override_preset(preset: Hardware, hardware_description: dict[str, Any]) -> dict[str, Any]:
     """Returns a preset's figures, overridden table by table by the figures of a user's file."""
-    base = preset.model_dump(exclude_none=True, exclude={"name", "title", "aliases", "released", "notes"})
-    if "memory_bytes" in description:  # the driver's total and the sizes that are sold are of the preset's memory
+    base_description = preset.model_dump(exclude_none=True, exclude={"name", "title", "aliases", "released", "notes"})
+    if (
+        "memory_bytes" in hardware_description
+    ):  # the driver's total and the sizes that are sold are of the preset's memory
         for field in ("driver_total", "usable_memory_bytes", "configurations"):
-            base.pop(field, None)
-    for field, value in description.items():
-        are_tables = isinstance(value, dict) and isinstance(base.get(field), dict)
-        base[field] = {**base[field], **value} if are_tables else value
-    return {**base, "like": preset.name}
+            base_description.pop(field, None)
+    for field, field_value in hardware_description.items():
+        are_tables = isinstance(field_value, dict) and isinstance(base_description.get(field), dict)
+        base_description[field] = {**base_description[field], **field_value} if are_tables else field_value
+    return {**base_description, "like": preset.name}
 
 
-def memory_only(argument: str) -> Hardware | None:
+def memory_only_hardware(hardware_argument: str) -> Hardware | None:
     """Returns an accelerator from a memory size alone, such as `24GiB` or `80gb`; None for other arguments.
 
     GiB are 2^30 bytes and GB 10^9. The whole size counts as usable. Raises `InputError` for a size that is not a whole
     number of bytes.
     """
-    match = MEMORY_SIZE.fullmatch(argument.strip())
-    if match is None:
+    size_match = MEMORY_SIZE.fullmatch(hardware_argument.strip())
+    if size_match is None:
         return None
-    number_text, unit = match.group(1), match.group(2).lower()
-    memory_bytes = Fraction(number_text) * UNITS[unit]
+    number_text, unit_text = size_match.group(1), size_match.group(2).lower()
+    memory_bytes = Fraction(number_text) * UNITS[unit_text]
     if memory_bytes.denominator != 1 or memory_bytes <= 0:
-        raise InputError(f"'{argument}' is not a memory size; expected whole bytes, more than 0, such as 24GiB")
-    name = number_text + {"mib": "MiB", "gib": "GiB", "tib": "TiB"}.get(unit, unit.upper())
-    is_decimal = unit in ("mb", "gb", "tb")
+        raise InputError(
+            f"'{hardware_argument}' is not a memory size; expected whole bytes, more than 0, such as 24GiB"
+        )
+    memory_text = number_text + {"mib": "MiB", "gib": "GiB", "tib": "TiB"}.get(unit_text, unit_text.upper())
+    is_decimal = unit_text in ("mb", "gb", "tb")
     notes = (
-        (f"{name}: 1 {unit.upper()} = {UNITS[unit]:,} bytes; cards are sold in GiB, called GB",) if is_decimal else ()
+        (f"{memory_text}: 1 {unit_text.upper()} = {UNITS[unit_text]:,} bytes; cards are sold in GiB, called GB",)
+        if is_decimal
+        else ()
     )
     return Hardware(
-        name=name, title=name, memory_bytes=int(memory_bytes), usable_memory_bytes=int(memory_bytes), notes=notes
+        name=memory_text,
+        title=memory_text,
+        memory_bytes=int(memory_bytes),
+        usable_memory_bytes=int(memory_bytes),
+        notes=notes,
     )
 
 
-def _read_by_name(argument: str) -> Hardware:
-    hardware = _preset_with_spelling(argument) or _by_configuration(argument)
+def _hardware_by_name(argument: str) -> Hardware:
+    hardware = _preset_with_spelling(argument) or _hardware_of_memory_size(argument)
     if hardware is not None:
         return hardware
     if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", argument):
         raise InputError(f"--hardware: {argument}: a memory size has a unit; expected {argument}GB or {argument}GiB")
     if count_match := SEVERAL.fullmatch(argument.strip()):
-        before, name, after = count_match.group("before", "name", "after")
-        if (before or after) and (hardware := _preset_with_spelling(name)):
-            expected = f"--hardware {hardware.name} --devices {before or after}"
-            raise InputError(f"--hardware: {argument}: it names one accelerator; expected {expected}")
-    name_by_spelling = {spelling: name for name in hardware_names() for spelling in _spellings(load_hardware(name))}
+        count_before, hardware_name, count_after = count_match.group("before", "name", "after")
+        if (count_before or count_after) and (hardware := _preset_with_spelling(hardware_name)):
+            expected_options = f"--hardware {hardware.name} --devices {count_before or count_after}"
+            raise InputError(f"--hardware: {argument}: it names one accelerator; expected {expected_options}")
+    name_by_spelling = {
+        spelling: hardware_name
+        for hardware_name in hardware_names()
+        for spelling in _normalized_spellings(load_hardware(hardware_name))
+    }
     suggestion = suggest(argument, list(hardware_names())) or suggest(normalized(argument), name_by_spelling)
     raise InputError(
         f"no accelerator called '{argument}'.{suggestion} Expected a name (llmcalc hardware lists all), a memory size "
@@ -162,64 +179,73 @@ def _read_by_name(argument: str) -> Hardware:
     )
 
 
-def _preset_with_spelling(argument: str) -> Hardware | None:
+def _preset_with_spelling(hardware_argument: str) -> Hardware | None:
     """Returns the preset whose name, alias or title an argument spells, with or without the vendor's name."""
-    keys = {normalized(argument), normalized(MAKER.sub("", argument))} - {""}
-    names_that_match = (name for name in hardware_names() if normalized(name) in keys)
-    names_with_spelling = (name for name in hardware_names() if not keys.isdisjoint(_spellings(load_hardware(name))))
-    name = next(names_that_match, None) or next(names_with_spelling, None)
-    return None if name is None else load_hardware(name)
+    normalized_names = {normalized(hardware_argument), normalized(MAKER.sub("", hardware_argument))} - {""}
+    names_that_match = (
+        hardware_name for hardware_name in hardware_names() if normalized(hardware_name) in normalized_names
+    )
+    names_with_spelling = (
+        hardware_name
+        for hardware_name in hardware_names()
+        if not normalized_names.isdisjoint(_normalized_spellings(load_hardware(hardware_name)))
+    )
+    hardware_name = next(names_that_match, None) or next(names_with_spelling, None)
+    return None if hardware_name is None else load_hardware(hardware_name)
 
 
-def _spellings(hardware: Hardware) -> set[str]:
+def _normalized_spellings(hardware: Hardware) -> set[str]:
     """Returns name, aliases and title of a preset without case and punctuation."""
     return {normalized(spelling) for spelling in (hardware.name, *hardware.aliases, hardware.title)}
 
 
-def _by_configuration(argument: str) -> Hardware | None:
+def _hardware_of_memory_size(hardware_argument: str) -> Hardware | None:
     """Returns a chip with the memory size at the end of a name: `m4-max-64gb`; None for other arguments.
 
     Raises `InputError` for a size that the chip is not sold with.
     """
-    key = normalized(argument)
-    for name in hardware_names():
-        hardware = load_hardware(name)
-        for spelling in (name, *hardware.aliases) if hardware.configurations else ():
-            gibibytes = re.fullmatch(r"([0-9]{1,6})(gi?b)?", key.removeprefix(normalized(spelling)))
-            if gibibytes is None or not key.startswith(normalized(spelling)):
+    normalized_argument = normalized(hardware_argument)
+    for hardware_name in hardware_names():
+        hardware = load_hardware(hardware_name)
+        for spelling in (hardware_name, *hardware.aliases) if hardware.configurations else ():
+            size_match = re.fullmatch(r"([0-9]{1,6})(gi?b)?", normalized_argument.removeprefix(normalized(spelling)))
+            if size_match is None or not normalized_argument.startswith(normalized(spelling)):
                 continue
-            configurations = {
+            configuration_by_gib = {
                 configuration.memory_bytes // 2**30: configuration for configuration in hardware.configurations
             }
-            gib = int(gibibytes.group(1))
-            if gib not in configurations:
+            memory_gib = int(size_match.group(1))
+            if memory_gib not in configuration_by_gib:
                 raise InputError(
-                    f"{argument}: {hardware.vendor} does not sell the {hardware.title} with {gib} GB; expected one of "
-                    f"{', '.join(f'{name}-{configuration}gb' for configuration in configurations)}"
+                    f"{hardware_argument}: {hardware.vendor} does not sell the {hardware.title} with {memory_gib} GB; "
+                    "expected one of "
+                    f"{', '.join(f'{hardware_name}-{configuration}gb' for configuration in configuration_by_gib)}"
                 )
-            return with_configuration(hardware, configurations[gib])
+            return with_configuration(hardware, configuration_by_gib[memory_gib])
     return None
 
 
 def with_configuration(hardware: Hardware, configuration: Configuration) -> Hardware:
     """Returns the accelerator with the memory size that a name such as `m4-max-64gb` contains."""
-    gib = configuration.memory_bytes // 2**30
+    memory_gib = configuration.memory_bytes // 2**30
     name_fields: dict[str, Any] = {
-        "name": f"{hardware.name}-{gib}gb",
-        "title": f"{hardware.title}, {gib} GiB",
-        "aliases": tuple(f"{alias}-{gib}gb" for alias in hardware.aliases),
+        "name": f"{hardware.name}-{memory_gib}gb",
+        "title": f"{hardware.title}, {memory_gib} GiB",
+        "aliases": tuple(f"{alias}-{memory_gib}gb" for alias in hardware.aliases),
         "configurations": (),
     }
-    units, full_compute_units = configuration.compute_units, hardware.compute_units
-    if units is not None and full_compute_units is not None:
-        peaks = hardware.peak_flops.items()
-        name_fields["peak_flops"] = {dtype: rate * units.count // full_compute_units.count for dtype, rate in peaks}
+    compute_units, full_compute_units = configuration.compute_units, hardware.compute_units
+    if compute_units is not None and full_compute_units is not None:
+        peaks_by_dtype = hardware.peak_flops.items()
+        name_fields["peak_flops"] = {
+            dtype: peak_rate * compute_units.count // full_compute_units.count for dtype, peak_rate in peaks_by_dtype
+        }
     return hardware.model_copy(update=name_fields | dict(configuration))
 
 
-def find_all(names: Iterable[str]) -> list[Hardware]:
+def find_accelerators(accelerator_names: Iterable[str]) -> list[Hardware]:
     """Returns the accelerators with these names, without duplicates."""
     accelerators: list[Hardware] = []
-    for hardware in map(find_hardware, names):
+    for hardware in map(find_hardware, accelerator_names):
         accelerators += [] if hardware in accelerators else [hardware]
     return accelerators

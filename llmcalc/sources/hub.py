@@ -53,7 +53,7 @@ def fetch_config(target: str) -> Path:
         return _with_deadline(lambda deadline: _config_path(repo, revision), CONFIG_SECONDS)
 
 
-def commit_of(target: str) -> str:
+def commit_of_repository(target: str) -> str:
     """Returns the commit of the repository from which `fetch_config` reads.
 
     Raises `InputError` as `fetch_config` does.
@@ -86,7 +86,7 @@ def fetch_headers(target: str) -> Checkpoint:
         return _with_deadline(lambda deadline: _fetch_tensors(repo, revision, deadline), HEADERS_SECONDS)
 
 
-def _with_deadline(work: Callable[[float], Result], seconds: float) -> Result:
+def _with_deadline(work_function: Callable[[float], Result], seconds: float) -> Result:
     """Returns the result of a function that accepts a deadline. Raises `InputError` after `seconds`.
 
     It runs in a thread that does not keep the program alive, because a server can be slow in the middle of any call.
@@ -97,7 +97,7 @@ def _with_deadline(work: Callable[[float], Result], seconds: float) -> Result:
 
     def run_work() -> None:
         try:
-            results.append(work(deadline))
+            results.append(work_function(deadline))
         except BaseException as error:
             errors.append(error)
 
@@ -115,28 +115,28 @@ class _LimitExceeded(Exception):
     """Raised for a download that exceeds a bound of bytes or seconds."""
 
 
-def _download(repo: str, name: str, revision: str | None, limit: int) -> Path:
+def _download(repo: str, file_name: str, revision: str | None, byte_limit: int) -> Path:
     """Returns the path of a repository's file in the cache; downloads it if needed."""
     import inspect
 
     import huggingface_hub
 
-    cached_path = huggingface_hub.try_to_load_from_cache(repo, name, revision=revision)
-    options: dict[str, Any] = {}
+    cached_path = huggingface_hub.try_to_load_from_cache(repo, file_name, revision=revision)
+    download_options: dict[str, Any] = {}
     if not isinstance(cached_path, str):
         # One attempt: without this a download retries an unreachable hub for half a minute.
         file_bytes = huggingface_hub.get_hf_file_metadata(
-            huggingface_hub.hf_hub_url(repo, name, revision=revision), timeout=REQUEST_SECONDS
+            huggingface_hub.hf_hub_url(repo, file_name, revision=revision), timeout=REQUEST_SECONDS
         ).size
-        if file_bytes is not None and file_bytes > limit:
-            raise _LimitExceeded(f"{name} has {file_bytes:,} bytes; expected at most {limit:,}")
+        if file_bytes is not None and file_bytes > byte_limit:
+            raise _LimitExceeded(f"{file_name} has {file_bytes:,} bytes; expected at most {byte_limit:,}")
         if "tqdm_class" in inspect.signature(huggingface_hub.hf_hub_download).parameters:
-            options = {"tqdm_class": _limited_progress_bar(name, limit)}
-    return Path(huggingface_hub.hf_hub_download(repo, name, revision=revision, **options))
+            download_options = {"tqdm_class": _limited_progress_bar(file_name, byte_limit)}
+    return Path(huggingface_hub.hf_hub_download(repo, file_name, revision=revision, **download_options))
 
 
-def _limited_progress_bar(name: str, limit: int) -> type[Any]:
-    """Returns a hidden progress bar that stops a download of more than `limit` bytes."""
+def _limited_progress_bar(file_name: str, byte_limit: int) -> type[Any]:
+    """Returns a hidden progress bar that stops a download of more than `byte_limit` bytes."""
     from huggingface_hub.utils.tqdm import tqdm
 
     class Counter(tqdm):
@@ -144,8 +144,8 @@ def _limited_progress_bar(name: str, limit: int) -> type[Any]:
 
         def update(self, byte_count: float | None = 1) -> bool | None:
             self.received_bytes += byte_count or 0
-            if self.received_bytes > limit:
-                raise _LimitExceeded(f"{name} has more bytes than the hub said; expected at most {limit:,}")
+            if self.received_bytes > byte_limit:
+                raise _LimitExceeded(f"{file_name} has more bytes than the hub said; expected at most {byte_limit:,}")
             return bool(super().update(byte_count))
 
     return Counter
@@ -156,77 +156,81 @@ def _fetch_tensors(repo: str, revision: str | None, deadline: float) -> Checkpoi
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError
 
-    def url_of(name: str) -> str:
-        return str(huggingface_hub.hf_hub_url(repo, name, revision=revision))
+    def url_of(file_name: str) -> str:
+        return str(huggingface_hub.hf_hub_url(repo, file_name, revision=revision))
 
     single_file = "model.safetensors"
     try:
         huggingface_hub.get_hf_file_metadata(url_of(single_file), timeout=REQUEST_SECONDS)
     except EntryNotFoundError:
-        index = f"{single_file}.index.json"
+        index_name = f"{single_file}.index.json"
         index_bytes = read_bytes(
-            _download(repo, index, revision, LARGEST_INDEX), LARGEST_INDEX, "the index of a checkpoint"
+            _download(repo, index_name, revision, LARGEST_INDEX), LARGEST_INDEX, "the index of a checkpoint"
         )
-        weight_map = parse_index(index_bytes, f"{repo}/{index}")
-        texts = _fetch_all({name: url_of(name) for name in dict.fromkeys(weight_map.values())}, deadline)
-        return join_shards(weight_map, lambda name, limit: (texts[name], None), f"{repo}/{index}", f"{repo}/")
+        weight_map = parse_index(index_bytes, f"{repo}/{index_name}")
+        headers_by_file = _fetch_all(
+            {file_name: url_of(file_name) for file_name in dict.fromkeys(weight_map.values())}, deadline
+        )
+        return join_shards(
+            weight_map, lambda file_name, limit: (headers_by_file[file_name], None), f"{repo}/{index_name}", f"{repo}/"
+        )
     return parse_header(_fetch_all({single_file: url_of(single_file)}, deadline)[single_file], f"{repo}/{single_file}")
 
 
-def _fetch_all(urls: dict[str, str], deadline: float) -> dict[str, bytes]:
+def _fetch_all(url_by_file: dict[str, str], deadline: float) -> dict[str, bytes]:
     """Fetches the headers of files in parallel, and returns the JSON of each header by file name."""
-    texts: dict[str, bytes] = {}
+    headers_by_file: dict[str, bytes] = {}
     errors: list[BaseException] = []
-    waiting, lock = list(reversed(urls.items())), threading.Lock()
+    waiting_files, lock = list(reversed(url_by_file.items())), threading.Lock()
 
     def fetch_waiting() -> None:
         while not errors:
             with lock:
-                if not waiting:
+                if not waiting_files:
                     return
-                name, url = waiting.pop()
-                remaining_bytes = LARGEST_HEADER - sum(map(len, texts.values()))
+                file_name, url = waiting_files.pop()
+                remaining_bytes = LARGEST_HEADER - sum(map(len, headers_by_file.values()))
             try:
-                text = _fetch_header(url, name, remaining_bytes, deadline)
+                header_bytes = _fetch_header(url, file_name, remaining_bytes, deadline)
             except BaseException as error:
                 errors.append(error)
                 return
             with lock:
-                texts[name] = text
+                headers_by_file[file_name] = header_bytes
 
-    threads = [threading.Thread(target=fetch_waiting, daemon=True) for _ in range(min(CONNECTIONS, len(urls)))]
+    threads = [threading.Thread(target=fetch_waiting, daemon=True) for _ in range(min(CONNECTIONS, len(url_by_file)))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     if errors:
         raise errors[0]
-    return texts
+    return headers_by_file
 
 
-def _fetch_header(url: str, name: str, limit: int, deadline: float) -> bytes:
-    start = _fetch_start(url, FIRST_BYTES, deadline)
-    length = int.from_bytes(start[:8], "little")
-    if len(start) < 10 or length < 2:
-        raise InputError(f"{name}: header length {length:,}; not a safetensors checkpoint")
-    if length > limit:
+def _fetch_header(url: str, file_name: str, byte_limit: int, deadline: float) -> bytes:
+    first_bytes = _fetch_start(url, FIRST_BYTES, deadline)
+    header_length = int.from_bytes(first_bytes[:8], "little")
+    if len(first_bytes) < 10 or header_length < 2:
+        raise InputError(f"{file_name}: header length {header_length:,}; not a safetensors checkpoint")
+    if header_length > byte_limit:
         raise _LimitExceeded(
-            f"{name}: header length {length:,}; expected at most {LARGEST_HEADER:,} bytes in all headers"
+            f"{file_name}: header length {header_length:,}; expected at most {LARGEST_HEADER:,} bytes in all headers"
         )
-    if length + 8 > len(start):
-        start = _fetch_start(url, length + 8, deadline)
-    if length + 8 > len(start):
-        raise InputError(f"{name}: the file ended in its header; it is truncated or not a safetensors checkpoint")
-    return start[8 : length + 8]
+    if header_length + 8 > len(first_bytes):
+        first_bytes = _fetch_start(url, header_length + 8, deadline)
+    if header_length + 8 > len(first_bytes):
+        raise InputError(f"{file_name}: the file ended in its header; it is truncated or not a safetensors checkpoint")
+    return first_bytes[8 : header_length + 8]
 
 
 def _fetch_start(url: str, byte_count: int, deadline: float) -> bytes:
     """Fetches the first `byte_count` bytes of a file, or a shorter file completely."""
     from huggingface_hub import utils
 
-    library: Any = utils
-    headers = {**library.build_hf_headers(), "Range": f"bytes=0-{byte_count - 1}", "Accept-Encoding": "identity"}
-    session: Any = library.get_session()
+    hub_library: Any = utils
+    headers = {**hub_library.build_hf_headers(), "Range": f"bytes=0-{byte_count - 1}", "Accept-Encoding": "identity"}
+    session: Any = hub_library.get_session()
     if callable(getattr(session, "stream", None)):  # httpx, of huggingface_hub 1 and later
         with session.stream("GET", url, headers=headers, timeout=REQUEST_SECONDS) as response:
             return _first_bytes(response.status_code, response.iter_raw(), byte_count, deadline)
@@ -254,14 +258,14 @@ def _split_target(target: str) -> tuple[str, str | None]:
 
 
 @contextmanager
-def _hub_errors(target: str, content: str) -> Iterator[None]:
+def _hub_errors(target: str, content_text: str) -> Iterator[None]:
     """Converts every error of the hub into an `InputError` with one line and a fix."""
     try:
         from huggingface_hub import errors
     except ImportError:
         raise MissingExtra(f"{target}: a hub id", "huggingface_hub", "hub") from None
-    offline_message = f"no {content} in the cache, and the hub is offline or unreachable"
-    causes: list[tuple[tuple[Any, ...], str]] = [
+    offline_message = f"no {content_text} in the cache, and the hub is offline or unreachable"
+    reasons_by_error: list[tuple[tuple[Any, ...], str]] = [
         (
             (errors.GatedRepoError,),
             "is gated: accept its terms on the hub, then log in with `hf auth login` or set HF_TOKEN",
@@ -273,9 +277,9 @@ def _hub_errors(target: str, content: str) -> Iterator[None]:
         ((errors.RevisionNotFoundError,), "has no such revision"),
         ((errors.NotASafetensorsRepoError,), "has no safetensors weights"),
         ((errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled), offline_message),
-        ((errors.EntryNotFoundError,), f"has no {content}"),
+        ((errors.EntryNotFoundError,), f"has no {content_text}"),
         ((errors.HFValidationError,), "is not a valid hub id"),
-        ((errors.HfHubHTTPError, OSError), f"the hub did not give its {content}"),
+        ((errors.HfHubHTTPError, OSError), f"the hub did not give its {content_text}"),
     ]
     from logging import ERROR
 
@@ -291,9 +295,9 @@ def _hub_errors(target: str, content: str) -> Iterator[None]:
     except _LimitExceeded as error:
         raise InputError(f"{target}: {error}") from None
     except Exception as error:
-        for error_types, reason in causes:
+        for error_types, reason_text in reasons_by_error:
             if isinstance(error, error_types):
-                raise InputError(f"{target}: {reason}") from None
+                raise InputError(f"{target}: {reason_text}") from None
         if type(error).__module__.startswith(("httpx", "httpcore", "requests")):
             raise InputError(f"{target}: {offline_message}") from None
         if type(error).__module__.startswith("huggingface_hub"):

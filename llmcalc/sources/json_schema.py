@@ -33,24 +33,30 @@ PARTIAL = "Partial"
 
 def description_schema() -> dict[str, Any]:
     """Returns the JSON Schema of a description, which is a preset's TOML file."""
-    members = (member for name in ("block", "variants") for member in field_members(Stack.model_fields[name]))
-    layers = {cls.__name__ for member in members for cls in reachable_models(member)}
+    member_classes = (member for field in ("block", "variants") for member in field_members(Stack.model_fields[field]))
+    layers = {cls.__name__ for member in member_classes for cls in reachable_models(member)}
     definitions = {cls.__name__: _class_schema(cls) for cls in reachable_models(Preset)}
     definitions["Stack"]["properties"]["variants"]["additionalProperties"] = _partial_schema(
         definitions["Stack"]["properties"]["block"]
     )
-    for name in sorted(layers):
-        definition = definitions[name]
-        definitions[name + PARTIAL] = {
-            key: _partial_schema(value) for key, value in definition.items() if key != "required"
+    for class_name in sorted(layers):
+        class_definition = definitions[class_name]
+        definitions[class_name + PARTIAL] = {
+            schema_key: _partial_schema(schema_value)
+            for schema_key, schema_value in class_definition.items()
+            if schema_key != "required"
         }
-    root = definitions.pop("Preset")
-    root["properties"] = {key: value for key, value in root["properties"].items() if key not in NOT_IN_FILES}
+    root_schema = definitions.pop("Preset")
+    root_schema["properties"] = {
+        schema_key: schema_value
+        for schema_key, schema_value in root_schema["properties"].items()
+        if schema_key not in NOT_IN_FILES
+    }
     return {
         "$schema": DRAFT,
         "$id": ADDRESS,
         "title": "llmcalc description",
-        **_without_keys(root, "title"),
+        **_without_keys(root_schema, "title"),
         "$defs": definitions,
     }
 
@@ -58,34 +64,36 @@ def description_schema() -> dict[str, Any]:
 def _class_schema(cls: type[BaseModel]) -> dict[str, Any]:
     """Returns the schema of a class, with references to nested classes."""
     schema = cls.model_json_schema(ref_template="#/$defs/{model}")
-    definition: dict[str, Any] = _with_references(schema.get("$defs", {}).get(cls.__name__, schema))
-    texts = _field_texts(cls)
-    for name, schema in definition.get("properties", {}).items():
-        schema["description"] = texts[name] if name != "type" else f"Kind of this table ({cls.__name__})."
-    return _without_keys(definition, "$defs", "$ref")
+    class_definition: dict[str, Any] = _with_references(schema.get("$defs", {}).get(cls.__name__, schema))
+    text_by_field = _field_texts(cls)
+    for field, schema in class_definition.get("properties", {}).items():
+        schema["description"] = text_by_field[field] if field != "type" else f"Kind of this table ({cls.__name__})."
+    return _without_keys(class_definition, "$defs", "$ref")
 
 
 def _field_texts(cls: type[BaseModel]) -> dict[str, str]:
     """Returns the description of each field, from the docstring of the class or the nearest base class."""
-    texts: dict[str, str] = {}
-    for owner in cls.__mro__:
+    text_by_field: dict[str, str] = {}
+    for base_class in cls.__mro__:
         field_texts: dict[str, str] = {}
         paragraph_fields: list[str] = []
-        for line in inspect.cleandoc(owner.__dict__.get("__doc__") or "").splitlines():
-            field = FIELD.match(line)
+        for docstring_line in inspect.cleandoc(base_class.__dict__.get("__doc__") or "").splitlines():
+            field = FIELD.match(docstring_line)
             if field is not None:
                 paragraph_fields = field[1].split(", ")
                 field_texts |= dict.fromkeys(paragraph_fields, _capitalized_text(field[2]))
-            elif line.startswith(" "):
-                field_texts |= {name: f"{field_texts[name]} {line.strip()}" for name in paragraph_fields}
+            elif docstring_line.startswith(" "):
+                field_texts |= {
+                    field_name: f"{field_texts[field_name]} {docstring_line.strip()}" for field_name in paragraph_fields
+                }
             else:
                 paragraph_fields = []
-        texts = field_texts | texts
-    return texts
+        text_by_field = field_texts | text_by_field
+    return text_by_field
 
 
-def _capitalized_text(text: str) -> str:
-    return text[:1].upper() + text[1:]
+def _capitalized_text(field_text: str) -> str:
+    return field_text[:1].upper() + field_text[1:]
 
 
 def _with_references(schema: Any) -> Any:
@@ -96,9 +104,13 @@ def _with_references(schema: Any) -> Any:
         return schema
     if schema.get("type") == "null":
         return {"const": NONE}
-    referenced = {key: _with_references(value) for key, value in schema.items() if key not in (PARTS, "default")}
+    referenced = {
+        schema_key: _with_references(schema_value)
+        for schema_key, schema_value in schema.items()
+        if schema_key not in (PARTS, "default")
+    }
     if PARTS in schema:
-        refs = [{"$ref": f"#/$defs/{name}"} for name in schema[PARTS]]
+        refs = [{"$ref": f"#/$defs/{class_name}"} for class_name in schema[PARTS]]
         return {**referenced, **(refs[0] if len(refs) == 1 else {"anyOf": refs})}
     if isinstance(default := schema.get("default"), str | int | float | bool):
         referenced["default"] = default
@@ -111,8 +123,11 @@ def _partial_schema(schema: Any) -> Any:
         return [_partial_schema(element) for element in schema]
     if not isinstance(schema, dict):
         return schema
-    return {key: f"{value}{PARTIAL}" if key == "$ref" else _partial_schema(value) for key, value in schema.items()}
+    return {
+        schema_key: f"{schema_value}{PARTIAL}" if schema_key == "$ref" else _partial_schema(schema_value)
+        for schema_key, schema_value in schema.items()
+    }
 
 
-def _without_keys(schema: Mapping[str, Any], *keys: str) -> dict[str, Any]:
-    return {key: value for key, value in schema.items() if key not in keys}
+def _without_keys(schema: Mapping[str, Any], *schema_keys: str) -> dict[str, Any]:
+    return {schema_key: schema_value for schema_key, schema_value in schema.items() if schema_key not in schema_keys}

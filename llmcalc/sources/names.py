@@ -25,11 +25,11 @@ HUB_URL = (
 
 def hub_id_of(target: str) -> str:
     """Returns the hub id in a hub URL, with a revision other than `main`; empty for any other TARGET."""
-    match = re.match(HUB_URL, target) if "/" in target else None
-    if match is None:
+    url_match = re.match(HUB_URL, target) if "/" in target else None
+    if url_match is None:
         return ""
-    revision = match["revision"]
-    return match["id"] if revision in (None, "main") else f"{match['id']}@{revision}"
+    revision = url_match["revision"]
+    return url_match["id"] if revision in (None, "main") else f"{url_match['id']}@{revision}"
 
 
 HUB_ID = r"^[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[\w./-]{1,200})?$"

@@ -129,7 +129,7 @@ class Preset(Record):
 
     @property
     def checked(self) -> date | None:
-        """The latest date on which a source itself was checked, not a copy of it; None without one."""
+        """The latest date on which someone checked an original source, not a copy; None without a date."""
         return max((source.checked for source in self.sources if source.checked is not None), default=None)
 
     @property
@@ -141,8 +141,10 @@ class Preset(Record):
         if self.config is None:
             from ..flow.module_names import Checkpoint
 
-            table = self.quantization_config
-            return None if table is None else Checkpoint({"quantization_config": table}, {}, {})
+            quantization_table = self.quantization_config
+            return (
+                None if quantization_table is None else Checkpoint({"quantization_config": quantization_table}, {}, {})
+            )
         from .huggingface.checkpoint import checkpoint_of
 
         return checkpoint_of(self.config)
@@ -152,9 +154,14 @@ class Preset(Record):
         """The table that describes the storage of the published weights; None for plain numbers."""
         if self.config is None:
             return self.quantization_config
-        sections = (self.config, *map(self.config.get, TEXT_SECTIONS))
-        quantization_tables = (section.get("quantization_config") for section in sections if isinstance(section, dict))
-        return next((table for table in quantization_tables if isinstance(table, dict)), None)
+        config_sections = (self.config, *map(self.config.get, TEXT_SECTIONS))
+        quantization_tables = (
+            section.get("quantization_config") for section in config_sections if isinstance(section, dict)
+        )
+        return next(
+            (quantization_table for quantization_table in quantization_tables if isinstance(quantization_table, dict)),
+            None,
+        )
 
     def __repr__(self) -> str:
         return printable(f"<Preset {self.name}: {self.display}>")
@@ -166,8 +173,8 @@ class Preset(Record):
         """The name for headings: the title, after the alias that the user typed, and with the overrides."""
         title = self.title or self.name
         alias = next((alias for alias in self.aliases if normalized(alias) == normalized(self.asked)), None)
-        heading = title if alias is None else f"{alias} ({title})"
-        return f"{heading}, modified ({', '.join(self.changes)})" if self.changes else heading
+        display_text = title if alias is None else f"{alias} ({title})"
+        return f"{display_text}, modified ({', '.join(self.changes)})" if self.changes else display_text
 
 
 @contextmanager

@@ -17,33 +17,33 @@ from .preset import Preset
 @cache
 def presets_dir() -> Path:
     """Returns the folder `presets/`, inside an installed package or beside it in a checkout."""
-    package = Path(__file__).resolve().parent.parent
-    packaged_folder = package / "presets"
-    return packaged_folder if packaged_folder.is_dir() else package.parent / "presets"
+    package_folder = Path(__file__).resolve().parent.parent
+    packaged_folder = package_folder / "presets"
+    return packaged_folder if packaged_folder.is_dir() else package_folder.parent / "presets"
 
 
 @cache
 def model_names() -> tuple[str, ...]:
     """Returns the names of all model presets, sorted."""
-    files = os.listdir(presets_dir() / "models")
-    return tuple(sorted(file.removesuffix(".toml") for file in files if file.endswith(".toml")))
+    file_names = os.listdir(presets_dir() / "models")
+    return tuple(sorted(file_name.removesuffix(".toml") for file_name in file_names if file_name.endswith(".toml")))
 
 
 @cache
-def _preset_text(name: str) -> str:
+def _preset_text(preset_name: str) -> str:
     """Returns the text of a preset's file; cached, because it does not change during a run."""
-    return read_text(presets_dir() / "models" / f"{name}.toml")
+    return read_text(presets_dir() / "models" / f"{preset_name}.toml")
 
 
-def read_preset(name: str) -> dict[str, Any]:
+def read_preset(preset_name: str) -> dict[str, Any]:
     """Returns the description in the preset file with exactly this name."""
-    return parse_toml(_preset_text(name), name)
+    return parse_toml(_preset_text(preset_name), preset_name)
 
 
 @cache
-def load_preset(name: str) -> Preset:
+def load_preset(preset_name: str) -> Preset:
     """Loads the preset with exactly this file name."""
-    return validate(Preset, {**read_preset(name), "name": name}, name)
+    return validate(Preset, {**read_preset(preset_name), "name": preset_name}, preset_name)
 
 
 @cache
@@ -56,27 +56,27 @@ def find_preset(name_or_alias: str) -> str | None:
         return name_or_alias
     if not normalized(name_or_alias):
         return None
-    for normalization in (normalized_with_points, normalized):
-        key = normalization(name_or_alias)
-        preset = next((name for name in model_names() if normalization(name) == key), None) or _preset_with_alias(
-            key, normalization
-        )
+    for normalize_name in (normalized_with_points, normalized):
+        normalized_name = normalize_name(name_or_alias)
+        preset = next(
+            (preset_name for preset_name in model_names() if normalize_name(preset_name) == normalized_name), None
+        ) or _preset_with_alias(normalized_name, normalize_name)
         if preset is not None:
             return preset
     return None
 
 
-def _preset_with_alias(alias: str, normalization: Callable[[str], str]) -> str | None:
+def _preset_with_alias(alias: str, normalize_name: Callable[[str], str]) -> str | None:
     """Returns the preset with this alias, and parses only files that contain the alias.
 
-    normalization: `normalized_with_points` or `normalized`, the form in which aliases are compared.
+    normalize_name: `normalized_with_points` or `normalized`, the form in which aliases are compared.
     """
     alias_pattern = re.compile(r"[^a-z0-9/+\"]*".join(map(re.escape, alias.replace(".", ""))))
-    for name in model_names():
-        if alias_pattern.search(_preset_text(name).lower()) and alias in map(
-            normalization, read_preset(name).get("aliases", ())
+    for preset_name in model_names():
+        if alias_pattern.search(_preset_text(preset_name).lower()) and alias in map(
+            normalize_name, read_preset(preset_name).get("aliases", ())
         ):
-            return name
+            return preset_name
     return None
 
 
@@ -84,9 +84,9 @@ def _preset_with_alias(alias: str, normalization: Callable[[str], str]) -> str |
 def names_by_alias() -> dict[str, str]:
     """Returns the preset names by normalized alias, by reading all presets."""
     presets_by_alias: dict[str, str] = {}
-    for name in model_names():
-        for alias in read_preset(name).get("aliases", ()):
-            presets_by_alias.setdefault(normalized(alias), name)
+    for preset_name in model_names():
+        for alias in read_preset(preset_name).get("aliases", ()):
+            presets_by_alias.setdefault(normalized(alias), preset_name)
     return presets_by_alias
 
 
@@ -129,19 +129,21 @@ takes Q4_K_M.
 """
 
 
-def known_checkpoint(name: str) -> tuple[Preset, str] | None:
+def known_checkpoint(preset_name: str) -> tuple[Preset, str] | None:
     """Returns the preset and the quantization scheme in the name or path of a checkpoint; None if unknown.
 
     `/models/Qwen3-8B-AWQ` is the preset qwen3-8b in awq-int4-g128. The group sizes are the usual ones. The scheme is
     empty for weights as they are published.
     """
-    last_segment = name.strip().rstrip("/").rpartition("/")[2]
-    for pattern, scheme in SCHEMES_IN_NAMES:
-        match = re.fullmatch(rf"(?P<model>.{{2,200}}?)[-_.](?:{pattern})", last_segment, re.IGNORECASE)
-        preset = None if match is None else known_model(match["model"])
-        if match is not None and preset is not None:
-            scheme_words = match.groupdict()
-            if pattern == "gguf" and preset.quantization_config is not None:  # gpt-oss: its files have its own format
+    last_segment = preset_name.strip().rstrip("/").rpartition("/")[2]
+    for scheme_pattern, scheme in SCHEMES_IN_NAMES:
+        name_match = re.fullmatch(rf"(?P<model>.{{2,200}}?)[-_.](?:{scheme_pattern})", last_segment, re.IGNORECASE)
+        preset = None if name_match is None else known_model(name_match["model"])
+        if name_match is not None and preset is not None:
+            scheme_words = name_match.groupdict()
+            if (
+                scheme_pattern == "gguf" and preset.quantization_config is not None
+            ):  # gpt-oss: its files have its own format
                 continue
             scheme = scheme or (scheme_words.get("mix") or scheme_words["mix_of_repository"]).lower()
             if scheme in ("f16", "bf16"):  # experts that are published in MXFP4 stay so
@@ -150,16 +152,16 @@ def known_checkpoint(name: str) -> tuple[Preset, str] | None:
     return None
 
 
-def find_by_repository(name: str) -> str | None:
+def find_by_repository(preset_name: str) -> str | None:
     """Returns the preset of a repository's name without the owner: `Meta-Llama-3-8B-Instruct`."""
-    return _presets_by_repository().get(normalized(name)) if normalized(name) else None
+    return _presets_by_repository().get(normalized(preset_name)) if normalized(preset_name) else None
 
 
 @cache
 def _presets_by_repository() -> dict[str, str]:
     """Returns the presets by repository name without the owner."""
     return {
-        normalized(alias.rpartition("/")[2]): name
-        for name in model_names()
-        for alias in read_preset(name).get("aliases", ())
+        normalized(alias.rpartition("/")[2]): preset_name
+        for preset_name in model_names()
+        for alias in read_preset(preset_name).get("aliases", ())
     }

@@ -32,27 +32,27 @@ def load(
     Raises `InputError` for an unknown name, a file that is not a model description, or a wrong field.
     """
     name_or_path, target_overrides = _split_overrides(target)
-    name, location, description = _read_description(name_or_path, head, allow_unknown)
-    if head is not None and "config" not in description:
+    name, location, preset_description = _read_description(name_or_path, head, allow_unknown)
+    if head is not None and "config" not in preset_description:
         raise InputError(
             f"--head: {name_or_path} is not a Hugging Face config; expected one, or --set head.type={head}"
         )
     return _validate_preset(
-        name, location, {**_apply_overrides(description, (*target_overrides, *overrides)), "asked": name_or_path}
+        name, location, {**_apply_overrides(preset_description, (*target_overrides, *overrides)), "asked": name_or_path}
     )
 
 
-def _apply_overrides(description: dict[str, Any], overrides: tuple[str, ...]) -> dict[str, Any]:
+def _apply_overrides(preset_description: dict[str, Any], overrides: tuple[str, ...]) -> dict[str, Any]:
     """Applies the overrides to the model of a description.
 
     Published figures are removed, because they do not hold for the changed model.
     """
     if not overrides:
-        return description
-    model: Any = description.get("model")
-    for override in overrides if isinstance(model, dict) else ():
-        model = _set_field(model, override)
-    return {**description, "model": model, "changes": overrides, "published": {}}
+        return preset_description
+    model_table: Any = preset_description.get("model")
+    for override in overrides if isinstance(model_table, dict) else ():
+        model_table = _set_field(model_table, override)
+    return {**preset_description, "model": model_table, "changes": overrides, "published": {}}
 
 
 def _split_overrides(target: str) -> tuple[str, tuple[str, ...]]:
@@ -60,27 +60,27 @@ def _split_overrides(target: str) -> tuple[str, tuple[str, ...]]:
     hub_id = hub_id_of(target)
     if hub_id:
         return hub_id, ()
-    name_or_path, separator, changes = target.partition("?")
-    if not separator or _test_path(Path(target).exists):
+    name_or_path, question_mark, override_text = target.partition("?")
+    if not question_mark or _path_test_result(Path(target).exists):
         return target, ()
-    return name_or_path, tuple(filter(None, changes.split("&")))
+    return name_or_path, tuple(filter(None, override_text.split("&")))
 
 
-def _validate_preset(name: str, location: str, description: dict[str, Any]) -> Preset:
+def _validate_preset(preset_name: str, location: str, preset_description: dict[str, Any]) -> Preset:
     """Validates a description as a preset; errors also name the config fields behind a computed field."""
     try:
-        return validate(Preset, {**description, "name": name}, location)
+        return validate(Preset, {**preset_description, "name": preset_name}, location)
     except InputError as error:
-        if not isinstance(description.get("config"), dict):
+        if not isinstance(preset_description.get("config"), dict):
             raise
-        from .huggingface.field_origin import fields_behind
+        from .huggingface.field_origin import origin_fields_of
 
-        raise InputError(f"{error}{fields_behind(description['config'], str(error))}") from None
+        raise InputError(f"{error}{origin_fields_of(preset_description['config'], str(error))}") from None
 
 
 def load_text(
-    text: str,
-    name: str,
+    model_text: str,
+    preset_name: str,
     location: str,
     overrides: tuple[str, ...] = (),
     head: HeadKind | None = None,
@@ -90,8 +90,10 @@ def load_text(
 
     Raises `InputError` as `load` does.
     """
-    description = _describe_text(text, location, head, allow_unknown)
-    return _validate_preset(name, location, {**_apply_overrides(description, overrides), "asked": location})
+    preset_description = _describe_text(model_text, location, head, allow_unknown)
+    return _validate_preset(
+        preset_name, location, {**_apply_overrides(preset_description, overrides), "asked": location}
+    )
 
 
 def load_config(
@@ -104,9 +106,9 @@ def load_config(
     from .huggingface.file import describe_data
 
     require_shallow(dict(config), "config")
-    description = describe_data(dict(config), head, allow_unknown)
-    name = str(config.get("_name_or_path") or config.get("model_type") or "config")
-    return _validate_preset(name, "config", _apply_overrides(description, overrides))
+    preset_description = describe_data(dict(config), head, allow_unknown)
+    preset_name = str(config.get("_name_or_path") or config.get("model_type") or "config")
+    return _validate_preset(preset_name, "config", _apply_overrides(preset_description, overrides))
 
 
 def _read_description(target: str, head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
@@ -127,7 +129,7 @@ def _read_description(target: str, head: HeadKind | None, allow_unknown: bool) -
         )
     if path.suffix == ".json":
         return _read_config(path, head, allow_unknown)
-    if path.suffix == ".toml" or _test_path(path.is_file):
+    if path.suffix == ".toml" or _path_test_result(path.is_file):
         if path.suffix in (".yaml", ".yml"):
             raise InputError(
                 f"{target}: YAML files of models are not read; expected the config.json beside litgpt's "
@@ -141,9 +143,9 @@ def _read_description(target: str, head: HeadKind | None, allow_unknown: bool) -
     if preset is not None:
         return preset, preset, read_preset(preset)
     for config_name in ("config.json", "params.json"):
-        if _test_path((path / config_name).is_file):
+        if _path_test_result((path / config_name).is_file):
             return _read_config(path / config_name, head, allow_unknown)
-    if _test_path(path.is_dir):
+    if _path_test_result(path.is_dir):
         raise InputError(
             f"{target}: is a folder without a config.json or params.json; expected a preset's name, a .toml or a "
             "config.json"
@@ -151,8 +153,8 @@ def _read_description(target: str, head: HeadKind | None, allow_unknown: bool) -
     if is_hub_id(target):
         from .hub import fetch_config
 
-        _, location, description = _read_config(fetch_config(target), head, allow_unknown)
-        return target, location, description
+        _, location, preset_description = _read_config(fetch_config(target), head, allow_unknown)
+        return target, location, preset_description
     preset = find_by_repository(target)
     if preset is not None:
         return preset, preset, read_preset(preset)
@@ -167,45 +169,45 @@ def _describe_gguf(path: Path, head: HeadKind | None, allow_unknown: bool) -> tu
 
     config = gguf_config(read_gguf(path), str(path))
     try:
-        description = describe_data(config, head, allow_unknown)
+        preset_description = describe_data(config, head, allow_unknown)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-    return one_line(str(config["_name_or_path"]))[:LONGEST_NAME], str(path), description
+    return one_line(str(config["_name_or_path"]))[:LONGEST_NAME], str(path), preset_description
 
 
-def _describe_text(text: str, location: str, head: HeadKind | None, allow_unknown: bool) -> dict[str, Any]:
+def _describe_text(model_text: str, location: str, head: HeadKind | None, allow_unknown: bool) -> dict[str, Any]:
     """Parses a `config.json` or a native description, distinguished by the first character."""
-    if not is_object(text):
-        return _parse_native(text, location)
+    if not is_object(model_text):
+        return _parse_native(model_text, location)
     from .huggingface.file import describe_data, parse_config
 
-    config_data = parse_config(text, location)
+    config_data = parse_config(model_text, location)
     try:
         return describe_data(config_data, head, allow_unknown)
     except InputError as error:
         raise InputError(f"{location}: {error}") from None
 
 
-def _parse_native(text: str, location: str) -> dict[str, Any]:
+def _parse_native(model_text: str, location: str) -> dict[str, Any]:
     """Parses a native description. Raises `InputError` for fields that only loaded models have."""
-    description = parse_toml(text, location)
-    for name in NOT_IN_FILES:
-        if name in description:
-            raise InputError(f"{location}: {name}: unknown field; remove it or correct its name")
-    return description
+    preset_description = parse_toml(model_text, location)
+    for field_name in NOT_IN_FILES:
+        if field_name in preset_description:
+            raise InputError(f"{location}: {field_name}: unknown field; remove it or correct its name")
+    return preset_description
 
 
 def _read_config(path: Path, head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
     from .huggingface.file import describe_config
 
-    name, description = describe_config(path, head, allow_unknown)
-    return name, str(path), description
+    name, preset_description = describe_config(path, head, allow_unknown)
+    return name, str(path), preset_description
 
 
-def _test_path(question: Callable[[], bool]) -> bool:
+def _path_test_result(path_test: Callable[[], bool]) -> bool:
     """Returns the result of a path test; False if the text cannot be a path, for example if it is too long."""
     try:
-        return question()
+        return path_test()
     except OSError:
         return False
 
@@ -217,56 +219,61 @@ VARIANT = re.compile(
 
 
 def _unknown_target(target: str) -> str:
-    words = target.split(",")
-    if len(words) > 1 and all(word.strip() in {**names_by_alias(), **dict.fromkeys(model_names())} for word in words):
-        return f"'{target}': models are separate words; expected {' '.join(word.strip() for word in words)}"
-    base = find_preset(VARIANT.sub("", target))
-    if base is not None:
-        unknown = f"no preset, file or hub id called '{target}'"
-        return f"{unknown}. Most fine-tunes have the shape of their base: expected {base}, or its own config.json"
+    target_names = [target_name.strip() for target_name in target.split(",")]
+    known_names = {**names_by_alias(), **dict.fromkeys(model_names())}
+    if len(target_names) > 1 and all(target_name in known_names for target_name in target_names):
+        return f"'{target}': models are separate words; expected {' '.join(target_names)}"
+    base_preset = find_preset(VARIANT.sub("", target))
+    if base_preset is not None:
+        fix = f"Most fine-tunes have the shape of their base: expected {base_preset}, or its own config.json"
+        return f"no preset, file or hub id called '{target}'. {fix}"
     suggestion = suggest(target, names_by_alias() | {name: name for name in model_names()})
     return f"no preset, file or hub id called '{target}'.{suggestion} (llmcalc presets lists all)"
 
 
-def _set_field(model: dict[str, Any], override: str) -> dict[str, Any]:
-    """Returns a copy of `model` with one field replaced. A path may omit leading tables if only one field matches."""
-    path, equals, text = override.partition("=")
+def _set_field(model_table: dict[str, Any], override: str) -> dict[str, Any]:
+    """Returns a copy of the table with one field replaced. A path may omit leading tables if only one field matches."""
+    path, equals_sign, value_text = override.partition("=")
     path = path.strip()
-    if not equals or not path:
+    if not equals_sign or not path:
         raise InputError(f"--set {override}: expected path=value, such as num_hidden_layers=12")
-    keys = _resolve_path(model, path.split("."), override)
-    value = text.strip() if keys[-1] == "type" else _override_value(text.strip())  # here `none` is the name of a type
-    require_shallow(value, f"--set {path}")
-    return _replace_at(model, keys, value)
+    key_path = _resolve_path(model_table, path.split("."), override)
+    field_value = (
+        value_text.strip() if key_path[-1] == "type" else _override_value(value_text.strip())
+    )  # here `none` is the name of a type
+    require_shallow(field_value, f"--set {path}")
+    return _with_field_replaced(model_table, key_path, field_value)
 
 
-def _override_value(text: str) -> Any:
+def _override_value(value_text: str) -> Any:
     """Parses `12`, `true`, `0.5`, `["a", "b"]` as JSON; `none` is None; any other text is a string."""
-    if text.lower() in ("none", "null"):
+    if value_text.lower() in ("none", "null"):
         return None
     import json
 
     try:
-        return json.loads(text)
+        return json.loads(value_text)
     except (ValueError, RecursionError):
-        return text
+        return value_text
 
 
-def _resolve_path(model: dict[str, Any], field_path: list[str], override: str) -> list[str]:
+def _resolve_path(model_table: dict[str, Any], field_path: list[str], override: str) -> list[str]:
     """Returns the full path of an overridden field, which is set or allowed in a table of the path."""
     from .fields import all_field_names, field_paths
 
-    paths = _table_paths(model)
-    matches = _paths_ending_with(field_path, paths) or _paths_ending_with(field_path, field_paths(model))
-    if field_path in matches:
+    table_paths = _table_paths(model_table)
+    matching_paths = _paths_ending_with(field_path, table_paths) or _paths_ending_with(
+        field_path, field_paths(model_table)
+    )
+    if field_path in matching_paths:
         return field_path
-    if len(matches) > 1:  # the block's field applies to all layers, so it wins over a variant's
-        block_paths = [model_path for model_path in matches if "variants" not in model_path]
-        matches = block_paths or matches
-    if len(matches) == 1:
-        return matches[0]
-    if not matches:
-        suggestions = sorted({model_path[-1] for model_path in paths} | set(all_field_names()))
+    if len(matching_paths) > 1:  # the block's field applies to all layers, so it wins over a variant's
+        block_paths = [model_path for model_path in matching_paths if "variants" not in model_path]
+        matching_paths = block_paths or matching_paths
+    if len(matching_paths) == 1:
+        return matching_paths[0]
+    if not matching_paths:
+        suggestions = sorted({model_path[-1] for model_path in table_paths} | set(all_field_names()))
         if field_path[-1] in suggestions:
             raise InputError(
                 f"--set {override}: no part of this model has a field '{'.'.join(field_path)}'; expected a field of "
@@ -277,29 +284,31 @@ def _resolve_path(model: dict[str, Any], field_path: list[str], override: str) -
         )
     raise InputError(
         f"--set {override}: '{'.'.join(field_path)}' is ambiguous; expected one of "
-        + ", ".join(".".join(path) for path in matches)
+        + ", ".join(".".join(path) for path in matching_paths)
     )
 
 
-def _table_paths(table: dict[str, Any], parents: tuple[str, ...] = ()) -> list[list[str]]:
+def _table_paths(model_table: dict[str, Any], parent_keys: tuple[str, ...] = ()) -> list[list[str]]:
     """Returns the path of every table and every field, parents first."""
-    paths: list[list[str]] = []
-    for key, value in table.items():
-        paths.append([*parents, key])
+    table_paths: list[list[str]] = []
+    for key, value in model_table.items():
+        table_paths.append([*parent_keys, key])
         if isinstance(value, dict):
-            paths += _table_paths(value, (*parents, key))
-    return paths
+            table_paths += _table_paths(value, (*parent_keys, key))
+    return table_paths
 
 
-def _paths_ending_with(field_path: list[str], paths: list[list[str]]) -> list[list[str]]:
-    return [path for path in paths if path[-len(field_path) :] == field_path]
+def _paths_ending_with(field_path: list[str], candidate_paths: list[list[str]]) -> list[list[str]]:
+    return [path for path in candidate_paths if path[-len(field_path) :] == field_path]
 
 
-def _replace_at(table: dict[str, Any], keys: list[str], value: Any) -> dict[str, Any]:
-    new_table = dict(table)
-    if len(keys) == 1:
-        new_table[keys[0]] = value
+def _with_field_replaced(model_table: dict[str, Any], key_path: list[str], field_value: Any) -> dict[str, Any]:
+    new_table = dict(model_table)
+    if len(key_path) == 1:
+        new_table[key_path[0]] = field_value
     else:
-        subtable = new_table.get(keys[0])
-        new_table[keys[0]] = _replace_at(subtable if isinstance(subtable, dict) else {}, keys[1:], value)
+        subtable = new_table.get(key_path[0])
+        new_table[key_path[0]] = _with_field_replaced(
+            subtable if isinstance(subtable, dict) else {}, key_path[1:], field_value
+        )
     return new_table

@@ -52,52 +52,57 @@ def _escape_character(character: str) -> str:
     return f"\\U{ord(character):08x}" if ord(character) > 0xFFFF else f"\\u{ord(character):04x}"
 
 
-def _part_table(part: BaseModel, base: dict[str, Any] | None = None) -> dict[str, Any]:
+def _part_table(part: BaseModel, base_table: dict[str, Any] | None = None) -> dict[str, Any]:
     """Returns a component's fields with values other than the defaults, and the field `type`.
 
-    base: a table that the result will override; fields that it sets are included even if they are defaults.
+    base_table: a table that the result will override; fields that it sets are included even if they are defaults.
     """
     part_fields: dict[str, Any] = {}
-    for name, field in type(part).model_fields.items():
-        value = getattr(part, name)
-        if isinstance(part, Stack) and name == "variants":
+    for field_name, field in type(part).model_fields.items():
+        field_value = getattr(part, field_name)
+        if isinstance(part, Stack) and field_name == "variants":
             continue
-        default = None if field.is_required() else field.get_default(call_default_factory=True)
-        if name != "type" and not field.is_required() and value == default and name not in (base or {}):
+        default_value = None if field.is_required() else field.get_default(call_default_factory=True)
+        if (
+            field_name != "type"
+            and not field.is_required()
+            and field_value == default_value
+            and field_name not in (base_table or {})
+        ):
             continue
-        if value is None and name == "type":
+        if field_value is None and field_name == "type":
             continue
-        part_fields[name] = _plain_value(value, (base or {}).get(name))
+        part_fields[field_name] = _plain_value(field_value, (base_table or {}).get(field_name))
     if isinstance(part, Stack) and part.variants:
         block = part_fields["block"]
         part_fields["variants"] = {
-            name: _difference_table(block, _part_table(layer, block))
-            for name, layer in part.variants.items()
-            if name != BASE
+            field_name: _difference_table(block, _part_table(layer, block))
+            for field_name, layer in part.variants.items()
+            if field_name != BASE
         }
     return part_fields
 
 
-def _plain_value(value: Any, base: Any = None) -> Any:
-    if isinstance(value, Record):
-        is_same_type = isinstance(base, dict) and base.get("type") == getattr(value, "type", None)
-        return _part_table(value, base if is_same_type else None)
-    if isinstance(value, dict):
-        return {key: _plain_value(element) for key, element in value.items()}
-    if isinstance(value, tuple):
-        return [_plain_value(element) for element in value]
-    return NONE if value is None else value
+def _plain_value(field_value: Any, base_table: Any = None) -> Any:
+    if isinstance(field_value, Record):
+        is_same_type = isinstance(base_table, dict) and base_table.get("type") == getattr(field_value, "type", None)
+        return _part_table(field_value, base_table if is_same_type else None)
+    if isinstance(field_value, dict):
+        return {field_name: _plain_value(element) for field_name, element in field_value.items()}
+    if isinstance(field_value, tuple):
+        return [_plain_value(element) for element in field_value]
+    return NONE if field_value is None else field_value
 
 
-def _difference_table(base: dict[str, Any], other_table: dict[str, Any]) -> dict[str, Any]:
-    """Returns the table that turns `base` into `other_table` by a recursive update."""
-    differences: dict[str, Any] = {}
-    for key, value in other_table.items():
-        base_value = base.get(key)
+def _difference_table(base_table: dict[str, Any], other_table: dict[str, Any]) -> dict[str, Any]:
+    """Returns the table that turns `base_table` into `other_table` by a recursive update."""
+    different_fields: dict[str, Any] = {}
+    for field_name, value in other_table.items():
+        base_value = base_table.get(field_name)
         if isinstance(value, dict) and isinstance(base_value, dict) and value.get("type") == base_value.get("type"):
-            changes = _difference_table(base_value, value)
-            if changes:
-                differences[key] = changes
+            inner_differences = _difference_table(base_value, value)
+            if inner_differences:
+                different_fields[field_name] = inner_differences
         elif value != base_value:
-            differences[key] = value
-    return differences
+            different_fields[field_name] = value
+    return different_fields

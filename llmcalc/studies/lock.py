@@ -103,9 +103,9 @@ def _hub_revision(preset: Preset) -> str | None:
     hub_id = hub_id_of(target) or target
     if not is_hub_id(hub_id) or find_preset(hub_id) is not None or Path(hub_id).exists():
         return None
-    from ..sources.hub import commit_of
+    from ..sources.hub import commit_of_repository
 
-    return commit_of(hub_id)
+    return commit_of_repository(hub_id)
 
 
 def _cache_bytes(preset: Preset) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 from ..flow.tree import index_ranges
-from ..sources.huggingface.drafts import CLASSES, as_draft
+from ..sources.huggingface.drafts import CLASSES, with_draft_type
 from ..sources.huggingface.file import read_json
 from ..sources.huggingface.heads import architecture_of
 from ..sources.huggingface.registry import type_of_class_name, usual_name
@@ -44,7 +44,7 @@ def measure_config(config_path: Path) -> tuple[str, ModuleSize]:
     require_transformers("--measure")
     config_file = read_json(config_path)
     try:
-        draft_type = as_draft(config_file)[0].get("model_type")
+        draft_type = with_draft_type(config_file)[0].get("model_type")
     except InputError as error:
         raise InputError(f"{config_path}: {error}") from None
     if draft_type in CLASSES:

@@ -39,8 +39,10 @@ class PaddedSquares(Rows):
     def new_rows(self, workload: Workload) -> Number:
         if not isinstance(workload, EncoderPass):
             raise TypeError(f"{self.name}: how many there are is not known without an encoder's pass")
-        rows, columns = (ceil_div(patches, self.side) * self.side for patches in (workload.rows, workload.columns))
-        return times(rows, columns)
+        patch_rows, patch_columns = (
+            ceil_div(patches, self.side) * self.side for patches in (workload.rows, workload.columns)
+        )
+        return times(patch_rows, patch_columns)
 
 
 @frozen(slots=True)
@@ -76,7 +78,7 @@ class Table(Rows):
 
 @frozen(slots=True)
 class Multiple(Rows):
-    """`by` times as many rows as `of`, plus `more` rows, such as samples before a strided convolution.
+    """`by` times the source rows (`of`), plus `more` rows, such as samples before a strided convolution.
 
     There are none if `of` has none.
     """
@@ -87,8 +89,8 @@ class Multiple(Rows):
     more: Number = 0
 
     def new_rows(self, workload: Workload) -> Number:
-        rows = self.of.new_rows(workload)
-        return 0 if is_zero(rows) else add(times(rows, self.by), self.more)
+        row_count = self.of.new_rows(workload)
+        return 0 if is_zero(row_count) else add(times(row_count, self.by), self.more)
 
 
 @frozen(slots=True)
@@ -108,7 +110,7 @@ class Joined(Rows):
 
 @frozen(slots=True)
 class Padded(Rows):
-    """The rows of `of`, padded to whole blocks of `block` rows, plus `more` padding rows; none if `of` is empty."""
+    """The source rows (`of`), padded to whole blocks of `block` rows, plus `more` rows; empty without source rows."""
 
     name: str = "padded"
     of: Rows = SOURCE
@@ -116,13 +118,13 @@ class Padded(Rows):
     more: Number = 0
 
     def new_rows(self, workload: Workload) -> Number:
-        rows = self.of.new_rows(workload)
-        return 0 if is_zero(rows) else ceil_div(rows, self.block) * self.block + self.more
+        row_count = self.of.new_rows(workload)
+        return 0 if is_zero(row_count) else ceil_div(row_count, self.block) * self.block + self.more
 
 
 @frozen(slots=True)
 class Windows(Rows):
-    """One row for each window of `window` rows of `of`, the last of which may be padded."""
+    """One row for each window of `window` source rows (`of`), the last of which may be padded."""
 
     name: str = "windows"
     of: Rows = PATCHES
@@ -134,7 +136,7 @@ class Windows(Rows):
 
 @frozen(slots=True)
 class FromZeros(Rows):
-    """The recurrent states before each row (token) of `of`. The first state is zeros."""
+    """The recurrent states before each source row (token). The first state is zeros."""
 
     name: str = "from_zeros"
     of: Rows = TOKENS
@@ -148,7 +150,7 @@ class FromZeros(Rows):
 
 @frozen(slots=True)
 class OfThisPass(Rows):
-    """The rows of `of` that this pass adds, without rows of earlier passes."""
+    """The source rows (`of`) that this pass adds, without rows of earlier passes."""
 
     name: str = "of_this_pass"
     of: Rows = TOKENS
@@ -174,7 +176,7 @@ class Blocks(Rows):
 
 @frozen(slots=True)
 class WithSums(Rows):
-    """The rows of `of`, plus one summary row for each complete block of `block` rows."""
+    """The source rows (`of`), plus one summary row for each complete block of `block` rows."""
 
     name: str = "with_sums"
     of: Rows = TOKENS
@@ -186,7 +188,7 @@ class WithSums(Rows):
 
 @frozen(slots=True)
 class WithStart(Rows):
-    """The new rows of `of`, after a row of zeros in a pass that starts at the first token."""
+    """The new source rows (`of`), after a row of zeros in a pass that starts at the first token."""
 
     name: str = "with_start"
     of: Rows = TOKENS
@@ -200,7 +202,7 @@ class WithStart(Rows):
 
 @frozen(slots=True)
 class WithPrompt(Rows):
-    """The rows of `of` after `more` prompt rows, which the first pass computes and caches."""
+    """The source rows (`of`) after `more` prompt rows, which the first pass computes and caches."""
 
     name: str = "with_prompt"
     of: Rows = TOKENS
@@ -218,7 +220,7 @@ class WithPrompt(Rows):
 
 @frozen(slots=True)
 class Strided(Rows):
-    """The output rows of a strided convolution over `of`, padded with kernel // 2 zeros on each side."""
+    """The output rows of a strided convolution over the source rows, padded with kernel // 2 zeros on each side."""
 
     name: str = "strided"
     of: Rows = PATCHES
@@ -232,7 +234,7 @@ class Strided(Rows):
 
 @frozen(slots=True)
 class InChunks(Rows):
-    """The output rows of strided convolutions over chunks of `of`, each padded by one row at either end.
+    """The output rows of strided convolutions over chunks of the source rows, each padded by one row at either end.
 
     chunk: the rows of a chunk. strides: those of the convolutions, in order.
     padded: whether the last of several chunks is padded to a whole chunk first, true by default.
@@ -247,19 +249,19 @@ class InChunks(Rows):
     whole: bool = False
 
     def new_rows(self, workload: Workload) -> Number:
-        rows = self.of.new_rows(workload)
+        row_count = self.of.new_rows(workload)
         if self.whole and self.padded:
-            return times(ceil_div(rows, self.chunk), self._rows_after_convolutions(self.chunk))
+            return times(ceil_div(row_count, self.chunk), self._rows_after_convolutions(self.chunk))
         if self.padded:
-            return times(ceil_div(rows, self.chunk), self._rows_after_convolutions(minimum(rows, self.chunk)))
-        whole_chunks = floor_div(rows, self.chunk)
-        rows_of_last_chunk = self._rows_after_convolutions(rows - times(whole_chunks, self.chunk))
+            return times(ceil_div(row_count, self.chunk), self._rows_after_convolutions(minimum(row_count, self.chunk)))
+        whole_chunks = floor_div(row_count, self.chunk)
+        rows_of_last_chunk = self._rows_after_convolutions(row_count - times(whole_chunks, self.chunk))
         return add(times(whole_chunks, self._rows_after_convolutions(self.chunk)), rows_of_last_chunk)
 
-    def _rows_after_convolutions(self, rows: Number) -> Number:
+    def _rows_after_convolutions(self, row_count: Number) -> Number:
         for stride in self.strides:
-            rows = ceil_div(rows, stride)
-        return rows
+            row_count = ceil_div(row_count, stride)
+        return row_count
 
 
 @frozen(slots=True)
@@ -277,7 +279,7 @@ class Merged(Rows):
 
 @frozen(slots=True)
 class RowsWithExtra(Rows):
-    """The rows of `of`, plus `more` rows per sequence."""
+    """The source rows (`of`), plus `more` rows per sequence."""
 
     name: str = "with_more"
     of: Rows = PATCHES
@@ -289,7 +291,7 @@ class RowsWithExtra(Rows):
 
 @frozen(slots=True)
 class QueryKeyPairs(Rows):
-    """One row per (query, key) pair of the rows of `of`, shared by all sequences."""
+    """One row per (query, key) pair of the source rows, shared by all sequences."""
 
     name: str = "query_key_pairs"
     batched: bool = False
@@ -301,7 +303,7 @@ class QueryKeyPairs(Rows):
 
 @frozen(slots=True)
 class Halved(Rows):
-    """The averages of pairs of the rows of `of` (Funnel Transformer). A single pair is not averaged.
+    """The averages of pairs of source rows (Funnel Transformer). A single pair is not averaged.
 
     separate_cls: whether the first row is paired with a copy of itself.
     truncate_seq: whether the last row is left out then.
@@ -313,9 +315,9 @@ class Halved(Rows):
     truncate_seq: bool = True
 
     def new_rows(self, workload: Workload) -> Number:
-        rows = self.of.new_rows(workload)
-        paired_rows = rows if self.truncate_seq or not self.separate_cls else rows + 1
-        return maximum(ceil_div(paired_rows, 2), minimum(rows, 2 if self.separate_cls else 1))
+        row_count = self.of.new_rows(workload)
+        paired_rows = row_count if self.truncate_seq or not self.separate_cls else row_count + 1
+        return maximum(ceil_div(paired_rows, 2), minimum(row_count, 2 if self.separate_cls else 1))
 
 
 @frozen(slots=True)
@@ -333,9 +335,9 @@ class RelativeDistances(Rows):
     keys: Rows | None = None
 
     def new_rows(self, workload: Workload) -> Number:
-        queries = self.queries.new_rows(workload)
-        keys = queries if self.keys is None else self.keys.new_rows(workload)
-        return add(2 * queries, times(keys, minimum(keys - queries, 1)))
+        query_rows = self.queries.new_rows(workload)
+        key_rows = query_rows if self.keys is None else self.keys.new_rows(workload)
+        return add(2 * query_rows, times(key_rows, minimum(key_rows - query_rows, 1)))
 
 
 @frozen(slots=True)
@@ -347,8 +349,8 @@ class BytePatches(Rows):
     patch: Number = 1
 
     def new_rows(self, workload: Workload) -> Number:
-        rows = self.of.new_rows(workload)
-        return 0 if is_zero(rows) else add(ceil_div(rows, self.patch), 1)
+        row_count = self.of.new_rows(workload)
+        return 0 if is_zero(row_count) else add(ceil_div(row_count, self.patch), 1)
 
 
 @frozen(slots=True)
@@ -369,7 +371,7 @@ class PatchVectors(Rows):
 
 @frozen(slots=True)
 class PaddedBeyond(Rows):
-    """The rows of `of`, padded to whole blocks of `block` rows where there are more than `least`."""
+    """The source rows (`of`), padded to whole blocks of `block` rows where there are more than `least`."""
 
     name: str = "padded"
     of: Rows = TOKENS
@@ -377,14 +379,14 @@ class PaddedBeyond(Rows):
     least: Number = 1
 
     def new_rows(self, workload: Workload) -> Number:
-        rows = self.of.new_rows(workload)
-        return rows if is_zero(rows) else _padded_beyond(rows, self.block, self.least)
+        row_count = self.of.new_rows(workload)
+        return row_count if is_zero(row_count) else _padded_beyond(row_count, self.block, self.least)
 
 
-def _padded_beyond(rows: Number, block: Number, least: Number) -> Number:
-    return rows + is_beyond(rows, least) * (ceil_div(rows, block) * block - rows)
+def _padded_beyond(row_count: Number, block_rows: Number, threshold: Number) -> Number:
+    return row_count + is_beyond(row_count, threshold) * (ceil_div(row_count, block_rows) * block_rows - row_count)
 
 
-def is_beyond(rows: Number, least: Number) -> Number:
-    """Returns 1 for more rows than `least`, else 0."""
-    return minimum(1, floor_div(rows - 1, least))
+def is_beyond(row_count: Number, threshold: Number) -> Number:
+    """Returns 1 for more rows than `threshold`, else 0."""
+    return minimum(1, floor_div(row_count - 1, threshold))

@@ -63,10 +63,10 @@ class Execution:
     recompute: Recompute = NONE
     mla: LatentForm = "auto"
 
-    def form(self, forms: Iterable[str], workload: Workload) -> str:
-        """Returns the form of a step among the allowed `forms`. The first form is the default."""
-        default_form, *other_forms = forms
-        return next((name for name in other_forms if self._runs_form(name, workload)), default_form)
+    def form(self, form_names: Iterable[str], workload: Workload) -> str:
+        """Returns the form of a step among the allowed `form_names`. The first form is the default."""
+        default_form, *other_forms = form_names
+        return next((form_name for form_name in other_forms if self._runs_form(form_name, workload)), default_form)
 
     def _runs_form(self, form_name: str, workload: Workload) -> bool:
         if form_name == "absorbed" and self.mla != "auto":

@@ -18,25 +18,29 @@ if TYPE_CHECKING:
 DROPLESS, CAPACITY = "dropless", "capacity:"
 
 
-def capacity_of(text: str) -> Fraction | None:
+def capacity_of(option_text: str) -> Fraction | None:
     """Parses a value of `--moe`: the capacity factor, or None for experts that drop no rows.
 
     Raises `InputError` for anything but `dropless` and `capacity:F` with a number F above 0.
     """
     from fractions import Fraction
 
-    if text == DROPLESS:
+    if option_text == DROPLESS:
         return None
     try:
-        factor = Fraction(text.removeprefix(CAPACITY)) if text.startswith(CAPACITY) and len(text) < 30 else Fraction(0)
+        capacity_factor = (
+            Fraction(option_text.removeprefix(CAPACITY))
+            if option_text.startswith(CAPACITY) and len(option_text) < 30
+            else Fraction(0)
+        )
     except (ValueError, ZeroDivisionError):
-        factor = Fraction(0)
-    if factor <= 0:
+        capacity_factor = Fraction(0)
+    if capacity_factor <= 0:
         raise InputError(
-            f"--moe {shown(text)}: not known; expected dropless, or capacity:F with a number F above 0, such as "
+            f"--moe {shown(option_text)}: not known; expected dropless, or capacity:F with a number F above 0, such as "
             "capacity:1.25"
         )
-    return factor
+    return capacity_factor
 
 
 def expert_rows(tokens: Number, top_k: Number, experts: Number, capacity_factor: Fraction) -> Number:

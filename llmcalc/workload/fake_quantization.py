@@ -23,12 +23,12 @@ class FakeQuantization:
     skips_tied: bool = False
 
 
-def fake_quantization_of(text: str) -> FakeQuantization:
+def fake_quantization_of(option_text: str) -> FakeQuantization:
     """Returns the scheme of `int8-int4:GROUP` or `int8-int4:GROUP:untied`. Raises `InputError` for another text."""
-    scheme_match = re.fullmatch(rf"{SCHEME}:(\d{{1,5}})(:untied)?", text.strip())
+    scheme_match = re.fullmatch(rf"{SCHEME}:(\d{{1,5}})(:untied)?", option_text.strip())
     if scheme_match is None or int(scheme_match[1]) < 2:
         raise InputError(
-            f"--fake-quantize: {shown(text)} is not a scheme; expected {SCHEME}:GROUP, such as {SCHEME}:32, or "
+            f"--fake-quantize: {shown(option_text)} is not a scheme; expected {SCHEME}:GROUP, such as {SCHEME}:32, or "
             f"{SCHEME}:GROUP:untied"
         )
     return FakeQuantization(int(scheme_match[1]), bool(scheme_match[2]))

@@ -18,23 +18,23 @@ LONGEST_AUDIO = 10**6
 """The longest audio, in seconds."""
 
 
-def check_image_size(option_name: str, value: str) -> str:
+def check_image_size(option_name: str, size_text: str) -> str:
     """Validates an image size and returns it. Raises `InputError` unless it is WIDTHxHEIGHT in pixels."""
-    size_match = re.fullmatch(r"(\d{1,6})[x×](\d{1,6})", value)
-    if size_match is None or not all(1 <= int(pixels) <= LARGEST_SIDE for pixels in size_match.groups()):
+    size_match = re.fullmatch(r"(\d{1,6})[x×](\d{1,6})", size_text)
+    if size_match is None or not all(1 <= int(side_pixels) <= LARGEST_SIDE for side_pixels in size_match.groups()):
         raise InputError(
-            f"{option_name}: {shown(value)} is not the size of an image; expected WIDTHxHEIGHT in pixels, such as "
+            f"{option_name}: {shown(size_text)} is not the size of an image; expected WIDTHxHEIGHT in pixels, such as "
             "1024x768, "
             f"with sides of at most {LARGEST_SIDE:,}"
         )
-    return value
+    return size_text
 
 
-def check_seconds(option_name: str, value: float) -> float:
+def check_seconds(option_name: str, audio_seconds: float) -> float:
     """Validates a length of audio in seconds. Raises `InputError` unless it is above 0 and at most `LONGEST_AUDIO`."""
-    if not 0 < value <= LONGEST_AUDIO:
-        raise InputError(f"{option_name} {value:g}: not a length of audio in seconds; expected one such as 30")
-    return value
+    if not 0 < audio_seconds <= LONGEST_AUDIO:
+        raise InputError(f"{option_name} {audio_seconds:g}: not a length of audio in seconds; expected one such as 30")
+    return audio_seconds
 
 
 TOKENS_INSTEAD = "the tokens of images and audio in --seq, as llmcalc flops prints them"
@@ -83,7 +83,10 @@ class Inputs:
     @property
     def option(self) -> str:
         """The first set option of images or audio; empty without one."""
-        return next((f"--{name}" for name in ("image", "images", "audio") if getattr(self, name) is not None), "")
+        return next(
+            (f"--{input_name}" for input_name in ("image", "images", "audio") if getattr(self, input_name) is not None),
+            "",
+        )
 
     def check(self) -> None:
         """Raises `InputError` for a number of images without a size."""

@@ -43,32 +43,32 @@ TABLE, SECOND_TABLE = 16, 256
 """bitsandbytes: fp32 entries of the table that decodes the weights of a matrix, and of the one that decodes scales."""
 
 
-def stored_tensors(frozen_base: Base, rows: Number, columns: Number) -> dict[str, tuple[Number, int]]:
+def stored_tensors(frozen_base: Base, row_count: Number, column_count: Number) -> dict[str, tuple[Number, int]]:
     """Returns suffix → (elements, bytes of an element) of the tensors of a quantized matrix, its codes first.
 
     A byte holds two weights of 4 bits. There is an fp32 scale per block of 64 of them, or one byte where the scales are
     quantised too; these have an fp32 scale per 256, a table and their mean. In 8 bits a row has an fp32 scale.
     Names are those of a checkpoint (bitsandbytes/functional.py, `QuantState.as_dict`; nn/modules.py, `Linear8bitLt`).
 
-    rows: output size. columns: input size.
+    row_count: output size. column_count: input size.
     """
     if frozen_base == "int8":
-        return {"": (rows * columns, 1), ".SCB": (rows, 4)}
-    block_count = ceil_div(rows * columns, BLOCK)
-    codes = {"": (ceil_div(rows * columns, 2), 1), ".quant_map": (TABLE, 4)}
+        return {"": (row_count * column_count, 1), ".SCB": (row_count, 4)}
+    block_count = ceil_div(row_count * column_count, BLOCK)
+    code_tensors = {"": (ceil_div(row_count * column_count, 2), 1), ".quant_map": (TABLE, 4)}
     if frozen_base == "nf4":
-        return codes | {".absmax": (block_count, 4)}
+        return code_tensors | {".absmax": (block_count, 4)}
     nested_scales = ceil_div(block_count, SECOND_BLOCK)
     scales_of_scales = {".nested_absmax": (nested_scales, 4), ".nested_quant_map": (SECOND_TABLE, 4)}
-    return codes | {".absmax": (block_count, 1)} | scales_of_scales | {".nested_offset": (1, 4)}
+    return code_tensors | {".absmax": (block_count, 1)} | scales_of_scales | {".nested_offset": (1, 4)}
 
 
-def stored_bytes(frozen_base: Base, rows: Number, columns: Number) -> Number:
-    """Returns the bytes of a quantized matrix with scales and tables. rows: output size. columns: input size."""
+def stored_bytes(frozen_base: Base, row_count: Number, column_count: Number) -> Number:
+    """Returns the bytes of a quantized matrix with scales and tables. row_count: outputs. column_count: inputs."""
     return reduce(
         add,
         (
             element_count * element_bytes
-            for element_count, element_bytes in stored_tensors(frozen_base, rows, columns).values()
+            for element_count, element_bytes in stored_tensors(frozen_base, row_count, column_count).values()
         ),
     )

@@ -90,38 +90,41 @@ product without a bias (torchtitan, distributed/activation_checkpoint.py, `_appl
 EXPECTED = f"{', '.join(MODES)}, every:N (every N-th layer) or nodes:A,B (modules of every layer, such as self_attn)"
 
 
-def recompute_of(text: str) -> Recompute:
+def recompute_of(option_text: str) -> Recompute:
     """Parses a value of `--recompute`: a name in `MODES`, `every:N`, or `nodes:A,B`. Raises `InputError`.
 
     Launch files have `but-every:N` too: all layers but every N-th.
     """
-    name, _, interval_text = text.partition(":")
-    if text in MODES or text in OF_TRAINERS:
-        return MODES.get(text) or OF_TRAINERS[text]
+    granularity, _, interval_text = option_text.partition(":")
+    if option_text in MODES or option_text in OF_TRAINERS:
+        return MODES.get(option_text) or OF_TRAINERS[option_text]
     if (
-        name in ("every", "but-every")
+        granularity in ("every", "but-every")
         and interval_text.isascii()
         and interval_text.isdigit()
         and len(interval_text) < 20
-        and int(interval_text) > (name == "but-every")
+        and int(interval_text) > (granularity == "but-every")
     ):
-        return Recompute(layers=True, every=int(interval_text), spares=name == "but-every")
-    if name == "nodes" and all(interval_text.split(",")):
-        nodes = frozenset(interval_text.split(","))
-        for node_path in nodes:
-            outer_path = next((other_path for other_path in nodes if node_path.startswith(f"{other_path}.")), None)
+        return Recompute(layers=True, every=int(interval_text), spares=granularity == "but-every")
+    if granularity == "nodes" and all(interval_text.split(",")):
+        node_names = frozenset(interval_text.split(","))
+        for node_path in node_names:
+            outer_path = next((other_path for other_path in node_names if node_path.startswith(f"{other_path}.")), None)
             if outer_path is not None:
-                raise InputError(f"--recompute {text}: {node_path} is inside {outer_path}; expected one of the two")
-        return Recompute(nodes=nodes)
-    raise InputError(f"--recompute {text}: not known; expected {EXPECTED}")
+                raise InputError(
+                    f"--recompute {option_text}: {node_path} is inside {outer_path}; expected one of the two"
+                )
+        return Recompute(nodes=node_names)
+    raise InputError(f"--recompute {option_text}: not known; expected {EXPECTED}")
 
 
-def check_nodes(nodes: Iterable[str], names: Iterable[str]) -> None:
-    """Raises `InputError` for the path of a module that no layer has. names: the existing paths."""
-    existing_names = list(dict.fromkeys(names))
-    for name in sorted(nodes):
-        if name not in existing_names:
+def check_nodes(node_names: Iterable[str], model_node_names: Iterable[str]) -> None:
+    """Raises `InputError` for the path of a module that no layer has. model_node_names: the existing paths."""
+    existing_names = list(dict.fromkeys(model_node_names))
+    for node_name in sorted(node_names):
+        if node_name not in existing_names:
             raise InputError(
-                f"--recompute nodes:{name}: no layer has that module; expected some of {', '.join(existing_names)}."
-                f"{suggest(name, existing_names)}"
+                f"--recompute nodes:{node_name}: no layer has that module; expected some of "
+                f"{', '.join(existing_names)}."
+                f"{suggest(node_name, existing_names)}"
             )

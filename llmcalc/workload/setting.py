@@ -96,80 +96,82 @@ class Declared:
         """The words of a `Literal`; empty for other types."""
         return get_args(self.kind) if get_origin(self.kind) is Literal else ()
 
-    def checked(self, value: Any, option_name: str = "") -> Any:
+    def checked(self, raw_value: Any, option_name: str = "") -> Any:
         """Returns the checked value, or None for None. option_name: the name in errors; default the option.
 
         Raises `InputError` for a value of another type, and for one that the setting does not take.
         """
         option_name = option_name or self.option
-        if value is None or self.kind is Any:
-            return value
+        if raw_value is None or self.kind is Any:
+            return raw_value
         if self.setting.parse is not None:
-            return self.setting.parse(option_name, value)
+            return self.setting.parse(option_name, raw_value)
         if self.words:
-            return one_of(option_name, value, self.kind)
+            return one_of(option_name, raw_value, self.kind)
         if self.kind is int:
-            return whole(option_name, length_of(option_name, value), self.setting.least, self.setting.most)
+            return whole(option_name, length_of(option_name, raw_value), self.setting.least, self.setting.most)
         if self.kind is float:
-            value = number_of(option_name, value)
-            return value if self.setting.check is None else self.setting.check(option_name, value)
+            raw_value = number_of(option_name, raw_value)
+            return raw_value if self.setting.check is None else self.setting.check(option_name, raw_value)
         if self.kind is bool:
-            if not isinstance(value, bool):
-                raise InputError(f"{option_name}: {shown(value)} is not a truth value; expected true or false")
-            return value
+            if not isinstance(raw_value, bool):
+                raise InputError(f"{option_name}: {shown(raw_value)} is not a truth value; expected true or false")
+            return raw_value
         if get_origin(self.kind) is tuple:
-            value = names_of(value) if isinstance(value, str) else tuple(value)
-        elif not isinstance(value, (str, self.kind)):
-            example = self.setting.example or "bf16"
-            raise InputError(f"{option_name}: {shown(value)} is not text; expected a name such as {example!r}")
-        return value if self.setting.check is None else self.setting.check(option_name, value)
+            raw_value = names_of(raw_value) if isinstance(raw_value, str) else tuple(raw_value)
+        elif not isinstance(raw_value, (str, self.kind)):
+            example_value = self.setting.example or "bf16"
+            raise InputError(
+                f"{option_name}: {shown(raw_value)} is not text; expected a name such as {example_value!r}"
+            )
+        return raw_value if self.setting.check is None else self.setting.check(option_name, raw_value)
 
 
-def option(name: str) -> str:
+def option(setting_name: str) -> str:
     """Returns the command-line option of a setting's name."""
-    return f"--{name.replace('_', '-')}"
+    return f"--{setting_name.replace('_', '-')}"
 
 
-def length_of(option_name: str, value: Any) -> Any:
+def length_of(option_name: str, option_value: Any) -> Any:
     """Parses a number of sequences or tokens, such as 4096 or `32k`. option_name: the option's name in errors."""
-    if not isinstance(value, str):
-        return value
+    if not isinstance(option_value, str):
+        return option_value
     from ..units import parse_length
 
     try:
-        return parse_length(value)
+        return parse_length(option_value)
     except InputError as error:
         raise InputError(f"{option_name}: {error}") from None
 
 
-def number_of(option_name: str, value: Any) -> float:
+def number_of(option_name: str, option_value: Any) -> float:
     """Parses a number or its text. option_name: the option's name in errors. Raises `InputError` for other values."""
     try:
-        parsed_number = float("nan" if isinstance(value, bool) else value)
+        parsed_number = float("nan" if isinstance(option_value, bool) else option_value)
     except (TypeError, ValueError):
         parsed_number = float("nan")
     if not isfinite(parsed_number):
-        raise InputError(f"{option_name}: {shown(value)} is not a number; expected one such as 0.1")
+        raise InputError(f"{option_name}: {shown(option_value)} is not a number; expected one such as 0.1")
     return parsed_number
 
 
-def names_of(text: str) -> tuple[str, ...]:
+def names_of(names_text: str) -> tuple[str, ...]:
     """Splits text such as `q_proj,v_proj` into a tuple of names."""
-    return tuple(setting_name.strip() for setting_name in text.split(",") if setting_name.strip())
+    return tuple(setting_name.strip() for setting_name in names_text.split(",") if setting_name.strip())
 
 
-def declared(settings: type) -> dict[str, Declared]:
+def declared(settings_class: type) -> dict[str, Declared]:
     """Returns the declared settings of a class, in order: annotations `Annotated[type | None, Setting(…)]`."""
-    if settings not in _DECLARED:
-        declarations: dict[str, Declared] = {}
-        for name, type_hint in get_type_hints(settings, include_extras=True).items():
+    if settings_class not in _DECLARED:
+        declared_settings: dict[str, Declared] = {}
+        for setting_name, type_hint in get_type_hints(settings_class, include_extras=True).items():
             if get_origin(type_hint) is Annotated:
                 value_type, *notes = get_args(type_hint)
-                setting = next((note for note in notes if isinstance(note, Setting)), None)
+                setting = next((type_note for type_note in notes if isinstance(type_note, Setting)), None)
                 if setting is not None:
-                    declarations[name] = Declared(name, _without_none(value_type), setting)
-        _DECLARED[settings] = declarations
-    return _DECLARED[settings]
+                    declared_settings[setting_name] = Declared(setting_name, _without_none(value_type), setting)
+        _DECLARED[settings_class] = declared_settings
+    return _DECLARED[settings_class]
 
 
 _DECLARED: dict[type, dict[str, Declared]] = {}
@@ -184,44 +186,49 @@ def _without_none(union_type: Any) -> Any:
     return other_type
 
 
-def checked_values(declarations: Mapping[str, Declared], raw_values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the checked values of settings by name. declarations: all declared settings, by name.
+def checked_values(declared_settings: Mapping[str, Declared], raw_values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the checked values of settings by name. declared_settings: all declared settings, by name.
 
     Raises `InputError` for a name that no setting has, and for a value that it does not take.
     """
-    for name in raw_values:
-        if name not in declarations:
+    for setting_name in raw_values:
+        if setting_name not in declared_settings:
             raise InputError(
-                f"{name}: there is no such setting.{suggest(name, list(declarations))} "
+                f"{setting_name}: there is no such setting.{suggest(setting_name, list(declared_settings))} "
                 "(llmcalc memory --help-all lists all)"
             )
-    return {name: declarations[name].checked(raw_value) for name, raw_value in raw_values.items()}
+    return {
+        setting_name: declared_settings[setting_name].checked(raw_value)
+        for setting_name, raw_value in raw_values.items()
+    }
 
 
 def training_option(settings: Any) -> str:
     """Returns the first option that only training supports; empty if there is none. settings: of a run or a layout."""
     typed_training_options = (
         declaration.option
-        for name, declaration in declared(type(settings)).items()
-        if declaration.setting.phases == TRAINING and getattr(settings, name) is not None
+        for setting_name, declaration in declared(type(settings)).items()
+        if declaration.setting.phases == TRAINING and getattr(settings, setting_name) is not None
     )
     return next(typed_training_options, "")
 
 
 def check_phase(settings: Any, phase: str) -> None:
     """Raises `InputError` for a setting of another phase, or without a required other setting."""
-    for name, declaration in declared(type(settings)).items():
-        if getattr(settings, name) is None:
+    for setting_name, declaration in declared(type(settings)).items():
+        if getattr(settings, setting_name) is None:
             continue
         if phase not in declaration.setting.phases:
             meaningful_phases = (
                 "training" if declaration.setting.phases == TRAINING else " or ".join(declaration.setting.phases[::-1])
             )
             training_word = training_option(settings) if phase == "training" else ""
-            reason = f", and {training_word} is for training only" if training_word else ""
+            reason_text = f", and {training_word} is for training only" if training_word else ""
             without_training = f" without {training_word}" if training_word else ""
             expected_text = declaration.setting.instead or f"--phase {meaningful_phases}{without_training}"
-            raise InputError(f"{declaration.option}: it is not for the phase {phase}{reason}; expected {expected_text}")
+            raise InputError(
+                f"{declaration.option}: it is not for the phase {phase}{reason_text}; expected {expected_text}"
+            )
         needed_setting = declaration.setting.needs
         if needed_setting and getattr(settings, needed_setting) is None:
             raise InputError(

@@ -11,48 +11,45 @@ LARGEST = 2**40
 """The largest number of sequences or tokens."""
 
 
-def whole(option: str, value: Any, least: int = 1, most: int = LARGEST) -> int:
+def whole(option_name: str, option_value: Any, least: int = 1, most: int = LARGEST) -> int:
     """Validates an integer from `least` to `most` and returns it. Raises `InputError` for other values.
 
     Raises `InputError`, naming the option, if it is not.
     """
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InputError(f"{option}: {shown(value)} is not a whole number; expected {least} or more")
-    if value < least:
-        raise InputError(f"{option}: {shown(value)} is too small; expected at least {least}")
-    if value > most:
-        raise InputError(f"{option}: {shown(value)} is too large; expected at most {most}")
-    return value
+    if isinstance(option_value, bool) or not isinstance(option_value, int):
+        raise InputError(f"{option_name}: {shown(option_value)} is not a whole number; expected {least} or more")
+    if option_value < least:
+        raise InputError(f"{option_name}: {shown(option_value)} is too small; expected at least {least}")
+    if option_value > most:
+        raise InputError(f"{option_name}: {shown(option_value)} is too large; expected at most {most}")
+    return option_value
 
 
-def maybe_whole(option: str, value: Any, least: int = 1, most: int = LARGEST) -> int | None:
+def optional_whole(option_name: str, option_value: Any, least: int = 1, most: int = LARGEST) -> int | None:
     """Validates an integer as `whole` does, but accepts None."""
-    return None if value is None else whole(option, value, least, most)
+    return None if option_value is None else whole(option_name, option_value, least, most)
 
 
-def text(option: str, value: Any, example: str) -> str:
+def text(option_name: str, option_value: Any, example: str) -> str:
     """Validates that a value is text and returns it. Raises `InputError`, with the option and an example, otherwise."""
-    if not isinstance(value, str):
-        raise InputError(f"{option}: {shown(value)} is not text; expected a name such as {example!r}")
-    return value
+    if not isinstance(option_value, str):
+        raise InputError(f"{option_name}: {shown(option_value)} is not text; expected a name such as {example!r}")
+    return option_value
 
 
 SPELLED = {"train": "training"}
 """Other spellings of words that options take."""
 
 
-def one_of(option: str, value: Any, words: Any) -> Any:
-    """Returns the word of a `Literal` type that a value equals or is another spelling of.
+def one_of(option_name: str, option_value: Any, accepted_values: Any) -> Any:
+    """Returns the word of a `Literal` type that a value spells.
 
     Raises `InputError`, naming the option, for any other value.
     """
-    accepted_words: Sequence[str] = get_args(words)
-    word = SPELLED.get(value, value) if isinstance(value, str) else value
-    if word not in accepted_words:
-        suggestion = suggest(value, list(accepted_words)) if isinstance(value, str) else ""
-        raise InputError(
-            f"{option}: {shown(value)} is not known; expected one of {', '.join(accepted_words)}.{suggestion}".rstrip(
-                "."
-            )
-        )
-    return word
+    accepted_words: Sequence[str] = get_args(accepted_values)
+    spelled_value = SPELLED.get(option_value, option_value) if isinstance(option_value, str) else option_value
+    if spelled_value not in accepted_words:
+        suggestion = suggest(option_value, list(accepted_words)) if isinstance(option_value, str) else ""
+        expected_text = f"expected one of {', '.join(accepted_words)}.{suggestion}".rstrip(".")
+        raise InputError(f"{option_name}: {shown(option_value)} is not known; {expected_text}")
+    return spelled_value

@@ -29,12 +29,12 @@ class WithPast(Rows):
     pool: Number = None
 
     def new_rows(self, workload: Workload) -> Number:
-        past = self.of.past_rows(workload)
+        past_row_count = self.of.past_rows(workload)
         if self.pool is not None and workload.phase == "decode":
-            rows = past + self.of.new_rows(workload)
-            pooled_rows = floor_div(rows, self.pool) * self.pool
-            return minimum(pooled_rows, self.selected) + rows - pooled_rows
+            row_count = past_row_count + self.of.new_rows(workload)
+            pooled_rows = floor_div(row_count, self.pool) * self.pool
+            return minimum(pooled_rows, self.selected) + row_count - pooled_rows
         most_past = self.selected if self.selected is not None and workload.phase == "decode" else self.window
-        if most_past is not None and not is_zero(past):
-            past = minimum(past, most_past - 1)
-        return self.of.new_rows(workload) + past
+        if most_past is not None and not is_zero(past_row_count):
+            past_row_count = minimum(past_row_count, most_past - 1)
+        return self.of.new_rows(workload) + past_row_count

@@ -193,8 +193,8 @@ def test_names_with_a_line_stand_in_a_crowd() -> None:
     ax.set_ylim(0, 1)
     figure.draw_without_rendering()
     middle = [(0.5, 0.5), (0.45, 0.5)]
-    assert place_names(ax, middle, ["a model", "another"], points, radius=2) == []
-    texts = place_names(ax, middle, ["a model", "another"], points, (*PLACES, *RINGS), radius=2)
+    assert place_names(ax, middle, ["a model", "another"], points, radius_or_radii=2) == []
+    texts = place_names(ax, middle, ["a model", "another"], points, (*PLACES, *RINGS), radius_or_radii=2)
     assert len(texts) == 2
     for text in texts:
         box = text.get_window_extent()
@@ -215,7 +215,7 @@ def test_no_name_touches_a_large_point() -> None:
     """A name stood on the point beside it, and on the edge of its own, in the picture of a roofline."""
     figure, ax = unit_square()
     points, radii = [(0.3, 0.5), (0.5, 0.5)], [4.0, 20.0]
-    texts = place_names(ax, points, ["a kernel with a long name", "core"], radius=radii)
+    texts = place_names(ax, points, ["a kernel with a long name", "core"], radius_or_radii=radii)
     assert len(texts) == 2
     for text in texts:
         box = text.get_window_extent()

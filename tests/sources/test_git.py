@@ -17,7 +17,7 @@ import pytest
 
 from llmcalc.errors import InputError
 from llmcalc.sources import git
-from llmcalc.sources.git import text_at
+from llmcalc.sources.git import text_at_commit
 
 MISSING = "1" * 40
 """A commit that no repository here has: git would fetch it in a partial clone."""
@@ -155,7 +155,7 @@ def test_a_folder_that_looks_like_a_repository_runs_nothing(
     run("diff", "--git", ref, "objects/config.json")
     assert not mark.exists()
     if ref != MISSING:
-        assert text_at(ref, Path("config.json")) == "{}"
+        assert text_at_commit(ref, Path("config.json")) == "{}"
 
 
 def test_outside_of_a_repository_such_a_folder_is_none(mark: Path, tmp_path: Path, run: Any) -> None:
@@ -190,14 +190,14 @@ def test_a_repository_from_an_archive_runs_nothing(
         (root / ".git").write_text("gitdir: data\n")
     if old:
         older_git(tmp_path / "bin", monkeypatch)
-    assert text_at("main", root / "config.json") == "{}"
+    assert text_at_commit("main", root / "config.json") == "{}"
     for ref in (MISSING, "gone"):
         with pytest.raises(InputError, match="no such commit, branch or tag"):
-            text_at(ref, root / "config.json")
+            text_at_commit(ref, root / "config.json")
     (root / ("data" if kind == "file" else ".git") / "objects" / blob[:2] / blob[2:]).unlink()
     # an older git may also end as soon as its fetch is refused
     with pytest.raises(InputError, match=r"has not fetched it|expected a commit whose files are here"):
-        text_at("main", root / "config.json")
+        text_at_commit("main", root / "config.json")
     assert not mark.exists()
 
 
@@ -219,7 +219,7 @@ def test_every_call_has_the_settings_that_run_and_fetch_nothing(
     commands(repository, ["add", "config.json"], ["commit", "-qm", "A model"])
     folder = fake_git(tmp_path / "bin", f'echo "$@" >> {calls}\nexec {real} "$@"')
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-    assert text_at("HEAD", Path("config.json")) == "{}"
+    assert text_at_commit("HEAD", Path("config.json")) == "{}"
     lines = calls.read_text().splitlines()
     assert lines
     for setting in ("safe.bareRepository=explicit", "protocol.allow=never", "core.fsmonitor=false", "core.hooksPath="):
@@ -245,17 +245,17 @@ def test_a_damaged_repository_is_not_replaced_by_the_folder_itself(
 def test_the_check_of_the_owner_stays_on(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
     with pytest.raises(InputError, match=r"dubious ownership .* expected a repository that git opens"):
-        text_at("HEAD", repository / "model" / "config.json")
+        text_at_commit("HEAD", repository / "model" / "config.json")
 
 
 def test_worktrees_and_submodules_are_repositories(repository: Path, tmp_path: Path) -> None:
     commands(repository, ["worktree", "add", "-q", str(tmp_path / "linked"), "HEAD"])
-    assert text_at("HEAD", tmp_path / "linked" / "model" / "config.json") == "before"
+    assert text_at_commit("HEAD", tmp_path / "linked" / "model" / "config.json") == "before"
     outer = tmp_path / "outer"
     commands(tmp_path, ["init", "-q", str(outer)])
     commands(outer, ["submodule", "add", "-q", str(repository), "sub"])
     assert (outer / "sub" / ".git").is_file()
-    assert text_at("HEAD", outer / "sub" / "model" / "config.json") == "before"
+    assert text_at_commit("HEAD", outer / "sub" / "model" / "config.json") == "before"
 
 
 def test_the_repository_is_that_of_the_file(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,21 +263,21 @@ def test_the_repository_is_that_of_the_file(repository: Path, tmp_path: Path, mo
     commands(tmp_path, ["init", "-q", str(tmp_path / "other")])
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "other" / ".git"))
     monkeypatch.setenv("GIT_WORK_TREE", str(tmp_path / "other"))
-    assert text_at("HEAD", Path("model/config.json")) == "before"
+    assert text_at_commit("HEAD", Path("model/config.json")) == "before"
     (repository / "link").symlink_to("model")
-    assert text_at("HEAD", Path("link/config.json")) == "before"
-    assert text_at("HEAD", Path("model/none.json")) is None
+    assert text_at_commit("HEAD", Path("link/config.json")) == "before"
+    assert text_at_commit("HEAD", Path("model/none.json")) is None
     shutil.rmtree(repository / "model")
-    assert text_at("HEAD", Path("model/config.json")) == "before"
+    assert text_at_commit("HEAD", Path("model/config.json")) == "before"
     with pytest.raises(InputError, match="is a folder at that commit"):
-        text_at("HEAD", Path("model"))
+        text_at_commit("HEAD", Path("model"))
 
 
 def test_the_users_settings_are_passed_on(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
     monkeypatch.setenv("HOME", str(repository.parent))
     (repository.parent / ".gitconfig").write_text(f"[safe]\n\tdirectory = {repository}\n")
-    assert text_at("HEAD", repository / "model" / "config.json") == "before"
+    assert text_at_commit("HEAD", repository / "model" / "config.json") == "before"
 
 
 def test_a_name_with_marks_of_patterns_is_a_name(repository: Path) -> None:
@@ -286,8 +286,8 @@ def test_a_name_with_marks_of_patterns_is_a_name(repository: Path) -> None:
         (repository / name / "config.json").write_text(name)
     commands(repository, ["--literal-pathspecs", "add", "."], ["commit", "-qm", "Names"])
     for name in ("*", ":(top)model", "a\tb"):
-        assert text_at("HEAD", repository / name / "config.json") == name
-    assert text_at("HEAD", repository / "?" / "config.json") is None
+        assert text_at_commit("HEAD", repository / name / "config.json") == name
+    assert text_at_commit("HEAD", repository / "?" / "config.json") is None
 
 
 def fake_git(folder: Path, script: str) -> Path:
@@ -305,11 +305,11 @@ def test_git_is_not_taken_from_a_folder_of_the_repository(
     (repository / "git").write_text(f"#!/bin/sh\ntouch {mark}\n")
     (repository / "git").chmod(0o755)
     monkeypatch.setenv("PATH", os.pathsep.join(["", ".", "bin", os.environ["PATH"]]))
-    assert text_at("HEAD", Path("model/config.json")) == "before"
+    assert text_at_commit("HEAD", Path("model/config.json")) == "before"
     assert not mark.exists()
     monkeypatch.setenv("PATH", "bin")
     with pytest.raises(InputError, match="git is not installed"):
-        text_at("HEAD", Path("model/config.json"))
+        text_at_commit("HEAD", Path("model/config.json"))
 
 
 def test_git_ends_after_a_time(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,7 +319,7 @@ def test_git_ends_after_a_time(repository: Path, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(git, "LONGEST_SECONDS", 0.5)
     began = time.monotonic()
     with pytest.raises(InputError, match=r"took more than 0\.5 s"):
-        text_at("HEAD", repository / "model" / "config.json")
+        text_at_commit("HEAD", repository / "model" / "config.json")
     assert time.monotonic() - began < 60
     child = (tmp_path / "child").read_text().strip()
     for _ in range(100):
@@ -337,7 +337,7 @@ def test_what_git_writes_is_bounded(
     fake_git(tmp_path / "bin", f"exec yes >&{stream}")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
     with pytest.raises(InputError, match="wrote more than 64,000 bytes"):
-        text_at("HEAD", repository / "model" / "config.json")
+        text_at_commit("HEAD", repository / "model" / "config.json")
 
 
 @pytest.mark.parametrize(("name", "limit"), [("config.json", 5_000_000), ("model.toml", 1_000_000)])
@@ -347,6 +347,6 @@ def test_a_file_at_a_commit_may_be_as_large_as_one_here(name: str, limit: int, r
         file.write_bytes(b" " * size)
         commands(repository, ["add", "."], ["commit", "-qm", "Large"])
         if size == limit:
-            assert len(text_at("HEAD", file) or "") == limit
+            assert len(text_at_commit("HEAD", file) or "") == limit
     with pytest.raises(InputError, match=f"{limit + 1:,} bytes; expected at most {limit:,}"):
-        text_at("HEAD", file)
+        text_at_commit("HEAD", file)

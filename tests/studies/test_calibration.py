@@ -15,7 +15,7 @@ import pytest
 
 from llmcalc.errors import InputError
 from llmcalc.questions.durations import parse_duration
-from llmcalc.reports.seconds import duration
+from llmcalc.reports.seconds import duration_text
 from llmcalc.sources.hardware import find_hardware
 from llmcalc.sources.presets import load_preset
 from llmcalc.timing import calibration
@@ -233,8 +233,8 @@ def test_columns_and_numbers_as_programs_write_them(run: Any, rows: Any) -> None
         f"{','.join(cells[:-1])},,{number!r}\n" for cells, number in zip(lines, seconds, strict=True)
     )
     assert answer(run, *TIME, "--calibrate", rows(written)) == answer(run, *TIME, "--calibrate", rows(ROWS))
-    assert duration(707e-6) == "710 µs"
-    assert parse_duration("", duration(707e-6)) == parse_duration("", "710us") == 710e-6
+    assert duration_text(707e-6) == "710 µs"
+    assert parse_duration("", duration_text(707e-6)) == parse_duration("", "710us") == 710e-6
 
 
 def test_a_refused_fit_changes_nothing(run: Any, rows: Any) -> None:

@@ -96,7 +96,7 @@ def found_with(
 
 def test_a_window_that_the_class_does_not_have_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(c: Config) -> dict[str, Any]:
-        table = llama._llama(c)
+        table = llama._read_llama(c)
         window = c.optional_size("sliding_window")
         if window is not None:
             table["decoder"]["block"]["attention"]["sliding_window"] = window

@@ -6,7 +6,7 @@ from ...device_memory.settings import Settings
 from ...optional import included
 from ...plots.pictures import memory_picture
 from ...questions.runs import RunQuestion
-from ...sources.hardware import find_all
+from ...sources.hardware import find_accelerators
 from ..hardware import complete_name
 from ..options import Target, WithMtp, WithTowers, value_option
 from ..run_options import CublasWorkspace, takes_settings
@@ -39,7 +39,7 @@ def command(
         preset=target_options.load(target, included_parts),
         settings=settings,
         include=included_parts,
-        accelerators=tuple(find_all(hardware or ())),
+        accelerators=tuple(find_accelerators(hardware or ())),
         workspace=cublas_workspace,
     )
     write_picture(memory_picture(run_question), output)

@@ -27,8 +27,8 @@ class Writer(NamedTuple):
 
     def write(self, report: Report, output_stream: IO[str]) -> None:
         """Writes a report to a stream, in this format."""
-        module, _, function = self.function.partition(":")
-        getattr(import_module(f".{module}", __package__), function)(report, output_stream)
+        module_name, _, function_name = self.function.partition(":")
+        getattr(import_module(f".{module_name}", __package__), function_name)(report, output_stream)
 
 
 WRITERS: dict[Format, Writer] = {

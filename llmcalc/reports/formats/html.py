@@ -37,11 +37,11 @@ def _table_html(table: Table) -> Iterator[str]:
 
 
 def _row_html(table: Table, row: Row) -> str:
-    cells = []
-    for i, (column, value) in enumerate(zip(table.columns, row.cells, strict=True)):
-        indent = f";padding-left:{10 + 16 * row.depth}px" if i == 0 and row.depth else ""
-        colour = f";color:{value.colour}" if column.bar and value and value.colour else ""
-        text = escape(cell_text(column, value))
-        cells.append(f'<td style="{CELL};text-align:{column.justify}{indent}{colour}">{text}</td>')
+    row_cells = []
+    for i, (column, cell_value) in enumerate(zip(table.columns, row.cells, strict=True)):
+        padding_style = f";padding-left:{10 + 16 * row.depth}px" if i == 0 and row.depth else ""
+        colour = f";color:{cell_value.colour}" if column.bar and cell_value and cell_value.colour else ""
+        cell_html = escape(cell_text(column, cell_value))
+        row_cells.append(f'<td style="{CELL};text-align:{column.justify}{padding_style}{colour}">{cell_html}</td>')
     bold_style = ' style="font-weight:bold"' if row.strong else ""
-    return f"<tr{bold_style}>{''.join(cells)}</tr>"
+    return f"<tr{bold_style}>{''.join(row_cells)}</tr>"

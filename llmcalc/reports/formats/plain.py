@@ -17,9 +17,9 @@ WITHIN = " / "
 """Separator of nested names in CSV, such as `layers / mlp`, where text has an indent."""
 
 
-def write_json(report: Report, stream: IO[str]) -> None:
+def write_json(report: Report, output_stream: IO[str]) -> None:
     """Writes one document or a list of documents as ASCII JSON."""
-    stream.write(f"{json_text(report, indent=2)}\n")
+    output_stream.write(f"{json_text(report, indent=2)}\n")
 
 
 def json_text(report: Report, indent: int | None = None) -> str:
@@ -29,29 +29,37 @@ def json_text(report: Report, indent: int | None = None) -> str:
     return library.dumps(report.document(), indent=indent, default=_json_value)
 
 
-def _json_value(value: Any) -> Any:
+def _json_value(raw_value: Any) -> Any:
     """Converts a value that JSON does not support: a set to a sorted list, any other value to text."""
-    return sorted(value) if isinstance(value, set | frozenset) else str(value)
+    return sorted(raw_value) if isinstance(raw_value, set | frozenset) else str(raw_value)
 
 
-def write_csv(report: Report, stream: IO[str]) -> None:
+def write_csv(report: Report, output_stream: IO[str]) -> None:
     """Writes the raw values of the tables with the first table's name and columns as CSV.
 
     The first column is `target`. A text that a spreadsheet would compute gets an apostrophe before it.
     """
     import csv as library
 
-    csv_writer = library.writer(stream, lineterminator="\n")
+    csv_writer = library.writer(output_stream, lineterminator="\n")
     tables = [table.without_bars() for table in printable_report(report).with_lists().tables]
     column_keys = [column.key for column in tables[0].columns]
     has_targets = column_keys[0] == TARGET
     csv_writer.writerow(
-        [_no_formula(column_key) for column_key in (column_keys if has_targets else [TARGET, *column_keys])]
+        [
+            _escape_spreadsheet_formula(column_key)
+            for column_key in (column_keys if has_targets else [TARGET, *column_keys])
+        ]
     )
     for table in tables:
         if table.name == tables[0].name and [column.key for column in table.columns] == column_keys:
-            for cells in _rows_with_parents(table):
-                csv_writer.writerow([_no_formula(cell) for cell in (cells if has_targets else [table.target, *cells])])
+            for row_cells in _rows_with_parents(table):
+                csv_writer.writerow(
+                    [
+                        _escape_spreadsheet_formula(cell)
+                        for cell in (row_cells if has_targets else [table.target, *row_cells])
+                    ]
+                )
 
 
 FORMULA = tuple("=+-@＝＋－＠")
@@ -65,35 +73,38 @@ NO_FORMULA = re.compile(
 """Texts that begin like a formula but are not computed by a spreadsheet."""
 
 
-def _no_formula(value: Any) -> Any:
+def _escape_spreadsheet_formula(raw_value: Any) -> Any:
     """Escapes a cell that a spreadsheet would run as a formula (https://owasp.org/www-community/attacks/CSV_Injection)."""
-    if isinstance(value, int | float):
-        return value
-    cell_text = printable(str(value))
+    if isinstance(raw_value, int | float):
+        return raw_value
+    cell_text = printable(str(raw_value))
     return f"'{cell_text}" if cell_text.startswith(FORMULA) and not NO_FORMULA.fullmatch(cell_text) else cell_text
 
 
-def table_records(table: Table, leaves: bool = False) -> list[dict[str, Any]]:
+def table_records(table: Table, leaves_only: bool = False) -> list[dict[str, Any]]:
     """Returns the rows as dicts of raw values, None for an empty cell. `target` is the first key.
 
-    leaves: whether only parts are given, as `leaves_of` does; default false.
+    leaves_only: whether only parts are given, as `leaf_rows_of` does; default false.
     A column that has a fraction in any row has floats in all, so that tables of several models have the same types.
     """
     table = table.without_bars()
     column_keys = [column.key for column in table.columns]
-    if leaves:
-        table = table._replace(rows=leaves_of(table.rows))
+    if leaves_only:
+        table = table._replace(rows=leaf_rows_of(table.rows))
     fractional_columns = {
         i for row in table.rows for i, cell in enumerate(row.cells) if isinstance(_raw_value(cell), float)
     }
-    rows = [
+    raw_rows = [
         {
-            column_key: float(value) if i in fractional_columns and isinstance(value, int) else value
-            for i, (column_key, value) in enumerate(zip(column_keys, cells, strict=True))
+            column_key: float(raw_value) if i in fractional_columns and isinstance(raw_value, int) else raw_value
+            for i, (column_key, raw_value) in enumerate(zip(column_keys, row_cells, strict=True))
         }
-        for cells in _rows_with_parents(table)
+        for row_cells in _rows_with_parents(table)
     ]
-    cleaned_rows = [{column_key: None if value == "" else value for column_key, value in row.items()} for row in rows]
+    cleaned_rows = [
+        {column_key: None if raw_value == "" else raw_value for column_key, raw_value in row.items()}
+        for row in raw_rows
+    ]
     return cleaned_rows if column_keys[0] == TARGET else [{TARGET: table.target, **row} for row in cleaned_rows]
 
 
@@ -101,80 +112,89 @@ REST = "rest"
 """Name of what the parts of a row leave of it."""
 
 
-def leaves_of(rows: Sequence[Row]) -> list[Row]:
+def leaf_rows_of(nested_rows: Sequence[Row]) -> list[Row]:
     """Returns the rows that are neither sums nor parents, with the parents' names as prefixes.
 
     What the parts of a row leave of its numbers is a row `parent / rest`. So each column of amounts can be summed.
     """
-    leaves, names = [], list[str]()
-    for row_index, row in enumerate(rows):
-        names[row.depth :] = [str(_raw_value(row.cells[0]))]
+    leaf_rows, row_names = [], list[str]()
+    for row_index, row in enumerate(nested_rows):
+        row_names[row.depth :] = [str(_raw_value(row.cells[0]))]
         if row.is_sum:
             continue
-        rows_below = itertools.takewhile(lambda other_row, row=row: other_row.depth > row.depth, rows[row_index + 1 :])  # type: ignore[misc]
+        rows_below = itertools.takewhile(
+            lambda other_row, row=row: other_row.depth > row.depth,  # type: ignore[misc]
+            nested_rows[row_index + 1 :],
+        )
         part_rows = [part_row for part_row in rows_below if part_row.depth == row.depth + 1]
-        name, cells = WITHIN.join(names), row.cells[1:]
+        full_name, row_cells = WITHIN.join(row_names), row.cells[1:]
         if part_rows:
-            cells = [
-                _without_parts(cell, [part_row.cells[column] for part_row in part_rows])
+            row_cells = [
+                _rest_of_parts(cell, [part_row.cells[column] for part_row in part_rows])
                 for column, cell in enumerate(row.cells[1:], 1)
             ]
-            numbers = [cell for cell in cells if isinstance(cell, int | float)]
-            if min(numbers, default=0) < -1e-9 or not any(
-                isinstance(part_number, int) and part_number for part_number in numbers
+            cell_numbers = [cell for cell in row_cells if isinstance(cell, int | float)]
+            if min(cell_numbers, default=0) < -1e-9 or not any(
+                isinstance(part_number, int) and part_number for part_number in cell_numbers
             ):
                 continue  # nothing is left, or the parts have a column that is not added up, such as repeats
-            name = f"{name}{WITHIN}{REST}"
-        leaves.append(row._replace(cells=[name, *cells], depth=0))
-    return leaves
+            full_name = f"{full_name}{WITHIN}{REST}"
+        leaf_rows.append(row._replace(cells=[full_name, *row_cells], depth=0))
+    return leaf_rows
 
 
-def _without_parts(cell: Any, part_cells: Sequence[Any]) -> Any:
+def _rest_of_parts(cell: Any, part_cells: Sequence[Any]) -> Any:
     """Returns a cell's number minus the sum of the cell's parts. Other values stay unchanged."""
-    numbers = [_raw_value(part_cell) for part_cell in part_cells]
-    value = _raw_value(cell)
-    if not isinstance(value, int | float) or isinstance(value, bool):
+    cell_numbers = [_raw_value(part_cell) for part_cell in part_cells]
+    raw_value = _raw_value(cell)
+    if not isinstance(raw_value, int | float) or isinstance(raw_value, bool):
         return cell
-    return value - sum(part_number for part_number in numbers if isinstance(part_number, int | float))
+    return raw_value - sum(part_number for part_number in cell_numbers if isinstance(part_number, int | float))
 
 
 def _rows_with_parents(table: Table) -> Iterator[list[Any]]:
     """Yields the rows. A nested row's first cell begins with the parents' names: `layers / mlp`."""
     parent_names: list[str] = []
     for row in table.rows:
-        first_cell, *other_cells = (_csv_value(value) for value in row.cells)
+        first_cell, *other_cells = (_csv_value(raw_value) for raw_value in row.cells)
         parent_names[row.depth :] = [str(first_cell)]
         yield [WITHIN.join(parent_names) if row.depth else first_cell, *other_cells]
 
 
-def _raw_value(value: Any) -> Any:
+def _raw_value(raw_value: Any) -> Any:
     """Returns the raw value of a cell."""
-    return value.value if isinstance(value, DisplayedValue) else value
+    return raw_value.value if isinstance(raw_value, DisplayedValue) else raw_value
 
 
-def _csv_value(value: Any) -> Any:
+def _csv_value(raw_value: Any) -> Any:
     """Returns a value for CSV: empty text for None, and a whole number without a decimal point."""
-    value = _raw_value(value)
-    if value is None:
+    raw_value = _raw_value(raw_value)
+    if raw_value is None:
         return ""
-    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
+    return (
+        int(raw_value)
+        if isinstance(raw_value, float) and raw_value.is_integer() and abs(raw_value) < 2**53
+        else raw_value
+    )
 
 
-def write_markdown(report: Report, stream: IO[str]) -> None:
+def write_markdown(report: Report, output_stream: IO[str]) -> None:
     """Writes GitHub-flavoured Markdown tables. Every text is escaped (`escape_markdown`)."""
     for i, table in enumerate(printable_report(report).with_lists().tables):
         if i:
-            stream.write("\n")
-        _markdown_table(table.without_bars(), stream)
+            output_stream.write("\n")
+        _markdown_table(table.without_bars(), output_stream)
 
 
-def _markdown_table(table: Table, stream: IO[str]) -> None:
+def _markdown_table(table: Table, output_stream: IO[str]) -> None:
     if table.title:
-        heading = escape_markdown(table.heading.strip())  # bold text neither begins nor ends with a space
-        stream.write(f"**{heading}**" + (f" {escape_markdown(table.aside)}" if table.aside else "") + "\n\n")
+        heading_text = escape_markdown(table.heading.strip())  # bold text neither begins nor ends with a space
+        output_stream.write(
+            f"**{heading_text}**" + (f" {escape_markdown(table.aside)}" if table.aside else "") + "\n\n"
+        )
     if table.rows:
-        stream.write("| " + " | ".join(escape_markdown(column.title) for column in table.columns) + " |\n")
-        stream.write(
+        output_stream.write("| " + " | ".join(escape_markdown(column.title) for column in table.columns) + " |\n")
+        output_stream.write(
             "|" + "|".join("---:" if column.justify == "right" else ":---" for column in table.columns) + "|\n"
         )
     for row in table.rows:
@@ -182,9 +202,9 @@ def _markdown_table(table: Table, stream: IO[str]) -> None:
             escape_markdown(cell_text(column, cell)) for column, cell in zip(table.columns, row.cells, strict=True)
         ]
         cell_texts[0] = "&nbsp;" * 2 * row.depth + cell_texts[0]
-        stream.write("| " + " | ".join(cell_texts) + " |\n")
+        output_stream.write("| " + " | ".join(cell_texts) + " |\n")
     for note in table.notes:
-        stream.write(f"\n{_note_paragraph(note)}\n")
+        output_stream.write(f"\n{_note_paragraph(note)}\n")
 
 
 APART = "&#8203;"
@@ -201,22 +221,22 @@ MARKUP = re.compile(
 ENTITIES = {"&": "&amp;", "<": "&lt;", "$": "&#36;"}
 
 
-def escape_markdown(text: str) -> str:
+def escape_markdown(markdown_text: str) -> str:
     """Escapes a text for Markdown.
 
     The text has no HTML, links, images, code, emphasis, formulas, mentions or references to issues, and adds no column
     to a table.
     """
 
-    def escape(markup: re.Match[str]) -> str:
-        match markup.lastgroup:
+    def escape(markup_match: re.Match[str]) -> str:
+        match markup_match.lastgroup:
             case "mark":
-                return "".join(f"\\{character}" for character in markup[0])
+                return "".join(f"\\{character}" for character in markup_match[0])
             case "entity":
-                return ENTITIES[markup[0]]
-        return markup[0] + APART
+                return ENTITIES[markup_match[0]]
+        return markup_match[0] + APART
 
-    return MARKUP.sub(escape, text)
+    return MARKUP.sub(escape, markdown_text)
 
 
 BLOCK = re.compile(r"\d+(?=[.)](\s|$))|(?=#+(\s|$)|>|[+-](\s|$)|-[-\s]*$|=+$)")
@@ -228,7 +248,7 @@ ADDRESS = re.compile(r"(https?://[\w.~:/?#@!&+,;=%-]+)")
 
 def _note_paragraph(note: str) -> str:
     """Returns a note as a paragraph. Only addresses in a `LinkedNote` note stay links."""
-    segments = ADDRESS.split(note.lstrip()) if isinstance(note, LinkedNote) else [note.lstrip()]
-    paragraph = "".join(segment if i % 2 else escape_markdown(segment) for i, segment in enumerate(segments))
+    note_segments = ADDRESS.split(note.lstrip()) if isinstance(note, LinkedNote) else [note.lstrip()]
+    paragraph = "".join(segment if i % 2 else escape_markdown(segment) for i, segment in enumerate(note_segments))
     segment_start = BLOCK.match(paragraph)
     return paragraph if segment_start is None else f"{segment_start[0]}\\{paragraph[segment_start.end() :]}"

@@ -52,21 +52,24 @@ def _print_heading(console: Console, table: Table) -> None:
         _print_indented(console, table.aside)
 
 
-def _print_indented(console: Console, text: str, hanging_indent: str = "") -> None:
+def _print_indented(console: Console, note_text: str, hanging_indent: str = "") -> None:
     from rich.text import Text
 
-    for line in pipe.indented_lines(text, console.width, hanging_indent):
+    for line in pipe.indented_lines(note_text, console.width, hanging_indent):
         console.print(Text(line, style="dim"), soft_wrap=True)  # the terminal breaks longer lines: a link stays whole
 
 
 def _print_rows(console: Console, table: Table) -> None:
     from rich.padding import Padding
 
-    grid = Padding(_table_grid(table), (0, 0, 0, 2), expand=False)
-    width, needed_width = console.width, console.measure(grid, options=console.options.update(max_width=10_000)).minimum
-    console.width = max(width, needed_width)  # rich would cut numbers at the edge; the terminal breaks the line
-    console.print(grid)
-    console.width = width
+    table_grid = Padding(_table_grid(table), (0, 0, 0, 2), expand=False)
+    line_width, needed_width = (
+        console.width,
+        console.measure(table_grid, options=console.options.update(max_width=10_000)).minimum,
+    )
+    console.width = max(line_width, needed_width)  # rich would cut numbers at the edge; the terminal breaks the line
+    console.print(table_grid)
+    console.width = line_width
 
 
 def _table_grid(table: Table) -> RichTable:
@@ -74,31 +77,31 @@ def _table_grid(table: Table) -> RichTable:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    grid = RichTable(
+    table_grid = RichTable(
         box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1), header_style="bold", collapse_padding=True
     )
     cell_texts = [
         [cell_text(cell_column, cell_value) for cell_column, cell_value in zip(table.columns, row.cells, strict=True)]
         for row in table.rows
     ]
-    for row, cells in zip(table.rows, cell_texts, strict=True):
-        cells[0] = "  " * row.depth + cells[0]
+    for row, row_cells in zip(table.rows, cell_texts, strict=True):
+        row_cells[0] = "  " * row.depth + row_cells[0]
     for i, column in enumerate(table.columns):
-        column_width = max(len(column.title), *(len(cells[i]) for cells in cell_texts))
-        grid.add_column(
+        column_width = max(len(column.title), *(len(row_cells[i]) for row_cells in cell_texts))
+        table_grid.add_column(
             Text(column.title),
             justify=column.justify,
             no_wrap=not column.wrap,
             min_width=None if column.wrap else column_width,
             overflow="fold",
         )
-    for row, cells in zip(table.rows, cell_texts, strict=True):
+    for row, row_cells in zip(table.rows, cell_texts, strict=True):
         coloured_cells = [
             Text(cell, style=column.colour(cell, raw_value))
-            for column, cell, raw_value in zip(table.columns, cells, row.cells, strict=True)
+            for column, cell, raw_value in zip(table.columns, row_cells, row.cells, strict=True)
         ]
         for column, coloured_text in zip(table.columns, coloured_cells, strict=True):
-            for pattern, colour in column.marks.items():
-                coloured_text.highlight_regex(pattern, colour)
-        grid.add_row(*coloured_cells, style="bold" if row.strong else None)
-    return grid
+            for mark_pattern, colour in column.marks.items():
+                coloured_text.highlight_regex(mark_pattern, colour)
+        table_grid.add_row(*coloured_cells, style="bold" if row.strong else None)
+    return table_grid

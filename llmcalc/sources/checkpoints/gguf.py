@@ -81,30 +81,33 @@ def read_gguf(path: Path) -> Checkpoint:
         version = reader.read_number("I", "version")
         if version not in (2, 3):
             raise InputError(f"{path}: version: {version} is not supported; expected 2 or 3, little-endian")
-        tensors, pairs = reader.read_number("Q", "tensor_count"), reader.read_number("Q", "metadata_kv_count")
-        if tensors > MOST_TENSORS or pairs > MOST_PAIRS:
+        tensors, metadata_count = reader.read_number("Q", "tensor_count"), reader.read_number("Q", "metadata_kv_count")
+        if tensors > MOST_TENSORS or metadata_count > MOST_PAIRS:
             raise InputError(
-                f"{path}: {tensors:,} tensors and {pairs:,} metadata entries; expected at most {MOST_TENSORS:,} and "
+                f"{path}: {tensors:,} tensors and {metadata_count:,} metadata entries; expected at most "
+                f"{MOST_TENSORS:,} and "
                 f"{MOST_PAIRS:,} (not a GGUF file, or a damaged one)"
             )
         metadata: dict[str, Any] = {}
-        arrays = _ElementCount()
-        for _ in range(pairs):
-            key = _read_text(reader, "metadata key", LONGEST_NAME)
-            if key in metadata:
-                raise InputError(f"{path}: two metadata entries are called {key[:80]}; not a GGUF file")
-            metadata[key] = _read_value(reader, reader.read_number("I", key), key, arrays)
+        array_counts = _ElementCount()
+        for _ in range(metadata_count):
+            metadata_key = _read_text(reader, "metadata key", LONGEST_NAME)
+            if metadata_key in metadata:
+                raise InputError(f"{path}: two metadata entries are called {metadata_key[:80]}; not a GGUF file")
+            metadata[metadata_key] = _read_value(
+                reader, reader.read_number("I", metadata_key), metadata_key, array_counts
+            )
         tensors_by_name: dict[str, StoredTensor] = {}
-        starts: list[int] = []
+        data_starts: list[int] = []
         for _ in range(tensors):
-            tensor, offset = _read_tensor(reader)
+            tensor, data_offset = _read_tensor(reader)
             if not tensor.name:
                 raise InputError(f"{path}: a tensor has no name; not a GGUF file")
             if tensor.name in tensors_by_name:
                 raise InputError(f"{path}: two tensors are called {tensor.name[:80]}; not a GGUF file")
             tensors_by_name[tensor.name] = tensor
-            starts.append(offset)
-        require_no_overlap(starts, tuple(tensors_by_name.values()), str(path))
+            data_starts.append(data_offset)
+        require_no_overlap(data_starts, tuple(tensors_by_name.values()), str(path))
         return Checkpoint("gguf", tuple(tensors_by_name.values()), metadata)
 
 
@@ -114,74 +117,78 @@ class _ElementCount:
     def __init__(self) -> None:
         self.elements = 0
 
-    def add(self, reader: BoundedReader, key: str, element_count: int) -> None:
+    def add(self, reader: BoundedReader, metadata_key: str, element_count: int) -> None:
         """Counts `element_count` more elements.
 
         Raises `InputError` for more than the file can hold or the limit allows.
         """
         if element_count > (reader.size - reader.position) // 8:  # each has its length before it
             raise reader.error(
-                key, f"{element_count:,} elements in a file of {reader.size:,} bytes; truncated or not a GGUF file"
+                metadata_key,
+                f"{element_count:,} elements in a file of {reader.size:,} bytes; truncated or not a GGUF file",
             )
         self.elements += element_count
         if self.elements > MOST_ELEMENTS:
             raise reader.error(
-                key,
+                metadata_key,
                 f"{self.elements:,} texts and lists in arrays; expected at most "
                 f"{MOST_ELEMENTS:,} (not a GGUF file, or a damaged one)",
             )
 
 
-def _read_text(reader: BoundedReader, field: str, limit: int | None = None) -> str:
-    """Reads a string of the header. limit: the largest number of bytes; default the rest of the header's bound."""
-    length = reader.read_number("Q", field)
-    if limit is not None and length > limit:
+def _read_text(reader: BoundedReader, header_field: str, byte_limit: int | None = None) -> str:
+    """Reads a string of the header. byte_limit: the largest number of bytes; default the rest of the header's bound."""
+    text_bytes = reader.read_number("Q", header_field)
+    if byte_limit is not None and text_bytes > byte_limit:
         raise reader.error(
-            field,
-            f"{length:,} bytes at byte {reader.position:,}; expected at most {limit:,} (truncated or not a GGUF file)",
+            header_field,
+            f"{text_bytes:,} bytes at byte {reader.position:,}; expected at most {byte_limit:,} (truncated or not a "
+            "GGUF file)",
         )
-    return reader.read_bytes(length, field).decode("utf-8", "replace")
+    return reader.read_bytes(text_bytes, header_field).decode("utf-8", "replace")
 
 
-def _read_value(reader: BoundedReader, value_type: int, key: str, arrays: _ElementCount, depth: int = 0) -> Any:
+def _read_value(
+    reader: BoundedReader, value_type: int, metadata_key: str, array_counts: _ElementCount, depth: int = 0
+) -> Any:
     if value_type in SCALARS:
-        return reader.read_number(SCALARS[value_type], key)
+        return reader.read_number(SCALARS[value_type], metadata_key)
     if value_type == STRING:
-        return _read_text(reader, key)
+        return _read_text(reader, metadata_key)
     if value_type != ARRAY or depth > 4:
-        raise reader.error(key, f"metadata type {value_type} is not known")
-    element_type, element_count = reader.read_number("I", key), reader.read_number("Q", key)
+        raise reader.error(metadata_key, f"metadata type {value_type} is not known")
+    element_type, element_count = reader.read_number("I", metadata_key), reader.read_number("Q", metadata_key)
     if element_type in SCALARS:
         if element_count <= LONGEST_KEPT:
-            return [reader.read_number(SCALARS[element_type], key) for _ in range(element_count)]
-        reader.skip_bytes(element_count * struct.calcsize("<" + SCALARS[element_type]), key)
+            return [reader.read_number(SCALARS[element_type], metadata_key) for _ in range(element_count)]
+        reader.skip_bytes(element_count * struct.calcsize("<" + SCALARS[element_type]), metadata_key)
         return f"{element_count:,} values"
     if element_type not in (STRING, ARRAY):
-        raise reader.error(key, f"metadata type {element_type} is not known")
-    arrays.add(reader, key, element_count)
+        raise reader.error(metadata_key, f"metadata type {element_type} is not known")
+    array_counts.add(reader, metadata_key, element_count)
     if element_count <= LONGEST_KEPT:
-        return [_read_value(reader, element_type, key, arrays, depth + 1) for _ in range(element_count)]
+        return [_read_value(reader, element_type, metadata_key, array_counts, depth + 1) for _ in range(element_count)]
     if element_type == STRING:
-        reader.skip_texts(element_count, key)
+        reader.skip_texts(element_count, metadata_key)
     else:
         for _ in range(element_count):
-            _read_value(reader, element_type, key, arrays, depth + 1)
+            _read_value(reader, element_type, metadata_key, array_counts, depth + 1)
     return f"{element_count:,} values"
 
 
 def _read_tensor(reader: BoundedReader) -> tuple[StoredTensor, int]:
     """Reads the entry of a tensor, and the offset of the tensor's data."""
-    name = _read_text(reader, "tensor name", LONGEST_NAME)
-    axes = reader.read_number("I", name)
-    if axes > 8:
-        raise reader.error(name, f"{axes} axes; not a GGUF file")
-    shape = tuple(reader.read_number("Q", name) for _ in range(axes))[::-1]  # stored fastest axis first
-    ggml_type = reader.read_number("I", name)
-    offset = reader.read_number("Q", name)
+    tensor_name = _read_text(reader, "tensor name", LONGEST_NAME)
+    axis_count = reader.read_number("I", tensor_name)
+    if axis_count > 8:
+        raise reader.error(tensor_name, f"{axis_count} axes; not a GGUF file")
+    shape = tuple(reader.read_number("Q", tensor_name) for _ in range(axis_count))[::-1]  # stored fastest axis first
+    ggml_type = reader.read_number("I", tensor_name)
+    data_offset = reader.read_number("Q", tensor_name)
     if ggml_type not in TYPES or any(length > 2**48 for length in shape):
-        raise reader.error(name, f"type {ggml_type} of shape {list(shape)} is not known")
+        raise reader.error(tensor_name, f"type {ggml_type} of shape {list(shape)} is not known")
     dtype, block, block_bytes = TYPES[ggml_type]
-    elements = StoredTensor(name, dtype, shape, 0).elements
+    element_count = StoredTensor(tensor_name, dtype, shape, 0).elements
     if shape and shape[-1] % block:
-        raise reader.error(name, f"rows of {shape[-1]:,} are not a multiple of the block size {block} ({dtype})")
-    return StoredTensor(name, dtype, shape, elements // block * block_bytes), offset
+        raise reader.error(tensor_name, f"rows of {shape[-1]:,} are not a multiple of the block size {block} ({dtype})")
+    return StoredTensor(tensor_name, dtype, shape, element_count // block * block_bytes), data_offset

@@ -50,23 +50,23 @@ MOST_LAYERS = 10_000
 _Config = dict[str, Any]
 
 
-def _read_metadata(checkpoint: Checkpoint, architecture: str, keys: dict[str, str]) -> _Config:
-    fields: _Config = {}
-    for key, field in keys.items():
-        value = checkpoint.metadata.get(f"{architecture}.{key}")
-        if isinstance(value, list):
-            if len(set(map(str, value))) != 1:
+def _read_metadata(checkpoint: Checkpoint, architecture: str, fields_by_key: dict[str, str]) -> _Config:
+    config_fields: _Config = {}
+    for key, field in fields_by_key.items():
+        metadata_value = checkpoint.metadata.get(f"{architecture}.{key}")
+        if isinstance(metadata_value, list):
+            if len(set(map(str, metadata_value))) != 1:
                 raise InputError(
                     f"{architecture}.{key}: differs from layer to layer, which is not read; expected the model's "
                     "config.json or preset as TARGET"
                 )
-            value = value[0]
-        if value is None:
+            metadata_value = metadata_value[0]
+        if metadata_value is None:
             continue
-        if not isinstance(value, int | float) or not isfinite(value):
-            raise InputError(f"{architecture}.{key}: {shown(str(value))}; expected a number")
-        fields[field] = value
-    return fields
+        if not isinstance(metadata_value, int | float) or not isfinite(metadata_value):
+            raise InputError(f"{architecture}.{key}: {shown(str(metadata_value))}; expected a number")
+        config_fields[field] = metadata_value
+    return config_fields
 
 
 def _expert_fields(field: str) -> Callable[[Checkpoint, str, _Config], _Config]:
@@ -84,15 +84,18 @@ def _llama_fields(checkpoint: Checkpoint, architecture: str, config: _Config) ->
 
 
 def _shared_experts(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:
-    keys = {"expert_count": "num_experts", "expert_shared_feed_forward_length": "shared_expert_intermediate_size"}
-    return _read_metadata(checkpoint, architecture, keys)
+    fields_by_key = {
+        "expert_count": "num_experts",
+        "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+    }
+    return _read_metadata(checkpoint, architecture, fields_by_key)
 
 
 def _gpt_oss(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:
     experts = _read_metadata(checkpoint, architecture, {"expert_count": "num_local_experts"})
-    width = config.get("moe_intermediate_size") or config.get("intermediate_size")
+    ffn_width = config.get("moe_intermediate_size") or config.get("intermediate_size")
     layer_kinds = _layer_types(config, lambda i: i % 2 == 0)
-    return {**experts, "intermediate_size": width, "moe_intermediate_size": None, "layer_types": layer_kinds}
+    return {**experts, "intermediate_size": ffn_width, "moe_intermediate_size": None, "layer_types": layer_kinds}
 
 
 def _gemma3_fields(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:
@@ -102,12 +105,12 @@ def _gemma3_fields(checkpoint: Checkpoint, architecture: str, config: _Config) -
 def _layer_types(config: _Config, has_window: Callable[[int], bool]) -> list[str]:
     """Returns each layer's kind by llama.cpp's fixed pattern for the architecture, which files do not state."""
     layers = config.get("num_hidden_layers")
-    number = layers if isinstance(layers, int) else 0
-    return ["sliding_attention" if has_window(i) else "full_attention" for i in range(min(number, MOST_LAYERS))]
+    layer_count = layers if isinstance(layers, int) else 0
+    return ["sliding_attention" if has_window(i) else "full_attention" for i in range(min(layer_count, MOST_LAYERS))]
 
 
 def _latent_fields(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:
-    fields = _read_metadata(checkpoint, architecture, LATENT_KEYS)
+    config_fields = _read_metadata(checkpoint, architecture, LATENT_KEYS)
     head_fields = _read_metadata(
         checkpoint,
         architecture,
@@ -118,20 +121,20 @@ def _latent_fields(checkpoint: Checkpoint, architecture: str, config: _Config) -
             "attention.value_length": "value",
         },
     )
-    key, value = (
+    key, metadata_value = (
         head_fields.get("key_mla", head_fields.get("key", 0)),
         head_fields.get("value_mla", head_fields.get("value", 0)),
     )
-    has_correction, groups = _has_tensor(checkpoint, "exp_probs_b.bias"), fields.get("n_group", 1)
+    has_correction, group_count = _has_tensor(checkpoint, "exp_probs_b.bias"), config_fields.get("n_group", 1)
     return {
-        **fields,
-        "n_group": groups,
-        "q_lora_rank": fields.get("q_lora_rank"),
-        "qk_nope_head_dim": key - fields.get("qk_rope_head_dim", 0),
-        "v_head_dim": value,
+        **config_fields,
+        "n_group": group_count,
+        "q_lora_rank": config_fields.get("q_lora_rank"),
+        "qk_nope_head_dim": key - config_fields.get("qk_rope_head_dim", 0),
+        "v_head_dim": metadata_value,
         "num_key_value_heads": config.get("num_attention_heads"),
         "head_dim": None,
-        "topk_method": "noaux_tc" if has_correction else "greedy" if groups == 1 else "group_limited_greedy",
+        "topk_method": "noaux_tc" if has_correction else "greedy" if group_count == 1 else "group_limited_greedy",
         "scoring_func": "sigmoid" if has_correction else "softmax",
         "model_type": "deepseek_v3" if has_correction else "deepseek_v2",
         "architectures": ["DeepseekV3ForCausalLM" if has_correction else "DeepseekV2ForCausalLM"],
@@ -169,24 +172,23 @@ def gguf_config(checkpoint: Checkpoint, location: str) -> _Config:
     """Returns the config that a file's metadata describe. Raises `InputError` for an unknown architecture."""
     architecture = checkpoint.metadata.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
-        name = shown(architecture) if isinstance(architecture, str) else "none"
+        architecture_text = shown(architecture) if isinstance(architecture, str) else "none"
         known_names = ", ".join(ARCHITECTURES)
         suggestion = suggest(str(architecture)[:40], list(ARCHITECTURES))
         raise InputError(
-            f"{location}: general.architecture {name}: is not read from a header; expected one of {known_names}, or "
-            "the "
-            f"model's config.json or preset as TARGET.{suggestion}"
+            f"{location}: general.architecture {architecture_text}: is not read from a header; expected one of "
+            f"{known_names}, or the model's config.json or preset as TARGET.{suggestion}"
         )
-    model_type, name, further_fields = ARCHITECTURES[architecture]
+    model_type, architecture_text, further_fields = ARCHITECTURES[architecture]
     config: _Config = {
         "model_type": model_type,
-        "architectures": [name],
+        "architectures": [architecture_text],
         **_read_metadata(checkpoint, architecture, KEYS),
     }
-    table = next((tensor for tensor in checkpoint.tensors if tensor.name == "token_embd.weight"), None)
-    if table is None or len(table.shape) != 2:
+    embedding_tensor = next((tensor for tensor in checkpoint.tensors if tensor.name == "token_embd.weight"), None)
+    if embedding_tensor is None or len(embedding_tensor.shape) != 2:
         raise InputError(f"{location}: token_embd.weight: missing; the first file of a split model has it")
-    config["vocab_size"] = table.shape[0]
+    config["vocab_size"] = embedding_tensor.shape[0]
     config["tie_word_embeddings"] = not any(tensor.name == "output.weight" for tensor in checkpoint.tensors)
     config |= further_fields(checkpoint, architecture, config)
     model_title = checkpoint.metadata.get("general.name")

@@ -37,10 +37,10 @@ class StoredTensor:
 
     @property
     def elements(self) -> int:
-        length = 1
-        for axis in self.shape:
-            length *= axis
-        return length
+        element_count = 1
+        for axis_length in self.shape:
+            element_count *= axis_length
+        return element_count
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ class Checkpoint:
 
     def by_dtype(self) -> dict[str, tuple[int, int, int]]:
         """Returns the numbers of tensors, elements and bytes by number format, the largest first."""
-        sums: dict[str, tuple[int, int, int]] = {}
+        sums_by_dtype: dict[str, tuple[int, int, int]] = {}
         for tensor in self.tensors:
-            tensors, elements, nbytes = sums.get(tensor.dtype, (0, 0, 0))
-            sums[tensor.dtype] = (tensors + 1, elements + tensor.elements, nbytes + tensor.nbytes)
-        return dict(sorted(sums.items(), key=lambda item: -item[1][2]))
+            tensors, elements, nbytes = sums_by_dtype.get(tensor.dtype, (0, 0, 0))
+            sums_by_dtype[tensor.dtype] = (tensors + 1, elements + tensor.elements, nbytes + tensor.nbytes)
+        return dict(sorted(sums_by_dtype.items(), key=lambda item: -item[1][2]))
 
 
 class BoundedReader:
@@ -74,84 +74,86 @@ class BoundedReader:
     Every read names its field, so that an error for a truncated file names the field where the file ends.
     """
 
-    def __init__(self, file: IO[bytes], size: int, location: str) -> None:
+    def __init__(self, file: IO[bytes], file_bytes: int, location: str) -> None:
         self.file: IO[bytes] = file
-        self.size: int = size
+        self.size: int = file_bytes
         self.location: str = location
         self.position: int = 0
         self.bytes_read: int = 0
 
-    def read_bytes(self, byte_count: int, field: str) -> bytes:
+    def read_bytes(self, byte_count: int, header_field: str) -> bytes:
         """Reads `byte_count` bytes.
 
         Raises `InputError` if fewer bytes are left, or if a header may not have as many.
         """
-        self._check_bytes_left(byte_count, field)
+        self._check_bytes_left(byte_count, header_field)
         self.bytes_read += byte_count
         if self.bytes_read > LARGEST_HEADER:
             raise self.error(
-                field,
+                header_field,
                 f"{byte_count:,} bytes make a header of more than {LARGEST_HEADER:,}, "
                 "which is the most that is read; not a checkpoint, or a damaged one",
             )
         taken_bytes = self.file.read(byte_count)
         if len(taken_bytes or b"") != byte_count:
-            raise self.error(field, "the file ended while it was read")
+            raise self.error(header_field, "the file ended while it was read")
         return taken_bytes
 
-    def skip_bytes(self, byte_count: int, field: str) -> None:
+    def skip_bytes(self, byte_count: int, header_field: str) -> None:
         """Skips `byte_count` bytes. Raises `InputError` if fewer bytes are left."""
-        self._check_bytes_left(byte_count, field)
+        self._check_bytes_left(byte_count, header_field)
         self.file.seek(byte_count, 1)
 
-    def skip_texts(self, text_count: int, field: str) -> None:
+    def skip_texts(self, text_count: int, header_field: str) -> None:
         """Skips `text_count` texts, each preceded by its length in 8 bytes."""
-        pending, position = b"", 0  # a part of the file, and how much of it has been passed
+        buffer, position = b"", 0  # a part of the file, and how much of it has been passed
         for _ in range(text_count):
-            if len(pending) - position < 8:
-                next_bytes = self.read_bytes(min(_PART, self.size - self.position), field)
-                pending, position = pending[position:] + next_bytes, 0
-            if len(pending) - position < 8:
-                self._check_bytes_left(self.size, field)  # raises: the file ends here
-            length = int.from_bytes(pending[position : position + 8], "little")
+            if len(buffer) - position < 8:
+                next_bytes = self.read_bytes(min(_PART, self.size - self.position), header_field)
+                buffer, position = buffer[position:] + next_bytes, 0
+            if len(buffer) - position < 8:
+                self._check_bytes_left(self.size, header_field)  # raises: the file ends here
+            length = int.from_bytes(buffer[position : position + 8], "little")
             position += 8 + length
-            if position > len(pending):
-                self.skip_bytes(position - len(pending), field)
-                pending, position = b"", 0
-        self.file.seek(position - len(pending), 1)
-        self.position += position - len(pending)
+            if position > len(buffer):
+                self.skip_bytes(position - len(buffer), header_field)
+                buffer, position = b"", 0
+        self.file.seek(position - len(buffer), 1)
+        self.position += position - len(buffer)
 
-    def _check_bytes_left(self, byte_count: int, field: str) -> None:
+    def _check_bytes_left(self, byte_count: int, header_field: str) -> None:
         if not 0 <= byte_count <= self.size - self.position:
             raise self.error(
-                field,
+                header_field,
                 f"{byte_count:,} bytes at byte {self.position:,} of {self.size:,}; the file is "
                 "truncated or not a checkpoint",
             )
         self.position += byte_count
 
-    def error(self, field: str, problem: str) -> InputError:
+    def error(self, header_field: str, problem: str) -> InputError:
         """Returns an error that names the file and the field."""
-        return InputError(f"{self.location}: {field[:80]}: {problem}")
+        return InputError(f"{self.location}: {header_field[:80]}: {problem}")
 
-    def read_number(self, struct_format: str, field: str) -> Any:
+    def read_number(self, struct_format: str, header_field: str) -> Any:
         """Reads a little-endian number in a format of `struct`."""
-        return struct.unpack("<" + struct_format, self.read_bytes(struct.calcsize("<" + struct_format), field))[0]
+        return struct.unpack("<" + struct_format, self.read_bytes(struct.calcsize("<" + struct_format), header_field))[
+            0
+        ]
 
 
-def require_no_overlap(starts: Sequence[int], tensors: Sequence[StoredTensor], location: str) -> None:
-    """Raises `InputError` if the data of two tensors overlap. starts: the first byte of each tensor's data."""
+def require_no_overlap(data_starts: Sequence[int], tensors: Sequence[StoredTensor], location: str) -> None:
+    """Raises `InputError` if the data of two tensors overlap. data_starts: the first byte of each tensor's data."""
     previous_end, previous_name = 0, ""
-    for i in sorted(range(len(tensors)), key=starts.__getitem__):
+    for i in sorted(range(len(tensors)), key=data_starts.__getitem__):
         tensor = tensors[i]
         if not tensor.nbytes:
             continue
-        if starts[i] < previous_end:
+        if data_starts[i] < previous_end:
             raise InputError(
-                f"{location}: {tensor.name[:80]}: its data begin at byte {starts[i]:,}, where those of "
+                f"{location}: {tensor.name[:80]}: its data begin at byte {data_starts[i]:,}, where those of "
                 f"{previous_name[:80]} do not end before byte {previous_end:,}; not a checkpoint, or a damaged one"
             )
-        previous_end, previous_name = starts[i] + tensor.nbytes, tensor.name
+        previous_end, previous_name = data_starts[i] + tensor.nbytes, tensor.name
 
 
 def open_checkpoint(path: Path) -> tuple[IO[bytes], int]:

@@ -16,7 +16,7 @@ SINGLE = "model.safetensors"
 def read_checkpoint(path: Path) -> Checkpoint:
     """Returns the tensors of a checkpoint. Raises `InputError` if the path is not a checkpoint."""
     if path.is_dir():
-        file_in_folder = next((path / name for name in (INDEX, SINGLE) if (path / name).is_file()), None)
+        file_in_folder = next((path / file_name for file_name in (INDEX, SINGLE) if (path / file_name).is_file()), None)
         gguf_files = sorted(path.glob("*.gguf"))
         if file_in_folder is None and len(gguf_files) != 1:
             raise InputError(f"{path}: expected {INDEX}, {SINGLE} or one .gguf file in it")

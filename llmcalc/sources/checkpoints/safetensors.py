@@ -54,119 +54,133 @@ def read_safetensors(path: Path) -> Checkpoint:
     Raises `InputError` for a length that exceeds the file or the bound, a header that is not JSON, a tensor whose bytes
     do not match its shape, and tensors that overlap or have the same name.
     """
-    text, data_bytes = _read_header(path, LARGEST_HEADER)
-    return parse_header(text, str(path), data_bytes)
+    header_text, data_bytes = _read_header(path, LARGEST_HEADER)
+    return parse_header(header_text, str(path), data_bytes)
 
 
-def _read_header(path: Path, limit: int) -> tuple[bytes, int]:
-    """Reads the JSON of a file's header, of at most `limit` bytes, and the size of the file's data."""
+def _read_header(path: Path, byte_limit: int) -> tuple[bytes, int]:
+    """Reads the JSON of a file's header, of at most `byte_limit` bytes, and the size of the file's data."""
     file, file_bytes = open_checkpoint(path)
     with file:
-        length = int.from_bytes(file.read(8) or b"", "little")
-        if file_bytes < 10 or length < 2 or length > file_bytes - 8:
+        header_bytes = int.from_bytes(file.read(8) or b"", "little")
+        if file_bytes < 10 or header_bytes < 2 or header_bytes > file_bytes - 8:
             raise InputError(
-                f"{path}: header length {length:,} in a file of {file_bytes:,} bytes; the file is truncated or not a "
+                f"{path}: header length {header_bytes:,} in a file of {file_bytes:,} bytes; the file is truncated or "
+                "not a "
                 "safetensors checkpoint"
             )
-        if length > limit:
+        if header_bytes > byte_limit:
             raise InputError(
-                f"{path}: header length {length:,}; expected at most {LARGEST_HEADER:,} bytes in all headers of a "
+                f"{path}: header length {header_bytes:,}; expected at most {LARGEST_HEADER:,} bytes in all headers of "
+                "a "
                 "checkpoint"
             )
-        return file.read(length) or b"", file_bytes - 8 - length
+        return file.read(header_bytes) or b"", file_bytes - 8 - header_bytes
 
 
-def parse_header(text: bytes, location: str, data_bytes: int | None = None) -> Checkpoint:
+def parse_header(header_text: bytes, location: str, data_bytes: int | None = None) -> Checkpoint:
     """Parses the JSON of a header. data_bytes: bytes of data in the file; None to skip the check."""
     tensors: list[StoredTensor] = []
-    starts: list[int] = []
+    data_starts: list[int] = []
     tensor_names: set[str] = set()
     metadata: dict[str, Any] = {}
-    position = len(text) - len(text.lstrip(_SPACE)) + 1
-    closing_character = text[position - 1 : position]
+    position = len(header_text) - len(header_text.lstrip(_SPACE)) + 1
+    closing_character = header_text[position - 1 : position]
     if closing_character != b"{":
         raise InputError(
             f"{location}: the header is not valid JSON, or not a table of tensors; not a safetensors checkpoint"
         )
-    if text[position:].strip(_SPACE) == b"}":
-        position, closing_character = len(text), b"}"
+    if header_text[position:].strip(_SPACE) == b"}":
+        position, closing_character = len(header_text), b"}"
     while closing_character != b"}":
-        match = _ENTRY.match(text, position)
+        match = _ENTRY.match(header_text, position)
         if match is None or not match[3]:
-            if match is not None and not match[2] and text[match.end(2) : match.end(2) + 1] not in (b"", b"{"):
-                raise _bad_entry(_tensor_name(match[1], location), location)
+            if match is not None and not match[2] and header_text[match.end(2) : match.end(2) + 1] not in (b"", b"{"):
+                raise _invalid_entry_error(_tensor_name(match[1], location), location)
             raise InputError(
                 f"{location}: the header is not valid JSON, or not a table of tensors (byte {position:,}); not a "
                 "safetensors checkpoint"
             )
-        name, position, closing_character = _tensor_name(match[1], location), match.end(), match[3]
-        if name in tensor_names:
-            raise InputError(f"{location}: two tensors are called {name[:80]}; not a safetensors checkpoint")
-        tensor_names.add(name)
+        tensor_name, position, closing_character = _tensor_name(match[1], location), match.end(), match[3]
+        if tensor_name in tensor_names:
+            raise InputError(f"{location}: two tensors are called {tensor_name[:80]}; not a safetensors checkpoint")
+        tensor_names.add(tensor_name)
         if len(tensor_names) > MOST_TENSORS:
             raise InputError(f"{location}: too many tensors; expected at most {MOST_TENSORS:,}")
-        if name == "__metadata__":
+        if tensor_name == "__metadata__":
             metadata = _parse_metadata(match[2], location)
             continue
-        tensor, start = _parse_tensor(name, match[2], location, data_bytes)
+        tensor, data_start = _parse_tensor(tensor_name, match[2], location, data_bytes)
         tensors.append(tensor)
-        starts.append(start)
-    if text[position:].strip(_SPACE):
+        data_starts.append(data_start)
+    if header_text[position:].strip(_SPACE):
         raise InputError(f"{location}: the header is not valid JSON (byte {position:,}); not a safetensors checkpoint")
-    require_no_overlap(starts, tensors, location)
+    require_no_overlap(data_starts, tensors, location)
     return Checkpoint("safetensors", tuple(tensors), metadata)
 
 
-def _tensor_name(text: bytes, location: str) -> str:
+def _tensor_name(name_bytes: bytes, location: str) -> str:
     try:
-        name = str(_parse(text.decode()))
-        name.isascii() or name.encode()
+        tensor_name = str(_parse(name_bytes.decode()))
+        tensor_name.isascii() or tensor_name.encode()
     except ValueError:  # a control character, or no UTF-8, or a lone surrogate
         raise InputError(
-            f"{location}: the name of a tensor is not valid JSON ({text[:80]!r}); not a safetensors checkpoint"
+            f"{location}: the name of a tensor is not valid JSON ({name_bytes[:80]!r}); not a safetensors checkpoint"
         ) from None
-    return name
+    return tensor_name
 
 
-def _parse_metadata(text: bytes, location: str) -> dict[str, Any]:
+def _parse_metadata(metadata_bytes: bytes, location: str) -> dict[str, Any]:
     """Parses the entries of `__metadata__`: texts, or tables of texts."""
-    if len(text) > LARGEST_METADATA:
+    if len(metadata_bytes) > LARGEST_METADATA:
         raise InputError(
-            f"{location}: __metadata__: {len(text):,} bytes are too many; expected at most {LARGEST_METADATA:,}"
+            f"{location}: __metadata__: {len(metadata_bytes):,} bytes are too many; expected at most "
+            f"{LARGEST_METADATA:,}"
         )
-    remaining = _TEXTS.sub(b"", text, count=2 * MOST_METADATA + 1)
-    if remaining.count(b":") > MOST_METADATA or b'"' in remaining:
+    bytes_outside_texts = _TEXTS.sub(b"", metadata_bytes, count=2 * MOST_METADATA + 1)
+    if bytes_outside_texts.count(b":") > MOST_METADATA or b'"' in bytes_outside_texts:
         raise InputError(f"{location}: __metadata__: too many entries; expected at most {MOST_METADATA:,}")
-    if remaining.translate(None, _SPACE + b",:") != b"{}":
+    if bytes_outside_texts.translate(None, _SPACE + b",:") != b"{}":
         raise InputError(f"{location}: __metadata__: expected a table of texts; not a safetensors checkpoint")
     try:
-        return dict(json.loads(text))
+        return dict(json.loads(metadata_bytes))
     except ValueError:
         raise InputError(f"{location}: __metadata__: not valid JSON; not a safetensors checkpoint") from None
 
 
-def _bad_entry(name: str, location: str) -> InputError:
-    return InputError(f"{location}: {name[:80]}: expected a known dtype, a shape and two data_offsets")
+def _invalid_entry_error(tensor_name: str, location: str) -> InputError:
+    return InputError(f"{location}: {tensor_name[:80]}: expected a known dtype, a shape and two data_offsets")
 
 
-def _parse_tensor(name: str, text: bytes, location: str, data_bytes: int | None) -> tuple[StoredTensor, int]:
+def _parse_tensor(
+    tensor_name: str, entry_bytes: bytes, location: str, data_bytes: int | None
+) -> tuple[StoredTensor, int]:
     """Parses a tensor's header entry into the tensor and the data offset."""
     try:
-        if len(text) > LONGEST_ENTRY:
+        if len(entry_bytes) > LONGEST_ENTRY:
             raise ValueError
-        entry = _parse(text.decode())
-        dtype, shape, (start, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-        bits = DTYPE_BITS[dtype]
+        tensor_entry = _parse(entry_bytes.decode())
+        dtype, shape, (data_start, data_end) = (
+            tensor_entry["dtype"],
+            tuple(tensor_entry["shape"]),
+            tensor_entry["data_offsets"],
+        )
+        element_bits = DTYPE_BITS[dtype]
     except (KeyError, TypeError, ValueError, RecursionError):
-        raise _bad_entry(name, location) from None
-    if any(type(length) is not int or not 0 <= length <= 2**48 for length in (*shape, start, end)) or len(shape) > 16:
-        raise InputError(f"{location}: {name[:80]}: a shape or offset is not a valid size")
-    tensor = StoredTensor(name, dtype, shape, end - start)
-    if (tensor.elements * bits + 7) // 8 != tensor.nbytes:
-        raise InputError(f"{location}: {name[:80]}: {tensor.nbytes:,} bytes for {dtype} of shape {list(shape)}")
-    if data_bytes is not None and end > data_bytes:
-        raise InputError(f"{location}: {name[:80]}: ends at byte {end:,} of {data_bytes:,}; the file is truncated")
-    return tensor, start
+        raise _invalid_entry_error(tensor_name, location) from None
+    if (
+        any(type(length) is not int or not 0 <= length <= 2**48 for length in (*shape, data_start, data_end))
+        or len(shape) > 16
+    ):
+        raise InputError(f"{location}: {tensor_name[:80]}: a shape or offset is not a valid size")
+    tensor = StoredTensor(tensor_name, dtype, shape, data_end - data_start)
+    if (tensor.elements * element_bits + 7) // 8 != tensor.nbytes:
+        raise InputError(f"{location}: {tensor_name[:80]}: {tensor.nbytes:,} bytes for {dtype} of shape {list(shape)}")
+    if data_bytes is not None and data_end > data_bytes:
+        raise InputError(
+            f"{location}: {tensor_name[:80]}: ends at byte {data_end:,} of {data_bytes:,}; the file is truncated"
+        )
+    return tensor, data_start
 
 
 def read_index(path: Path) -> Checkpoint:
@@ -176,8 +190,8 @@ def read_index(path: Path) -> Checkpoint:
     """
     weight_map = parse_index(read_bytes(path, LARGEST_INDEX, "the index of a checkpoint"), str(path))
 
-    def header(shard: str, limit: int) -> tuple[bytes, int | None]:
-        return _read_header(path.parent / shard, limit)
+    def header(shard: str, byte_limit: int) -> tuple[bytes, int | None]:
+        return _read_header(path.parent / shard, byte_limit)
 
     return join_shards(weight_map, header, str(path), f"{path.parent}/")
 
@@ -188,9 +202,9 @@ def parse_index(json_bytes: bytes, location: str) -> dict[str, str]:
     Raises `InputError` for anything else, and for more tensors or files than the bounds.
     """
     try:
-        text = json_bytes.decode("utf-8-sig")
-        require_few_elements(text, location, MOST_TENSORS + 1000)
-        index = json.loads(text, object_pairs_hook=lambda pairs: _unique_keys(pairs, location))
+        index_text = json_bytes.decode("utf-8-sig")
+        require_few_elements(index_text, location, MOST_TENSORS + 1000)
+        index = json.loads(index_text, object_pairs_hook=lambda pairs: _unique_keys(pairs, location))
     except InputError:
         raise
     except (ValueError, RecursionError):
@@ -198,10 +212,10 @@ def parse_index(json_bytes: bytes, location: str) -> dict[str, str]:
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise InputError(f"{location}: weight_map: {_EXPECTED_MAP}")
-    shards = set(weight_map.values())
-    if len(shards) > MOST_SHARDS:
-        raise InputError(f"{location}: weight_map: {len(shards):,} files; expected at most {MOST_SHARDS:,}")
-    for shard in shards:
+    shard_names = set(weight_map.values())
+    if len(shard_names) > MOST_SHARDS:
+        raise InputError(f"{location}: weight_map: {len(shard_names):,} files; expected at most {MOST_SHARDS:,}")
+    for shard in shard_names:
         if Path(shard).name != shard:
             raise InputError(f"{location}: weight_map: {shown(shard)}; {_EXPECTED_MAP}")
     return weight_map
@@ -210,36 +224,39 @@ def parse_index(json_bytes: bytes, location: str) -> dict[str, str]:
 _EXPECTED_MAP = "expected a table of tensor names and the files beside this one that hold them"
 
 
-def _unique_keys(pairs: list[tuple[str, Any]], location: str) -> dict[str, Any]:
+def _unique_keys(json_pairs: list[tuple[str, Any]], location: str) -> dict[str, Any]:
     """Builds a JSON object from (name, value) pairs. Raises `InputError` for a repeated name."""
-    table = dict(pairs)
-    if len(table) != len(pairs):
+    json_object = dict(json_pairs)
+    if len(json_object) != len(json_pairs):
         earlier_names: set[str] = set()
-        name = next(name for name, _ in pairs if name in earlier_names or earlier_names.add(name))  # type: ignore[func-returns-value]
-        raise InputError(f"{location}: {name[:80]} is listed twice; not the index of a checkpoint")
-    return table
+        repeated_key = next(key for key, _ in json_pairs if key in earlier_names or earlier_names.add(key))  # type: ignore[func-returns-value]
+        raise InputError(f"{location}: {repeated_key[:80]} is listed twice; not the index of a checkpoint")
+    return json_object
 
 
 def join_shards(
-    weight_map: Mapping[str, str], header: Callable[[str, int], tuple[bytes, int | None]], location: str, folder: str
+    weight_map: Mapping[str, str],
+    read_shard_header: Callable[[str, int], tuple[bytes, int | None]],
+    location: str,
+    folder_name: str,
 ) -> Checkpoint:
     """Returns the tensors of the shards that an index lists.
 
-    header: a file's name, and the most bytes that its header may have → its header, and the bytes of its data (None if
-    they are not known). folder: what stands before a file's name in messages.
+    read_shard_header: a file's name and the most bytes of its header → its header, and the bytes of its data (None if
+    they are not known). folder_name: what stands before a file's name in messages.
     """
     tensors: dict[str, StoredTensor] = {}
     remaining_bytes = LARGEST_HEADER
     for shard in dict.fromkeys(weight_map.values()):
-        text, data_bytes = header(shard, remaining_bytes)
-        remaining_bytes -= len(text)
-        for tensor in parse_header(text, f"{folder}{shard}", data_bytes).tensors:
+        header_bytes, data_bytes = read_shard_header(shard, remaining_bytes)
+        remaining_bytes -= len(header_bytes)
+        for tensor in parse_header(header_bytes, f"{folder_name}{shard}", data_bytes).tensors:
             if tensor.name in tensors:
-                raise InputError(f"{folder}{shard}: {tensor.name[:80]} is in another file too; expected one")
+                raise InputError(f"{folder_name}{shard}: {tensor.name[:80]} is in another file too; expected one")
             tensors[tensor.name] = tensor
         if len(tensors) > MOST_TENSORS:
             raise InputError(f"{location}: too many tensors; expected at most {MOST_TENSORS:,}")
-    missing_names = [name for name in weight_map if name not in tensors]
+    missing_names = [tensor_name for tensor_name in weight_map if tensor_name not in tensors]
     if missing_names:
         raise InputError(
             f"{location}: {missing_names[0][:80]}: {weight_map[missing_names[0]]} does not hold it "

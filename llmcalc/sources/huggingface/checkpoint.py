@@ -19,19 +19,32 @@ def checkpoint_of(config: Mapping[str, Any]) -> Checkpoint:
     class_types = dict.fromkeys(
         (type_of_class_name(architecture_of(config)), usual_name(config["model_type"]), text_type)
     )
-    base_families = [family_of(name).class_model_type or name for name in class_types if name in model_types()]
-    prefixes = (f"{base}." for name in base_families for base in library_classes().bases.get(name, ()))
+    base_families = [
+        family_of(class_type).class_model_type or class_type
+        for class_type in class_types
+        if class_type in model_types()
+    ]
+    prefixes = (f"{base}." for class_type in base_families for base in library_classes().bases.get(class_type, ()))
     family = family_of(base_families[-1])
-    stored = _with_unconverted(config, family.unconverted_modules)
-    return Checkpoint(stored, family.modules, family.earlier_names, tuple(dict.fromkeys((*WRAPPED, *prefixes))))
+    checkpoint_config = _with_unconverted_modules(config, family.unconverted_modules)
+    return Checkpoint(
+        checkpoint_config, family.modules, family.earlier_names, tuple(dict.fromkeys((*WRAPPED, *prefixes)))
+    )
 
 
-def _with_unconverted(config: Mapping[str, Any], patterns: tuple[str, ...]) -> Mapping[str, Any]:
+def _with_unconverted_modules(config: Mapping[str, Any], module_patterns: tuple[str, ...]) -> Mapping[str, Any]:
     """Returns the config with additional unconverted modules, in its main table or text model."""
-    table, text = config.get("quantization_config"), config.get("text_config")
-    if table is None and isinstance(text, dict):
-        converted_text = _with_unconverted(text, patterns)
-        return config if converted_text is text else {**config, "text_config": converted_text}
-    if not patterns or not isinstance(table, dict) or not isinstance(table.get("ignore"), list):
+    quantization_config, text_config = config.get("quantization_config"), config.get("text_config")
+    if quantization_config is None and isinstance(text_config, dict):
+        converted_text = _with_unconverted_modules(text_config, module_patterns)
+        return config if converted_text is text_config else {**config, "text_config": converted_text}
+    if (
+        not module_patterns
+        or not isinstance(quantization_config, dict)
+        or not isinstance(quantization_config.get("ignore"), list)
+    ):
         return config
-    return {**config, "quantization_config": {**table, "ignore": [*table["ignore"], *patterns]}}
+    return {
+        **config,
+        "quantization_config": {**quantization_config, "ignore": [*quantization_config["ignore"], *module_patterns]},
+    }

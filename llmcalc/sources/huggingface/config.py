@@ -106,121 +106,129 @@ class Config:
 
         They may contain the rotary share of a head. False, as in ZAYA's configs, counts as empty.
         """
-        for name in ("rope_parameters", "rope_scaling"):
-            if self.data.get(name) is not False and not isinstance(self.data.get(name), dict | None):
-                raise self.error(name, self.data[name], "a table of fields")
+        for field_name in ("rope_parameters", "rope_scaling"):
+            if self.data.get(field_name) is not False and not isinstance(self.data.get(field_name), dict | None):
+                raise self.error(field_name, self.data[field_name], "a table of fields")
 
-    def get(self, *names: str) -> Any:
+    def get(self, *field_names: str) -> Any:
         """Returns the raw value of a field, or the class's default.
 
         Raises `InputError` for a field that has neither a value nor a default.
         """
-        names = self._with_aliases(names)
-        winning = self._winning_name(names)
-        if winning is not None:
-            return self.data[winning]
-        for name in names:
-            if name in self.defaults:
-                return self.defaults[name]
+        field_names = self._with_aliases(field_names)
+        winning_name = self._winning_name(field_names)
+        if winning_name is not None:
+            return self.data[winning_name]
+        for field_name in field_names:
+            if field_name in self.defaults:
+                return self.defaults[field_name]
         missing_error = self.error(
-            self._name_in_config(names), "missing", f"a field that every {self.model_type} config has"
+            self._name_in_config(field_names), "missing", f"a field that every {self.model_type} config has"
         )
-        suggestion = near_to(names[0], [name for name in self.data if name not in self.fields_read])
+        suggestion = near_to(
+            field_names[0], [field_name for field_name in self.data if field_name not in self.fields_read]
+        )
         raise InputError(f"{missing_error} (the config has '{suggestion}')") if suggestion else missing_error
 
-    def has(self, name: str) -> bool:
+    def has(self, field_name: str) -> bool:
         """Whether the config itself has the field, with a value that is not null."""
-        return any(self.data.get(any_name) is not None for any_name in self._with_aliases((name,)))
+        return any(self.data.get(any_name) is not None for any_name in self._with_aliases((field_name,)))
 
-    def _with_aliases(self, names: tuple[str, ...]) -> tuple[str, ...]:
+    def _with_aliases(self, field_names: tuple[str, ...]) -> tuple[str, ...]:
         """Returns the names with their aliases, and marks all of them as read."""
-        if names not in self._names:
-            self._names[names] = self._aliased_value(names)
-        self.fields_read.update(self._names[names])
-        return self._names[names]
+        if field_names not in self._names:
+            self._names[field_names] = self._aliased_value(field_names)
+        self.fields_read.update(self._names[field_names])
+        return self._names[field_names]
 
-    def _aliased_value(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        read_names = [name for name in names if name not in self.unread_aliases]
-        alias_names = [self.aliases[name] for name in names if name in self.aliases]
+    def _aliased_value(self, field_names: tuple[str, ...]) -> tuple[str, ...]:
+        read_names = [field_name for field_name in field_names if field_name not in self.unread_aliases]
+        alias_names = [self.aliases[field_name] for field_name in field_names if field_name in self.aliases]
         usual_names = [
-            name
-            for name, alias in self.aliases.items()
-            if alias in (*read_names, *alias_names) and name not in self.unread_aliases
+            field_name
+            for field_name, alias in self.aliases.items()
+            if alias in (*read_names, *alias_names) and field_name not in self.unread_aliases
         ]
         return tuple(dict.fromkeys((*read_names, *alias_names, *usual_names)))
 
-    def _winning_name(self, names: tuple[str, ...]) -> str | None:
+    def _winning_name(self, field_names: tuple[str, ...]) -> str | None:
         """Returns the name whose value applies, if a config has several aliases; null values do not apply."""
-        present_names = [name for name in names if name in self.data]
+        present_names = [field_name for field_name in field_names if field_name in self.data]
         if len(present_names) < 2:
             return present_names[0] if present_names else None
-        others = {name for name in present_names if name not in self.defaults and self.data[name] is not None}
-        return next((name for name in reversed([*self.data]) if name in others), present_names[0])
+        foreign_names = {
+            field_name
+            for field_name in present_names
+            if field_name not in self.defaults and self.data[field_name] is not None
+        }
+        return next(
+            (field_name for field_name in reversed([*self.data]) if field_name in foreign_names), present_names[0]
+        )
 
-    def _name_in_config(self, names: tuple[str, ...]) -> str:
+    def _name_in_config(self, field_names: tuple[str, ...]) -> str:
         """Returns the alias that the config has for the field, or the usual name."""
-        return self._winning_name(self._with_aliases(names)) or names[0]
+        return self._winning_name(self._with_aliases(field_names)) or field_names[0]
 
-    def has_list(self, name: str) -> bool:
-        """Whether the field is in the config, not only among the defaults, and has a list."""
-        return self.has(name) and isinstance(self.get(name), list | tuple)
+    def has_list(self, field_name: str) -> bool:
+        """Whether the config itself, not only its defaults, has a list in the field."""
+        return self.has(field_name) and isinstance(self.get(field_name), list | tuple)
 
-    def size(self, *names: str) -> int:
+    def size(self, *field_names: str) -> int:
         """Returns the positive integer in a field. Numbers of layers and experts are bounded by `MOST`."""
-        return self._read_integer(names, 1, "a positive whole number")
+        return self._read_integer(field_names, 1, "a positive whole number")
 
-    def count(self, *names: str) -> int:
+    def count(self, *field_names: str) -> int:
         """Returns the integer in a field, which may be 0."""
-        return self._read_integer(names, 0, "a whole number, 0 or more")
+        return self._read_integer(field_names, 0, "a whole number, 0 or more")
 
     def with_fields(self, **fields: Any) -> Config:
         """Returns the config with new values for some fields; both configs share the record of read fields."""
         return replace(self, data={**self.data, **fields})
 
-    def size_by_name(self, name: str) -> int:
+    def size_by_name(self, field_name: str) -> int:
         """Returns the positive integer in a field with exactly this name, or the default, ignoring aliases."""
-        return replace(self, aliases={}).size(name)
+        return replace(self, aliases={}).size(field_name)
 
-    def _read_integer(self, names: tuple[str, ...], minimum: int, expected: str) -> int:
-        value, maximum = self.get(*names), MOST.get(names[0], LARGEST)
-        if not is_whole(value) or not minimum <= value <= maximum:
-            limit = f", at most {maximum}" if is_whole(value) and value > maximum else ""
-            raise self.error(self._name_in_config(names), value, expected + limit)
-        if value and self._winning_name(self._with_aliases(names)) is None:
-            self.from_defaults[f"{self.location}{names[0]}"] = value
-        return value
+    def _read_integer(self, field_names: tuple[str, ...], minimum: int, expected_text: str) -> int:
+        field_value, maximum = self.get(*field_names), MOST.get(field_names[0], LARGEST)
+        if not is_whole(field_value) or not minimum <= field_value <= maximum:
+            limit_text = f", at most {maximum}" if is_whole(field_value) and field_value > maximum else ""
+            raise self.error(self._name_in_config(field_names), field_value, expected_text + limit_text)
+        if field_value and self._winning_name(self._with_aliases(field_names)) is None:
+            self.from_defaults[f"{self.location}{field_names[0]}"] = field_value
+        return field_value
 
-    def optional_size(self, *names: str) -> int | None:
+    def optional_size(self, *field_names: str) -> int | None:
         """Returns the positive integer in a field; None if the field is null or absent."""
-        names = self._with_aliases(names)
-        is_present = any(name in self.data or name in self.defaults for name in names)
-        return self.size(*names) if is_present and self.get(*names) is not None else None
+        field_names = self._with_aliases(field_names)
+        is_present = any(field_name in self.data or field_name in self.defaults for field_name in field_names)
+        return self.size(*field_names) if is_present and self.get(*field_names) is not None else None
 
-    def _checked(self, names: tuple[str, ...], is_right: Callable[[Any], bool], expected: str) -> Any:
+    def _checked(self, field_names: tuple[str, ...], is_right: Callable[[Any], bool], expected_text: str) -> Any:
         """Returns the value of a field. Raises `InputError` for an invalid value."""
-        value = self.get(*names)
-        if not is_right(value):
-            raise self.error(self._name_in_config(names), value, expected)
-        return value
+        field_value = self.get(*field_names)
+        if not is_right(field_value):
+            raise self.error(self._name_in_config(field_names), field_value, expected_text)
+        return field_value
 
-    def flag(self, *names: str) -> bool:
+    def flag(self, *field_names: str) -> bool:
         """Returns the boolean in a field."""
-        return bool(self._checked(names, lambda value: type(value) is bool, "true or false"))
+        return bool(self._checked(field_names, lambda value: type(value) is bool, "true or false"))
 
-    def number(self, *names: str, minimum: float = 0) -> float:
+    def number(self, *field_names: str, minimum: float = 0) -> float:
         """Returns the number in a field, of at least `minimum`."""
 
-        def is_right(value: Any) -> bool:
-            return is_number(value) and minimum <= value <= LARGEST  # false for NaN
+        def is_right(field_value: Any) -> bool:
+            return is_number(field_value) and minimum <= field_value <= LARGEST  # false for NaN
 
-        value = self._checked(names, is_right, f"a number from {minimum} to {LARGEST}")
-        return value if isinstance(value, float) else float(value)
+        field_value = self._checked(field_names, is_right, f"a number from {minimum} to {LARGEST}")
+        return field_value if isinstance(field_value, float) else float(field_value)
 
-    def text(self, *names: str) -> str:
+    def text(self, *field_names: str) -> str:
         """Returns the text in a field."""
-        return str(self._checked(names, lambda value: isinstance(value, str), "a text"))
+        return str(self._checked(field_names, lambda value: isinstance(value, str), "a text"))
 
-    def sizes(self, *names: str) -> list[int]:
+    def sizes(self, *field_names: str) -> list[int]:
         """Returns the list of integers in a field, with 0 allowed."""
 
         def is_right(value: Any) -> bool:
@@ -228,83 +236,92 @@ class Config:
                 is_whole(element) and 0 <= element <= LARGEST for element in value
             )
 
-        return list(self._checked(names, is_right, "a list of whole numbers"))
+        return list(self._checked(field_names, is_right, "a list of whole numbers"))
 
-    def texts(self, *names: str) -> list[str]:
+    def texts(self, *field_names: str) -> list[str]:
         """Returns the list of texts in a field."""
 
         def is_right(value: Any) -> bool:
             return isinstance(value, list | tuple) and all(isinstance(element, str) for element in value)
 
-        return list(self._checked(names, is_right, "a list of texts"))
+        return list(self._checked(field_names, is_right, "a list of texts"))
 
-    def table(self, *names: str) -> Mapping[str, Any]:
+    def table(self, *field_names: str) -> Mapping[str, Any]:
         """Returns the table in a field."""
-        table: Mapping[str, Any] = self._checked(names, lambda value: isinstance(value, dict), "a table of fields")
+        table: Mapping[str, Any] = self._checked(
+            field_names, lambda value: isinstance(value, dict), "a table of fields"
+        )
         return table
 
-    def section(self, name: str, defaults: Mapping[str, Any] | None = None) -> Config:
+    def section(self, field_name: str, defaults: Mapping[str, Any] | None = None) -> Config:
         """Returns a nested table as a config; a missing table is empty. defaults: defaults of the table's fields."""
-        table = self.table(name) if self.has(name) else {}
-        return Config(table, defaults or {}, self.model_type, self.head, f"{self.location}{name}.")
+        section_data = self.table(field_name) if self.has(field_name) else {}
+        return Config(section_data, defaults or {}, self.model_type, self.head, f"{self.location}{field_name}.")
 
-    def choice(self, options: Mapping[str, Any], *names: str) -> Any:
-        """Returns the entry of `options` that a field's text names."""
+    def choice(self, value_by_text: Mapping[str, Any], *field_names: str) -> Any:
+        """Returns the entry of `value_by_text` that a field's text names."""
 
         def is_right(value: Any) -> bool:
-            return isinstance(value, str) and value in options
+            return isinstance(value, str) and value in value_by_text
 
-        return options[self._checked(names, is_right, "one of " + ", ".join(options))]
+        return value_by_text[self._checked(field_names, is_right, "one of " + ", ".join(value_by_text))]
 
-    def require(self, name: str, *expected_values: Any) -> None:
+    def require(self, field_name: str, *expected_values: Any) -> None:
         """Raises `InputError` for another value of a field, with which the class has uncounted weights."""
-        value = self.get(name)
+        value = self.get(field_name)
         if value not in expected_values:
-            expected = ", ".join(map(in_json, expected_values))
-            raise self.error(name, value, f"one of {expected} (what is counted for {self.model_type} knows no other)")
+            expected_text = ", ".join(map(in_json, expected_values))
+            raise self.error(
+                field_name, value, f"one of {expected_text} (what is counted for {self.model_type} knows no other)"
+            )
 
-    def quotient(self, name: str, dividend: int, divisor: int) -> int:
+    def quotient(self, field_name: str, dividend: int, divisor: int) -> int:
         """Returns dividend / divisor. Raises `InputError` unless the result is an integer, which the class requires."""
         if divisor <= 0 or dividend % divisor:
-            raise self.error(name, divisor, f"a divisor of {dividend}")
+            raise self.error(field_name, divisor, f"a divisor of {dividend}")
         return dividend // divisor
 
-    def error(self, name: str, value: Any, expected: str) -> InputError:
+    def error(self, field_name: str, field_value: Any, expected_text: str) -> InputError:
         """Returns an error with the field's name, value and expected value."""
-        alias = self.aliases.get(name, name)
-        name = self._winning_name((name, alias)) or alias
-        problem = "missing" if value is None and name not in self.data else in_json(value)
-        return InputError(f"{self.location}{name}: {problem}; expected {expected}")
+        alias = self.aliases.get(field_name, field_name)
+        field_name = self._winning_name((field_name, alias)) or alias
+        problem_text = "missing" if field_value is None and field_name not in self.data else in_json(field_value)
+        return InputError(f"{self.location}{field_name}: {problem_text}; expected {expected_text}")
 
-    def finish(self, ignored_fields: frozenset[str], parent: Config | None = None) -> None:
+    def finish(self, ignored_fields: frozenset[str], parent_config: Config | None = None) -> None:
         """Ends reading: fields that were never read and are not known to be irrelevant become `unknown`.
 
         ignored_fields: fields of this family that change no count.
-        parent: the outer config if this one is a nested table; it receives the unknown fields and the default sizes.
+        parent_config: the outer config of a nested table; it receives the unknown fields and the default sizes.
         """
-        parent = parent or self
+        parent_config = parent_config or self
         known_fields = self.fields_read | IRRELEVANT | ignored_fields
         known_fields |= {
             usual_name for usual_name, alias in self.aliases.items() if alias in known_fields
         } - self.unread_aliases
-        parent.unknown += [
-            Unknown(f"{self.location}{name}", value, self._corrected_name(name), self._restates_field(name, value))
-            for name, value in sorted(self.data.items())
-            if name not in known_fields and not name.startswith("_")
+        parent_config.unknown += [
+            Unknown(
+                f"{self.location}{field_name}",
+                field_value,
+                self._corrected_name(field_name),
+                self._restates_field(field_name, field_value),
+            )
+            for field_name, field_value in sorted(self.data.items())
+            if field_name not in known_fields and not field_name.startswith("_")
         ]
-        if parent is not self:
-            parent.from_defaults |= self.from_defaults
+        if parent_config is not self:
+            parent_config.from_defaults |= self.from_defaults
 
-    def _corrected_name(self, name: str) -> str:
+    def _corrected_name(self, field_name: str) -> str:
         """Returns the known field, not set in the config, that an unknown field may misspell."""
-        if name in self.unread_aliases:
-            return "" if self.has(self.aliases[name]) else self.aliases[name]
-        unset = sorted(field for field in tuple(self.fields_read) if not self.has(field))
-        return near_to(name, unset)
+        if field_name in self.unread_aliases:
+            return "" if self.has(self.aliases[field_name]) else self.aliases[field_name]
+        unset_fields = sorted(field for field in tuple(self.fields_read) if not self.has(field))
+        return near_to(field_name, unset_fields)
 
-    def _restates_field(self, name: str, value: Any) -> bool:
+    def _restates_field(self, field_name: str, value: Any) -> bool:
         """Whether another field, already read, has the same value and a similar name."""
-        words = words_of(name)
+        name_words = words_of(field_name)
         return any(
-            words & words_of(field) and self.data[field] == value for field in self.fields_read & self.data.keys()
+            name_words & words_of(field) and self.data[field] == value for field in self.fields_read & self.data.keys()
         )

@@ -91,24 +91,24 @@ LEAST_EAGLE_WIDTH = 1024
 """The least hidden_size at which a Llama of one layer is read as a draft of EAGLE; smaller ones are made for tests."""
 
 
-def as_draft(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
+def with_draft_type(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
     """Replaces a draft model's model type by the draft method's type, and adds remarks.
 
     Raises `InputError` for a draft that is not supported, recognised by its class or by a field.
     """
-    name, stated_type = architecture_of(config), config.get("speculators_model_type")
+    class_name, stated_type = architecture_of(config), config.get("speculators_model_type")
     model_type = config.get("model_type")
     is_draft = isinstance(model_type, str) and model_type in CLASSES
-    if is_draft and not any(name in config for name in ("architectures", *SECTIONS)):
+    if is_draft and not any(field in config for field in ("architectures", *SECTIONS)):
         return config, []
-    draft_type = next((draft_type for draft_type, pattern in CLASSES.items() if pattern.search(name)), "")
+    draft_type = next((draft_type for draft_type, pattern in CLASSES.items() if pattern.search(class_name)), "")
     if isinstance(stated_type, str):
         draft_type = stated_type if stated_type in CLASSES else ""
-    elif not draft_type and is_draft and not OTHER_CLASS.search(name):
+    elif not draft_type and is_draft and not OTHER_CLASS.search(class_name):
         draft_type = str(model_type)
-    if not draft_type and not OTHER_CLASS.search(name) and not isinstance(stated_type, str):
+    if not draft_type and not OTHER_CLASS.search(class_name) and not isinstance(stated_type, str):
         draft_type = next((draft_type for field, draft_type in FIELDS.items() if config.get(field) is not None), "")
-    if not draft_type and not model_type and not name and config.get("medusa_num_heads") is not None:
+    if not draft_type and not model_type and not class_name and config.get("medusa_num_heads") is not None:
         draft_type = "medusa"
     if draft_type == "dflash":
         projector = config.get("dflash_config")
@@ -116,9 +116,9 @@ def as_draft(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
         draft_type = projector if projector in ("dspark", "domino") else draft_type
     if draft_type:
         flattened_config = _flattened_config(config, draft_type)
-        _require_described_layers(flattened_config, name)
+        _require_described_layers(flattened_config, class_name)
         return flattened_config, []
-    _require_described_draft(config, name)
+    _require_described_draft(config, class_name)
     if _is_eagle(config):
         return _flattened_config(config, "eagle"), [
             f"num_hidden_layers: 1 layer of hidden_size {config['hidden_size']}; read as a draft of EAGLE, whose "
@@ -135,75 +135,83 @@ def _flattened_config(config: Mapping[str, Any], draft_type: str) -> dict[str, A
     merged_fields = (
         dict(SPECULATORS_DEFAULTS.get(draft_type, {})) if config.get("speculators_model_type") is not None else {}
     )
-    for section in SECTIONS:
-        table = config.get(section)
-        if table is None:
+    for section_name in SECTIONS:
+        section_data = config.get(section_name)
+        if section_data is None:
             continue
-        if not isinstance(table, dict):
-            raise InputError(f"{section}: {shown(table)}; expected a table of fields")
-        merged_fields |= table
+        if not isinstance(section_data, dict):
+            raise InputError(f"{section_name}: {shown(section_data)}; expected a table of fields")
+        merged_fields |= section_data
     layers = config.get("transformer_layer_config") or {}
     if draft_type in ("eagle3", "peagle") and layers.get("model_type") == "qwen3":
         merged_fields["use_qk_norm"] = True
-    unread = (*SECTIONS, "architectures")
+    unread_fields = (*SECTIONS, "architectures")
     return {
         **merged_fields,
-        **{name: value for name, value in config.items() if name not in unread},
+        **{field_name: field_value for field_name, field_value in config.items() if field_name not in unread_fields},
         "model_type": draft_type,
     }
 
 
-def _require_described_layers(config: Mapping[str, Any], name: str) -> None:
-    """Raises `InputError` for a draft of a method that is read, whose layers are those of another family."""
-    read_fields = {*FIELDS_OF_OTHER_LAYERS} if "Llama" in name else {*FIELDS_READ.get(config["model_type"], ())}
+def _require_described_layers(config: Mapping[str, Any], class_name: str) -> None:
+    """Raises `InputError` for a draft of a supported method with layers of another model family."""
+    read_fields = {*FIELDS_OF_OTHER_LAYERS} if "Llama" in class_name else {*FIELDS_READ.get(config["model_type"], ())}
     latent_mode, latent_fields = LATENT_MODE.get(config["model_type"], (None, ()))
     if config.get("attention_mode") == latent_mode:
         read_fields |= {*latent_fields}
-    fields = [field for field in FIELDS_OF_OTHER_LAYERS if config.get(field) is not None and field not in read_fields]
-    mode, listed_modes = config.get("attention_mode"), config.get("attention_modes")
-    modes = listed_modes if isinstance(listed_modes, list) else [listed_modes]
-    other_modes = [mode for mode in [*modes, *([] if mode == latent_mode else [mode])] if mode not in ATTENTION_MODES]
-    if OTHER_LAYERS.search(name):
-        sign = f"architectures: {name} is the class"
-    elif fields:
-        sign = f"{fields[0]}: {shown(config[fields[0]])} is a field"
+    foreign_fields = [
+        field for field in FIELDS_OF_OTHER_LAYERS if config.get(field) is not None and field not in read_fields
+    ]
+    attention_mode, listed_modes = config.get("attention_mode"), config.get("attention_modes")
+    attention_modes = listed_modes if isinstance(listed_modes, list) else [listed_modes]
+    other_modes = [
+        attention_mode
+        for attention_mode in [*attention_modes, *([] if attention_mode == latent_mode else [attention_mode])]
+        if attention_mode not in ATTENTION_MODES
+    ]
+    if OTHER_LAYERS.search(class_name):
+        reason_text = f"architectures: {class_name} is the class"
+    elif foreign_fields:
+        reason_text = f"{foreign_fields[0]}: {shown(config[foreign_fields[0]])} is a field"
     elif other_modes:
-        sign = f"attention_mode: {shown(other_modes[0])} is the attention"
+        reason_text = f"attention_mode: {shown(other_modes[0])} is the attention"
     else:
         return
     raise InputError(
-        f"{sign} of a draft model whose layers are not supported; expected the config of a draft with layers of Llama "
+        f"{reason_text} of a draft model whose layers are not supported; expected the config of a draft with layers "
+        "of Llama "
         "or Qwen3, or of a whole model"
     )
 
 
-def _require_described_draft(config: Mapping[str, Any], name: str) -> None:
-    """Raises `InputError` for a config whose class or fields show a draft that its model type does not describe."""
-    fields = [field for field in OTHER_FIELDS if config.get(field) is not None]
+def _require_described_draft(config: Mapping[str, Any], class_name: str) -> None:
+    """Raises `InputError` for a draft model's config whose model type is that of a whole model."""
+    foreign_fields = [field for field in OTHER_FIELDS if config.get(field) is not None]
     model_type = str(config.get("model_type"))
-    if OTHER_CLASS.search(name):
-        sign = f"architectures: {name} is"
+    if OTHER_CLASS.search(class_name):
+        reason_text = f"architectures: {class_name} is"
     elif OTHER_TYPE.search(model_type):
-        sign = f"model_type: {model_type} is of"
-    elif fields:
-        sign = f"{fields[0]}: {shown(config[fields[0]])} is a field of"
+        reason_text = f"model_type: {model_type} is of"
+    elif foreign_fields:
+        reason_text = f"{foreign_fields[0]}: {shown(config[foreign_fields[0]])} is a field of"
     else:
         return
-    expected = f"the config of a whole model, or of a draft of {', '.join(sorted(CLASSES))}"
-    if MTP_CLASS.search(name) or MTP_TYPE.search(model_type):
-        expected = "the config of its target, whose multi-token-prediction modules --with-mtp counts"
+    expected_text = f"the config of a whole model, or of a draft of {', '.join(sorted(CLASSES))}"
+    if MTP_CLASS.search(class_name) or MTP_TYPE.search(model_type):
+        expected_text = "the config of its target, whose multi-token-prediction modules --with-mtp counts"
     raise InputError(
-        f"{sign} a draft model for speculative decoding, which reads the hidden states of its target model and is not "
-        f"supported; expected {expected}"
+        f"{reason_text} a draft model for speculative decoding, which reads the hidden states of its target model and "
+        "is not "
+        f"supported; expected {expected_text}"
     )
 
 
 def _is_eagle(config: Mapping[str, Any]) -> bool:
     """Whether a config describes an EAGLE draft: a single Llama layer as wide as a whole model."""
-    width = config.get("hidden_size")
+    hidden_size = config.get("hidden_size")
     return (
         architecture_of(config) == "LlamaForCausalLM"
         and config.get("num_hidden_layers") == 1
-        and is_whole(width)
-        and width >= LEAST_EAGLE_WIDTH
+        and is_whole(hidden_size)
+        and hidden_size >= LEAST_EAGLE_WIDTH
     )

@@ -49,16 +49,16 @@ def dropout_of(config: Config, family: Family) -> Mapping[str, Any]:
 
     Raises `InputError` for a probability that is no number from 0 to below 1.
     """
-    places = {place: _read_probability(config, name) for place, name in family.dropout_fields.items()}
+    places = {place: _read_probability(config, field) for place, field in family.dropout_fields.items()}
     return {"dropout": places} if any(places.values()) or set(places) != {"attention"} else {}
 
 
-def _read_probability(config: Config, name: str) -> float:
+def _read_probability(config: Config, field_name: str) -> float:
     """Returns the probability in a field; null means 0, as in transformers."""
-    config.fields_read.add(name)
-    value = config.data.get(name, config.defaults.get(name, 0.0))
-    if value is None:
+    config.fields_read.add(field_name)
+    probability = config.data.get(field_name, config.defaults.get(field_name, 0.0))
+    if probability is None:
         return 0.0
-    if not is_number(value) or not 0 <= value < 1:
-        raise config.error(name, value, "a probability from 0 to below 1")
-    return float(value)
+    if not is_number(probability) or not 0 <= probability < 1:
+        raise config.error(field_name, probability, "a probability from 0 to below 1")
+    return float(probability)

@@ -34,20 +34,20 @@ module are compared as a sum.
 
 @cache
 def _module_tables() -> dict[str, dict[str, str]]:
-    tables: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("module_names.json").read_text())
-    return tables
+    modules_by_family: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("module_names.json").read_text())
+    return modules_by_family
 
 
 def module_names(table_name: str) -> Modules:
-    """Returns a table of `module_names.json`, whose entry `**` names the table that it adds to."""
+    """Returns a family's module names from `module_names.json`. The entry `**` names a table to extend."""
     module_of_node = dict(_module_tables()[table_name])
     base_name = module_of_node.pop("**", None)
     return module_of_node if base_name is None else {**module_names(base_name), **module_of_node}
 
 
-def field_names(text: str) -> frozenset[str]:
-    """Returns the names of config fields that a text combines."""
-    return frozenset(text.split())
+def field_names(names_text: str) -> frozenset[str]:
+    """Returns the names of config fields that a text lists, separated by spaces."""
+    return frozenset(names_text.split())
 
 
 EVERY = ("",)

@@ -31,24 +31,24 @@ class TrackedFloat(float):
     fields: frozenset[str]
 
     def __floor__(self) -> Any:
-        return _with_fields(float.__floor__(self), self.fields)
+        return _with_origin_fields(float.__floor__(self), self.fields)
 
 
-def _with_fields(value: Any, fields: frozenset[str]) -> Any:
+def _with_origin_fields(field_value: Any, origin_fields: frozenset[str]) -> Any:
     """Returns a number that remembers these config fields; any other value is unchanged."""
-    if type(value) not in (int, float):
-        return value
-    tracked_number: Any = TrackedInt(value) if isinstance(value, int) else TrackedFloat(value)
-    tracked_number.fields = fields
+    if type(field_value) not in (int, float):
+        return field_value
+    tracked_number: Any = TrackedInt(field_value) if isinstance(field_value, int) else TrackedFloat(field_value)
+    tracked_number.fields = origin_fields
     return tracked_number
 
 
-def _tracked_operation(cls: type, name: str) -> Callable[[Any, Any], Any]:
-    def calculate(self: Any, operand: Any) -> Any:
-        value = getattr(cls, name)(self, operand)
-        if value is NotImplemented and isinstance(operand, float):
-            value = getattr(float, name)(float(self), operand)
-        return _with_fields(value, self.fields | getattr(operand, "fields", frozenset()))
+def _tracked_operation(cls: type, method_name: str) -> Callable[[Any, Any], Any]:
+    def calculate(self: Any, other_operand: Any) -> Any:
+        operation_result = getattr(cls, method_name)(self, other_operand)
+        if operation_result is NotImplemented and isinstance(other_operand, float):
+            operation_result = getattr(float, method_name)(float(self), other_operand)
+        return _with_origin_fields(operation_result, self.fields | getattr(other_operand, "fields", frozenset()))
 
     return calculate
 
@@ -59,57 +59,62 @@ for _tracked_type, _plain in ((TrackedInt, int), (TrackedFloat, float)):
             setattr(_tracked_type, f"__{_side}{_name}__", _tracked_operation(_plain, f"__{_side}{_name}__"))
 
 
-def fields_behind(config: Mapping[str, Any], message: str) -> str:
-    """Returns ` (…)` with the config fields behind the fields in an error message.
+def origin_fields_of(config: Mapping[str, Any], message: str) -> str:
+    """Returns a text in brackets: the config fields from which the fields in an error message were computed.
 
     Empty if the names are the same.
     """
     try:
-        prefix, text_config, model_type = text_model_of(config)
-        family = family_of(model_type, prefix)
+        path_prefix, text_config, model_type = text_model_of(config)
+        family = family_of(model_type, path_prefix)
         if family.read_model is None:
             return ""
         tracked_config = {
-            name: value if name in IRRELEVANT else _tracked_value(value, name) for name, value in text_config.items()
+            field_name: field_value if field_name in IRRELEVANT else _tracked_value(field_value, field_name)
+            for field_name, field_value in text_config.items()
         }
-        description = family.read_model(typed_config(tracked_config, model_type, family, head_of(config), prefix))
+        model_fields = family.read_model(typed_config(tracked_config, model_type, family, head_of(config), path_prefix))
     except InputError:  # a .toml may have another value under that name
         return ""
-    paths = re.findall(r"[\w.]+", message.partition("; expected")[0])
-    named_fields = {path.rpartition(".")[2] for path in paths}
-    origin_fields = {field for number in _numbers_below(description, named_fields) for field in number.fields}
+    message_paths = re.findall(r"[\w.]+", message.partition("; expected")[0])
+    named_fields = {path.rpartition(".")[2] for path in message_paths}
+    origin_fields = {
+        field for tracked_number in _tracked_numbers(model_fields, named_fields) for field in tracked_number.fields
+    }
     config_paths = [
         path
         for path in _field_paths(text_config)
         if path in origin_fields and path.rpartition(".")[2] not in named_fields
     ]
-    return f" (in the config: {', '.join(prefix + path for path in config_paths)})" if config_paths else ""
+    return f" (in the config: {', '.join(path_prefix + path for path in config_paths)})" if config_paths else ""
 
 
 def _tracked_value(value: Any, path: str) -> Any:
     """Returns a config value whose numbers remember their path in the config."""
     if isinstance(value, dict):
-        return {name: _tracked_value(element, f"{path}.{name}") for name, element in value.items()}
+        return {field: _tracked_value(element, f"{path}.{field}") for field, element in value.items()}
     if isinstance(value, list):
-        return [_tracked_value(item, path) for item in value]
-    return _with_fields(value, frozenset({path}))
+        return [_tracked_value(list_element, path) for list_element in value]
+    return _with_origin_fields(value, frozenset({path}))
 
 
-def _numbers_below(table: Any, field_names: set[str], is_inside: bool = False) -> Iterator[TrackedInt | TrackedFloat]:
-    """Yields the numbers below any of the names in a description."""
-    if isinstance(table, dict):
-        for name, value in table.items():
-            yield from _numbers_below(value, field_names, name in field_names and not isinstance(value, dict))
-    elif isinstance(table, list | tuple):
-        for value in table:
-            yield from _numbers_below(value, field_names, is_inside)
-    elif is_inside and isinstance(table, TrackedInt | TrackedFloat):
-        yield table
+def _tracked_numbers(
+    description_table: Any, field_names: set[str], is_inside: bool = False
+) -> Iterator[TrackedInt | TrackedFloat]:
+    """Yields the tracked numbers in a description that stand below one of the field names."""
+    if isinstance(description_table, dict):
+        for field_name, value in description_table.items():
+            yield from _tracked_numbers(value, field_names, field_name in field_names and not isinstance(value, dict))
+    elif isinstance(description_table, list | tuple):
+        for value in description_table:
+            yield from _tracked_numbers(value, field_names, is_inside)
+    elif is_inside and isinstance(description_table, TrackedInt | TrackedFloat):
+        yield description_table
 
 
 def _field_paths(config: Mapping[str, Any]) -> Iterator[str]:
     """Yields every field's path, nested tables included, in the order of the file."""
-    for name, value in config.items():
-        yield name
-        if isinstance(value, dict):
-            yield from (f"{name}.{path}" for path in _field_paths(value))
+    for field_name, field_value in config.items():
+        yield field_name
+        if isinstance(field_value, dict):
+            yield from (f"{field_name}.{path}" for path in _field_paths(field_value))

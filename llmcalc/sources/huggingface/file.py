@@ -10,7 +10,7 @@ from ...components.head_kind import HeadKind
 from ...errors import InputError, one_line, shown
 from ..files import LARGEST_CONFIG, parse_json, read_text
 from .heads import architecture_of
-from .other_forms import as_config
+from .other_forms import config_of_other_form
 from .registry import family_of, read, type_of_class_name, usual_name, with_model_type
 from .text_section import require_read_sizes, with_text_section
 from .unknown import remark_on_defaults, remark_on_ignored_fields, require_known
@@ -33,23 +33,23 @@ def read_json(path: Path) -> dict[str, Any]:
     return parse_config(read_text(path, LARGEST_CONFIG, or_stdin=path.name != QUANTIZATION_FILE), str(path))
 
 
-def parse_config(text: str, location: str) -> dict[str, Any]:
+def parse_config(config_text: str, location: str) -> dict[str, Any]:
     """Parses a JSON object. Raises `InputError` for text that is not a JSON object or nested too deeply.
 
     location: name of the source in error messages.
     """
-    config_data = parse_json(text, location)
+    config_data = parse_json(config_text, location)
     if not isinstance(config_data, dict):
         raise InputError(f"{location}: expected a JSON object, the config.json of a transformers model")
     return config_data
 
 
-def require_counted_type(text: str, location: str) -> None:
+def require_counted_type(config_text: str, location: str) -> None:
     """Raises `InputError` unless a text is a `config.json` with a supported model type.
 
     Other fields may be wrong.
     """
-    config_data, _ = as_config(parse_config(text, location))
+    config_data, _ = config_of_other_form(parse_config(config_text, location))
     model_type = config_data.get("model_type") or type_of_class_name(architecture_of(config_data))
     if not isinstance(model_type, str) or not model_type:
         raise InputError(f"{location}: has no model_type")
@@ -64,22 +64,22 @@ def describe_config(
     Raises `InputError`, which names the field, for a config that is not supported.
     """
     config_data = read_json(path)
-    quantization, remarks = _quantization_beside(path, config_data)
+    quantization_fields, remarks = _quantization_of_folder(path, config_data)
     try:
-        description = describe_data({**config_data, **quantization}, head, allow_unknown)
+        model_description = describe_data({**config_data, **quantization_fields}, head, allow_unknown)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-    description["notes"] += remarks
+    model_description["notes"] += remarks
     stated_name = config_data.get("_name_or_path")
-    name = (
+    model_name = (
         one_line(stated_name)[:LONGEST_NAME]
         if isinstance(stated_name, str) and stated_name
         else (path.parent.name if path.name == "config.json" else path.stem)
     )
-    return name or path.stem, description
+    return model_name or path.stem, model_description
 
 
-def _quantization_beside(path: Path, config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _quantization_of_folder(path: Path, config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Returns the `quantization_config` that ModelOpt wrote in a file beside a `config.json`, and remarks.
 
     Both are empty for a config that has one, and without such a file. A file without an algorithm for weights
@@ -87,16 +87,18 @@ def _quantization_beside(path: Path, config: Mapping[str, Any]) -> tuple[dict[st
     Raises `InputError` for a file that cannot be read or that has no table `quantization`.
     """
     file = path.with_name(QUANTIZATION_FILE)
-    sections = (config, *(value for value in config.values() if isinstance(value, dict)))
-    is_stated = any(section.get("quantization_config") is not None for section in sections)
+    config_sections = (config, *(field_value for field_value in config.values() if isinstance(field_value, dict)))
+    is_stated = any(section.get("quantization_config") is not None for section in config_sections)
     if path.name != "config.json" or is_stated or not file.exists():
         return {}, []
-    table = read_json(file).get("quantization")
-    if not isinstance(table, dict):
-        raise InputError(f"{file}: quantization: {shown(table)}; expected a table of fields, as ModelOpt writes it")
-    if table.get("quant_algo") is None:
+    quantization = read_json(file).get("quantization")
+    if not isinstance(quantization, dict):
+        raise InputError(
+            f"{file}: quantization: {shown(quantization)}; expected a table of fields, as ModelOpt writes it"
+        )
+    if quantization.get("quant_algo") is None:
         return {}, [f"{file.name}: no quant_algo, so the weights count as the config's; give --kv-dtype for its cache"]
-    return {"quantization_config": {**table, "quant_method": "modelopt"}}, [
+    return {"quantization_config": {**quantization, "quant_method": "modelopt"}}, [
         f"quantization_config: not in the config; taken from {file.name} beside it"
     ]
 
@@ -108,50 +110,53 @@ def describe_data(
 
     allow_unknown: whether to ignore unknown fields; otherwise a misspelt field or an unknown size is an `InputError`.
     """
-    config_data, form_remarks = as_config(config_data)
+    config_data, form_remarks = config_of_other_form(config_data)
     config, type_remarks = with_model_type(config_data)
     config, section_remarks = with_text_section(config)
-    remarks = [*form_remarks, *type_remarks, *section_remarks]
-    reading = read(config, head)
+    config_remarks = [*form_remarks, *type_remarks, *section_remarks]
+    config_description = read(config, head)
     if not allow_unknown:
-        require_known(reading.unknown, reading.model_type)
-        require_read_sizes(reading)
-    remarks += [
-        *reading.notes,
-        *remark_on_defaults(reading.from_defaults),
-        *remark_on_ignored_fields([field.path for field in reading.unknown]),
+        require_known(config_description.unknown, config_description.model_type)
+        require_read_sizes(config_description)
+    config_remarks += [
+        *config_description.notes,
+        *remark_on_defaults(config_description.from_defaults),
+        *remark_on_ignored_fields([field.path for field in config_description.unknown]),
     ]
-    description: dict[str, Any] = {
-        "model": reading.model,
+    model_description: dict[str, Any] = {
+        "model": config_description.model,
         "config": dict(config),
-        "notes": [one_line(remark_text) for remark_text in remarks],
+        "notes": [one_line(remark_text) for remark_text in config_remarks],
     }
     dtype = config_data.get("dtype") or config_data.get("torch_dtype")
     if isinstance(dtype, str):
-        description["dtype"] = dtype
+        model_description["dtype"] = dtype
     config_tables = [*_config_tables(config_data)]
     state_dtype = next((table[key] for table in config_tables for key in STATE_DTYPES if key in table), None)
     if isinstance(state_dtype, str) and state_dtype != "auto":
-        description["state_dtype"] = state_dtype
+        model_description["state_dtype"] = state_dtype
     rope_parameters = _rope_parameters(next(iter(config_tables)))
     if rope_parameters:
-        description["rope_parameters"] = rope_parameters
-    return description
+        model_description["rope_parameters"] = rope_parameters
+    return model_description
 
 
-def _rope_parameters(table: Mapping[str, Any]) -> dict[str, Any]:
+def _rope_parameters(config_table: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a config's scaling of rotary positions in the form of `rope_parameters`; empty if not stated.
 
     The older `rope_scaling` does not hold for layers with a window that have a base of their own (Gemma 3).
     """
-    parameters = table.get("rope_parameters") or table.get("rope_scaling")
-    if not isinstance(parameters, Mapping):
+    rope_parameters = config_table.get("rope_parameters") or config_table.get("rope_scaling")
+    if not isinstance(rope_parameters, Mapping):
         return {}
-    original = table.get("original_max_position_embeddings")
-    parameters = {**({} if original is None else {"original_max_position_embeddings": original}), **parameters}
-    if "rope_local_base_freq" in table and "rope_parameters" not in table:
-        return {"full_attention": parameters, "sliding_attention": {}}
-    return parameters
+    original_length = config_table.get("original_max_position_embeddings")
+    rope_parameters = {
+        **({} if original_length is None else {"original_max_position_embeddings": original_length}),
+        **rope_parameters,
+    }
+    if "rope_local_base_freq" in config_table and "rope_parameters" not in config_table:
+        return {"full_attention": rope_parameters, "sliding_attention": {}}
+    return rope_parameters
 
 
 def _config_tables(config_data: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

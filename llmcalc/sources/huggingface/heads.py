@@ -57,8 +57,8 @@ def architecture_of(config_data: Mapping[str, Any]) -> str:
 
 def head_of(config_data: Mapping[str, Any]) -> HeadKind:
     """Returns the output head that `architectures` names; a language-model head if it names none."""
-    name, auto_map = architecture_of(config_data), config_data.get("auto_map")
+    class_name, auto_map = architecture_of(config_data), config_data.get("auto_map")
     causal_class = auto_map.get("AutoModelForCausalLM") if isinstance(auto_map, dict) else None
-    if name and isinstance(causal_class, str) and causal_class.rpartition(".")[2] == name:
+    if class_name and isinstance(causal_class, str) and causal_class.rpartition(".")[2] == class_name:
         return "lm"  # whatever its name ends with (`GlmasrModel` of GLM-ASR's own code)
-    return next((head for ending, head in HEAD_ENDINGS.items() if name.endswith(ending)), "lm")
+    return next((head for class_ending, head in HEAD_ENDINGS.items() if class_name.endswith(class_ending)), "lm")

@@ -1,4 +1,4 @@
-"""Configs of other programs: those of model makers (Meta, Mistral, OpenAI), trainers, simulators and engines.
+"""Configs of other programs: of model makers (Meta, Mistral, OpenAI), trainers, simulators and engines.
 
 Sources: llama/model.py of meta-llama/llama (`ModelArgs`, `FeedForward`); model_args.py, llama_transformer.py and
 attention.py in examples/models/llama of pytorch/executorch; model.py of karpathy/nanoGPT; nanochat/gpt.py
@@ -96,118 +96,124 @@ MLC = field_names("""
 """Fields of MLC's `model_config` that are settings of its engine, and `head_dim`, which it fills in."""
 
 
-def as_config(arguments: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
+def config_of_other_form(model_args: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
     """Converts another program's config to a `config.json`, with remarks; any other config is unchanged.
 
     Raises `InputError` for a field of that form with a value that has no such config.
     """
-    if isinstance(arguments.get("model_config"), dict) and isinstance(arguments.get("model_type"), str):
-        return _read_mlc(arguments)
-    nested = arguments.get("model_config")
-    if isinstance(nested, dict) and {"n_layer", "n_head", "n_embd", "n_kv_head"} <= set(nested):
-        arguments = nested  # meta_*.json beside a checkpoint of nanochat
-    argument_names = frozenset(arguments)
+    if isinstance(model_args.get("model_config"), dict) and isinstance(model_args.get("model_type"), str):
+        return _read_mlc(model_args)
+    nested_config = model_args.get("model_config")
+    if isinstance(nested_config, dict) and {"n_layer", "n_head", "n_embd", "n_kv_head"} <= set(nested_config):
+        model_args = nested_config  # meta_*.json beside a checkpoint of nanochat
+    argument_names = frozenset(model_args)
     if {"head_num", "layer_num", "hidden_size"} <= argument_names:
-        return _read_simumax(arguments)
+        return _read_simumax(model_args)
     if "_class_name" in argument_names and "model_type" not in argument_names:
         raise InputError(
-            f"_class_name: {shown(arguments['_class_name'])} is a class of diffusers, which is no language model; "
+            f"_class_name: {shown(model_args['_class_name'])} is a class of diffusers, which is no language model; "
             "expected the config.json of one, such as that of a text encoder"
         )
-    for program_fields, program in PROGRAMS_WITHOUT_SIZES.items():
+    for program_fields, program_name in PROGRAMS_WITHOUT_SIZES.items():
         if program_fields <= argument_names:
             raise InputError(
-                f"{', '.join(sorted(program_fields))}: fields of {program}; expected the config.json of the model, or "
+                f"{', '.join(sorted(program_fields))}: fields of {program_name}; expected the config.json of the "
+                "model, or "
                 "a description in TOML, whose fields llmcalc schema lists"
             )
     if "model_type" in argument_names or "architectures" in argument_names:
-        return arguments, []
+        return model_args, []
     if {"dim", "n_layers", "n_heads", "hidden_dim"} <= argument_names <= MISTRAL:
-        return _read_mistral(arguments)
+        return _read_mistral(model_args)
     if {"dim", "n_layers", "n_heads", "vocab_size"} <= argument_names <= META:
-        return _read_meta(arguments)
+        return _read_meta(model_args)
     if {"dim", "n_layers", "n_heads", "vocab_size"} <= argument_names and argument_names & {
         "use_hf_rope",
         "max_context_len",
     }:
-        return _read_executorch(arguments)
+        return _read_executorch(model_args)
     if GPT_OSS_SIZES | {*GPT_OSS_NAMES.values()} <= argument_names <= GPT_OSS:
-        return _read_gpt_oss(arguments)
+        return _read_gpt_oss(model_args)
     if {"n_layer", "n_head", "n_embd", "block_size"} <= argument_names <= NANOGPT:
-        return {**arguments, "model_type": "nanogpt"}, ["arguments of nanoGPT: read as 'nanogpt', with its tied head"]
+        return {**model_args, "model_type": "nanogpt"}, ["arguments of nanoGPT: read as 'nanogpt', with its tied head"]
     if {"n_layer", "n_head", "n_embd", "n_kv_head"} <= argument_names <= NANOCHAT:
-        return _read_nanochat(arguments)
+        return _read_nanochat(model_args)
     if {"d_model", "n_layer", "vocab_size", "ssm_cfg"} <= argument_names <= MAMBA:
-        return _read_mamba(arguments)
+        return _read_mamba(model_args)
     if {"n_layer", "n_head", "n_embd", "n_kv_head", "window_pattern"} <= argument_names:
         raise InputError(
-            f"window_pattern: {shown(arguments['window_pattern'])}; nanochat's later models have windows and "
+            f"window_pattern: {shown(model_args['window_pattern'])}; nanochat's later models have windows and "
             "embeddings of values, which are not read; expected its first arguments alone, or a description in TOML, "
             "whose fields llmcalc schema lists"
         )
-    return arguments, []
+    return model_args, []
 
 
-def _positive_size(arguments: Mapping[str, Any], name: str, default: int | None = None) -> int:
+def _positive_size(model_args: Mapping[str, Any], field_name: str, default_size: int | None = None) -> int:
     """Returns the positive integer in a field. Raises `InputError` for any other value, and without a default."""
-    value = arguments.get(name, default)
-    if name == "vocab_size" and value == -1:
+    field_value = model_args.get(field_name, default_size)
+    if field_name == "vocab_size" and field_value == -1:
         raise InputError("vocab_size: -1; expected the number of entries of the tokenizer, 32000 for Llama 1 and 2")
-    if not is_whole(value) or not 0 < value <= LARGEST:
-        raise InputError(f"{name}: {shown(value)}; expected a positive whole number")
-    return value
+    if not is_whole(field_value) or not 0 < field_value <= LARGEST:
+        raise InputError(f"{field_name}: {shown(field_value)}; expected a positive whole number")
+    return field_value
 
 
-def _read_meta(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _read_meta(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Reads Llama's `params.json`: the FFN's width is computed from the model's width (`FeedForward`)."""
-    config = {**_shared_fields(arguments), "model_type": "llama", "intermediate_size": _ffn_width(arguments)}
+    config = {**_shared_fields(model_args), "model_type": "llama", "intermediate_size": _ffn_width(model_args)}
     return config, ["params.json of Llama: read as 'llama' with an output head of its own"]
 
 
-def _ffn_width(arguments: Mapping[str, Any]) -> int:
+def _ffn_width(model_args: Mapping[str, Any]) -> int:
     """Returns the FFN's width of Meta's `FeedForward`: 8/3 of the model's width, scaled and rounded up."""
-    width, multiple = _positive_size(arguments, "dim"), _positive_size(arguments, "multiple_of", 256)
-    ffn_factor = arguments.get("ffn_dim_multiplier")
+    hidden_size, width_multiple = _positive_size(model_args, "dim"), _positive_size(model_args, "multiple_of", 256)
+    ffn_factor = model_args.get("ffn_dim_multiplier")
     if ffn_factor is not None and (not is_number(ffn_factor) or not 0 < ffn_factor <= 100):
         raise InputError(f"ffn_dim_multiplier: {shown(ffn_factor)}; expected a number above 0, up to 100")
-    ffn = 4 * width * 2 // 3
-    return multiple * ceil((ffn if ffn_factor is None else int(ffn_factor * ffn)) / multiple)
+    ffn = 4 * hidden_size * 2 // 3
+    return width_multiple * ceil((ffn if ffn_factor is None else int(ffn_factor * ffn)) / width_multiple)
 
 
-def _read_executorch(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _read_executorch(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Reads ExecuTorch's Llama with biases or norms of queries and keys, layers without positions, or multipliers."""
-    for name, value in arguments.items():
-        if name not in EXECUTORCH | EXECUTORCH_SETTINGS and value != EXECUTORCH_FIXED.get(name):
+    for field_name, field_value in model_args.items():
+        if field_name not in EXECUTORCH | EXECUTORCH_SETTINGS and field_value != EXECUTORCH_FIXED.get(field_name):
             raise InputError(
-                f"{name}: {shown(value)}; expected {shown(EXECUTORCH_FIXED.get(name))} (ExecuTorch's models with "
-                "another value are not read; the config.json of the model is)"
+                f"{field_name}: {shown(field_value)}; expected {shown(EXECUTORCH_FIXED.get(field_name))} "
+                "(ExecuTorch's models with "
+                "(ExecuTorch's models with another value are not read; the config.json of the model is)"
             )
-    has_bias, has_norms = arguments.get("attention_qkv_bias", False), arguments.get("use_qk_norm", False)
-    for name, value in (("attention_qkv_bias", has_bias), ("use_qk_norm", has_norms)):
-        if not isinstance(value, bool):
-            raise InputError(f"{name}: {shown(value)}; expected true or false")
-    if has_norms and arguments.get("qk_norm_before_rope") is not True:
+    has_bias, has_norms = model_args.get("attention_qkv_bias", False), model_args.get("use_qk_norm", False)
+    for field_name, field_value in (("attention_qkv_bias", has_bias), ("use_qk_norm", has_norms)):
+        if not isinstance(field_value, bool):
+            raise InputError(f"{field_name}: {shown(field_value)}; expected true or false")
+    if has_norms and model_args.get("qk_norm_before_rope") is not True:
         raise InputError("qk_norm_before_rope: expected true, as of Qwen3")
-    multipliers = {
+    multiplier_fields = {
         "attention_multiplier": "attention_multiplier",
         "residual_multiplier": "residual_multiplier",
         "embedding_multiplier": "embedding_scale_factor",
         "logits_scaling": "logits_scaling",
     }
-    config = {**_shared_fields(arguments), "model_type": "llama", "attention_bias": False}
+    config = {**_shared_fields(model_args), "model_type": "llama", "attention_bias": False}
     config["intermediate_size"] = (
-        _ffn_width(arguments) if arguments.get("hidden_dim") is None else _positive_size(arguments, "hidden_dim")
+        _ffn_width(model_args) if model_args.get("hidden_dim") is None else _positive_size(model_args, "hidden_dim")
     )
-    if arguments.get("head_dim") is not None:
-        config["head_dim"] = _positive_size(arguments, "head_dim")
-    stated = {name: arguments[field] for name, field in multipliers.items() if arguments.get(field) is not None}
-    kinds = {
+    if model_args.get("head_dim") is not None:
+        config["head_dim"] = _positive_size(model_args, "head_dim")
+    stated_multipliers = {
+        field_name: model_args[field]
+        for field_name, field in multiplier_fields.items()
+        if model_args.get(field) is not None
+    }
+    layer_kind_names = {
         "qwen2": has_bias,
         "qwen3": has_norms,
-        "granite": stated,
-        "smollm3": arguments.get("no_rope_layer_interval"),
+        "granite": stated_multipliers,
+        "smollm3": model_args.get("no_rope_layer_interval"),
     }
-    named_types = [model_type for model_type, is_stated in kinds.items() if is_stated]
+    named_types = [model_type for model_type, is_stated in layer_kind_names.items() if is_stated]
     if len(named_types) > 1:
         raise InputError(
             "attention_qkv_bias, use_qk_norm, no_rope_layer_interval, multipliers: those of "
@@ -218,23 +224,23 @@ def _read_executorch(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list
     if named_types == ["qwen2"]:
         config.pop("attention_bias")
     if named_types == ["smollm3"]:
-        config["no_rope_layer_interval"] = _positive_size(arguments, "no_rope_layer_interval")
-    return config | stated, [
+        config["no_rope_layer_interval"] = _positive_size(model_args, "no_rope_layer_interval")
+    return config | stated_multipliers, [
         f"arguments of ExecuTorch's Llama: read as '{config['model_type']}' with an output head of its own"
     ]
 
 
-def _read_mistral(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _read_mistral(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Reads Mistral's `params.json`, with experts if it has a table `moe`."""
     config = {
-        **_shared_fields(arguments),
+        **_shared_fields(model_args),
         "model_type": "mistral",
-        "intermediate_size": _positive_size(arguments, "hidden_dim"),
+        "intermediate_size": _positive_size(model_args, "hidden_dim"),
         "sliding_window": None,
     }
-    if arguments.get("head_dim") is not None:
-        config["head_dim"] = _positive_size(arguments, "head_dim")
-    experts = arguments.get("moe")
+    if model_args.get("head_dim") is not None:
+        config["head_dim"] = _positive_size(model_args, "head_dim")
+    experts = model_args.get("moe")
     if experts is not None:
         if not isinstance(experts, dict):
             raise InputError(f"moe: {shown(experts)}; expected a table of fields")
@@ -246,80 +252,88 @@ def _read_mistral(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[st
     return config, [f"params.json of Mistral: read as '{config['model_type']}' with an output head of its own"]
 
 
-def _read_gpt_oss(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Reads OpenAI's own config of gpt-oss, every other layer of which has a window, the first among them."""
-    config: dict[str, Any] = {name: _positive_size(arguments, name) for name in GPT_OSS_SIZES}
-    config |= {name: _positive_size(arguments, field) for name, field in GPT_OSS_NAMES.items()}
-    length = _positive_size(arguments, "initial_context_length", 4096)
-    factor = arguments.get("rope_scaling_factor", 32)
-    if not is_number(factor) or not 0 < factor <= LARGEST:
-        raise InputError(f"rope_scaling_factor: {shown(factor)}; expected a positive number")
-    config |= {"model_type": "gpt_oss", "max_position_embeddings": int(length * factor), "tie_word_embeddings": False}
+def _read_gpt_oss(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Reads OpenAI's own config of gpt-oss, where every second layer, from the first on, has a window."""
+    config: dict[str, Any] = {field_name: _positive_size(model_args, field_name) for field_name in GPT_OSS_SIZES}
+    config |= {field_name: _positive_size(model_args, field) for field_name, field in GPT_OSS_NAMES.items()}
+    context_length = _positive_size(model_args, "initial_context_length", 4096)
+    rope_factor = model_args.get("rope_scaling_factor", 32)
+    if not is_number(rope_factor) or not 0 < rope_factor <= LARGEST:
+        raise InputError(f"rope_scaling_factor: {shown(rope_factor)}; expected a positive number")
+    config |= {
+        "model_type": "gpt_oss",
+        "max_position_embeddings": int(context_length * rope_factor),
+        "tie_word_embeddings": False,
+    }
     return config, [
         "config of OpenAI's own code: read as 'gpt_oss'; it does not say that its checkpoints have experts in MXFP4 "
         "(--quantize mxfp4)"
     ]
 
 
-def _shared_fields(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _shared_fields(model_args: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields that both kinds of `params.json` share."""
-    heads = _positive_size(arguments, "n_heads")
+    heads = _positive_size(model_args, "n_heads")
     config: dict[str, Any] = {
-        "hidden_size": _positive_size(arguments, "dim"),
-        "num_hidden_layers": _positive_size(arguments, "n_layers"),
+        "hidden_size": _positive_size(model_args, "dim"),
+        "num_hidden_layers": _positive_size(model_args, "n_layers"),
         "num_attention_heads": heads,
-        "num_key_value_heads": _positive_size(arguments, "n_kv_heads", heads),
-        "vocab_size": _positive_size(arguments, "vocab_size"),
+        "num_key_value_heads": _positive_size(model_args, "n_kv_heads", heads),
+        "vocab_size": _positive_size(model_args, "vocab_size"),
         "tie_word_embeddings": False,
     }
     other_names = {"rms_norm_eps": "norm_eps", "rope_theta": "rope_theta", "max_position_embeddings": "max_seq_len"}
-    return config | {name: arguments[field] for name, field in other_names.items() if arguments.get(field) is not None}
+    return config | {
+        field_name: model_args[field] for field_name, field in other_names.items() if model_args.get(field) is not None
+    }
 
 
-def _read_simumax(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Reads a model of SimuMax, all of whose modules have RMSNorm, no biases and a separate output head."""
-    for name in sorted(set(arguments) - SIMUMAX):
-        raise InputError(f"{name}: is no field of SimuMax's models, whose form this is; expected their fields alone")
-    if arguments.get("use_swiglu") is not True:
-        raise InputError(f"use_swiglu: {shown(arguments.get('use_swiglu'))}; expected true, for a gated network")
-    has_latent = arguments.get("attention_type") == "mla"
-    heads, width = _positive_size(arguments, "head_num"), _positive_size(arguments, "hidden_size")
+def _read_simumax(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Reads SimuMax's config. Its models have RMSNorm, no biases and a separate output head."""
+    for field_name in sorted(set(model_args) - SIMUMAX):
+        raise InputError(
+            f"{field_name}: is no field of SimuMax's models, whose form this is; expected their fields alone"
+        )
+    if model_args.get("use_swiglu") is not True:
+        raise InputError(f"use_swiglu: {shown(model_args.get('use_swiglu'))}; expected true, for a gated network")
+    has_latent = model_args.get("attention_type") == "mla"
+    heads, hidden_size = _positive_size(model_args, "head_num"), _positive_size(model_args, "hidden_size")
     config: dict[str, Any] = {
         "model_type": "deepseek_v3" if has_latent else "llama",
-        "hidden_size": width,
-        "intermediate_size": _positive_size(arguments, "intermediate_size"),
-        "num_hidden_layers": _positive_size(arguments, "layer_num"),
+        "hidden_size": hidden_size,
+        "intermediate_size": _positive_size(model_args, "intermediate_size"),
+        "num_hidden_layers": _positive_size(model_args, "layer_num"),
         "num_attention_heads": heads,
-        "num_key_value_heads": _positive_size(arguments, "kv_head_num", heads),
-        "vocab_size": _positive_size(arguments, "vocab_size"),
+        "num_key_value_heads": _positive_size(model_args, "kv_head_num", heads),
+        "vocab_size": _positive_size(model_args, "vocab_size"),
         "max_position_embeddings": None,
         "tie_word_embeddings": False,
         "attention_bias": False,
     }
     if has_latent:
-        sizes = {"kv_lora_rank": "kv_lora_rank", "v_head_dim": "v_head_dim", "qk_nope_head_dim": "qk_head_dim"}
-        sizes |= {"qk_rope_head_dim": "qk_pos_emb_head_dim"}
-        config |= {name: _positive_size(arguments, field) for name, field in sizes.items()}
+        latent_fields = {"kv_lora_rank": "kv_lora_rank", "v_head_dim": "v_head_dim", "qk_nope_head_dim": "qk_head_dim"}
+        latent_fields |= {"qk_rope_head_dim": "qk_pos_emb_head_dim"}
+        config |= {field_name: _positive_size(model_args, field) for field_name, field in latent_fields.items()}
         config |= {"n_group": 1, "topk_group": 1}
-        is_low_rank = arguments.get("q_lora_rank") is not None
-        config["q_lora_rank"] = _positive_size(arguments, "q_lora_rank") if is_low_rank else None
+        is_low_rank = model_args.get("q_lora_rank") is not None
+        config["q_lora_rank"] = _positive_size(model_args, "q_lora_rank") if is_low_rank else None
     else:
-        config["head_dim"] = _positive_size(arguments, "head_size")
-    if _positive_size(arguments, "expert_num", 1) > 1:
-        expert_width = _positive_size(arguments, "moe_ffn_hidden_size", config["intermediate_size"])
-        shared_width = arguments.get("moe_shared_expert_intermediate_size") or 0
+        config["head_dim"] = _positive_size(model_args, "head_size")
+    if _positive_size(model_args, "expert_num", 1) > 1:
+        expert_width = _positive_size(model_args, "moe_ffn_hidden_size", config["intermediate_size"])
+        shared_width = model_args.get("moe_shared_expert_intermediate_size") or 0
         if not is_whole(shared_width) or not 0 <= shared_width <= LARGEST or shared_width % expert_width:
             raise InputError(
                 f"moe_shared_expert_intermediate_size: {shown(shared_width)}; expected a multiple of the width of a "
                 f"routed expert ({expert_width})"
             )
-        dense_layers = arguments.get("dense_layers") or 0
+        dense_layers = model_args.get("dense_layers") or 0
         if not is_whole(dense_layers) or not 0 <= dense_layers <= config["num_hidden_layers"]:
             raise InputError(f"dense_layers: {shown(dense_layers)}; expected a number from 0 to layer_num")
         config |= {
             "model_type": "deepseek_v3" if has_latent else "deepseek",
-            "n_routed_experts": _positive_size(arguments, "expert_num"),
-            "num_experts_per_tok": _positive_size(arguments, "topk"),
+            "n_routed_experts": _positive_size(model_args, "expert_num"),
+            "num_experts_per_tok": _positive_size(model_args, "topk"),
             "moe_intermediate_size": expert_width,
             "n_shared_experts": shared_width // expert_width,
             "first_k_dense_replace": dense_layers,
@@ -332,80 +346,86 @@ def _read_simumax(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[st
     ]
 
 
-def _read_nanochat(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _read_nanochat(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Reads the arguments of nanochat's first versions."""
-    width = _positive_size(arguments, "n_embd")
-    length = arguments.get("sequence_len", arguments.get("sequence_length"))
+    hidden_size = _positive_size(model_args, "n_embd")
+    context_length = model_args.get("sequence_len", model_args.get("sequence_length"))
     config = {
         "model_type": "nanochat",
-        "hidden_size": width,
-        "intermediate_size": 4 * width,
-        "num_hidden_layers": _positive_size(arguments, "n_layer"),
-        "num_attention_heads": _positive_size(arguments, "n_head"),
-        "num_key_value_heads": _positive_size(arguments, "n_kv_head"),
-        "vocab_size": _positive_size(arguments, "vocab_size", 50304),
-        **({} if length is None else {"max_position_embeddings": length}),
+        "hidden_size": hidden_size,
+        "intermediate_size": 4 * hidden_size,
+        "num_hidden_layers": _positive_size(model_args, "n_layer"),
+        "num_attention_heads": _positive_size(model_args, "n_head"),
+        "num_key_value_heads": _positive_size(model_args, "n_kv_head"),
+        "vocab_size": _positive_size(model_args, "vocab_size", 50304),
+        **({} if context_length is None else {"max_position_embeddings": context_length}),
     }
     return config, ["arguments of nanochat: read as 'nanochat', as in its first versions"]
 
 
-def _read_mamba(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _read_mamba(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Reads the arguments of mamba_ssm, the first format of Mamba's checkpoints, which pad the vocabulary.
 
     Raises `InputError` for layers of attention or networks between those of Mamba, which its other models have.
     """
-    ssm = arguments["ssm_cfg"]
+    ssm = model_args["ssm_cfg"]
     if not isinstance(ssm, dict):
         raise InputError(f"ssm_cfg: {shown(ssm)}; expected a table of fields")
-    for name in ("attn_layer_idx", "attn_cfg", "d_intermediate"):
-        if arguments.get(name):
-            raise InputError(f"{name}: {shown(arguments[name])}; expected none: only models of Mamba's layers are read")
-    for name in ("rms_norm", "tie_embeddings"):
-        if arguments.get(name, True) is not True:
-            raise InputError(f"{name}: {shown(arguments[name])}; expected true, as in the published models")
-    layer, width = ssm.get("layer", "Mamba1"), _positive_size(arguments, "d_model")
+    for field in ("attn_layer_idx", "attn_cfg", "d_intermediate"):
+        if model_args.get(field):
+            raise InputError(
+                f"{field}: {shown(model_args[field])}; expected none: only models of Mamba's layers are read"
+            )
+    for field in ("rms_norm", "tie_embeddings"):
+        if model_args.get(field, True) is not True:
+            raise InputError(f"{field}: {shown(model_args[field])}; expected true, as in the published models")
+    layer, hidden_size = ssm.get("layer", "Mamba1"), _positive_size(model_args, "d_model")
     if layer not in ("Mamba1", "Mamba2") or set(ssm) - {"layer", "d_state", "expand", "headdim", "ngroups"}:
         raise InputError(
             f"ssm_cfg: {shown(ssm)}; expected layer Mamba1 or Mamba2, and d_state, expand, headdim, ngroups"
         )
     vocab_multiple, vocab = (
-        _positive_size(arguments, "pad_vocab_size_multiple", 8),
-        _positive_size(arguments, "vocab_size"),
+        _positive_size(model_args, "pad_vocab_size_multiple", 8),
+        _positive_size(model_args, "vocab_size"),
     )
-    expand = _positive_size(ssm, "expand", 2)
+    expansion_factor = _positive_size(ssm, "expand", 2)
     config: dict[str, Any] = {
         "model_type": "mamba" if layer == "Mamba1" else "mamba2",
         "vocab_size": vocab_multiple * ceil(vocab / vocab_multiple),
-        "hidden_size": width,
-        "num_hidden_layers": _positive_size(arguments, "n_layer"),
-        "expand": expand,
+        "hidden_size": hidden_size,
+        "num_hidden_layers": _positive_size(model_args, "n_layer"),
+        "expand": expansion_factor,
         "state_size": _positive_size(ssm, "d_state", 16 if layer == "Mamba1" else 128),
         "tie_word_embeddings": True,
     }
     if layer == "Mamba2":
         head = _positive_size(ssm, "headdim", 64)
-        if expand * width % head:
-            raise InputError(f"ssm_cfg: headdim {head} does not divide {expand * width}, the width of the scan")
-        groups = _positive_size(ssm, "ngroups", 1)
-        config |= {"head_dim": head, "num_heads": expand * width // head, "n_groups": groups}
+        if expansion_factor * hidden_size % head:
+            raise InputError(
+                f"ssm_cfg: headdim {head} does not divide {expansion_factor * hidden_size}, the width of the scan"
+            )
+        group_count = _positive_size(ssm, "ngroups", 1)
+        config |= {"head_dim": head, "num_heads": expansion_factor * hidden_size // head, "n_groups": group_count}
     else:
-        config["intermediate_size"] = expand * width
+        config["intermediate_size"] = expansion_factor * hidden_size
     return config, [f"arguments of mamba_ssm: read as '{config['model_type']}', with its vocabulary padded"]
 
 
-def _read_mlc(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _read_mlc(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Reads MLC's config: the fields of the model's original config, without the engine's settings."""
-    fields = {name: value for name, value in arguments["model_config"].items() if name not in MLC}
-    original_fields = arguments["model_config"]
+    model_config = {
+        field_name: value for field_name, value in model_args["model_config"].items() if field_name not in MLC
+    }
+    original_fields = model_args["model_config"]
     other_names = {"rope_theta": "position_embedding_base", "max_position_embeddings": "context_window_size"}
-    fields |= {
-        name: original_fields[field]
-        for name, field in other_names.items()
+    model_config |= {
+        field_name: original_fields[field]
+        for field_name, field in other_names.items()
         if original_fields.get(field) not in (None, -1)
     }
-    config = {**fields, "model_type": arguments["model_type"]}
+    config = {**model_config, "model_type": model_args["model_type"]}
     remarks = ["mlc-chat-config.json: read as the config of its model"]
-    if arguments.get("quantization"):
-        scheme = shown(arguments["quantization"])
-        remarks.append(f"quantization: MLC's {scheme} is not counted; --quantize counts a scheme")
+    if model_args.get("quantization"):
+        quantization_scheme = shown(model_args["quantization"])
+        remarks.append(f"quantization: MLC's {quantization_scheme} is not counted; --quantize counts a scheme")
     return config, remarks

@@ -1,4 +1,4 @@
-"""Functions that build the tables of a description from the field names that most configs use."""
+"""Functions that read the usual config fields into the fields of attention, FFNs, layers and models."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ ACTIVATIONS: dict[str, str] = {
 """Activation name in configs → its name here. No activation has a matrix product."""
 
 
-def rmsnorm(eps: float = 1e-6, **fields: Any) -> Table:
-    return {"type": "rmsnorm", "eps": eps, **fields}
+def rmsnorm(eps: float = 1e-6, **norm_fields: Any) -> Table:
+    return {"type": "rmsnorm", "eps": eps, **norm_fields}
 
 
-def float32_rmsnorm(eps: float, **fields: Any) -> Table:
+def float32_rmsnorm(eps: float, **norm_fields: Any) -> Table:
     """Returns an RMSNorm that applies its weight in float32 (OLMo 2)."""
-    return rmsnorm(eps, float32_product=True, **fields)
+    return rmsnorm(eps, float32_product=True, **norm_fields)
 
 
 def offset_rmsnorm(eps: float) -> Table:
@@ -48,25 +48,25 @@ def offset_rmsnorm(eps: float) -> Table:
     return float32_rmsnorm(eps, unit_offset=True)
 
 
-def layernorm(eps: float = 1e-5, **fields: Any) -> Table:
-    return {"type": "layernorm", "eps": eps, **fields}
+def layernorm(eps: float = 1e-5, **norm_fields: Any) -> Table:
+    return {"type": "layernorm", "eps": eps, **norm_fields}
 
 
-def attention(config: Config, **fields: Any) -> Table:
+def attention(config: Config, **other_fields: Any) -> Table:
     """Returns grouped-query attention under the usual field names, with RoPE.
 
-    fields: added to or replacing the others.
+    other_fields: added to or replacing the others.
     """
     heads = config.size("num_attention_heads")
     kv_heads = config.optional_size("num_key_value_heads")
-    table: Table = {
+    attention_fields: Table = {
         "num_attention_heads": heads,
         "head_dim": config.optional_size("head_dim"),
         "position": rope(config),
     }
     if kv_heads is not None and kv_heads != heads:
-        table["num_key_value_heads"] = kv_heads
-    return {field: value for field, value in {**table, **fields}.items() if value is not None}
+        attention_fields["num_key_value_heads"] = kv_heads
+    return {field: value for field, value in {**attention_fields, **other_fields}.items() if value is not None}
 
 
 def rope(
@@ -82,23 +82,23 @@ def rope(
     layer_kind: the kind of layer whose table is used, if `rope_parameters` has one table per kind.
     """
     config.fields_read.update((share_name, theta_name))
-    parameters = config.data.get("rope_parameters") or {}
-    if layer_kind is not None and isinstance(parameters.get(layer_kind), dict):
-        parameters = parameters[layer_kind]
+    rope_parameters = config.data.get("rope_parameters") or {}
+    if layer_kind is not None and isinstance(rope_parameters.get(layer_kind), dict):
+        rope_parameters = rope_parameters[layer_kind]
 
-    def stated(name: str, name_above: str) -> Any:
-        return parameters[name] if parameters.get(name) is not None else config.data.get(name_above)
+    def stated(field: str, name_above: str) -> Any:
+        return rope_parameters[field] if rope_parameters.get(field) is not None else config.data.get(name_above)
 
     theta, rotary_share = stated("rope_theta", theta_name), stated("partial_rotary_factor", share_name)
     rotary_share = share if rotary_share is None else rotary_share
     if not is_number(rotary_share) or not 0 < rotary_share <= 1:
         raise config.error(share_name, rotary_share, "a number above 0 and at most 1")
-    table: Table = {"type": "rope"}
+    rope_fields: Table = {"type": "rope"}
     if rotary_share != 1:
-        table["partial_rotary_factor"] = float(rotary_share)
+        rope_fields["partial_rotary_factor"] = float(rotary_share)
     if isinstance(theta, int | float) and 0 < theta <= LARGEST:
-        table["rope_theta"] = float(theta)
-    return table
+        rope_fields["rope_theta"] = float(theta)
+    return rope_fields
 
 
 def full_rope(config: Config) -> Table:
@@ -106,12 +106,12 @@ def full_rope(config: Config) -> Table:
 
     The whole part is rotary, whatever share the config states.
     """
-    return {name: value for name, value in rope(config).items() if name != "partial_rotary_factor"}
+    return {field: value for field, value in rope(config).items() if field != "partial_rotary_factor"}
 
 
-def biases(enabled: bool, *names: str) -> Table:
-    """Returns `{name: true}` for each name if `enabled`, else an empty table."""
-    return dict.fromkeys(names, True) if enabled else {}
+def biases(has_biases: bool, *bias_fields: str) -> Table:
+    """Returns `{name: true}` for each name if `has_biases`, else an empty table."""
+    return dict.fromkeys(bias_fields, True) if has_biases else {}
 
 
 QKV = ("q_bias", "k_bias", "v_bias")
@@ -120,12 +120,12 @@ QKVO = (*QKV, "o_bias")
 
 def glu(config: Config, bias: bool = False, width: int | None = None, act: str = "hidden_act") -> Table:
     """Returns a gated FFN."""
-    table = {
+    ffn_fields = {
         "intermediate_size": width or config.size("intermediate_size"),
         "hidden_act": config.choice(ACTIVATIONS, act),
         "gated": True,
     }
-    return {**table, **biases(bias, "gate_bias", "up_bias", "down_bias")}
+    return {**ffn_fields, **biases(bias, "gate_bias", "up_bias", "down_bias")}
 
 
 def fused_glu(config: Config) -> Table:
@@ -133,14 +133,14 @@ def fused_glu(config: Config) -> Table:
     return {**glu(config), "fused_gate": True}
 
 
-def clamped_swiglu(network: Table) -> Table:
+def clamped_swiglu(ffn: Table) -> Table:
     """Returns a gated SiLU network with upper-clamped gate and two-sided-clamped up projection (`swiglu_limit`)."""
-    return {**network, "hidden_act": "clamped_silu", "up_act": "clamped"}
+    return {**ffn, "hidden_act": "clamped_silu", "up_act": "clamped"}
 
 
-def clamped_gpt_oss_network(network: Table) -> Table:
+def clamped_gpt_oss_ffn(ffn: Table) -> Table:
     """Returns gpt-oss's gated network (`_apply_gate`): y · σ(1.702 y) of the clamped gate, times (up + 1)."""
-    return {**network, "hidden_act": "clamped_swish", "up_act": "clamped_plus_one"}
+    return {**ffn, "hidden_act": "clamped_swish", "up_act": "clamped_plus_one"}
 
 
 def mlp(width: int, act: str, bias: bool = True) -> Table:
@@ -148,8 +148,8 @@ def mlp(width: int, act: str, bias: bool = True) -> Table:
     return {"intermediate_size": width, "hidden_act": act, **biases(bias, "up_bias", "down_bias")}
 
 
-def qk_norm(norm: Table, scope: str = "head", order: str = "before_rope") -> Table:
-    return {"qk_norm": {"norm": norm, "scope": scope, "order": order}}
+def qk_norm_fields(norm: Table, norm_scope: str = "head", norm_order: str = "before_rope") -> Table:
+    return {"qk_norm": {"norm": norm, "scope": norm_scope, "order": norm_order}}
 
 
 def layer_table(
@@ -172,7 +172,7 @@ def decoder(
     head: Table | None = None,
     stack: Table | None = None,
     score: Table | None = None,
-    answers: int = 2,
+    label_count: int = 2,
     **model: Any,
 ) -> Table:
     """Returns a decoder-only model.
@@ -181,7 +181,7 @@ def decoder(
     head: fields of the language-model head beyond the plain projection (`bias`).
     stack: further fields of the stack (`variants`, `pattern`, `first_layers`, `position`, …).
     score: a sequence classifier that replaces the usual one.
-    answers: scores per token of a question-answering head.
+    label_count: scores per token of a question-answering head.
     model: further fields of the model; they replace the ones set here.
     """
     stack_fields = stack or {}
@@ -190,15 +190,15 @@ def decoder(
     layers = _without_single_variant({**depth, "block": block, **stack_fields})
     if final_norm is not None:
         layers["final_norm"] = final_norm
-    table: Table = {
+    model_fields: Table = {
         "vocab_size": config.size("vocab_size"),
         "hidden_size": config.size("hidden_size"),
         "tie_word_embeddings": config.flag("tie_word_embeddings"),
     }
     if config.optional_size("max_position_embeddings") is not None:
-        table["max_position_embeddings"] = config.size("max_position_embeddings")
-    table |= {"decoder": layers, "head": head_table(config, head, score, answers)}
-    return {**table, **model}
+        model_fields["max_position_embeddings"] = config.size("max_position_embeddings")
+    model_fields |= {"decoder": layers, "head": head_table(config, head, score, label_count)}
+    return {**model_fields, **model}
 
 
 def _without_single_variant(layers: Table) -> Table:
@@ -219,20 +219,20 @@ def encoder(
     head: Table,
     score: Table | None = None,
     /,
-    answers: int | None = None,
+    label_count: int | None = None,
     **model: Any,
 ) -> Table:
     """Returns an encoder-only model, or a decoder if the config sets `is_decoder` and `stack` allows it.
 
     The arguments are those of `decoder`; by default a question-answering head has the config's number of labels.
     """
-    table = {**decoder(config, block, None, head, stack, score, answers or class_count(config)), **model}
+    model_fields = {**decoder(config, block, None, head, stack, score, label_count or class_count(config)), **model}
     if "is_decoder" in config.defaults and config.flag("is_decoder"):
         if config.flag("add_cross_attention"):
-            _add_idle_cross_attention(config, table["decoder"]["block"])
-        return table
-    table["encoder"] = table.pop("decoder")
-    return table
+            _add_idle_cross_attention(config, model_fields["decoder"]["block"])
+        return model_fields
+    model_fields["encoder"] = model_fields.pop("decoder")
+    return model_fields
 
 
 def _add_idle_cross_attention(config: Config, block: Table) -> None:
@@ -245,8 +245,8 @@ def _add_idle_cross_attention(config: Config, block: Table) -> None:
 
 def token_types(segment_types: int, task_types: int | None = None) -> Table:
     """Returns the segment and task embeddings, as a stack's field `token_types`, if there are any."""
-    table = {"type_vocab_size": segment_types or None, "task_type_vocab_size": task_types}
-    vocab_sizes = {name: vocab_size for name, vocab_size in table.items() if vocab_size is not None}
+    embedding_sizes = {"type_vocab_size": segment_types or None, "task_type_vocab_size": task_types}
+    vocab_sizes = {field: vocab_size for field, vocab_size in embedding_sizes.items() if vocab_size is not None}
     return {"token_types": vocab_sizes} if vocab_sizes else {}
 
 
@@ -274,10 +274,12 @@ def simple_answers(config: Config) -> Table:
 
     Raises `InputError` for the class of the family that searches for answers by beams.
     """
-    name = architecture(config)
-    if name.endswith(OF_ANSWERS):
-        raise config.error("architectures", name, f"{name}Simple or another class without beam search over answers")
-    if not name.endswith(OF_SIMPLE_ANSWERS):
+    class_name = architecture(config)
+    if class_name.endswith(OF_ANSWERS):
+        raise config.error(
+            "architectures", class_name, f"{class_name}Simple or another class without beam search over answers"
+        )
+    if not class_name.endswith(OF_SIMPLE_ANSWERS):
         return {}
     config.head = "classification"
     return {"head": {"type": "classification", "num_labels": class_count(config), "over": "token"}}
@@ -330,38 +332,41 @@ def head_table(config: Config, head: Table | None = None, score: Table | None = 
     answers: scores per token of a question-answering head; default 2.
     Raises `InputError` for a multiple-choice head in a family without a class for it.
     """
-    name = architecture(config)
+    class_name = architecture(config)
     if config.head == "none":
-        if "For" in name.replace("Former", "").replace("Formula", "") and name.endswith("Model"):
+        if "For" in class_name.replace("Former", "").replace("Formula", "") and class_name.endswith("Model"):
             config.notes.append(
-                f"architectures: the head of {name} is not supported; no head is counted (--head lm for a "
+                f"architectures: the head of {class_name} is not supported; no head is counted (--head lm for a "
                 "language-model head)"
             )
         return {"type": "none"}
-    if config.head == "classification" and name in REWARD_HEADS:
-        return {"type": "classification", "over": "token", **REWARD_HEADS[name]}
+    if config.head == "classification" and class_name in REWARD_HEADS:
+        return {"type": "classification", "over": "token", **REWARD_HEADS[class_name]}
     if config.head == "classification" and not scores_sequences(config):
         return {
             "type": "classification",
-            "num_labels": answers if name.endswith(OF_ANSWERS) else class_count(config),
+            "num_labels": answers if class_name.endswith(OF_ANSWERS) else class_count(config),
             "over": "token",
         }
     if config.head == "classification":
-        compares_texts = name.endswith((OF_CHOICES, OF_PAIRS))
+        compares_texts = class_name.endswith((OF_CHOICES, OF_PAIRS))
         if compares_texts and score is None:
             raise config.error(
-                "architectures", name, f"a class of {config.model_type} (--head lm or --head none counts another head)"
+                "architectures",
+                class_name,
+                f"a class of {config.model_type} (--head lm or --head none counts another head)",
             )
-        label_count = class_count(config) if not compares_texts else 1 if name.endswith(OF_CHOICES) else 2
+        label_count = class_count(config) if not compares_texts else 1 if class_name.endswith(OF_CHOICES) else 2
         return {
             "type": "classification",
             "num_labels": label_count,
             **({"over": "token", "bias": False} if score is None else score),
         }
-    if name and not name.endswith(tuple(HEAD_ENDINGS)):
+    if class_name and not class_name.endswith(tuple(HEAD_ENDINGS)):
         config.notes.append(
-            f"architectures: the head of {name} is not supported; a language-model head is counted (--head none for "
-            "none)"
+            f"architectures: the head of {class_name} is not supported; a language-model head is counted (--head none "
+            "for "
+            "(--head none for none)"
         )
     return {"type": "lm", **(head or {})}
 
@@ -372,29 +377,33 @@ def layer_pattern(layer_kinds: list[str]) -> Table:
     The pattern repeats after the first layers.
     """
     shortest_pattern: tuple[list[str], list[str]] = (layer_kinds, layer_kinds[-1:])
-    for start in range(min(len(layer_kinds), 8)):
-        repeated_kinds = layer_kinds[start:]
+    for first_count in range(min(len(layer_kinds), 8)):
+        repeated_kinds = layer_kinds[first_count:]
         period = _shortest_period(repeated_kinds)
-        if period <= len(repeated_kinds) // 2 and start + period < len(shortest_pattern[0]) + len(shortest_pattern[1]):
-            shortest_pattern = (layer_kinds[:start], repeated_kinds[:period])
+        if period <= len(repeated_kinds) // 2 and first_count + period < len(shortest_pattern[0]) + len(
+            shortest_pattern[1]
+        ):
+            shortest_pattern = (layer_kinds[:first_count], repeated_kinds[:period])
     return {"first_layers": shortest_pattern[0], "pattern": shortest_pattern[1]}
 
 
 def _shortest_period(layer_kinds: list[str]) -> int:
     """Returns the smallest p with `layer_kinds[i] == layer_kinds[i % p]` for all i (Knuth–Morris–Pratt)."""
-    border = [0] * len(layer_kinds)  # length of the longest proper suffix of layer_kinds[: i + 1] that is also a prefix
+    border_lengths = [0] * len(
+        layer_kinds
+    )  # length of the longest proper suffix of layer_kinds[: i + 1] that is also a prefix
     for i in range(1, len(layer_kinds)):
-        prefix = border[i - 1]
-        while prefix and layer_kinds[i] != layer_kinds[prefix]:
-            prefix = border[prefix - 1]
-        border[i] = prefix + (layer_kinds[i] == layer_kinds[prefix])
-    return len(layer_kinds) - border[-1]
+        prefix_length = border_lengths[i - 1]
+        while prefix_length and layer_kinds[i] != layer_kinds[prefix_length]:
+            prefix_length = border_lengths[prefix_length - 1]
+        border_lengths[i] = prefix_length + (layer_kinds[i] == layer_kinds[prefix_length])
+    return len(layer_kinds) - border_lengths[-1]
 
 
-def moe(experts: int, top_k: int, expert: Table, shared: Table | None = None, **fields: Any) -> Table:
+def moe(experts: int, top_k: int, expert: Table, shared_expert: Table | None = None, **other_fields: Any) -> Table:
     """Returns routed experts and a shared expert, each from an FFN table."""
-    table = {"type": "moe", "num_experts": experts, "num_experts_per_tok": top_k, "expert": expert, **fields}
-    return table if shared is None else {**table, "shared_expert": shared}
+    moe_fields = {"type": "moe", "num_experts": experts, "num_experts_per_tok": top_k, "expert": expert, **other_fields}
+    return moe_fields if shared_expert is None else {**moe_fields, "shared_expert": shared_expert}
 
 
 IDLE_CROSS_ATTENTION = (
@@ -405,7 +414,7 @@ IDLE_CROSS_ATTENTION = (
 FULL_OR_SLIDING = {"full_attention": "full", "sliding_attention": "sliding"}
 
 
-def every_nth_full(depth: int, period: int) -> list[str]:
+def kinds_with_nth_full(depth: int, period: int) -> list[str]:
     """Returns each layer's kind: full attention in every n-th layer, a sliding window in others."""
     return ["sliding" if (i + 1) % period else "full" for i in range(depth)]
 
@@ -429,27 +438,29 @@ def listed_kinds(config: Config, field: str, name_of_type: dict[str, str], defau
     if field_value is None:
         return default_kinds
     kind_of_name = {
-        **{earlier: name_of_type.get(name, "") for earlier, name in EARLIER_LAYER_TYPES.items()},
+        **{earlier_type: name_of_type.get(kind_name, "") for earlier_type, kind_name in EARLIER_LAYER_TYPES.items()},
         **name_of_type,
     }
-    layer_kinds, depth = [kind_of_name.get(name, "") for name in config.texts(field)], len(default_kinds)
+    layer_kinds, depth = [kind_of_name.get(kind_name, "") for kind_name in config.texts(field)], len(default_kinds)
     predicting_layers = config.data.get("num_nextn_predict_layers")
-    lengths = {depth}
+    accepted_lengths = {depth}
     if field == "layer_types" and is_whole(predicting_layers):
-        lengths.add(depth + predicting_layers)
-    if "" in layer_kinds or len(layer_kinds) not in lengths:
-        unknown_name = next((name for name in config.texts(field) if not kind_of_name.get(name)), None)
-        hint = length_hint(layer_kinds, default_kinds) if unknown_name is None else f" (it has {shown(unknown_name)})"
+        accepted_lengths.add(depth + predicting_layers)
+    if "" in layer_kinds or len(layer_kinds) not in accepted_lengths:
+        unknown_name = next((kind_name for kind_name in config.texts(field) if not kind_of_name.get(kind_name)), None)
+        hint_text = (
+            length_hint(layer_kinds, default_kinds) if unknown_name is None else f" (it has {shown(unknown_name)})"
+        )
         depth_field = config.aliases.get("num_hidden_layers", "num_hidden_layers")
         if unknown_name is None and config.data.get(depth_field) == depth:
-            hint = f"{hint[:-1]}, and {depth_field} is {depth})"
-        raise config.error(field, field_value, f"{depth} times {' or '.join(name_of_type)}{hint}")
+            hint_text = f"{hint_text[:-1]}, and {depth_field} is {depth})"
+        raise config.error(field, field_value, f"{depth} times {' or '.join(name_of_type)}{hint_text}")
     return layer_kinds[:depth]
 
 
-def length_hint(values: Sequence[object], expected_values: Sequence[object]) -> str:
+def length_hint(listed_values: Sequence[object], expected_values: Sequence[object]) -> str:
     """Returns ` (the list has …)` for a message about a list of the wrong length; empty if the lengths are equal."""
-    return "" if len(values) == len(expected_values) else f" (the list has {len(values)})"
+    return "" if len(listed_values) == len(expected_values) else f" (the list has {len(listed_values)})"
 
 
 def check_shared_layers(config: Config, layer_kinds: list[str], shared_layers: int) -> None:
@@ -481,19 +492,22 @@ def sliding_stack(
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_kinds)
     if window is None or ("sliding" not in layer_kinds and not full_fields):
         return {}
-    changes: Table = {
+    layer_changes: Table = {
         "full": {"attention": full_fields or {}},
         "sliding": {"attention": {"sliding_window": window, **(sliding_fields or {})}},
     }
-    return stack_of_variants(changes, layer_kinds)
+    return stack_of_variants(layer_changes, layer_kinds)
 
 
-def stack_of_variants(changes: Table, layer_kinds: list[str]) -> Table:
+def stack_of_variants(changes_by_kind: Table, layer_kinds: list[str]) -> Table:
     """Returns the stack fields of layers that differ from the block in some fields.
 
-    changes: layer kind → fields that differ. layer_kinds: each layer's kind, bottom first.
+    changes_by_kind: layer kind → fields that differ. layer_kinds: each layer's kind, bottom first.
     """
-    return {"variants": {name: changes[name] for name in dict.fromkeys(layer_kinds)}, **layer_pattern(layer_kinds)}
+    return {
+        "variants": {layer_kind: changes_by_kind[layer_kind] for layer_kind in dict.fromkeys(layer_kinds)},
+        **layer_pattern(layer_kinds),
+    }
 
 
 def bidirectional_stack(stack: Table, distance_of: Callable[[int], int]) -> Table:
@@ -501,12 +515,12 @@ def bidirectional_stack(stack: Table, distance_of: Callable[[int], int]) -> Tabl
 
     distance_of: function from the config's window to the distance on each side.
     """
-    variants = {name: dict(layer) for name, layer in stack.get("variants", {}).items()}
-    for layer in (stack["block"], *variants.values()):
+    layer_variants = {layer_kind: dict(layer) for layer_kind, layer in stack.get("variants", {}).items()}
+    for layer in (stack["block"], *layer_variants.values()):
         window = layer.get("attention", {}).get("sliding_window")
         if window is not None:
             layer["attention"] = {**layer["attention"], "sliding_window": 2 * distance_of(window) + 1}
-    return {**stack, **({"variants": variants} if variants else {})}
+    return {**stack, **({"variants": layer_variants} if layer_variants else {})}
 
 
 DENSE_OR_MOE = {"dense": "dense", "sparse": "moe"}
@@ -534,36 +548,40 @@ def prediction(config: Config) -> Table:
 
 def uncounted_prediction(config: Config) -> None:
     """Adds a remark if the config has MTP modules of another structure than DeepSeek's."""
-    for name in ("num_nextn_predict_layers", "num_mtp_modules"):
-        if config.has(name) and config.count(name):
-            config.notes.append(f"{name}: the multi-token-prediction modules are not counted")
+    for field_name in ("num_nextn_predict_layers", "num_mtp_modules"):
+        if config.has(field_name) and config.count(field_name):
+            config.notes.append(f"{field_name}: the multi-token-prediction modules are not counted")
 
 
-def combined_kinds(*axes: tuple[list[str], Table]) -> Table:
+def combined_kinds(*kind_axes: tuple[list[str], Table]) -> Table:
     """Returns the stack fields of layers that differ in several components, such as attention and network.
 
-    axes: each is (the kind of each layer, kind → the fields of the block that it changes). An axis with one kind that
+    kind_axes: each is (the kind of each layer, kind → the fields that it changes). An axis with one kind that
         changes nothing is omitted. No two axes may change the same field.
     """
-    varying_axes = [(kinds, changes) for kinds, changes in axes if any(changes[kind] for kind in kinds)]
+    varying_axes = [(kinds, changes) for kinds, changes in kind_axes if any(changes[kind] for kind in kinds)]
     if not varying_axes:
         return {}
     layer_kinds = ["-".join(axis_kinds) for axis_kinds in zip(*(kinds for kinds, _ in varying_axes), strict=True)]
-    variants: Table = {}
+    layer_variants: Table = {}
     for i, layer_kind in enumerate(layer_kinds):
-        variants.setdefault(
+        layer_variants.setdefault(
             layer_kind,
-            {field: change for kinds, changes in varying_axes for field, change in changes[kinds[i]].items()},
+            {
+                field: field_change
+                for kinds, changes in varying_axes
+                for field, field_change in changes[kinds[i]].items()
+            },
         )
-    return {"variants": variants, **layer_pattern(layer_kinds)}
+    return {"variants": layer_variants, **layer_pattern(layer_kinds)}
 
 
-def learned_positions(config: Config, offset: int = 0) -> Table:
-    """Returns a learned position embedding. offset: the number of rows before position 0."""
+def learned_positions(config: Config, position_offset: int = 0) -> Table:
+    """Returns a learned position embedding. position_offset: the number of rows before position 0."""
     return {
         "type": "learned",
         "max_position_embeddings": config.size("max_position_embeddings"),
-        **({"offset": offset} if offset else {}),
+        **({"offset": position_offset} if position_offset else {}),
     }
 
 
@@ -573,14 +591,14 @@ def stack_of_kinds(layer_tables: dict[str, Table], layer_kinds: list[str]) -> Ta
     layer_kinds: each layer's kind, bottom first.
     The `block` is a kind from which every other used kind can be derived by changing fields.
     """
-    used_kinds = {name: layer_tables[name] for name in dict.fromkeys(layer_kinds)}
+    used_kinds = {kind: layer_tables[kind] for kind in dict.fromkeys(layer_kinds)}
     for block in used_kinds.values():
         if all(overlaid_table(block, layer) == layer for layer in used_kinds.values()):
-            changes = {
-                name: {field: value for field, value in layer.items() if block.get(field) != value}
-                for name, layer in used_kinds.items()
+            changes_by_kind = {
+                kind: {field: value for field, value in layer.items() if block.get(field) != value}
+                for kind, layer in used_kinds.items()
             }
-            return {"block": block, "variants": changes, **layer_pattern(layer_kinds)}
+            return {"block": block, "variants": changes_by_kind, **layer_pattern(layer_kinds)}
     raise AssertionError(f"none of the layers {', '.join(used_kinds)} has only what the others have")
 
 
@@ -590,17 +608,19 @@ def stack_of_layers(layers: list[tuple[str, Table]]) -> Table:
     Layers with equal changes are of one kind.
     """
     layer_kinds: list[str] = []
-    variants: Table = {}
+    layer_variants: Table = {}
     kind_of_changes: dict[str, str] = {}  # changed fields as text → name of the kind
-    for i, (label, changes) in enumerate(layers):
-        variant_name = kind_of_changes.get(repr(changes))
+    for i, (kind_label, layer_changes) in enumerate(layers):
+        variant_name = kind_of_changes.get(repr(layer_changes))
         if variant_name is None:
-            variant_name = kind_of_changes[repr(changes)] = label if label not in variants else f"{label}_{i}"
-            variants[variant_name] = changes
-            if len(variants) > MOST_KINDS:
+            variant_name = kind_of_changes[repr(layer_changes)] = (
+                kind_label if kind_label not in layer_variants else f"{kind_label}_{i}"
+            )
+            layer_variants[variant_name] = layer_changes
+            if len(layer_variants) > MOST_KINDS:
                 raise InputError(
                     f"num_hidden_layers: {len(layers)} layers of more than {MOST_KINDS} kinds; expected layers "
                     "that are more alike"
                 )
         layer_kinds.append(variant_name)
-    return {"variants": variants, **layer_pattern(layer_kinds)}
+    return {"variants": layer_variants, **layer_pattern(layer_kinds)}

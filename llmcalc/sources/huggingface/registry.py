@@ -14,7 +14,7 @@ from ...components.head_kind import HeadKind
 from ...errors import InputError, shown, suggest
 from .class_defaults import class_defaults, class_fields
 from .config import Config
-from .drafts import CLASSES, as_draft
+from .drafts import CLASSES, with_draft_type
 from .dropout import dropout_of
 from .family import Family
 from .heads import architecture_of, head_of
@@ -122,17 +122,20 @@ def library_class_names() -> dict[str, list[str]]:
     return library_classes().classes
 
 
-def with_router_fields(table: Any, fields: dict[str, Any], linear_only: bool = False) -> Any:
+def with_router_fields(description_table: Any, router_fields: dict[str, Any], linear_only: bool = False) -> Any:
     """Returns a description with these fields in every router. linear_only: in linear routers alone."""
-    if isinstance(table, list):
-        return [with_router_fields(element, fields, linear_only) for element in table]
-    if not isinstance(table, dict):
-        return table
-    filled_table = {name: with_router_fields(value, fields, linear_only) for name, value in table.items()}
+    if isinstance(description_table, list):
+        return [with_router_fields(element, router_fields, linear_only) for element in description_table]
+    if not isinstance(description_table, dict):
+        return description_table
+    filled_table = {
+        field_name: with_router_fields(field_value, router_fields, linear_only)
+        for field_name, field_value in description_table.items()
+    }
     router = filled_table.get("router", {})
     is_mixture = "num_experts" in filled_table and "expert" in filled_table
     if is_mixture and (not linear_only or router.get("type", "linear") == "linear"):
-        filled_table["router"] = {**router, **fields}
+        filled_table["router"] = {**router, **router_fields}
     return filled_table
 
 
@@ -142,12 +145,12 @@ def has_grouped_router(model_type: str, family: Family) -> bool:
 
 
 def _expert_groups(config: Config) -> dict[str, Any]:
-    """Returns the fields of a router's groups of experts; nothing where a token's experts are selected among all."""
-    groups = config.optional_size("n_group")
+    """Returns a router's expert groups; empty if the router selects among all experts."""
+    group_count = config.optional_size("n_group")
     reads_method = "topk_method" in config.defaults  # of the classes with groups, those of DeepSeek-V2
-    if groups in (None, 1) or (reads_method and config.get("topk_method") == "greedy"):
+    if group_count in (None, 1) or (reads_method and config.get("topk_method") == "greedy"):
         return {}
-    return {"n_group": groups, "topk_group": config.size("topk_group")}
+    return {"n_group": group_count, "topk_group": config.size("topk_group")}
 
 
 LOGIT_CAPS = {
@@ -169,20 +172,21 @@ def _loss_fields(config: Config) -> dict[str, Any]:
 
     Without a class in the config it is that of the model type's first class with such a head.
     """
-    name = architecture_of(config.data) or next(
+    class_name = architecture_of(config.data) or next(
         (
-            name
-            for name in library_class_names().get(config.model_type, ())
-            if head_of({"architectures": [name]}) == "lm"
+            class_name
+            for class_name in library_class_names().get(config.model_type, ())
+            if head_of({"architectures": [class_name]}) == "lm"
         ),
         "",
     )
     cap_fields_in_config = ("final_logit_softcapping", "logits_soft_cap")
-    cap = next(
-        (config.data[name] for name in cap_fields_in_config if name in config.data), LOGIT_CAPS.get(config.model_type)
+    logit_cap = next(
+        (config.data[field] for field in cap_fields_in_config if field in config.data),
+        LOGIT_CAPS.get(config.model_type),
     )
-    cap_fields = {"logit_softcapping": float(cap)} if isinstance(cap, int | float) and cap > 0 else {}
-    return {**cap_fields, **({"float32_loss": False} if name in library_classes().losses_of_logits else {})}
+    cap_fields = {"logit_softcapping": float(logit_cap)} if isinstance(logit_cap, int | float) and logit_cap > 0 else {}
+    return {**cap_fields, **({"float32_loss": False} if class_name in library_classes().losses_of_logits else {})}
 
 
 def typed_config(
@@ -193,9 +197,11 @@ def typed_config(
     return Config(config_data, family.defaults, model_type, head, location, aliases, family.unread_aliases)
 
 
-def type_of_class_name(name: str) -> str:
+def type_of_class_name(class_name: str) -> str:
     """Returns the model type that has a class of this name; empty if no supported type has it."""
-    return next((model_type for model_type, class_names in library_class_names().items() if name in class_names), "")
+    return next(
+        (model_type for model_type, class_names in library_class_names().items() if class_name in class_names), ""
+    )
 
 
 def with_model_type(config_data: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
@@ -203,22 +209,22 @@ def with_model_type(config_data: Mapping[str, Any]) -> tuple[Mapping[str, Any], 
 
     Raises `InputError` if the class belongs to another family than the model type.
     """
-    config_data, draft_notes = as_draft(config_data)
-    name, model_type = architecture_of(config_data), config_data.get("model_type")
+    config_data, draft_notes = with_draft_type(config_data)
+    class_name, model_type = architecture_of(config_data), config_data.get("model_type")
     if isinstance(model_type, str) and model_type in CLASSES:
         return config_data, draft_notes
-    if name in WRAPPER_CLASSES:
-        wrapper_type, cls = WRAPPER_CLASSES[name]
-        return {**config_data, "model_type": wrapper_type, "architectures": [cls]}, []
-    type_of_code = _type_of_repository_code(config_data, name)
+    if class_name in WRAPPER_CLASSES:
+        root_type, cls = WRAPPER_CLASSES[class_name]
+        return {**config_data, "model_type": root_type, "architectures": [cls]}, []
+    type_of_code = _type_of_repository_code(config_data, class_name)
     if type_of_code:
         return {**config_data, "model_type": type_of_code}, []
-    type_of_class = type_of_class_name(name) if name else ""
+    type_of_class = type_of_class_name(class_name) if class_name else ""
     if not type_of_class:
         return config_data, []
     if model_type is None or model_type == "":
         return {**config_data, "model_type": type_of_class}, [
-            f"model_type: not given; taken as '{type_of_class}', for architectures names {name}"
+            f"model_type: not given; taken as '{type_of_class}', for architectures names {class_name}"
         ]
     if (
         isinstance(model_type, str)
@@ -226,7 +232,7 @@ def with_model_type(config_data: Mapping[str, Any]) -> tuple[Mapping[str, Any], 
         and model_type in family_of(type_of_class).published_as
     ):
         return {**config_data, "model_type": type_of_class}, [
-            f"model_type: '{model_type}'; read as '{type_of_class}', for architectures names {name}"
+            f"model_type: '{model_type}'; read as '{type_of_class}', for architectures names {class_name}"
         ]
     if (
         isinstance(model_type, str)
@@ -234,25 +240,28 @@ def with_model_type(config_data: Mapping[str, Any]) -> tuple[Mapping[str, Any], 
         and _reads_differently(config_data, usual_name(model_type), type_of_class)
     ):
         raise InputError(
-            f"architectures: {name} is a class of '{type_of_class}', but model_type says '{model_type}', and these are "
-            "two models; expected fields that name one"
+            f"architectures: {class_name} is a class of '{type_of_class}', but model_type says '{model_type}', and "
+            "these are "
+            "and these are two models; expected fields that name one"
         )
     return config_data, []
 
 
-def _type_of_repository_code(config_data: Mapping[str, Any], name: str) -> str:
+def _type_of_repository_code(config_data: Mapping[str, Any], class_name: str) -> str:
     """Returns the model type of a config whose class is repository code; empty if llmcalc cannot read the config.
 
-    name: the name of the class.
+    class_name: the name of the class.
     """
     if "text_config" in config_data:
         return ""
     auto_map = config_data.get("auto_map")
-    code = " ".join(path for path in auto_map.values() if isinstance(path, str)) if isinstance(auto_map, dict) else ""
+    code_paths = (
+        " ".join(path for path in auto_map.values() if isinstance(path, str)) if isinstance(auto_map, dict) else ""
+    )
     candidate_types = (
         model_type
         for class_prefix, model_type in CODE_CLASSES.items()
-        if name.startswith(class_prefix) or f"/{class_prefix}" in code
+        if class_name.startswith(class_prefix) or f"/{class_prefix}" in code_paths
     )
     return next(candidate_types, "") or _type_of_code_fields(config_data)
 
@@ -270,17 +279,17 @@ def _type_of_code_fields(config_data: Mapping[str, Any]) -> str:
 
 
 def _reads_differently(config_data: Mapping[str, Any], stated_type: str, model_type: str) -> bool:
-    """Whether the model type of the config's class would read the config as another model than the stated type.
+    """Whether the class's model type and the stated model type read the config as different models.
 
     It is False if both model types are in one file, if the config cannot be read as the other type, if the other type
     is a wrapper of this one, and if this type has no class for the text model and uses another type's.
     """
-    families = (family_of(stated_type), family_of(model_type))
-    reads_any_class = stated_type not in library_class_names() or not families[0].has_text_class
+    stated_and_usual_family = (family_of(stated_type), family_of(model_type))
+    reads_any_class = stated_type not in library_class_names() or not stated_and_usual_family[0].has_text_class
     if (
         reads_any_class
         or FILE_OF[stated_type] == FILE_OF[model_type]
-        or any(family.read_model is None for family in families)
+        or any(family.read_model is None for family in stated_and_usual_family)
     ):
         return False
     try:
@@ -297,9 +306,9 @@ def model_types() -> list[str]:
 @cache
 def _add_unlisted_families() -> None:
     """Adds the families of files that are missing in `FILES`."""
-    for file in family_files():
-        if file not in FILES:
-            FILE_OF.update(dict.fromkeys(families_in(file), file))
+    for family_file in family_files():
+        if family_file not in FILES:
+            FILE_OF.update(dict.fromkeys(families_in(family_file), family_file))
 
 
 def family_files() -> list[str]:
@@ -316,12 +325,12 @@ def family_files() -> list[str]:
 
 
 @cache
-def families_in(file: str) -> Mapping[str, Family]:
+def families_in(family_file: str) -> Mapping[str, Family]:
     """Returns the records of a file in `families` by model type."""
-    records: Mapping[str, Family] = import_module(f".families.{file}", __package__).FAMILIES
+    families_by_type: Mapping[str, Family] = import_module(f".families.{family_file}", __package__).FAMILIES
     return {
         model_type: _with_class_fields(family, family.class_model_type or model_type)
-        for model_type, family in records.items()
+        for model_type, family in families_by_type.items()
     }
 
 
@@ -351,8 +360,8 @@ def family_of(model_type: str, location: str = "", config: Mapping[str, Any] | N
         _add_unlisted_families()
     if model_type not in FILE_OF:
         suggestion = suggest(model_type, model_types())
-        alternative = _unsupported_type_advice({"model_type": model_type} if config is None else config)
-        raise InputError(f"{location}model_type: '{model_type}' is not supported.{suggestion} ({alternative})")
+        advice_text = _unsupported_type_advice({"model_type": model_type} if config is None else config)
+        raise InputError(f"{location}model_type: '{model_type}' is not supported.{suggestion} ({advice_text})")
     return families_in(FILE_OF[model_type])[model_type]
 
 
@@ -374,13 +383,17 @@ def is_measurable(config: Mapping[str, Any]) -> bool:
 
     It is the class in `architectures`, else a language model of the model type.
     """
-    stated_type, name, unsupported_classes = usual_name(config["model_type"]), architecture_of(config), other_classes()
+    stated_type, class_name, unsupported_classes = (
+        usual_name(config["model_type"]),
+        architecture_of(config),
+        other_classes(),
+    )
     class_names = library_class_names().get(stated_type) or unsupported_classes["classes"].get(stated_type, [])
-    if name.lower() in {cls.lower() for cls in class_names}:
+    if class_name.lower() in {cls.lower() for cls in class_names}:
         return True
-    if name.endswith("ForCausalLM"):
+    if class_name.endswith("ForCausalLM"):
         return stated_type in unsupported_classes["causal"]
-    return not name and stated_type in unsupported_classes["language"]
+    return not class_name and stated_type in unsupported_classes["language"]
 
 
 UNDESCRIBED_PARTS = {
@@ -441,36 +454,36 @@ def text_model_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any
     wrapped_type, section_name = family.text_type, family.text_section
     if wrapped_type is None:
         return "", config_data, model_type
-    section = config_data.get(section_name)
-    if section is None and family.text_id_field and config_data.get(family.text_id_field):
+    text_section = config_data.get(section_name)
+    if text_section is None and family.text_id_field and config_data.get(family.text_id_field):
         raise InputError(
             f"{family.text_id_field}: {shown(config_data[family.text_id_field])} names the text model, whose sizes are "
             f"not in this config; expected a {section_name} with them, or that model's own config"
         )
-    if section is None:
+    if text_section is None:
         return "", {**config_data, "architectures": []} if family.generates_text else config_data, wrapped_type
-    if not isinstance(section, dict):
-        raise InputError(f"{section_name}: {shown(section)}; expected a table of fields")
-    text_type = section.get("model_type") or wrapped_type
+    if not isinstance(text_section, dict):
+        raise InputError(f"{section_name}: {shown(text_section)}; expected a table of fields")
+    text_type = text_section.get("model_type") or wrapped_type
     if not isinstance(text_type, str):
         raise InputError(f"{section_name}.model_type: {shown(text_type)}; expected the name of a model type")
-    text_type = _type_of_code_fields(section) or usual_name(text_type)
-    architectures = {"architectures": config_data["architectures"]} if "architectures" in config_data else {}
+    text_type = _type_of_code_fields(text_section) or usual_name(text_type)
+    architecture_field = {"architectures": config_data["architectures"]} if "architectures" in config_data else {}
     if family.generates_text:
-        architectures = {"architectures": []}
-    fields = {
-        **architectures,
+        architecture_field = {"architectures": []}
+    text_fields = {
+        **architecture_field,
         **family.text_defaults,
-        **section,
+        **text_section,
         **_tying_field(family, config_data),
-        **_fields_from_wrapper(family, config_data),
+        **_text_fields_of_root(family, config_data),
     }
     if family.is_decoder:
-        fields["architectures"] = [causal_class(text_type, f"{section_name}.", config_data)]
-    if text_type in FILE_OF and isinstance(section.get(family_of(text_type).text_section), dict):
-        path, fields_below, text_type = text_model_of({**fields, "model_type": text_type})
+        text_fields["architectures"] = [causal_class(text_type, f"{section_name}.", config_data)]
+    if text_type in FILE_OF and isinstance(text_section.get(family_of(text_type).text_section), dict):
+        path, fields_below, text_type = text_model_of({**text_fields, "model_type": text_type})
         return f"{section_name}.{path}", fields_below, text_type
-    return f"{section_name}.", fields, text_type
+    return f"{section_name}.", text_fields, text_type
 
 
 def causal_class(model_type: str, location: str, config: Mapping[str, Any]) -> str:
@@ -479,28 +492,32 @@ def causal_class(model_type: str, location: str, config: Mapping[str, Any]) -> s
     Raises `InputError` for a model type without such a class.
     """
     family_of(model_type, location, config)
-    name = next(
-        (name for name in library_class_names().get(model_type, ()) if name.endswith(("ForCausalLM", "LMHeadModel"))),
+    class_name = next(
+        (
+            class_name
+            for class_name in library_class_names().get(model_type, ())
+            if class_name.endswith(("ForCausalLM", "LMHeadModel"))
+        ),
         "",
     )
-    if not name:
+    if not class_name:
         raise InputError(
             f"{location}model_type: '{model_type}' has no class for causal language models; expected a decoder"
         )
-    return name
+    return class_name
 
 
-def _fields_from_wrapper(family: Family, wrapper_config: Mapping[str, Any]) -> dict[str, Any]:
+def _text_fields_of_root(family: Family, root_config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the text model's fields that the wrapper's class takes from other config sections."""
-    fields: dict[str, Any] = {}
-    for name, (section, field, default) in family.text_fields_from_sections.items():
-        table = wrapper_config.get(section)
-        if isinstance(table, dict):
-            fields[name] = table.get(field, default)
-    return fields
+    text_fields: dict[str, Any] = {}
+    for field_name, (section, field, default_value) in family.text_fields_from_sections.items():
+        section_data = root_config.get(section)
+        if isinstance(section_data, dict):
+            text_fields[field_name] = section_data.get(field, default_value)
+    return text_fields
 
 
-def _tying_field(family: Family, wrapper_config: Mapping[str, Any]) -> dict[str, Any]:
+def _tying_field(family: Family, root_config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the wrapper's `tie_word_embeddings`, which replaces the text model's.
 
     Without one in the wrapper's config, the text model's is used: a checkpoint with both tensors is loaded untied,
@@ -511,7 +528,7 @@ def _tying_field(family: Family, wrapper_config: Mapping[str, Any]) -> dict[str,
     tying_fields = dict.fromkeys(
         (family.aliases.get("tie_word_embeddings", "tie_word_embeddings"), "tie_word_embeddings")
     )
-    tying = next((wrapper_config[name] for name in tying_fields if wrapper_config.get(name) is not None), None)
+    tying = next((root_config[field] for field in tying_fields if root_config.get(field) is not None), None)
     if tying is None or family.tying_source == "text" or (family.tying_source == "either" and tying is False):
         return {}
     if type(tying) is not bool:
@@ -519,86 +536,90 @@ def _tying_field(family: Family, wrapper_config: Mapping[str, Any]) -> dict[str,
     return dict.fromkeys(tying_fields, tying)
 
 
-def _tying_remark(model_type: str, wrapper_config: Mapping[str, Any], model: Mapping[str, Any]) -> list[str]:
+def _tying_remark(model_type: str, root_config: Mapping[str, Any], model_fields: Mapping[str, Any]) -> list[str]:
     """Returns a remark if the wrapper's config omits weight tying and the class's default differs.
 
     The text model's default counts.
     """
     family = family_of(model_type)
-    default, is_tied = family.defaults.get("tie_word_embeddings"), model["tie_word_embeddings"]
+    default_tying, is_tied = family.defaults.get("tie_word_embeddings"), model_fields["tie_word_embeddings"]
     is_stated = any(
-        wrapper_config.get(name) is not None
-        for name in ("tie_word_embeddings", family.aliases.get("tie_word_embeddings", ""))
+        root_config.get(field_name) is not None
+        for field_name in ("tie_word_embeddings", family.aliases.get("tie_word_embeddings", ""))
     )
     if (
         family.text_type is None
         or family.tying_source == "text"
         or is_stated
-        or default is None
-        or default == is_tied
+        or default_tying is None
+        or default_tying == is_tied
         or (family.tying_source == "either" and is_tied)
-        or model["head"]["type"] != "lm"
+        or model_fields["head"]["type"] != "lm"
     ):
         return []
-    tied_text, default_text = str(is_tied).lower(), str(default).lower()
+    tied_text, default_text = str(is_tied).lower(), str(default_tying).lower()
     return [
         f"tie_word_embeddings: not given beside text_config; counted as {tied_text}, as the text model has it, where "
         f"{model_type}'s class takes {default_text}"
     ]
 
 
-def _builds_towers(model_type: str, wrapper_config: Mapping[str, Any]) -> bool:
+def _builds_towers(model_type: str, root_config: Mapping[str, Any]) -> bool:
     """Whether the class in `architectures` builds vision or audio encoders; false for a text model's class."""
-    family, cls = family_of(model_type), architecture_of(wrapper_config)
+    family, cls = family_of(model_type), architecture_of(root_config)
     if family.tower_class_prefixes:
         return not cls or cls.startswith(family.tower_class_prefixes)
     return family.text_type is not None and not cls.endswith("ForCausalLM")
 
 
-def _towers_of(wrapper: str, wrapper_config: Mapping[str, Any], width: int) -> tuple[dict[str, Any], list[str]]:
+def _towers_of(root_type: str, root_config: Mapping[str, Any], text_width: int) -> tuple[dict[str, Any], list[str]]:
     """Returns the `towers` table of a wrapper, and of the wrapper inside it if there is one, with remarks."""
     from .towers import read_towers
 
-    family = family_of(wrapper)
-    towers, notes = read_towers(wrapper, family, _with_usual_model_types(wrapper_config), width)
-    inner_config = wrapper_config.get(family.text_section)
+    family = family_of(root_type)
+    towers, notes = read_towers(root_type, family, _with_usual_model_types(root_config), text_width)
+    inner_config = root_config.get(family.text_section)
     if (
         isinstance(inner_config, dict)
         and family.text_type is not None
         and family_of(family.text_type).text_type is not None
     ):
-        inner_towers, inner_notes = _towers_of(family.text_type, inner_config, width)
+        inner_towers, inner_notes = _towers_of(family.text_type, inner_config, text_width)
         return {**towers, **inner_towers}, [*notes, *(f"{family.text_section}: {note}" for note in inner_notes)]
     return towers, notes
 
 
-def _encoders_of_another_class(model_type: str, wrapper_config: Mapping[str, Any]) -> list[str]:
-    """Returns a remark for each encoder in a config whose class is not the one whose encoders are read."""
+def _encoders_of_another_class(model_type: str, root_config: Mapping[str, Any]) -> list[str]:
+    """Returns a remark for each encoder that is not counted because the config's class is not supported."""
     from .towers import SECTIONS
 
-    remark = f"its encoder is not counted: that of {architecture_of(wrapper_config)} is not supported"
-    sections = (name for name in SECTIONS if isinstance(wrapper_config.get(name), dict))
-    return [f"{name}: {remark}" for name in sections if name not in family_of(model_type).uncounted_fields]
+    remark = f"its encoder is not counted: that of {architecture_of(root_config)} is not supported"
+    encoder_sections = (section_name for section_name in SECTIONS if isinstance(root_config.get(section_name), dict))
+    return [
+        f"{section_name}: {remark}"
+        for section_name in encoder_sections
+        if section_name not in family_of(model_type).uncounted_fields
+    ]
 
 
-def _with_usual_model_types(wrapper_config: Mapping[str, Any]) -> dict[str, Any]:
+def _with_usual_model_types(root_config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a wrapper's config whose sections have the model types of `transformers` instead of other names."""
     return {
-        name: {**section, "model_type": OTHER_NAMES[section["model_type"]]}
+        section_name: {**section, "model_type": OTHER_NAMES[section["model_type"]]}
         if isinstance(section, dict) and str(section.get("model_type")) in OTHER_NAMES
         else section
-        for name, section in wrapper_config.items()
+        for section_name, section in root_config.items()
     }
 
 
-def _wrapped_model(
-    wrapper: str, wrapper_config: Mapping[str, Any], field: str, default: int
+def _inner_model_config(
+    root_type: str, root_config: Mapping[str, Any], field: str, default_value: int
 ) -> tuple[str, Mapping[str, Any], int]:
     """Returns the model type and config inside a projection class, and the vector size."""
-    section = wrapper_config[family_of(wrapper).text_section]
-    inner_model_type = usual_name(section.get("model_type") or str(family_of(wrapper).text_type))
-    size = Config(wrapper_config, {field: default}, wrapper).size(field)
-    return inner_model_type, {**section, "architectures": []}, size
+    section = root_config[family_of(root_type).text_section]
+    inner_model_type = usual_name(section.get("model_type") or str(family_of(root_type).text_type))
+    vector_size = Config(root_config, {field: default_value}, root_type).size(field)
+    return inner_model_type, {**section, "architectures": []}, vector_size
 
 
 class ConfigDescription(NamedTuple):
@@ -632,33 +653,37 @@ def read(config_data: Mapping[str, Any], head: HeadKind | None = None) -> Config
 
     Raises `InputError`, which names the field, its value and the expected value.
     """
-    config_data, draft_notes = as_draft(config_data)
-    wrapper_config, (location, config_data, model_type) = config_data, text_model_of(config_data)
-    wrapper, family = usual_name(wrapper_config["model_type"]), family_of(model_type, location, wrapper_config)
+    config_data, draft_notes = with_draft_type(config_data)
+    root_config, (location, config_data, model_type) = config_data, text_model_of(config_data)
+    root_type, family = usual_name(root_config["model_type"]), family_of(model_type, location, root_config)
     if family.read_model is None:
         raise InputError(
             f"{location}model_type: '{model_type}' wraps a text model, but the config has no {family.text_section}"
         )
-    generates_text = family_of(wrapper).generates_text or family_of(wrapper).is_decoder
-    stated_head = "lm" if generates_text else "none" if family_of(wrapper).projection_size else head_of(wrapper_config)
+    generates_text = family_of(root_type).generates_text or family_of(root_type).is_decoder
+    stated_head = "lm" if generates_text else "none" if family_of(root_type).projection_size else head_of(root_config)
     config = typed_config(config_data, model_type, family, head or stated_head, location)
-    model = family.read_model(config)
-    model |= dropout_of(config, family)
-    if model["head"]["type"] == "lm":
-        model["head"] = {**model["head"], **_loss_fields(config)}
+    model_fields = family.read_model(config)
+    model_fields |= dropout_of(config, family)
+    if model_fields["head"]["type"] == "lm":
+        model_fields["head"] = {**model_fields["head"], **_loss_fields(config)}
     if model_type in library_classes().float32_routers:
-        model = with_router_fields(model, {"float32_product": True}, linear_only=True)
+        model_fields = with_router_fields(model_fields, {"float32_product": True}, linear_only=True)
     if model_type in library_classes().float32_weights:
-        model = with_router_fields(model, {"float32_weights": True})
+        model_fields = with_router_fields(model_fields, {"float32_weights": True})
     if has_grouped_router(model_type, family):
-        model = with_router_fields(model, _expert_groups(config), linear_only=True)
-    family_records = (family,) if location or wrapper == model_type else (family, family_of(wrapper))
+        model_fields = with_router_fields(model_fields, _expert_groups(config), linear_only=True)
+    family_records = (family,) if location or root_type == model_type else (family, family_of(root_type))
     uncounted_towers = {
-        name: tower_notes for record in family_records for name, tower_notes in record.uncounted_fields.items()
+        ignored_field: tower_notes
+        for record in family_records
+        for ignored_field, tower_notes in record.uncounted_fields.items()
     }
     encoders = (() if location else record.uncounted_encoders for record in family_records)
     nested_fields = (
-        name.removeprefix(location) for name in family_of(wrapper).ignored_fields if location and location in name
+        ignored_field.removeprefix(location)
+        for ignored_field in family_of(root_type).ignored_fields
+        if location and location in ignored_field
     )
     config.finish(
         frozenset(nested_fields).union(
@@ -666,19 +691,19 @@ def read(config_data: Mapping[str, Any], head: HeadKind | None = None) -> Config
         )
     )
     uncounted_notes = [
-        f"{name}: {tower_notes.format(shown(config_data[name]))}"
-        for name, tower_notes in uncounted_towers.items()
-        if config_data.get(name)
+        f"{ignored_field}: {tower_notes.format(shown(config_data[ignored_field]))}"
+        for ignored_field, tower_notes in uncounted_towers.items()
+        if config_data.get(ignored_field)
     ]
-    notes = [*draft_notes, *config.notes, *uncounted_notes, *_tying_remark(wrapper, wrapper_config, model)]
-    projection = family_of(wrapper).projection_size
-    if projection is not None:
-        wrapper, wrapper_config, size = _wrapped_model(wrapper, wrapper_config, *projection)
-        model["head"] = {"type": "projection", "size": size, "bias": True}
-    if _builds_towers(wrapper, wrapper_config):
-        towers, tower_notes = _towers_of(wrapper, wrapper_config, model["hidden_size"])
-        model |= {"towers": towers} if towers else {}
+    notes = [*draft_notes, *config.notes, *uncounted_notes, *_tying_remark(root_type, root_config, model_fields)]
+    projection_field = family_of(root_type).projection_size
+    if projection_field is not None:
+        root_type, root_config, vector_size = _inner_model_config(root_type, root_config, *projection_field)
+        model_fields["head"] = {"type": "projection", "size": vector_size, "bias": True}
+    if _builds_towers(root_type, root_config):
+        towers, tower_notes = _towers_of(root_type, root_config, model_fields["hidden_size"])
+        model_fields |= {"towers": towers} if towers else {}
         notes += tower_notes
-    elif family_of(wrapper).tower_class_prefixes:
-        notes += _encoders_of_another_class(wrapper, wrapper_config)
-    return ConfigDescription(model, notes, model_type, config.unknown, config.from_defaults)
+    elif family_of(root_type).tower_class_prefixes:
+        notes += _encoders_of_another_class(root_type, root_config)
+    return ConfigDescription(model_fields, notes, model_type, config.unknown, config.from_defaults)

@@ -29,40 +29,58 @@ def with_text_section(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], lis
     family = family_of(stated_type) if stated_type in FILE_OF else None
     if family is None or family.text_type is None or config.get(family.text_section) is not None:
         return config, []
-    if any(name in config for name in SIZES):
+    if any(size_field in config for size_field in SIZES):
         return config, []
-    sections = [name for name, section in config.items() if isinstance(section, dict) and name.endswith("_config")]
-    nested = [name for name in sections if isinstance(config[name].get(family.text_section), dict)]
+    section_names = [
+        section_name
+        for section_name, section in config.items()
+        if isinstance(section, dict) and section_name.endswith("_config")
+    ]
+    nested = [
+        section_name
+        for section_name in section_names
+        if isinstance(config[section_name].get(family.text_section), dict)
+    ]
     if len(nested) == 1:  # `thinker_config` of Qwen3-ASR in its own form
-        lifted = {**config[nested[0]], **{name: value for name, value in config.items() if name != nested[0]}}
-        return lifted, [f"{nested[0]}: its sections are read as those of the config"]
-    other_sections = [name for name in OTHER_TEXT_SECTIONS if name in sections]
+        lifted_config = {
+            **config[nested[0]],
+            **{section_name: value for section_name, value in config.items() if section_name != nested[0]},
+        }
+        return lifted_config, [f"{nested[0]}: its sections are read as those of the config"]
+    other_sections = [section_name for section_name in OTHER_TEXT_SECTIONS if section_name in section_names]
     if len(other_sections) == 1:
-        renamed = {family.text_section if name == other_sections[0] else name: value for name, value in config.items()}
-        return renamed, [f"{other_sections[0]}: read as {family.text_section}"]
+        renamed_config = {
+            family.text_section if section_name == other_sections[0] else section_name: value
+            for section_name, value in config.items()
+        }
+        return renamed_config, [f"{other_sections[0]}: read as {family.text_section}"]
     known_sections = {*family.uncounted_encoders, "vision_config", "audio_config", "quantization_config"}
-    if other_sections or not known_sections.issuperset(sections):
+    if other_sections or not known_sections.issuperset(section_names):
         raise InputError(
             f"{family.text_section}: missing; expected the section with the text model's sizes (the config has "
-            f"{', '.join(sections)})"
+            f"{', '.join(section_names)})"
         )
     return config, []
 
 
-def require_read_sizes(reading: ConfigDescription) -> None:
-    """Raises `InputError` where all sizes are the class's defaults, and a section that nothing reads has another width.
+def require_read_sizes(config_description: ConfigDescription) -> None:
+    """Raises `InputError` if the class would ignore the sizes in a config's section and use its default sizes.
 
     Sections that repeat the defaults are those of other code (Cohere Transcribe in NeMo's form).
     """
-    default_names = {path.rpartition(".")[2] for path in reading.from_defaults}
+    default_names = {path.rpartition(".")[2] for path in config_description.from_defaults}
     if not {"hidden_size", "num_hidden_layers"} <= default_names:
         return
-    widths = {size for path, size in reading.from_defaults.items() if path.rpartition(".")[2] == "hidden_size"}
-    for field in reading.unknown:
+    hidden_sizes = {
+        default_size
+        for path, default_size in config_description.from_defaults.items()
+        if path.rpartition(".")[2] == "hidden_size"
+    }
+    for field in config_description.unknown:
         section = field.value if isinstance(field.value, dict) else {}
-        width = next((section[name] for name in WIDTHS if name in section), None)
-        if width is not None and width not in widths:
+        hidden_size = next((section[width_field] for width_field in WIDTHS if width_field in section), None)
+        if hidden_size is not None and hidden_size not in hidden_sizes:
             raise InputError(
-                f"{field.path}: a section with a width, {shown(width)}, which the class of '{reading.model_type}' does "
-                "not read; expected the sizes where that class has them"
+                f"{field.path}: a section with a width, {shown(hidden_size)}, which the class of "
+                f"'{config_description.model_type}' does not read; expected the sizes where that class has them"
             )

@@ -20,9 +20,9 @@ SIZED_THINGS = frozenset(
 """Words for the parts of an architecture that have a number or a size."""
 
 
-def words_of(name: str) -> frozenset[str]:
+def words_of(field_name: str) -> frozenset[str]:
     """Returns the words of a field's name, except words such as `num` that mean a count."""
-    return frozenset(name.lower().split("_")) - COUNTING_WORDS
+    return frozenset(field_name.lower().split("_")) - COUNTING_WORDS
 
 
 class Unknown(NamedTuple):
@@ -47,38 +47,41 @@ class Unknown(NamedTuple):
         That is a number above 0 with a name like `num_…`, `…_size` or `…_heads`, or a list with several kinds of layers
         (`layer_types`).
         """
-        words = self.path.rpartition(".")[2].lower().split("_")
-        if words[-2:] == ["layer", "types"] and isinstance(self.value, list):
+        name_words = self.path.rpartition(".")[2].lower().split("_")
+        if name_words[-2:] == ["layer", "types"] and isinstance(self.value, list):
             return len({repr(element) for element in self.value}) > 1
-        names_a_size = bool({"num", "n", "size", "dim"} & {words[0], words[-1]}) or words[-1] in SIZED_THINGS
+        names_a_size = (
+            bool({"num", "n", "size", "dim"} & {name_words[0], name_words[-1]}) or name_words[-1] in SIZED_THINGS
+        )
         return names_a_size and type(self.value) is int and self.value > 0
 
 
 def require_known(unknown_fields: Sequence[Unknown], model_type: str) -> None:
     """Raises `InputError` for misspelt fields and unknown sizes, all named in the message."""
-    problems = [
+    problem_texts = [
         f"{field.path} (did you mean {field.intended_name}?)"
         if field.intended_name
         else f"{field.path} = {shown(field.value)}"
         for field in unknown_fields
         if not field.restates and (field.intended_name or field.is_size)
     ]
-    if problems:
-        noun = "unknown field" if len(problems) == 1 else "unknown fields"
+    if problem_texts:
+        field_noun = "unknown field" if len(problem_texts) == 1 else "unknown fields"
         raise InputError(
-            f"{', '.join(problems)}: {noun} of a {model_type} config; expected the name corrected or the field removed "
+            f"{', '.join(problem_texts)}: {field_noun} of a {model_type} config; expected the name corrected or the "
+            "field removed "
             f"({ALLOW} ignores it)"
         )
 
 
-def remark_on_ignored_fields(paths: Sequence[str]) -> list[str]:
+def remark_on_ignored_fields(ignored_paths: Sequence[str]) -> list[str]:
     """Returns a remark on ignored fields; empty if there are none."""
-    return [f"unrecognised fields, ignored: {', '.join(paths)}"] if paths else []
+    return [f"unrecognised fields, ignored: {', '.join(ignored_paths)}"] if ignored_paths else []
 
 
 def remark_on_defaults(default_sizes: dict[str, int]) -> list[str]:
     """Returns a remark on sizes with default values of the class; empty if there are none."""
-    listed_sizes = ", ".join(f"{path} = {size:,}" for path, size in default_sizes.items())
+    listed_sizes = ", ".join(f"{path} = {default_size:,}" for path, default_size in default_sizes.items())
     return (
         [f"sizes that the config does not give, taken from its class's defaults: {listed_sizes}"]
         if default_sizes

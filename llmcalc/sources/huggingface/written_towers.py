@@ -65,12 +65,12 @@ def gemma3_sections(towers: Towers) -> Table:
 
 def gemma4_sections(towers: Towers) -> Table:
     """Returns Gemma 4's sections for the vision encoder, the audio encoder, or both."""
-    sections: Table = {}
+    config_sections: Table = {}
     if "vision_tower" in towers:
-        sections["vision_config"] = _gemma4_vision(towers["vision_tower"], towers["embed_vision"])
+        config_sections["vision_config"] = _gemma4_vision(towers["vision_tower"], towers["embed_vision"])
     if "audio_tower" in towers:
-        sections["audio_config"] = _gemma4_audio(towers["audio_tower"])
-    return sections
+        config_sections["audio_config"] = _gemma4_audio(towers["audio_tower"])
+    return config_sections
 
 
 def _gemma4_vision(tower: Any, projector: Any) -> Table:
@@ -94,12 +94,12 @@ def _gemma4_audio(tower: Any) -> Table:
         "num_hidden_layers": tower.num_hidden_layers,
         "num_attention_heads": tower.attention.num_attention_heads,
     }
-    windows = {
+    window_fields = {
         "attention_chunk_size": tower.attention.chunk_size,
         "attention_context_left": tower.attention.context_left,
         "attention_context_right": tower.attention.context_right,
     }
-    convolutions = {
+    convolution_fields = {
         "subsampling_conv_channels": [convolution.channels for convolution in tower.subsampling.convolutions],
         "conv_kernel_size": tower.convolution.kernel_size,
     }
@@ -111,8 +111,8 @@ def _gemma4_audio(tower: Any) -> Table:
     return {
         "model_type": "gemma4_audio",
         **layers,
-        **windows,
-        **convolutions,
+        **window_fields,
+        **convolution_fields,
         "output_proj_dims": tower.output_size,
         **layer_fields,
     }

@@ -63,8 +63,8 @@ def find_config(
     """
     config_values, spec_values = ConfigValues(spec, FIELDS), canonical_values(spec)
     for model_type, family in _possible_families(config_values) if families is None else families:
-        for name in class_names(model_type, spec) or [""] * (families is not None):
-            config = wrapped_config(_candidate_config(model_type, family, name, config_values), spec)
+        for class_name in class_names(model_type, spec) or [""] * (families is not None):
+            config = wrapped_config(_candidate_config(model_type, family, class_name, config_values), spec)
             config_spec = _read_back(config)
             if config_spec is None:
                 continue
@@ -77,14 +77,14 @@ def find_config(
 
 
 def wrapper_class(spec: ModelSpec) -> str:
-    """Returns the class of the wrapper whose text model computes the spec; empty if several wrappers' do, or none's.
+    """Returns the multimodal class whose text model computes the spec; empty if no class does, or several do.
 
     Only wrappers in the file of their text model count: those in other files share theirs with many.
     """
     decoder, known_names = spec.model_copy(update={"towers": {}}), []
-    for model_type, file in FILE_OF.items():
+    for model_type, family_file in FILE_OF.items():
         text_type = family_of(model_type).text_type
-        if not text_type or FILE_OF[text_type] != file or family_of(text_type).read_model is None:
+        if not text_type or FILE_OF[text_type] != family_file or family_of(text_type).read_model is None:
             continue
         if find_config(decoder, families=[(text_type, family_of(text_type))]) is not None:
             known_names += wrapper_names(model_type, without_head=False)[:1]
@@ -99,14 +99,14 @@ def _nearest_class(spec_values: dict[str, Any], other_configs: list[tuple[str, d
     if not other_configs:
         return ""
     mismatches_of_class = [
-        (name, sorted(differences(spec_values, class_values), key=_is_in_tower)) for name, class_values in other_configs
+        (class_name, sorted(differences(spec_values, class_values), key=_is_in_tower))
+        for class_name, class_values in other_configs
     ]
-    name, mismatches = min(mismatches_of_class, key=lambda item: _distance(item[1]))
+    class_name, mismatches = min(mismatches_of_class, key=lambda item: _distance(item[1]))
     path, spec_value, class_value = mismatches[0]
-    hint = " (--set towers={} leaves towers out)" if path.startswith("towers") else ""
-    return (
-        f"; nearest is {name}, which has {_shown_value(class_value)} where {path} is {_shown_value(spec_value)}{hint}"
-    )
+    hint_text = " (--set towers={} leaves towers out)" if path.startswith("towers") else ""
+    values_text = f"{_shown_value(class_value)} where {path} is {_shown_value(spec_value)}"
+    return f"; nearest is {class_name}, which has {values_text}{hint_text}"
 
 
 def _distance(mismatches: list[Difference]) -> tuple[int, int]:
@@ -117,7 +117,7 @@ def _distance(mismatches: list[Difference]) -> tuple[int, int]:
 
 def _possible_families(config_values: ConfigValues) -> Iterator[tuple[str, Family]]:
     """Yields the families that have a `transformers` class, the likely families first."""
-    unlikely: list[tuple[str, Family]] = []
+    unlikely_families: list[tuple[str, Family]] = []
     for model_type in FILE_OF:
         family = family_of(model_type)
         if (
@@ -130,14 +130,16 @@ def _possible_families(config_values: ConfigValues) -> Iterator[tuple[str, Famil
         if _is_likely(family, config_values):
             yield model_type, family
         else:
-            unlikely.append((model_type, family))
-    yield from unlikely
+            unlikely_families.append((model_type, family))
+    yield from unlikely_families
 
 
 def _is_likely(family: Family, config_values: ConfigValues) -> bool:
     """Whether the family's default activation is the spec's activation, and both or neither have experts."""
-    default_fields = [USUAL.get(name, name) for name in family.defaults]
-    default_activations = [family.defaults[name] for name in family.defaults if USUAL.get(name, name) == "hidden_act"]
+    default_fields = [USUAL.get(field, field) for field in family.defaults]
+    default_activations = [
+        family.defaults[field] for field in family.defaults if USUAL.get(field, field) == "hidden_act"
+    ]
     return ("num_experts" in default_fields) == bool(config_values.expert_layers()) and (
         not default_activations
         or ACTIVATIONS.get(default_activations[0], default_activations[0]) == _activation_of(config_values)
@@ -152,13 +154,13 @@ def _activation_of(config_values: ConfigValues) -> str | None:
     return ACTIVATIONS.get(activation, activation)
 
 
-def _candidate_config(model_type: str, family: Family, name: str, config_values: ConfigValues) -> dict[str, Any]:
+def _candidate_config(model_type: str, family: Family, class_name: str, config_values: ConfigValues) -> dict[str, Any]:
     """Returns a config of that class, filled with the spec's values for all fields with a known meaning."""
-    config: dict[str, Any] = {"model_type": model_type, "architectures": [name]}
+    config: dict[str, Any] = {"model_type": model_type, "architectures": [class_name]}
     _fill_fields(config, family, config_values, [*family.defaults, *family.field_writers])
     read_fields = _fields_read(family, config)
     kept_fields = {"model_type", "architectures", *family.field_writers} | read_fields
-    config = {field: value for field, value in config.items() if field in kept_fields}
+    config = {field: field_value for field, field_value in config.items() if field in kept_fields}
     _fill_fields(config, family, config_values, [field for field in ALSO if field in read_fields])
     return (
         config
@@ -172,62 +174,68 @@ def _group_fields(model_type: str, family: Family, config_values: ConfigValues) 
     """Returns the groups of experts, for a class that selects a token's experts from some of them."""
     if not has_grouped_router(model_type, family) or not config_values.expert_layers():
         return {}
-    groups = config_values.moe.router.groups
-    method = {"topk_method": "group_limited_greedy"} if groups.n_group > 1 and "topk_method" in family.defaults else {}
-    return groups._asdict() | method
+    router_groups = config_values.moe.router.groups
+    method_field = (
+        {"topk_method": "group_limited_greedy"}
+        if router_groups.n_group > 1 and "topk_method" in family.defaults
+        else {}
+    )
+    return router_groups._asdict() | method_field
 
 
 def _logit_cap_field(model_type: str, family: Family, spec: ModelSpec) -> dict[str, float | None]:
     """Returns the soft cap of the logits, if different from the class's default."""
     if spec.head.type != "lm" or "final_logit_softcapping" not in family.ignored_fields:
         return {}
-    cap = spec.head.logit_softcapping
-    return {} if cap == LOGIT_CAPS.get(model_type) else {"final_logit_softcapping": cap}
+    logit_cap = spec.head.logit_softcapping
+    return {} if logit_cap == LOGIT_CAPS.get(model_type) else {"final_logit_softcapping": logit_cap}
 
 
 def _dropout_fields(family: Family, spec: ModelSpec) -> dict[str, float]:
     """Returns the dropout probabilities that differ from the class's defaults; nothing for a spec without dropout."""
     if spec.dropout is None:
         return {}
-    fields = {field: getattr(spec.dropout, place) or 0.0 for place, field in family.dropout_fields.items()}
-    return {field: value for field, value in fields.items() if value != family.defaults.get(field, 0.0)}
+    dropout_fields = {field: getattr(spec.dropout, place) or 0.0 for place, field in family.dropout_fields.items()}
+    return {field: value for field, value in dropout_fields.items() if value != family.defaults.get(field, 0.0)}
 
 
-def _fill_fields(config: dict[str, Any], family: Family, config_values: ConfigValues, fields: list[str]) -> None:
+def _fill_fields(config: dict[str, Any], family: Family, config_values: ConfigValues, field_names: list[str]) -> None:
     """Sets each config field with a value in the model, except nulls that equal the class's default."""
     other_names = {} if family.has_older_aliases else family.aliases
-    for field in (other_names.get(field, field) for field in fields):
+    for field in (other_names.get(field, field) for field in field_names):
         try:
             value = _value_of_field(family, field, config_values)
         except NOT_THERE:
             continue
-        default = family.defaults.get(field)
-        if field not in config and (value is not None or default is not None or field in family.field_writers):
-            config[field] = default if _same_activation(value, default) else value
+        default_value = family.defaults.get(field)
+        if field not in config and (value is not None or default_value is not None or field in family.field_writers):
+            config[field] = default_value if _same_activation(value, default_value) else value
 
 
-def _same_activation(value: Any, default: Any) -> bool:
+def _same_activation(field_value: Any, default_value: Any) -> bool:
     """Whether two names mean the same activation, so that the class's name can stay."""
     return (
-        isinstance(value, str)
-        and isinstance(default, str)
-        and ACTIVATIONS.get(value, value) == ACTIVATIONS.get(default)
+        isinstance(field_value, str)
+        and isinstance(default_value, str)
+        and ACTIVATIONS.get(field_value, field_value) == ACTIVATIONS.get(default_value)
     )
 
 
 def _value_of_field(family: Family, field: str, config_values: ConfigValues) -> Any:
     """Returns a field's value by the family's rule, by an alias, or by the spec's field name."""
-    usual_name = {alias: name for name, alias in family.aliases.items()}.get(field, field)
+    usual_name = {alias: field_name for field_name, alias in family.aliases.items()}.get(field, field)
     field_names = (usual_name, field, USUAL.get(usual_name, usual_name), USUAL.get(field, field))
-    rule = next((family.field_writers[name] for name in field_names if name in family.field_writers), None)
-    if callable(rule):
-        return rule(config_values)
-    for name in (rule, *field_names):
-        if name in FIELDS:
-            return config_values.usual_value(name)
-    for name in field_names[:-1]:
+    field_writer = next(
+        (family.field_writers[field_name] for field_name in field_names if field_name in family.field_writers), None
+    )
+    if callable(field_writer):
+        return field_writer(config_values)
+    for field_name in (field_writer, *field_names):
+        if field_name in FIELDS:
+            return config_values.usual_value(field_name)
+    for field_name in field_names[:-1]:
         try:
-            return config_values.first_value(name)
+            return config_values.first_value(field_name)
         except Absent:
             continue
     return config_values.first_value(field_names[-1])
@@ -256,7 +264,7 @@ def _is_in_tower(difference: Difference) -> bool:
     return difference[0].startswith("towers")
 
 
-def _shown_value(value: Any) -> str:
-    if isinstance(value, dict | list):
-        return "others" if isinstance(value, list) else f"'{value.get('type', 'given')}'"
-    return "none" if value is None else json.dumps(value)
+def _shown_value(field_value: Any) -> str:
+    if isinstance(field_value, dict | list):
+        return "others" if isinstance(field_value, list) else f"'{field_value.get('type', 'given')}'"
+    return "none" if field_value is None else json.dumps(field_value)

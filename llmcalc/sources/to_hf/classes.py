@@ -22,7 +22,9 @@ def class_names(model_type: str, spec: ModelSpec) -> list[str]:
     """Returns the classes of a model type with the output head of this spec, the likeliest first."""
     known_classes = library_class_names().get(model_type, [])
     return [
-        name for ending in _class_endings(known_classes, spec) for name in _classes_ending_with(known_classes, ending)
+        class_name
+        for class_ending in _class_endings(known_classes, spec)
+        for class_name in _classes_ending_with(known_classes, class_ending)
     ]
 
 
@@ -36,8 +38,8 @@ def wrapper_names(model_type: str, without_head: bool) -> list[str]:
     )
 
 
-def _classes_ending_with(classes: list[str], ending: str | tuple[str, ...]) -> list[str]:
-    return [name for name in classes if name.endswith(ending)]
+def _classes_ending_with(listed_classes: list[str], class_ending: str | tuple[str, ...]) -> list[str]:
+    return [class_name for class_name in listed_classes if class_name.endswith(class_ending)]
 
 
 def _class_endings(known_classes: list[str], spec: ModelSpec) -> list[str | tuple[str, ...]]:
@@ -49,7 +51,11 @@ def _class_endings(known_classes: list[str], spec: ModelSpec) -> list[str | tupl
     if spec.kind == "encoder" and encoders:
         return [encoders]
     return [
-        tuple(name for name in known_classes if head_of({"architectures": [name]}) == "none" and name not in encoders)
+        tuple(
+            class_name
+            for class_name in known_classes
+            if head_of({"architectures": [class_name]}) == "none" and class_name not in encoders
+        )
     ]
 
 
@@ -67,5 +73,9 @@ def _lm_classes(known_classes: list[str], spec: ModelSpec) -> str | tuple[str, .
         return ()
     return (
         *CAUSAL,
-        *(name for name in known_classes if name.endswith("TextModel") and head_of({"architectures": [name]}) == "lm"),
+        *(
+            class_name
+            for class_name in known_classes
+            if class_name.endswith("TextModel") and head_of({"architectures": [class_name]}) == "lm"
+        ),
     )

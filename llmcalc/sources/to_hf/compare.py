@@ -55,40 +55,40 @@ Difference: TypeAlias = tuple[str, Any, Any]
 
 def canonical_values(spec: ModelSpec) -> dict[str, Any]:
     """Returns a model as plain values, which are equal for equivalent models."""
-    table = {
-        name: getattr(spec, name)
-        for name in ModelSpec.model_fields
-        if name not in ("encoder", "decoder", "max_position_embeddings", "mtp", "dropout")
+    model_fields = {
+        field: getattr(spec, field)
+        for field in ModelSpec.model_fields
+        if field not in ("encoder", "decoder", "max_position_embeddings", "mtp", "dropout")
     }
-    table = {name: _plain_values(value, spec.hidden_size) for name, value in table.items()}
+    model_fields = {field: _plain_values(value, spec.hidden_size) for field, value in model_fields.items()}
     for stack_name, stack in spec.stacks():
-        table[stack_name] = _stack_tables(stack, stack.hidden_size or spec.hidden_size)
-    return {**table, "mtp": _prediction_table(spec, spec.mtp)}
+        model_fields[stack_name] = _stack_tables(stack, stack.hidden_size or spec.hidden_size)
+    return {**model_fields, "mtp": _prediction_table(spec, spec.mtp)}
 
 
-def differences(left: Any, right: Any, path: str = "") -> Iterator[Difference]:
+def differences(left_value: Any, right_value: Any, path: str = "") -> Iterator[Difference]:
     """Yields (path, left value, right value) for every difference.
 
     Equal differences of several layers are reported once.
 
     The lowest layer is named.
     """
-    if isinstance(left, dict) and isinstance(right, dict):
-        for name in dict.fromkeys((*left, *right)):
-            yield from differences(left.get(name), right.get(name), f"{path}.{name}" if path else name)
+    if isinstance(left_value, dict) and isinstance(right_value, dict):
+        for key in dict.fromkeys((*left_value, *right_value)):
+            yield from differences(left_value.get(key), right_value.get(key), f"{path}.{key}" if path else key)
     elif (
-        isinstance(left, list)
-        and isinstance(right, list)
-        and len(left) == len(right)
-        and any(isinstance(element, dict) for element in left)
+        isinstance(left_value, list)
+        and isinstance(right_value, list)
+        and len(left_value) == len(right_value)
+        and any(isinstance(element, dict) for element in left_value)
     ):
         reported_pairs: list[tuple[Any, Any]] = []
-        for i, pair in enumerate(zip(left, right, strict=True)):
-            if pair not in reported_pairs:  # layers of one kind share one table
-                reported_pairs.append(pair)
-                yield from differences(*pair, f"{path}.{i}")
-    elif left != right:
-        yield path, left, right
+        for i, element_pair in enumerate(zip(left_value, right_value, strict=True)):
+            if element_pair not in reported_pairs:  # layers of one kind share one table
+                reported_pairs.append(element_pair)
+                yield from differences(*element_pair, f"{path}.{i}")
+    elif left_value != right_value:
+        yield path, left_value, right_value
 
 
 def count_of_values(difference: Difference) -> int:
@@ -97,60 +97,63 @@ def count_of_values(difference: Difference) -> int:
 
 
 def _field_values(value: Any) -> int:
-    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return 1 + sum(map(_field_values, children))
+    inner_values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + sum(map(_field_values, inner_values))
 
 
-def _stack_tables(stack: Stack, width: int) -> dict[str, Any]:
+def _stack_tables(stack: Stack, hidden: int) -> dict[str, Any]:
     """Returns a table per layer, with the index of the layer that owns the layer's parameters."""
     layer_kinds = stack.layer_names()
-    layers = {name: _plain_values(stack.layer(name), width) for name in dict.fromkeys(layer_kinds)}
-    fields = (
-        name
-        for name in Stack.model_fields
-        if name not in ("block", "variants", "first_layers", "pattern", "vocab_size", "hidden_size")
+    layers = {kind: _plain_values(stack.layer(kind), hidden) for kind in dict.fromkeys(layer_kinds)}
+    stack_fields = (
+        field
+        for field in Stack.model_fields
+        if field not in ("block", "variants", "first_layers", "pattern", "vocab_size", "hidden_size")
     )
-    table = {
+    stack_table = {
         "vocab_size": stack.vocab_size,
         "hidden_size": stack.hidden_size,
-        **{name: _plain_values(getattr(stack, name), width) for name in fields},
+        **{field: _plain_values(getattr(stack, field), hidden) for field in stack_fields},
     }
-    first_index = {name: layer_kinds.index(name) for name in layers}
-    owners = [first_index[name] if name in stack.shared_layers else i for i, name in enumerate(layer_kinds)]
-    return {**table, "shared_layers": owners, "layers": [layers[name] for name in layer_kinds]}
+    first_index = {kind: layer_kinds.index(kind) for kind in layers}
+    owner_indices = [first_index[kind] if kind in stack.shared_layers else i for i, kind in enumerate(layer_kinds)]
+    return {**stack_table, "shared_layers": owner_indices, "layers": [layers[kind] for kind in layer_kinds]}
 
 
-def _prediction_table(spec: ModelSpec, mtp: MultiTokenPrediction | None) -> Any:
-    if mtp is None:
+def _prediction_table(spec: ModelSpec, prediction: MultiTokenPrediction | None) -> Any:
+    if prediction is None:
         return None
     return {
-        "num_nextn_predict_layers": mtp.num_nextn_predict_layers,
-        "repeated": mtp.repeated,
-        "layer": _plain_values(mtp.prediction_block(spec.main), spec.hidden_size),
+        "num_nextn_predict_layers": prediction.num_nextn_predict_layers,
+        "repeated": prediction.repeated,
+        "layer": _plain_values(prediction.prediction_block(spec.main), spec.hidden_size),
     }
 
 
-def _plain_values(value: Any, width: int) -> Any:
-    """Converts components to tables and tuples to lists. width: the residual width, for a default head size."""
-    if isinstance(value, Stack):
-        return _stack_tables(value, width)
-    if isinstance(value, Part):
-        width = getattr(value, "hidden_size", None) or width  # vision and audio encoders have their own width
-        table = {
-            name: _plain_values(getattr(value, name), width)
-            for name in type(value).model_fields
-            if name not in NUMERICS
+def _plain_values(field_value: Any, hidden: int) -> Any:
+    """Converts components to tables and tuples to lists. hidden: the residual width, for a default head size."""
+    if isinstance(field_value, Stack):
+        return _stack_tables(field_value, hidden)
+    if isinstance(field_value, Part):
+        hidden = getattr(field_value, "hidden_size", None) or hidden  # vision and audio encoders have their own width
+        part_table = {
+            field_name: _plain_values(getattr(field_value, field_name), hidden)
+            for field_name in type(field_value).model_fields
+            if field_name not in NUMERICS
         }
-        if isinstance(value, Norm):
-            table["bias"] = value.has_bias
-        if isinstance(value, Attention):
-            _, table["num_key_value_heads"], table["head_dim"] = value.sizes(width)
-            table["v_head_dim"] = value.v_head_dim or table["head_dim"]
-            if isinstance(value.position, Rope):
-                table["position"] = {"type": "rope", "rotary_dim": value.position.rotary_size(table["head_dim"])}
-        return table
-    if isinstance(value, dict):
-        return {name: _plain_values(element, width) for name, element in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain_values(element, width) for element in value]
-    return "gelu_tanh" if value == "gelu_new" else value
+        if isinstance(field_value, Norm):
+            part_table["bias"] = field_value.has_bias
+        if isinstance(field_value, Attention):
+            _, part_table["num_key_value_heads"], part_table["head_dim"] = field_value.sizes(hidden)
+            part_table["v_head_dim"] = field_value.v_head_dim or part_table["head_dim"]
+            if isinstance(field_value.position, Rope):
+                part_table["position"] = {
+                    "type": "rope",
+                    "rotary_dim": field_value.position.rotary_size(part_table["head_dim"]),
+                }
+        return part_table
+    if isinstance(field_value, dict):
+        return {field_name: _plain_values(element, hidden) for field_name, element in field_value.items()}
+    if isinstance(field_value, list | tuple):
+        return [_plain_values(element, hidden) for element in field_value]
+    return "gelu_tanh" if field_value == "gelu_new" else field_value

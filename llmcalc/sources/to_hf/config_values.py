@@ -35,9 +35,9 @@ class ConfigValues:
     fields: usual name of a config field → the function that gets it from a spec.
     """
 
-    def __init__(self, spec: ModelSpec, fields: Mapping[str, Callable[[ConfigValues], Any]]) -> None:
+    def __init__(self, spec: ModelSpec, field_functions: Mapping[str, Callable[[ConfigValues], Any]]) -> None:
         self.spec: ModelSpec = spec
-        self.fields: Mapping[str, Callable[[ConfigValues], Any]] = fields
+        self.fields: Mapping[str, Callable[[ConfigValues], Any]] = field_functions
         self.main_stack: Stack = spec.main
         self.first_stack: Stack = spec.encoder if spec.encoder is not None else spec.main
 
@@ -45,14 +45,14 @@ class ConfigValues:
         """Returns the values of another model, with the same field functions."""
         return ConfigValues(spec, self.fields)
 
-    def usual_value(self, name: str) -> Any:
+    def usual_value(self, field_name: str) -> Any:
         """Returns the value of the config field with the given usual name."""
-        return self.fields[name](self)
+        return self.fields[field_name](self)
 
     @cached_property
     def layers(self) -> list[Layer]:
         """The layers of the first stack, bottom first."""
-        return [self.first_stack.layer(name) for name in self.first_stack.layer_names()]
+        return [self.first_stack.layer(layer_kind) for layer_kind in self.first_stack.layer_names()]
 
     @cached_property
     def parts(self) -> list[Part]:
@@ -63,37 +63,39 @@ class ConfigValues:
             parts += [stack, *(part for layer in layers.values() for part in _parts_inside(layer))]
             parts += [
                 part
-                for name in type(stack).model_fields
-                if name not in ("block", "variants")
-                for part in _parts_inside(getattr(stack, name))
+                for field_name in type(stack).model_fields
+                if field_name not in ("block", "variants")
+                for part in _parts_inside(getattr(stack, field_name))
             ]
         return [*parts, *_parts_inside(self.spec.head), *_parts_inside(self.spec.mtp)]
 
     @cached_property
     def _first_values(self) -> dict[str, Any]:
         """Returns by field name the first value among the components that is not None; None if all are."""
-        values: dict[str, Any] = {}
+        value_by_field: dict[str, Any] = {}
         for part in self.parts:
-            for name in type(part).model_fields:
-                if values.get(name) is None:
-                    values[name] = getattr(part, name)
-        return values
+            for field_name in type(part).model_fields:
+                if value_by_field.get(field_name) is None:
+                    value_by_field[field_name] = getattr(part, field_name)
+        return value_by_field
 
-    def first_value(self, name: str) -> Any:
+    def first_value(self, field_name: str) -> Any:
         """Returns a field's first value among the components that is not None; None if all are."""
-        if name not in self._first_values:
+        if field_name not in self._first_values:
             raise Absent
-        return self._first_values[name]
+        return self._first_values[field_name]
 
     def find_part(
-        self, cls: type[FoundPart], *, condition: Callable[[FoundPart], bool] = lambda part: True
+        self, cls: type[FoundPart], *, matches_part: Callable[[FoundPart], bool] = lambda part: True
     ) -> FoundPart:
         """Returns the first component of a class that meets the condition."""
-        return require_present(next((part for part in self.parts if isinstance(part, cls) and condition(part)), None))
+        return require_present(
+            next((part for part in self.parts if isinstance(part, cls) and matches_part(part)), None)
+        )
 
-    def part_of_type(self, *types: str) -> Any:
-        """Returns the first component whose `type` is among `types`."""
-        return require_present(next((part for part in self.parts if getattr(part, "type", None) in types), None))
+    def part_of_type(self, *part_types: str) -> Any:
+        """Returns the first component whose `type` is among `part_types`."""
+        return require_present(next((part for part in self.parts if getattr(part, "type", None) in part_types), None))
 
     @property
     def head(self) -> Any:
@@ -103,7 +105,7 @@ class ConfigValues:
     def full_attention(self) -> Attention:
         """The first attention without a window, else the first attention."""
         with suppress(Absent):
-            return self.find_part(Attention, condition=lambda part: part.sliding_window is None)
+            return self.find_part(Attention, matches_part=lambda part: part.sliding_window is None)
         return self.find_part(Attention)
 
     @property
@@ -143,8 +145,8 @@ class ConfigValues:
     def dense_network(self) -> FeedForward:
         """The FFN of a layer without experts, else the shared expert."""
         layers = map(self.first_stack.layer, dict.fromkeys(self.first_stack.layer_names()))
-        networks = (network for layer in layers for network in layer.networks())
-        return require_present(next((network for network in networks if isinstance(network, FeedForward)), None))
+        layer_ffns = (ffn for layer in layers for ffn in layer.networks())
+        return require_present(next((ffn for ffn in layer_ffns if isinstance(ffn, FeedForward)), None))
 
     @property
     def network(self) -> FeedForward:
@@ -181,8 +183,8 @@ class ConfigValues:
         mixers_with_heads = (mixer for mixer in self.mixers if getattr(mixer, "num_attention_heads", None) is not None)
         mixer = require_present(next(mixers_with_heads, None))
         head_dim: int | None = getattr(mixer, "head_dim", None)
-        width: int = (self.first_stack.hidden_size or self.spec.hidden_size) // mixer.num_attention_heads
-        return width if head_dim is None else head_dim
+        hidden_size: int = (self.first_stack.hidden_size or self.spec.hidden_size) // mixer.num_attention_heads
+        return hidden_size if head_dim is None else head_dim
 
     @property
     def rotary_size(self) -> int:
@@ -191,15 +193,15 @@ class ConfigValues:
 
     def dense_layers(self) -> list[int]:
         """The indices of layers without experts."""
-        return [i for i, network in enumerate(self.networks) if not isinstance(network, MoE)]
+        return [i for i, ffn in enumerate(self.networks) if not isinstance(ffn, MoE)]
 
     def expert_layers(self) -> list[int]:
         """The indices of layers with experts."""
-        return [i for i, network in enumerate(self.networks) if isinstance(network, MoE)]
+        return [i for i, ffn in enumerate(self.networks) if isinstance(ffn, MoE)]
 
     def layers_before_experts(self) -> int:
         """The number of layers below the first layer with experts."""
-        return next((i for i, network in enumerate(self.networks) if isinstance(network, MoE)), len(self.layers))
+        return next((i for i, ffn in enumerate(self.networks) if isinstance(ffn, MoE)), len(self.layers))
 
     def layer_kinds(self, **family_words: str) -> list[str]:
         """Returns each layer's kind as in `layer_types`. family_words: a family's names for the kinds."""
@@ -225,9 +227,9 @@ def kind_of(mixer: Any) -> str:
     return "sliding_attention" if has_window else "full_attention"
 
 
-def _parts_inside(value: Any) -> Iterator[Part]:
+def _parts_inside(part_or_parts: Any) -> Iterator[Part]:
     """Yields a component and all nested components."""
-    if isinstance(value, Part):
-        yield value
-        for name in type(value).model_fields:
-            yield from _parts_inside(getattr(value, name))
+    if isinstance(part_or_parts, Part):
+        yield part_or_parts
+        for field_name in type(part_or_parts).model_fields:
+            yield from _parts_inside(getattr(part_or_parts, field_name))

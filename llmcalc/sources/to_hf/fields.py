@@ -30,7 +30,11 @@ def _activation_name(config_values: ConfigValues) -> str:
 
 def _kv_heads(config_values: ConfigValues) -> int:
     """Returns the number of key/value heads; the number of query heads if the spec does not state it."""
-    mixer = config_values.find_part(Attention) if any(isinstance(m, Attention) for m in config_values.mixers) else None
+    mixer = (
+        config_values.find_part(Attention)
+        if any(isinstance(mixer_part, Attention) for mixer_part in config_values.mixers)
+        else None
+    )
     kv_heads = (
         config_values.first_value("num_key_value_heads")
         if mixer is None and not _latent_width(config_values)
@@ -46,9 +50,9 @@ def _latent_width(config_values: ConfigValues) -> bool:
 
 def _attention_bias(config_values: ConfigValues) -> bool:
     for mixer in config_values.mixers:
-        for name in ("q_bias", "attention_bias"):
-            if hasattr(mixer, name):
-                return bool(getattr(mixer, name))
+        for bias_field in ("q_bias", "attention_bias"):
+            if hasattr(mixer, bias_field):
+                return bool(getattr(mixer, bias_field))
     raise Absent
 
 
@@ -62,7 +66,7 @@ def _mlp_bias(config_values: ConfigValues) -> bool:
 
 
 def _expert_count(config_values: ConfigValues) -> int:
-    return config_values.moe.num_experts if any(isinstance(network, MoE) for network in config_values.networks) else 0
+    return config_values.moe.num_experts if any(isinstance(ffn, MoE) for ffn in config_values.networks) else 0
 
 
 def _shared_width(config_values: ConfigValues) -> int:
@@ -77,7 +81,7 @@ def _shared_experts(config_values: ConfigValues) -> int | None:
     return expert_count
 
 
-def _identity_count(config_values: ConfigValues) -> int:
+def _identity_expert_count(config_values: ConfigValues) -> int:
     return 0 if config_values.moe.identity_experts is None else config_values.moe.identity_experts.zero_expert_num
 
 
@@ -145,7 +149,7 @@ FIELDS: dict[str, Callable[[ConfigValues], Any]] = {
     "mlp_bias": _mlp_bias,
     "lm_head_bias": lambda s: getattr(s.spec.head, "bias", False),
     "num_experts": _expert_count,
-    "zero_expert_num": _identity_count,
+    "zero_expert_num": _identity_expert_count,
     "router_bias": lambda s: s.find_part(LinearRouter).bias,
     "moe_intermediate_size": lambda s: s.moe.expert.intermediate_size,
     "n_shared_experts": _shared_experts,
@@ -153,7 +157,7 @@ FIELDS: dict[str, Callable[[ConfigValues], Any]] = {
     "first_k_dense_replace": lambda s: s.layers_before_experts(),
     "mlp_only_layers": lambda s: s.dense_layers(),
     "decoder_sparse_step": lambda s: 1,
-    "mlp_layer_types": lambda s: ["sparse" if isinstance(network, MoE) else "dense" for network in s.networks],
+    "mlp_layer_types": lambda s: ["sparse" if isinstance(ffn, MoE) else "dense" for ffn in s.networks],
     "use_parallel_residual": lambda s: s.layers[0].parallel is not None,
 }  # fmt: skip
 """Usual name of a field → the function that gets its value."""

@@ -22,23 +22,25 @@ def wrapped_config(config: Table, spec: ModelSpec) -> Table:
 
     It returns `config` unchanged if the spec has no encoders or those of another wrapper.
     """
-    model_type = _wrapper_of(config["model_type"]) if spec.towers else ""
-    write = family_of(model_type).write_tower_sections if model_type else None
-    if write is None:
+    model_type = _wrapper_type_of(config["model_type"]) if spec.towers else ""
+    write_sections = family_of(model_type).write_tower_sections if model_type else None
+    if write_sections is None:
         return config
     try:
-        sections = write(spec.towers)
+        sections = write_sections(spec.towers)
     except (LookupError, AttributeError, TypeError):  # an encoder, or a part of one, that only this wrapper has
         return config
     without_head = config["architectures"][0].endswith("Model")
-    text = {field: value for field, value in config.items() if field != "architectures"}
+    text_config = {field: value for field, value in config.items() if field != "architectures"}
     class_fields = {"model_type": model_type, "architectures": wrapper_names(model_type, without_head)[:1]}
-    return {**class_fields, "tie_word_embeddings": spec.tie_word_embeddings, "text_config": text, **sections}
+    return {**class_fields, "tie_word_embeddings": spec.tie_word_embeddings, "text_config": text_config, **sections}
 
 
-def _wrapper_of(text: str) -> str:
+def _wrapper_type_of(text_type: str) -> str:
     """Returns the wrapper with `write_tower_sections` for a text model's type; both are in the same file."""
-    wrapper_types = (model_type for model_type in FILES[FILE_OF[text]] if family_of(model_type).text_type == text)
+    wrapper_types = (
+        model_type for model_type in FILES[FILE_OF[text_type]] if family_of(model_type).text_type == text_type
+    )
     return next(
         (model_type for model_type in wrapper_types if family_of(model_type).write_tower_sections is not None), ""
     )

@@ -28,36 +28,42 @@ SETTINGS = ("aligner", "compression", "freeze", "generation", "projector", "quan
 SECTIONS = ("vision_config", "audio_config", "vq_config", "discrete_vision_config", "discrete_audio_config")
 
 
-def sections_of(wrapper_type: str, file: str) -> Mapping[str, Section]:
-    """Returns the supported sections of a wrapper's config by name. file: the family's `tower_file`."""
-    if not file:
+def sections_of(root_type: str, reader_file: str) -> Mapping[str, Section]:
+    """Returns the supported sections of a wrapper's config by name. reader_file: the family's `tower_file`."""
+    if not reader_file:
         return {}
-    wrappers: dict[str, dict[str, Section]] = import_module(f".{file}", __package__).WRAPPERS
-    return wrappers[wrapper_type]
+    sections_by_type: dict[str, dict[str, Section]] = import_module(f".{reader_file}", __package__).WRAPPERS
+    return sections_by_type[root_type]
 
 
-def read_towers(wrapper_type: str, family: Family, wrapper: Mapping[str, Any], width: int) -> tuple[Table, list[str]]:
+def read_towers(
+    root_type: str, family: Family, root_config: Mapping[str, Any], text_width: int
+) -> tuple[Table, list[str]]:
     """Returns the `towers` table of a wrapper's description, and remarks.
 
-    wrapper_type: the wrapper's model type.
+    root_type: the wrapper's model type.
     family: its record.
-    width: width of the text model.
+    text_width: width of the text model.
     """
-    supported_sections, towers, notes = sections_of(wrapper_type, family.tower_file), Table(), list[str]()
-    for name in dict.fromkeys((*SECTIONS, *supported_sections, *family.uncounted_encoders)):
-        section = wrapper.get(name)
-        if name not in supported_sections:
+    supported_sections, towers, notes = sections_of(root_type, family.tower_file), Table(), list[str]()
+    for section_name in dict.fromkeys((*SECTIONS, *supported_sections, *family.uncounted_encoders)):
+        section = root_config.get(section_name)
+        if section_name not in supported_sections:
             stated_type = section.get("model_type") if isinstance(section, dict) else None
-            if isinstance(section, dict) or name in family.uncounted_encoders:
-                encoder_type = stated_type or family.uncounted_encoders.get(name, name.removesuffix("_config"))
-                notes.append(f"its encoder is not counted: {name}: '{encoder_type}' is not supported")
+            if isinstance(section, dict) or section_name in family.uncounted_encoders:
+                encoder_type = stated_type or family.uncounted_encoders.get(
+                    section_name, section_name.removesuffix("_config")
+                )
+                notes.append(f"its encoder is not counted: {section_name}: '{encoder_type}' is not supported")
             continue
-        if section is None and supported_sections[name].default_section is None:
+        if section is None and supported_sections[section_name].default_section is None:
             continue
-        if section is None and not supported_sections[name].is_flat:
-            notes.append(f"{name}: not given; its encoder has its class's defaults")
+        if section is None and not supported_sections[section_name].is_flat:
+            notes.append(f"{section_name}: not given; its encoder has its class's defaults")
         try:
-            tower_tables, remarks = _read_section(wrapper_type, wrapper, name, supported_sections[name], width)
+            tower_tables, remarks = _read_section(
+                root_type, root_config, section_name, supported_sections[section_name], text_width
+            )
         except InputError as error:
             notes.append(f"its encoder is not counted: {error}")
         else:
@@ -68,56 +74,64 @@ def read_towers(wrapper_type: str, family: Family, wrapper: Mapping[str, Any], w
         and supported_sections
         and not towers
         and not notes
-        and not any(name in wrapper for name in supported_sections)
+        and not any(section_name in root_config for section_name in supported_sections)
     ):
         notes.append(f"no vision or audio encoder is described: there is no {' and no '.join(supported_sections)}")
-    return towers, [*notes, *_unread_sections(family, wrapper, {*SECTIONS, *supported_sections})]
+    return towers, [*notes, *_unread_sections(family, root_config, {*SECTIONS, *supported_sections})]
 
 
-def _unread_sections(family: Family, wrapper: Mapping[str, Any], read_names: set[str]) -> list[str]:
+def _unread_sections(family: Family, root_config: Mapping[str, Any], read_names: set[str]) -> list[str]:
     """Returns a remark for each section of a wrapper's config that neither text model nor encoders read."""
-    if not isinstance(wrapper.get(family.text_section), dict):
+    if not isinstance(root_config.get(family.text_section), dict):
         return []
     known_names = {
         family.text_section,
         *family.ignored_fields,
         *family.uncounted_encoders,
-        *(f"{name}_config" for name in SETTINGS),
+        *(f"{section_name}_config" for section_name in SETTINGS),
     }
     return [
-        f"{name}: the part that it describes is not counted"
-        for name, section in wrapper.items()
-        if isinstance(section, dict) and name.endswith("_config") and name not in read_names | known_names
+        f"{section_name}: the part that it describes is not counted"
+        for section_name, section in root_config.items()
+        if isinstance(section, dict)
+        and section_name.endswith("_config")
+        and section_name not in read_names | known_names
     ]
 
 
 def _read_section(
-    wrapper_type: str, wrapper: Mapping[str, Any], name: str, section: Section, width: int
+    root_type: str, root_config: Mapping[str, Any], section_name: str, section: Section, text_width: int
 ) -> tuple[Table, list[str]]:
     """Reads one section. Raises `InputError` if it is not supported."""
-    fields = section.default_section if wrapper.get(name) is None else wrapper[name]
-    if not isinstance(fields, dict):
-        raise InputError(f"{name}: {type(fields).__name__}; expected a table of fields")
-    stated_type = fields.get("model_type")
+    section_fields = section.default_section if root_config.get(section_name) is None else root_config[section_name]
+    if not isinstance(section_fields, dict):
+        raise InputError(f"{section_name}: {type(section_fields).__name__}; expected a table of fields")
+    stated_type = section_fields.get("model_type")
     model_type = next(iter(section.defaults_by_type)) if stated_type in (None, "") else stated_type
     if not isinstance(model_type, str) or model_type not in section.defaults_by_type:
-        raise InputError(f"{name}.model_type: {model_type!r}; expected one of {', '.join(section.defaults_by_type)}")
+        raise InputError(
+            f"{section_name}.model_type: {model_type!r}; expected one of {', '.join(section.defaults_by_type)}"
+        )
     config = Config(
-        fields, section.defaults_by_type[model_type], model_type, location=f"{name}.", aliases=section.aliases
+        section_fields,
+        section.defaults_by_type[model_type],
+        model_type,
+        location=f"{section_name}.",
+        aliases=section.aliases,
     )
-    tower_tables = section.read_tower(Config(wrapper, section.wrapper_defaults, wrapper_type), config, width)
-    for tower, table in tower_tables.items():
+    tower_tables = section.read_tower(Config(root_config, section.wrapper_defaults, root_type), config, text_width)
+    for tower, tower_fields in tower_tables.items():
         try:
-            TypeAdapter(Tower).validate_python(table)
+            TypeAdapter(Tower).validate_python(tower_fields)
         except ValidationError as error:
-            raise InputError(f"{name}: {tower}: {_innermost_message(error)}") from None
+            raise InputError(f"{section_name}: {tower}: {_innermost_message(error)}") from None
     config.finish(IGNORED | section.ignored_fields)
     return tower_tables, [*config.notes, *remark_on_ignored_fields([field.path for field in config.unknown])]
 
 
 def _innermost_message(error: ValidationError) -> str:
     """Returns the message of the innermost part's error."""
-    detail = error.errors()[0]
-    while isinstance(cause := detail.get("ctx", {}).get("error"), PartError):
-        detail = cause.error.errors()[0]
-    return str(detail["msg"]).removeprefix("Value error, ")
+    error_detail = error.errors()[0]
+    while isinstance(cause := error_detail.get("ctx", {}).get("error"), PartError):
+        error_detail = cause.error.errors()[0]
+    return str(error_detail["msg"]).removeprefix("Value error, ")

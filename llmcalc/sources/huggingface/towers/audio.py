@@ -19,115 +19,121 @@ from .siglip import siglip_of_rows
 
 def _whisper_encoder(config: Config, width: str, depth: str, heads: str, ffn_width: str) -> Table:
     """Returns Whisper's encoder: two convolutions, a position embedding, and layers whose keys have no bias."""
-    norm, rows = layernorm(), config.size("max_source_positions")
+    norm, position_rows = layernorm(), config.size("max_source_positions")
     attention = self_attention(config, heads, width, **biases(True, "q_bias", "v_bias", "o_bias"))
-    network = mlp(config.size(ffn_width), config.choice(ACTIVATIONS, "activation_function"))
+    ffn = mlp(config.size(ffn_width), config.choice(ACTIVATIONS, "activation_function"))
     stack = {
         "num_hidden_layers": config.size(depth),
-        "block": layer_table(attention, network, norm),
-        "stem": {"num_mel_bins": config.size("num_mel_bins"), "max_source_positions": rows},
-        "position": {"type": "learned", "max_position_embeddings": rows},
+        "block": layer_table(attention, ffn, norm),
+        "stem": {"num_mel_bins": config.size("num_mel_bins"), "max_source_positions": position_rows},
+        "position": {"type": "learned", "max_position_embeddings": position_rows},
         "final_norm": norm,
     }
     return {"type": "audio", "hidden_size": config.size(width), "stack": stack}
 
 
-def _read_qwen2_audio(wrapper: Config, config: Config, width: int) -> Table:
+def _read_qwen2_audio(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Qwen2-Audio, which averages pairs of positions before one linear layer."""
     tower = _whisper_encoder(config, *WHISPER_NAMES.values())
-    tower["audio"] = _clip_rule(config, 2)
-    linear_layers = projector(config.size("d_model"), (width, True, "identity"), frames=2, merged="mean")
+    tower["audio"] = _audio_clip_rule(config, 2)
+    linear_layers = projector(config.size("d_model"), (text_width, True, "identity"), frames=2, merged="mean")
     return {"audio_tower": tower, "multi_modal_projector": linear_layers}
 
 
-def _clip_rule(config: Config, merge_size: int, **fields: int | bool) -> Table:
+def _audio_clip_rule(config: Config, merge_size: int, **rule_fields: int | bool) -> Table:
     """Returns the rule by which Whisper's processor cuts audio, with `merge_size` encoder positions per token."""
-    return {"type": "clips", "frames": 2 * config.size("max_source_positions"), "merge": merge_size, **fields}
+    return {"type": "clips", "frames": 2 * config.size("max_source_positions"), "merge": merge_size, **rule_fields}
 
 
-def _read_voxtral(wrapper: Config, config: Config, width: int) -> Table:
+def _read_voxtral(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Voxtral: consecutive positions are concatenated to the FFN width of the encoder's layers."""
     tower = _whisper_encoder(config, *WHISPER_NAMES)
-    h, activation = config.size("hidden_size"), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
-    frames = config.quotient("hidden_size", config.size("intermediate_size"), h)
-    tower["audio"] = _clip_rule(config, frames, padded=True, several=True)
-    linear_layers = two_linear_layers(width, activation, bias=False)
-    return {"audio_tower": tower, "multi_modal_projector": projector(h, *linear_layers, frames=frames)}
+    hidden, activation = config.size("hidden_size"), root_config.choice(ACTIVATIONS, "projector_hidden_act")
+    frames = config.quotient("hidden_size", config.size("intermediate_size"), hidden)
+    tower["audio"] = _audio_clip_rule(config, frames, padded=True, several=True)
+    linear_layers = two_linear_layers(text_width, activation, bias=False)
+    return {"audio_tower": tower, "multi_modal_projector": projector(hidden, *linear_layers, frames=frames)}
 
 
-def _read_audio_flamingo(wrapper: Config, config: Config, width: int) -> Table:
+def _read_audio_flamingo(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Audio Flamingo 3, whose processor reads ten minutes: pairs of positions are averaged."""
-    towers = _read_moss(wrapper, config, width, frames=2, merged="mean")
-    towers["audio_tower"]["audio"] = _clip_rule(config, 2, several=True, max_clips=20)
+    towers = _read_moss(root_config, config, text_width, frames=2, merged="mean")
+    towers["audio_tower"]["audio"] = _audio_clip_rule(config, 2, several=True, max_clips=20)
     return towers
 
 
-def _read_music_flamingo(wrapper: Config, config: Config, width: int) -> Table:
+def _read_music_flamingo(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Music Flamingo, whose processor reads twenty minutes and writes a mark before and after the tokens."""
-    towers = _read_audio_flamingo(wrapper, config, width)
+    towers = _read_audio_flamingo(root_config, config, text_width)
     towers["audio_tower"]["audio"] |= {"max_clips": 40, "marks": 2}
     return towers
 
 
-def _read_moss(wrapper: Config, config: Config, width: int, **merge_fields: Any) -> Table:
+def _read_moss(root_config: Config, config: Config, text_width: int, **merge_fields: Any) -> Table:
     """Reads MOSS-Transcribe-Diarize: concatenated positions, linear layers and a final norm.
 
     merge_fields: how another projector of two linear layers merges positions.
     """
-    bias, activation = wrapper.flag("projector_bias"), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
-    merge_fields = merge_fields or {"frames": wrapper.size("audio_merge_size"), "out_norm": layernorm()}
-    linear_layers = projector(config.size("hidden_size"), *two_linear_layers(width, activation, bias), **merge_fields)
+    bias, activation = root_config.flag("projector_bias"), root_config.choice(ACTIVATIONS, "projector_hidden_act")
+    merge_fields = merge_fields or {"frames": root_config.size("audio_merge_size"), "out_norm": layernorm()}
+    linear_layers = projector(
+        config.size("hidden_size"), *two_linear_layers(text_width, activation, bias), **merge_fields
+    )
     return {"audio_tower": _whisper_encoder(config, *WHISPER_NAMES), "multi_modal_projector": linear_layers}
 
 
-def _read_glmasr(wrapper: Config, config: Config, width: int) -> Table:
+def _read_glmasr(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads GLM-ASR: Whisper's encoder with RoPE instead of its positions, and an inner width of twice the text's."""
-    h, heads, norm = config.size("hidden_size"), config.size("num_attention_heads"), layernorm()
+    hidden, heads, norm = config.size("hidden_size"), config.size("num_attention_heads"), layernorm()
     kv_heads = config.optional_size("num_key_value_heads") or heads
     config.quotient("num_key_value_heads", heads, kv_heads)
     attention = self_attention(
         config, num_key_value_heads=kv_heads, position=rope(config, 0.5), **biases(True, "q_bias", "v_bias", "o_bias")
     )
-    network = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
-    clip = {"type": "clips", "frames": WHISPER_FRAMES, "several": True, "max_clips": GLM_CLIPS}
+    ffn = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
+    clip_rule = {"type": "clips", "frames": WHISPER_FRAMES, "several": True, "max_clips": GLM_CLIPS}
     stack = {
         "num_hidden_layers": config.size("num_hidden_layers"),
-        "block": layer_table(attention, network, norm),
+        "block": layer_table(attention, ffn, norm),
         "stem": {"num_mel_bins": config.size("num_mel_bins"), "max_source_positions": WHISPER_FRAMES // 2},
         "final_norm": norm,
     }
-    frames = config.quotient("hidden_size", config.size("intermediate_size"), h)
-    linear_layers = two_linear_layers(width, wrapper.choice(ACTIVATIONS, "projector_hidden_act"), inner_width=2 * width)
-    tower = {"type": "audio", "hidden_size": h, "stack": stack, "audio": {**clip, "merge": GLM_MERGE}}
-    return {"audio_tower": tower, "multi_modal_projector": projector(h, *linear_layers, frames=frames)}
+    frames = config.quotient("hidden_size", config.size("intermediate_size"), hidden)
+    linear_layers = two_linear_layers(
+        text_width, root_config.choice(ACTIVATIONS, "projector_hidden_act"), inner_width=2 * text_width
+    )
+    tower = {"type": "audio", "hidden_size": hidden, "stack": stack, "audio": {**clip_rule, "merge": GLM_MERGE}}
+    return {"audio_tower": tower, "multi_modal_projector": projector(hidden, *linear_layers, frames=frames)}
 
 
-def _read_ultravox(wrapper: Config, config: Config, width: int) -> Table:
+def _read_ultravox(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Ultravox: concatenated positions, a norm, a gated linear layer, and a linear layer to the text's width.
 
     A norm follows the gated layer (`projector_ln_mid`, from version 0.5 on) or the last one. An encoder that
     `audio_model_id` names is loaded from there, whatever `audio_config` says.
     """
-    if wrapper.has("audio_model_id"):
-        raise wrapper.error("audio_model_id", wrapper.get("audio_model_id"), "null and the encoder's audio_config")
-    wrapper.require("projector_act", "swiglu")
-    inner_width, norm = wrapper.size("hidden_size"), rmsnorm(1e-6)
+    if root_config.has("audio_model_id"):
+        raise root_config.error(
+            "audio_model_id", root_config.get("audio_model_id"), "null and the encoder's audio_config"
+        )
+    root_config.require("projector_act", "swiglu")
+    inner_width, norm = root_config.size("hidden_size"), rmsnorm(1e-6)
     if inner_width % 2:
-        raise wrapper.error("hidden_size", inner_width, "an even number: one half gates the other")
-    inner_norm, last_norm = (norm, None) if wrapper.flag("projector_ln_mid") else (None, norm)
-    stacking = {"frames": wrapper.size("stack_factor"), "norm": norm, "norm_of": "merged", "out_norm": inner_norm}
+        raise root_config.error("hidden_size", inner_width, "an even number: one half gates the other")
+    inner_norm, last_norm = (norm, None) if root_config.flag("projector_ln_mid") else (None, norm)
+    stacking = {"frames": root_config.size("stack_factor"), "norm": norm, "norm_of": "merged", "out_norm": inner_norm}
     gated_layer = {"size": inner_width, "hidden_act": "silu", "gated": True}
     tower = _whisper_encoder(config, *WHISPER_NAMES.values())
-    tower["audio"] = _clip_rule(config, wrapper.size("stack_factor"), several=True, fits=True)
+    tower["audio"] = _audio_clip_rule(config, root_config.size("stack_factor"), several=True, fits=True)
     tower["stack"]["stem"]["chunk"] = tower["audio"]["frames"]
     return {
         "audio_tower": tower,
         "audio_projector": {**projector(config.size("d_model"), **stacking), "maps": [gated_layer]},
-        "multi_modal_projector": projector(inner_width // 2, (width, False, "identity"), out_norm=last_norm),
+        "multi_modal_projector": projector(inner_width // 2, (text_width, False, "identity"), out_norm=last_norm),
     }
 
 
-def _read_phi4_vision(wrapper: Config, config: Config, width: int) -> Table:
+def _read_phi4_vision(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Phi-4-multimodal's vision encoder: SigLIP with its head, and average pooling of patch blocks.
 
     Vectors mark ends of lines and separate images; the projector has two linear layers.
@@ -139,11 +145,11 @@ def _read_phi4_vision(wrapper: Config, config: Config, width: int) -> Table:
             **siglip_of_rows(config, patches_per_side(config) ** 2, has_pooling=True),
             "image": image_rule,
         },
-        "image_projector": projector(config.size("hidden_size"), *two_linear_layers(width), **pooling),
+        "image_projector": projector(config.size("hidden_size"), *two_linear_layers(text_width), **pooling),
     }
 
 
-def _read_phi4_audio(wrapper: Config, config: Config, width: int) -> Table:
+def _read_phi4_audio(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Phi-4-multimodal's audio encoder: a conformer with a relative position bias.
 
     It has two linear layers for audio alone and two for audio with images.
@@ -152,17 +158,19 @@ def _read_phi4_audio(wrapper: Config, config: Config, width: int) -> Table:
         raise config.error(
             "head_dim", config.get("head_dim"), "none: hidden_size / num_attention_heads is what is counted"
         )
-    h, heads, reduction = (config.size(name) for name in ("hidden_size", "num_attention_heads", "time_reduction"))
-    config.quotient("num_attention_heads", h, heads)
-    config.require("ext_pw_out_channel", h)
-    config.require("depthwise_separable_out_channel", h)
+    hidden, heads, reduction = (
+        config.size(field) for field in ("hidden_size", "num_attention_heads", "time_reduction")
+    )
+    config.quotient("num_attention_heads", hidden, heads)
+    config.require("ext_pw_out_channel", hidden)
+    config.require("depthwise_separable_out_channel", hidden)
     if reduction % 2:
         raise config.error("time_reduction", reduction, "an even number")
-    pitches = config.size("input_size")
+    pitch_count = config.size("input_size")
     for _ in range(reduction.bit_length() - 1):
-        pitches = (pitches - 1) // 2 + 1
+        pitch_count = (pitch_count - 1) // 2 + 1
     if config.has("nemo_final_size"):
-        config.require("nemo_final_size", pitches)
+        config.require("nemo_final_size", pitch_count)
     first_conv = {"channels": config.size("nemo_conv_channels"), "bias": True}
     halvings = [first_conv, *({**first_conv, "separable": True} for _ in range(reduction.bit_length() - 2))]
     subsampling = {
@@ -182,7 +190,7 @@ def _read_phi4_audio(wrapper: Config, config: Config, width: int) -> Table:
     }
     tower = {
         "type": "conformer",
-        "hidden_size": h,
+        "hidden_size": hidden,
         "subsampling": subsampling,
         "num_hidden_layers": config.size("num_blocks"),
         "attention": {"num_attention_heads": heads, "bias": True},
@@ -193,7 +201,7 @@ def _read_phi4_audio(wrapper: Config, config: Config, width: int) -> Table:
         "audio": {"type": "recording", "window": 400, "frames_per_token": reduction * config.size("downsample_rate")},
         "relative_buckets": config.size("bias_max_distance") * (1 if config.flag("bias_symmetric") else 2),
     }
-    audio_projector = projector(h, *two_linear_layers(width), frames=config.size("downsample_rate"))
+    audio_projector = projector(hidden, *two_linear_layers(text_width), frames=config.size("downsample_rate"))
     return {
         "audio_encoder": tower,
         "audio_projector": {**audio_projector, "with_images": False},

@@ -33,23 +33,26 @@ The processor also writes the number of lines and columns in digits, which count
 """
 
 
-def _read_emu3(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads the tokenizer, all of whose levels with attention have hidden_size channels."""
-    base_channels, multipliers = _read_channels(config)
-    attended_levels = _read_numbers(config, "attn_resolutions", least=0)
+def _read_emu3(root_config: Config, config: Config, text_width: int) -> Table:
+    """Reads Emu 3's image tokenizer. Its levels with attention must have hidden_size channels."""
+    base_channels, channel_multipliers = _read_channels(config)
+    attended_levels = _read_numbers(config, "attn_resolutions", minimum=0)
     hidden = config.size("hidden_size")
-    for level in {*(level for level in attended_levels if level < len(multipliers)), len(multipliers) - 1}:
-        if base_channels * multipliers[level] != hidden:
+    for level in {
+        *(level for level in attended_levels if level < len(channel_multipliers)),
+        len(channel_multipliers) - 1,
+    }:
+        if base_channels * channel_multipliers[level] != hidden:
             raise config.error(
-                "hidden_size", hidden, f"{base_channels * multipliers[level]}, the channels of level {level}"
+                "hidden_size", hidden, f"{base_channels * channel_multipliers[level]}, the channels of level {level}"
             )
-    tokenizer = _tokenizer(config, base_channels, multipliers) | {
-        "attn_resolutions": [level for level in attended_levels if level < len(multipliers)],
+    tokenizer = _tokenizer(config, base_channels, channel_multipliers) | {
+        "attn_resolutions": [level for level in attended_levels if level < len(channel_multipliers)],
         "attention": self_attention(config, **biases(True, *QKVO)),
         "codebook_size": config.size("codebook_size"),
         "temporal_levels": int(log2(config.size("temporal_downsample_factor"))),
     }
-    if 2 ** (len(multipliers) - 1) == PIXELS_PER_TOKEN:
+    if 2 ** (len(channel_multipliers) - 1) == PIXELS_PER_TOKEN:
         tokenizer["image"] = IMAGE_RULE
     return {"image_tokenizer": tokenizer}
 
@@ -57,21 +60,21 @@ def _read_emu3(wrapper: Config, config: Config, width: int) -> Table:
 def _read_channels(config: Config) -> tuple[int, list[int]]:
     """Reads the channels of the first level and their multiples in all levels."""
     config.require("double_latent", False)
-    base_channels, multipliers = config.size("base_channels"), _read_numbers(config, "channel_multiplier", least=1)
-    for multiple in multipliers:
-        if base_channels * multiple % GROUPS:
-            raise config.error("channel_multiplier", multiple, f"a number that makes a multiple of {GROUPS} channels")
+    base_channels, multipliers = config.size("base_channels"), _read_numbers(config, "channel_multiplier", minimum=1)
+    for multiplier in multipliers:
+        if base_channels * multiplier % GROUPS:
+            raise config.error("channel_multiplier", multiplier, f"a number that makes a multiple of {GROUPS} channels")
     return base_channels, multipliers
 
 
-def _tokenizer(config: Config, base_channels: int, multipliers: list[int]) -> Table:
-    """Returns the fields that the tokenizers of Emu 3 and Janus have alike."""
+def _tokenizer(config: Config, base_channels: int, channel_multipliers: list[int]) -> Table:
+    """Returns the fields that the image tokenizers of Emu 3 and Janus share."""
     return {
         "type": "image_tokenizer",
         "in_channels": config.size("in_channels"),
         "out_channels": config.size("out_channels"),
         "base_channels": base_channels,
-        "channel_multiplier": multipliers,
+        "channel_multiplier": channel_multipliers,
         "num_res_blocks": config.size("num_res_blocks"),
         "latent_channels": config.size("latent_channels"),
         "embed_dim": config.size("embed_dim"),
@@ -80,62 +83,62 @@ def _tokenizer(config: Config, base_channels: int, multipliers: list[int]) -> Ta
     }
 
 
-def _read_janus_tokenizer(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads Janus's tokenizer of generated images, with the weights with which its text model generates them."""
-    base_channels, multipliers = _read_channels(config)
-    projection, codes = config.size("projection_dim"), config.size("num_embeddings")
+def _read_janus_tokenizer(root_config: Config, config: Config, text_width: int) -> Table:
+    """Reads Janus's image tokenizer, and the weights with which the text model generates images."""
+    base_channels, channel_multipliers = _read_channels(config)
+    projection_width, code_count = config.size("projection_dim"), config.size("num_embeddings")
     activation = config.choice(ACTIVATIONS, "hidden_act")
-    tokenizer = _tokenizer(config, base_channels, multipliers) | {
-        "attn_resolutions": [len(multipliers) - 1],
+    tokenizer = _tokenizer(config, base_channels, channel_multipliers) | {
+        "attn_resolutions": [len(channel_multipliers) - 1],
         "attention": {"num_attention_heads": 1, **biases(True, *QKVO)},
-        "codebook_size": codes,
+        "codebook_size": code_count,
         "over_frames": False,
         "generation": {
-            "maps": _aligner(config.size("num_hidden_layers"), projection, activation),
+            "maps": _aligner(config.size("num_hidden_layers"), projection_width, activation),
             "head_input_size": config.size("image_token_embed_dim"),
             "head": [
-                {"size": projection, "bias": True, "hidden_act": activation},
-                {"size": codes, "bias": True},
+                {"size": projection_width, "bias": True, "hidden_act": activation},
+                {"size": code_count, "bias": True},
             ],
         },
     }
     return {"image_tokenizer": tokenizer}
 
 
-def _aligner(count: int, width: int, activation: str) -> list[Table]:
+def _aligner(layer_count: int, text_width: int, activation: str) -> list[Table]:
     """Returns linear layers of one width, with an activation between each two of them."""
-    linear_layer = {"size": width, "bias": True}
-    return [{**linear_layer, "hidden_act": activation}] * (count - 1) + [linear_layer]
+    linear_layer = {"size": text_width, "bias": True}
+    return [{**linear_layer, "hidden_act": activation}] * (layer_count - 1) + [linear_layer]
 
 
-def _read_janus(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads Janus's encoder of images that are read: SigLIP, whose attention has a bias or none, and linear layers."""
+def _read_janus(root_config: Config, config: Config, text_width: int) -> Table:
+    """Reads Janus's encoder for image understanding: SigLIP, whose attention has a bias or none, and linear layers."""
     config.require("use_qk_norm", False)
-    h, activation = config.size("hidden_size"), config.choice(ACTIVATIONS, "hidden_act")
-    tokens, norm = config.size("num_image_tokens"), layernorm(config.number("layer_norm_eps"))
+    hidden, activation = config.size("hidden_size"), config.choice(ACTIVATIONS, "hidden_act")
+    image_tokens, norm = config.size("num_image_tokens"), layernorm(config.number("layer_norm_eps"))
     attention = self_attention(config, o_bias=True, **biases(config.flag("attention_bias"), *QKV))
     tower = vision_transformer(
         config,
-        layer_table(attention, mlp(int(h * config.number("mlp_ratio")), activation), norm),
+        layer_table(attention, mlp(int(hidden * config.number("mlp_ratio")), activation), norm),
         stack={"final_norm": norm},
         patches={"num_channels": config.size("num_channels"), "bias": True},
         positions={"rows": patches_per_side(config) ** 2},
     )
-    if tokens == patches_per_side(config) ** 2:
-        tower["image"] = {"type": "fixed", "size": config.size("image_size"), "tokens": tokens, "marks": 2}
+    if image_tokens == patches_per_side(config) ** 2:
+        tower["image"] = {"type": "fixed", "size": config.size("image_size"), "tokens": image_tokens, "marks": 2}
     linear_layers = _aligner(config.size("depth"), config.size("projection_dim"), activation)
-    return {"vision_model": tower, "aligner": {**projector(h), "maps": linear_layers}}
+    return {"vision_model": tower, "aligner": {**projector(hidden), "maps": linear_layers}}
 
 
-def _read_numbers(config: Config, name: str, least: int) -> list[int]:
-    """Reads a list of whole numbers of at least `least`."""
-    numbers = config.get(name)
+def _read_numbers(config: Config, field_name: str, minimum: int) -> list[int]:
+    """Reads a list of whole numbers of at least `minimum`."""
+    numbers = config.get(field_name)
     if not isinstance(numbers, list | tuple) or any(
-        type(number) is not int or not least <= number <= LARGEST for number in numbers
+        type(number) is not int or not minimum <= number <= LARGEST for number in numbers
     ):
-        raise config.error(name, numbers, f"a list of whole numbers of at least {least}")
-    if least and not numbers:
-        raise config.error(name, numbers, "one number or more")
+        raise config.error(field_name, numbers, f"a list of whole numbers of at least {minimum}")
+    if minimum and not numbers:
+        raise config.error(field_name, numbers, "one number or more")
     return list(numbers)
 
 

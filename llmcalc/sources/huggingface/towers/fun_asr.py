@@ -13,21 +13,21 @@ WINDOW, HOP = 400, 960
 """The samples of a frame in Fun-ASR's processor, and those from one group of six frames to the next."""
 
 
-def _read_fun_asr(wrapper: Config, config: Config, width: int) -> Table:
+def _read_fun_asr(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Fun-ASR. The last layer of transcription and the last of timestamps end in a norm."""
-    h, heads, depth = (config.size(name) for name in ("hidden_size", "num_attention_heads", "num_hidden_layers"))
-    config.quotient("num_attention_heads", h, heads)
+    hidden, heads, depth = (config.size(field) for field in ("hidden_size", "num_attention_heads", "num_hidden_layers"))
+    config.quotient("num_attention_heads", hidden, heads)
     transcription_layers = depth - config.count("num_timestamp_prediction_layers")
     if transcription_layers < 1:
-        count = config.get("num_timestamp_prediction_layers")
-        raise config.error("num_timestamp_prediction_layers", count, f"less than num_hidden_layers ({depth})")
+        layer_count = config.get("num_timestamp_prediction_layers")
+        raise config.error("num_timestamp_prediction_layers", layer_count, f"less than num_hidden_layers ({depth})")
     input_size = config.size("num_mel_bins") * config.size("num_stacked_frames")
     if input_size % 2:
         raise config.error("num_mel_bins", config.get("num_mel_bins"), "an even number of values per stacked frame")
     tower = {
         "type": "san_m",
         "input_size": input_size,
-        "hidden_size": h,
+        "hidden_size": hidden,
         "num_hidden_layers": depth,
         "num_attention_heads": heads,
         "kernel_size": config.size("fsmn_kernel_size"),
@@ -36,8 +36,10 @@ def _read_fun_asr(wrapper: Config, config: Config, width: int) -> Table:
         "normed_layers": [transcription_layers - 1, depth - 1],
         "audio": {"type": "recording", "window": WINDOW, "hop": HOP},
     }
-    adaptor = wrapper.section("adaptor_config", {**ADAPTOR, "hidden_size": width, "intermediate_size": width // 4})
-    adaptor.require("hidden_size", width)
+    adaptor = root_config.section(
+        "adaptor_config", {**ADAPTOR, "hidden_size": text_width, "intermediate_size": text_width // 4}
+    )
+    adaptor.require("hidden_size", text_width)
     block = layer_table(
         self_attention(adaptor, **biases(True, *QKVO)),
         mlp(adaptor.size("intermediate_size"), adaptor.choice(ACTIVATIONS, "hidden_act")),
@@ -48,7 +50,7 @@ def _read_fun_asr(wrapper: Config, config: Config, width: int) -> Table:
     adaptor.finish(frozenset({"attention_dropout", "hidden_dropout", "model_type"}), config)
     return {
         "audio_tower": tower,
-        "multi_modal_projector": projector(h, inner_layer, (width, True, "identity"), stack=stack),
+        "multi_modal_projector": projector(hidden, inner_layer, (text_width, True, "identity"), stack=stack),
     }
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from ....components.base import LARGEST
 from ..config import Config
 from ..family import field_names
-from ..parts import ACTIVATIONS, Table, attention, glu, layernorm, mlp, qk_norm, rmsnorm
+from ..parts import ACTIVATIONS, Table, attention, glu, layernorm, mlp, qk_norm_fields, rmsnorm
 from .mobilenet import GEMMA3N_IMAGE, OUTPUT_WIDTH, mobilenet_v5
 from .section import Section, projector, vision_section, vision_transformer
 
@@ -33,7 +33,7 @@ GEMMA3N_FRAMES: Table = {"window": 513, "multiple": 128, "tokens": 188, "max_sec
 """How the published processors cut audio into frames, and the tokens that they write for a recording."""
 
 
-def _read_gemma4_vision(wrapper: Config, config: Config, width: int) -> Table:
+def _read_gemma4_vision(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Gemma 4's vision encoder: two position embeddings, and gated layers with four norms.
 
     The input and output of linear layers may be clamped (four bounds each).
@@ -41,65 +41,65 @@ def _read_gemma4_vision(wrapper: Config, config: Config, width: int) -> Table:
     eps = config.number("rms_norm_eps")
     norm, unweighted_norm = rmsnorm(eps), rmsnorm(eps, weight=False)
     block = {
-        "attention": attention(config, v_norm=unweighted_norm, **qk_norm(norm)),
+        "attention": attention(config, v_norm=unweighted_norm, **qk_norm_fields(norm)),
         "feed_forward": glu(config, act="hidden_activation"),
         "norm": norm,
         "norm_placement": "sandwich",
     }
     positions = {"rows": config.size("position_embedding_size"), "axes": 2}
-    clamps, merge_size = 4 * 7 if config.flag("use_clipped_linears") else 0, config.size("pooling_kernel_size")
+    clamp_count, merge_size = 4 * 7 if config.flag("use_clipped_linears") else 0, config.size("pooling_kernel_size")
     image_rule = {**GEMMA4_BUDGET, "merge": merge_size}
-    standardize = config.flag("standardize")
+    standardizes = config.flag("standardize")
     tower = vision_transformer(
-        config, block, positions=positions, standardize=standardize, clamps=clamps, image=image_rule
+        config, block, positions=positions, standardize=standardizes, clamps=clamp_count, image=image_rule
     )
     pooling: Table = {"merge": merge_size, "merged": "mean", "norm": unweighted_norm}
     return {
         "vision_tower": tower,
-        "embed_vision": projector(config.size("hidden_size"), (width, False, "identity"), **pooling),
+        "embed_vision": projector(config.size("hidden_size"), (text_width, False, "identity"), **pooling),
     }
 
 
-def _conformer_encoder(config: Config, prefix: str, act: str, subsampling: Table, **fields: Any) -> Table:
-    """Returns the layers of the Universal Speech Model. prefix: common prefix of the config fields."""
-    width, norm = config.size("hidden_size"), rmsnorm(config.number("rms_norm_eps"))
-    heads = f"{prefix}num_attention_heads"
-    config.quotient(heads, width, config.size(heads))
+def _conformer_encoder(config: Config, field_prefix: str, act: str, subsampling: Table, **encoder_fields: Any) -> Table:
+    """Returns the layers of the Universal Speech Model. field_prefix: common prefix of the config fields."""
+    hidden_size, norm = config.size("hidden_size"), rmsnorm(config.number("rms_norm_eps"))
+    heads = f"{field_prefix}num_attention_heads"
+    config.quotient(heads, hidden_size, config.size(heads))
     mixer = {
         "num_attention_heads": config.size(heads),
         "relative_keys": True,
-        "chunk_size": config.size(f"{prefix}attention_chunk_size"),
-        "context_left": max(1, config.count(f"{prefix}attention_context_left")),
-        "context_right": config.count(f"{prefix}attention_context_right"),
+        "chunk_size": config.size(f"{field_prefix}attention_chunk_size"),
+        "context_left": max(1, config.count(f"{field_prefix}attention_context_left")),
+        "context_right": config.count(f"{field_prefix}attention_context_right"),
     }
-    kernel_size = config.size(f"{prefix}conv_kernel_size")
+    kernel_size = config.size(f"{field_prefix}conv_kernel_size")
     return {
         "type": "conformer",
-        "hidden_size": width,
+        "hidden_size": hidden_size,
         "subsampling": subsampling,
-        "num_hidden_layers": config.size(f"{prefix}num_hidden_layers"),
+        "num_hidden_layers": config.size(f"{field_prefix}num_hidden_layers"),
         "attention": mixer,
         "convolution": {"kernel_size": kernel_size, "hidden_act": act, "norm": norm},
-        "feed_forward": mlp(4 * width, act, bias=False),
+        "feed_forward": mlp(4 * hidden_size, act, bias=False),
         "norm": norm,
         "norm_placement": "sandwich",
-        **fields,
+        **encoder_fields,
     }
 
 
-def _read_pair(config: Config, name: str) -> list[int]:
+def _read_pair(config: Config, field_name: str) -> list[int]:
     """Reads two positive integers."""
-    pair = config.get(name)
+    size_pair = config.get(field_name)
     if (
-        not isinstance(pair, list | tuple)
-        or len(pair) != 2
-        or any(type(size) is not int or not 0 < size <= LARGEST for size in pair)
+        not isinstance(size_pair, list | tuple)
+        or len(size_pair) != 2
+        or any(type(size) is not int or not 0 < size <= LARGEST for size in size_pair)
     ):
-        raise config.error(name, pair, "two positive whole numbers")
-    return list(pair)
+        raise config.error(field_name, size_pair, "two positive whole numbers")
+    return list(size_pair)
 
 
-def _read_gemma4_audio(wrapper: Config, config: Config, width: int) -> Table:
+def _read_gemma4_audio(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Gemma 4's audio encoder. Its class requires as many mel bins as channels in the first convolution."""
     first_channels, second_channels = _read_pair(config, "subsampling_conv_channels")
     if first_channels < 4:
@@ -111,19 +111,19 @@ def _read_gemma4_audio(wrapper: Config, config: Config, width: int) -> Table:
         "norm": norm,
     }
     output_width, activation = config.size("output_proj_dims"), config.choice(ACTIVATIONS, "hidden_act")
-    clamps = 4 * 10 if config.flag("use_clipped_linears") else 0
+    clamp_count = 4 * 10 if config.flag("use_clipped_linears") else 0
     audio = {"type": "recording", **GEMMA4_FRAMES}
     tower = _conformer_encoder(
-        config, "", activation, subsampling, output_size=output_width, clamps=clamps, audio=audio
+        config, "", activation, subsampling, output_size=output_width, clamps=clamp_count, audio=audio
     )
     unweighted_norm = rmsnorm(config.number("rms_norm_eps"), weight=False)
     return {
         "audio_tower": tower,
-        "embed_audio": projector(output_width, (width, False, "identity"), norm=unweighted_norm),
+        "embed_audio": projector(output_width, (text_width, False, "identity"), norm=unweighted_norm),
     }
 
 
-def _read_unified_vision(wrapper: Config, config: Config, width: int) -> Table:
+def _read_unified_vision(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads unified Gemma 4's vision: a patch is a block of pooling_kernel_size × pooling_kernel_size patches."""
     embedding_width, unweighted_norm = config.size("mm_embed_dim"), rmsnorm(config.number("rms_norm_eps"), weight=False)
     patches = {"patch_size": config.size("patch_size") * config.size("pooling_kernel_size"), "bias": True}
@@ -138,55 +138,59 @@ def _read_unified_vision(wrapper: Config, config: Config, width: int) -> Table:
     }
     return {
         "vision_embedder": embedder,
-        "embed_vision": projector(config.size("output_proj_dims"), (width, False, "identity"), norm=unweighted_norm),
+        "embed_vision": projector(
+            config.size("output_proj_dims"), (text_width, False, "identity"), norm=unweighted_norm
+        ),
     }
 
 
-def _read_unified_audio(wrapper: Config, config: Config, width: int) -> Table:
-    frame = config.size("audio_embed_dim", "hidden_size", "output_proj_dims", "audio_samples_per_token")
+def _read_unified_audio(root_config: Config, config: Config, text_width: int) -> Table:
+    frame_size = config.size("audio_embed_dim", "hidden_size", "output_proj_dims", "audio_samples_per_token")
     return {
         "embed_audio": projector(
-            frame,
-            (width, False, "identity"),
+            frame_size,
+            (text_width, False, "identity"),
             norm=rmsnorm(config.number("rms_norm_eps"), weight=False),
             raw=True,
-            audio={"type": "recording", "window": 1, "hop": frame, "marks": 2},
+            audio={"type": "recording", "window": 1, "hop": frame_size, "marks": 2},
         )
     }
 
 
-def _gemma3n_embedder(config: Config, width: int) -> Table:
+def _gemma3n_embedder(config: Config, text_width: int) -> Table:
     """Returns Gemma 3n's embedder, which has separate tokens for images and audio."""
     norm, unweighted_norm = rmsnorm(config.number("rms_norm_eps")), rmsnorm(config.number("rms_norm_eps"), weight=False)
     return projector(
         config.size("hidden_size"),
-        (width, False, "identity"),
+        (text_width, False, "identity"),
         norm=norm,
         out_norm=unweighted_norm,
         vocab_size=config.size("vocab_size"),
     )
 
 
-def _read_gemma3n_vision(wrapper: Config, config: Config, width: int) -> Table:
+def _read_gemma3n_vision(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Gemma 3n's vision encoder and its embedder, which the class reshapes to a fixed number of embeddings."""
-    tokens, architecture = wrapper.size("vision_soft_tokens_per_image"), config.text("architecture")
-    if tokens != GEMMA3N_IMAGE["tokens"]:
-        raise wrapper.error("vision_soft_tokens_per_image", tokens, f"{GEMMA3N_IMAGE['tokens']}, as the encoder gives")
+    image_tokens, architecture = root_config.size("vision_soft_tokens_per_image"), config.text("architecture")
+    if image_tokens != GEMMA3N_IMAGE["tokens"]:
+        raise root_config.error(
+            "vision_soft_tokens_per_image", image_tokens, f"{GEMMA3N_IMAGE['tokens']}, as the encoder gives"
+        )
     if config.size("hidden_size") != OUTPUT_WIDTH:
         raise config.error("hidden_size", config.size("hidden_size"), f"{OUTPUT_WIDTH}, the width of {architecture}")
     if architecture != "mobilenetv5_300m_enc":
         raise config.error("architecture", architecture, "mobilenetv5_300m_enc")
     if config.get("model_args"):
         raise config.error("model_args", config.get("model_args"), "none, because they change the architecture")
-    return {"vision_tower": mobilenet_v5(), "embed_vision": _gemma3n_embedder(config, width)}
+    return {"vision_tower": mobilenet_v5(), "embed_vision": _gemma3n_embedder(config, text_width)}
 
 
-def _read_gemma3n_audio(wrapper: Config, config: Config, width: int) -> Table:
+def _read_gemma3n_audio(root_config: Config, config: Config, text_width: int) -> Table:
     channels = _read_pair(config, "sscp_conv_channel_size")
-    kernels, strides = (_read_pairs(config, name) for name in ("sscp_conv_kernel_size", "sscp_conv_stride_size"))
+    kernel_sizes, strides = (_read_pairs(config, field) for field in ("sscp_conv_kernel_size", "sscp_conv_stride_size"))
     convolutions = [
-        {"channels": channel_count, "kernel": kernel, "stride": stride}
-        for channel_count, kernel, stride in zip(channels, kernels, strides, strict=True)
+        {"channels": channel_count, "kernel": kernel_size, "stride": stride}
+        for channel_count, kernel_size, stride in zip(channels, kernel_sizes, strides, strict=True)
     ]
     norm = layernorm(config.number("sscp_conv_group_norm_eps"), bias=False)
     subsampling = {"num_mel_bins": config.size("input_feat_size"), "convolutions": convolutions, "norm": norm}
@@ -194,15 +198,18 @@ def _read_gemma3n_audio(wrapper: Config, config: Config, width: int) -> Table:
     tower = _conformer_encoder(
         config, "conf_", "silu", subsampling, reduction=config.size("conf_reduction_factor"), audio=audio
     )
-    return {"audio_tower": tower, "embed_audio": _gemma3n_embedder(config, width)}
+    return {"audio_tower": tower, "embed_audio": _gemma3n_embedder(config, text_width)}
 
 
-def _read_pairs(config: Config, name: str) -> list[list[int]]:
+def _read_pairs(config: Config, field_name: str) -> list[list[int]]:
     """Reads two (time, frequency) pairs of sizes."""
-    pairs = config.get(name)
-    if not isinstance(pairs, list | tuple) or len(pairs) != 2:
-        raise config.error(name, pairs, "two pairs of positive whole numbers")
-    return [_read_pair(Config({name: pair}, {}, config.model_type, location=config.location), name) for pair in pairs]
+    size_pairs = config.get(field_name)
+    if not isinstance(size_pairs, list | tuple) or len(size_pairs) != 2:
+        raise config.error(field_name, size_pairs, "two pairs of positive whole numbers")
+    return [
+        _read_pair(Config({field_name: size_pair}, {}, config.model_type, location=config.location), field_name)
+        for size_pair in size_pairs
+    ]
 
 
 GEMMA4_VISION: Table = {

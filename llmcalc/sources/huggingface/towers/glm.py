@@ -5,14 +5,26 @@ from __future__ import annotations
 from typing import Any
 
 from ..config import Config
-from ..parts import ACTIVATIONS, QKV, QKVO, Table, biases, clamped_swiglu, glu, layer_table, layernorm, qk_norm, rmsnorm
+from ..parts import (
+    ACTIVATIONS,
+    QKV,
+    QKVO,
+    Table,
+    biases,
+    clamped_swiglu,
+    glu,
+    layer_table,
+    layernorm,
+    qk_norm_fields,
+    rmsnorm,
+)
 from .section import ROTARY, patches_per_side, projector, self_attention, vision_section, vision_transformer
 
 LEAST_PIXELS, MOST_PIXELS = 112 * 112, 9_633_792
 """Limits of the pixels of all frames in the published `preprocessor_config.json` of GLM-4.5V and GLM-OCR (`size`)."""
 
 
-def _read_glm4v(wrapper: Config, config: Config, width: int) -> Table:
+def _read_glm4v(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads GLM-V's vision encoder: gated layers, a merger of square blocks of patches, and a gated FFN.
 
     The layers' FFN width is the text's width. The merger is a linear layer with a norm.
@@ -26,12 +38,12 @@ def _read_glm4v(wrapper: Config, config: Config, width: int) -> Table:
     )
 
 
-def _read_glm_ocr(wrapper: Config, config: Config, width: int) -> Table:
+def _read_glm_ocr(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads GLM-OCR's vision encoder, whose merger is wider than the text model by the number of image channels."""
     return _encoder_with_qk_norm(config, config.size("out_hidden_size") * config.size("in_channels"))
 
 
-def _read_glm5_next(wrapper: Config, config: Config, width: int) -> Table:
+def _read_glm5_next(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads GLM-5.3's vision encoder, with a stated merger width and clamped gates.
 
     The gate of its merger is clamped, too, which a projector does not describe.
@@ -43,12 +55,12 @@ def _read_glm5_next(wrapper: Config, config: Config, width: int) -> Table:
 def _encoder_with_qk_norm(config: Config, merger_width: int, clamps_gate: bool = False) -> Table:
     """Returns an encoder with QK-norm, and its merger."""
     norm, bias = rmsnorm(config.number("rms_norm_eps")), config.flag("attention_bias")
-    attention = self_attention(config, "num_heads", **ROTARY, **biases(bias, *QKVO), **qk_norm(norm))
-    network = clamped_swiglu(glu(config, bias)) if clamps_gate else glu(config, bias)
-    return _with_merger(config, layer_table(attention, network, norm), {"final_norm": norm}, merger_width)
+    attention = self_attention(config, "num_heads", **ROTARY, **biases(bias, *QKVO), **qk_norm_fields(norm))
+    ffn = clamped_swiglu(glu(config, bias)) if clamps_gate else glu(config, bias)
+    return _with_merger(config, layer_table(attention, ffn, norm), {"final_norm": norm}, merger_width)
 
 
-def _with_merger(config: Config, block: Table, stack: Table, merger_width: int, **fields: Any) -> Table:
+def _with_merger(config: Config, block: Table, stack: Table, merger_width: int, **encoder_fields: Any) -> Table:
     """Returns the encoder, the linear layer that merges square patch blocks, and a gated FFN."""
     h, output_width, activation = (
         config.size("hidden_size"),
@@ -68,7 +80,9 @@ def _with_merger(config: Config, block: Table, stack: Table, merger_width: int, 
         "frames": config.size("temporal_patch_size"),
         "enlarge": True,
     }
-    tower = vision_transformer(config, block, depth="depth", stack=stack, patches=patches, image=image_rule, **fields)
+    tower = vision_transformer(
+        config, block, depth="depth", stack=stack, patches=patches, image=image_rule, **encoder_fields
+    )
     gated_layers = [{"size": 2 * merger_width, "hidden_act": activation, "gated": True}, {"size": output_width}]
     return {
         "visual": tower,

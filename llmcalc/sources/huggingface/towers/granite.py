@@ -14,11 +14,11 @@ WINDOW, HOP = 160, 320
 """The samples from the start of a recording to its first frame's end, and those of a frame, in the processor."""
 
 
-def _read_granite_speech(wrapper: Config, config: Config, width: int) -> Table:
+def _read_granite_speech(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Granite Speech, whose Q-Former may read the outputs of further layers beside the last one's."""
     joined_layers = 1 + _count_of_joined_layers(config)
-    h, heads, window = config.size("hidden_dim"), config.size("num_heads"), wrapper.size("window_size")
-    queries = wrapper.quotient("downsample_rate", window, wrapper.size("downsample_rate"))
+    h, heads, window = config.size("hidden_dim"), config.size("num_heads"), root_config.size("window_size")
+    query_count = root_config.quotient("downsample_rate", window, root_config.size("downsample_rate"))
     head_dim = config.optional_size("dim_head") or config.quotient("num_heads", h, heads)
     audio_rule = {"type": "recording", "window": WINDOW, "hop": HOP, "frames_per_token": window}
     tower = {
@@ -35,11 +35,13 @@ def _read_granite_speech(wrapper: Config, config: Config, width: int) -> Table:
         "feed_forward": mlp(h * config.size("feedforward_mult"), "silu"),
         "norm": layernorm(),
         "labels": config.size("output_dim"),
-        "audio": {**audio_rule, "tokens_at_once": queries},
+        "audio": {**audio_rule, "tokens_at_once": query_count},
     }
-    features = joined_layers * h
-    qformer = _qformer(wrapper.section("projector_config", QFORMER), features, queries, window, config)
-    linear_layer = projector(features, (width, True, "identity"), resampler=qformer, encoder_layers=joined_layers)
+    feature_width = joined_layers * h
+    qformer = _qformer(root_config.section("projector_config", QFORMER), feature_width, query_count, window, config)
+    linear_layer = projector(
+        feature_width, (text_width, True, "identity"), resampler=qformer, encoder_layers=joined_layers
+    )
     return {"audio_encoder": tower, "projector": linear_layer}
 
 
@@ -53,27 +55,27 @@ def _count_of_joined_layers(config: Config) -> int:
     return len(layers)
 
 
-def _qformer(section: Config, width: int, queries: int, window: int, parent: Config) -> Table:
-    """Returns the Q-Former of a section. width: that of the encoder. parent: receives its unknown fields."""
+def _qformer(section: Config, encoder_width: int, query_count: int, window: int, parent_config: Config) -> Table:
+    """Returns the Q-Former of a section. parent_config: receives its unknown fields."""
     section.require("model_type", "blip_2_qformer")
-    section.require("encoder_hidden_size", width)
+    section.require("encoder_hidden_size", encoder_width)
     section.require("use_qformer_text_input", False)
     hidden, heads = section.size("hidden_size"), section.size("num_attention_heads")
     section.quotient("num_attention_heads", hidden, heads)
     depth, frequency = section.size("num_hidden_layers"), section.size("cross_attention_frequency")
     qformer = {
         "type": "qformer",
-        "queries": queries,
+        "queries": query_count,
         "hidden_size": hidden,
         "num_hidden_layers": depth,
         "num_attention_heads": heads,
-        "input_size": width,
+        "input_size": encoder_width,
         "reading_layers": list(range(0, depth, frequency)),
         "feed_forward": mlp(section.size("intermediate_size"), section.choice(ACTIVATIONS, "hidden_act")),
         "norm": layernorm(section.number("layer_norm_eps")),
         "window": window,
     }
-    section.finish(QFORMER_FIELDS, parent)
+    section.finish(QFORMER_FIELDS, parent_config)
     return qformer
 
 

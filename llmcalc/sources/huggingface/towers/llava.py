@@ -11,7 +11,7 @@ from __future__ import annotations
 from ....components.base import LARGEST
 from ..config import Config
 from ..family import field_names
-from ..parts import ACTIVATIONS, QKV, QKVO, Table, biases, layer_table, layernorm, mlp, qk_norm, rmsnorm
+from ..parts import ACTIVATIONS, QKV, QKVO, Table, biases, layer_table, layernorm, mlp, qk_norm_fields, rmsnorm
 from .pixtral import PIXTRAL, pixtral_encoder
 from .section import (
     layers_of_features,
@@ -39,75 +39,75 @@ ARIA_QUERIES = {1225: 128, 4900: 256}
 ENCODERS = {"clip_vision_model": clip_encoder, "siglip_vision_model": siglip_encoder, "pixtral": pixtral_encoder}
 
 
-def _read_llava(wrapper: Config, config: Config, width: int) -> Table:
+def _read_llava(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads LLaVA: one of several encoders, and two linear layers."""
-    layers = layers_of_features(wrapper)
-    features = layers * config.size("hidden_size")
+    layers = layers_of_features(root_config)
+    feature_width = layers * config.size("hidden_size")
     return {
-        "vision_tower": ENCODERS[config.model_type](config) | _image_rule(wrapper, config),
-        "multi_modal_projector": two_layer_projector(wrapper, features, width, encoder_layers=layers),
+        "vision_tower": ENCODERS[config.model_type](config) | _image_rule(root_config, config),
+        "multi_modal_projector": two_layer_projector(root_config, feature_width, text_width, encoder_layers=layers),
     }
 
 
-def _image_rule(wrapper: Config, config: Config) -> Table:
+def _image_rule(root_config: Config, config: Config) -> Table:
     """Returns LLaVA's rule for images: resized to one square, or shrunk for Pixtral's encoder.
 
     Nothing where the vector that the class leaves out (`default`) is a patch, or a class vector becomes a token.
     """
     has_class_vector = config.model_type == "clip_vision_model"
-    if (wrapper.get("vision_feature_select_strategy") == "default") != has_class_vector:
+    if (root_config.get("vision_feature_select_strategy") == "default") != has_class_vector:
         return {}
     image_size = config.size("image_size")
     if config.model_type == "pixtral":
         return {"image": {"type": "longest_edge", "size": image_size}}
-    return {"image": _fixed_rule(config)}
+    return {"image": _fixed_image_rule(config)}
 
 
-def _fixed_rule(config: Config) -> Table:
+def _fixed_image_rule(config: Config) -> Table:
     """Returns the rule for an image that is resized to one square, each of whose patches is a token."""
     return {"type": "fixed", "size": config.size("image_size"), "tokens": patches_per_side(config) ** 2}
 
 
-def _tiles_of_pinpoints(wrapper: Config, config: Config) -> Table:
+def _tiles_of_grid(root_config: Config, config: Config) -> Table:
     """Returns LLaVA-NeXT's rule for cutting an image into tiles; nothing if the config does not state it."""
-    resolutions = wrapper.get("image_grid_pinpoints")
-    if config.model_type == "pixtral" or "image" not in _image_rule(wrapper, config) or not resolutions:
+    resolutions = root_config.get("image_grid_pinpoints")
+    if config.model_type == "pixtral" or "image" not in _image_rule(root_config, config) or not resolutions:
         return {}
     return {"image": {"type": "pinpoints", "size": config.size("image_size"), "resolutions": resolutions}}
 
 
-def _read_onevision(wrapper: Config, config: Config, width: int) -> Table:
+def _read_onevision(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads LLaVA-OneVision: like LLaVA-NeXT, with a limited number of tokens per image."""
-    towers = _read_llava_next(wrapper, config, width)
-    ratio = wrapper.get("vision_aspect_ratio")
-    limit = ratio.removeprefix("anyres_max_") if isinstance(ratio, str) else ""
-    if "image" in towers["vision_tower"] and limit.isdecimal() and int(limit) > 0:
-        towers["vision_tower"]["image"] |= {"most_tiles": int(limit), "several_whole": True}
+    towers = _read_llava_next(root_config, config, text_width)
+    aspect_ratio = root_config.get("vision_aspect_ratio")
+    tile_limit = aspect_ratio.removeprefix("anyres_max_") if isinstance(aspect_ratio, str) else ""
+    if "image" in towers["vision_tower"] and tile_limit.isdecimal() and int(tile_limit) > 0:
+        towers["vision_tower"]["image"] |= {"most_tiles": int(tile_limit), "several_whole": True}
     else:
         towers["vision_tower"].pop("image", None)
     return towers
 
 
-def _read_llava_next(wrapper: Config, config: Config, width: int) -> Table:
+def _read_llava_next(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads LLaVA-NeXT: LLaVA with a learned vector at the end of each row of tokens."""
-    towers = _read_llava(wrapper, config, width)
+    towers = _read_llava(root_config, config, text_width)
     towers["vision_tower"].pop("image", None)
     return {
-        "vision_tower": towers["vision_tower"] | _tiles_of_pinpoints(wrapper, config),
+        "vision_tower": towers["vision_tower"] | _tiles_of_grid(root_config, config),
         "multi_modal_projector": {**towers["multi_modal_projector"], "output_marks": 1},
     }
 
 
-def _read_minimax_vl(wrapper: Config, config: Config, width: int) -> Table:
+def _read_minimax_vl(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads MiniMax-VL-01: LLaVA-NeXT, whose checkpoint lacks the norm after CLIP's layers."""
-    towers = _read_llava_next(wrapper, config, width)
+    towers = _read_llava_next(root_config, config, text_width)
     del towers["vision_tower"]["stack"]["final_norm"]
     return towers
 
 
-def _read_video_llava(wrapper: Config, config: Config, width: int) -> Table:
+def _read_video_llava(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Video-LLaVA: an image encoder and a video encoder of equal sizes, with one projector."""
-    towers = _read_llava(wrapper, config, width)
+    towers = _read_llava(root_config, config, text_width)
     towers["vision_tower"].pop("image", None)
     return {
         "image_tower": towers["vision_tower"],
@@ -116,12 +116,12 @@ def _read_video_llava(wrapper: Config, config: Config, width: int) -> Table:
     }
 
 
-def _read_vipllava(wrapper: Config, config: Config, width: int) -> Table:
+def _read_vipllava(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads ViP-LLaVA: a norm and two linear layers over the outputs of several layers of the encoder."""
-    layers = layers_of_features(wrapper)
-    linear_layers = two_linear_layers(width, wrapper.choice(ACTIVATIONS, "projector_hidden_act"))
-    norm = layernorm(wrapper.number("projector_layernorm_eps"))
-    image_rule = {"image": _fixed_rule(config)} if config.model_type == "clip_vision_model" else {}
+    layers = layers_of_features(root_config)
+    linear_layers = two_linear_layers(text_width, root_config.choice(ACTIVATIONS, "projector_hidden_act"))
+    norm = layernorm(root_config.number("projector_layernorm_eps"))
+    image_rule = {"image": _fixed_image_rule(config)} if config.model_type == "clip_vision_model" else {}
     return {
         "vision_tower": ENCODERS[config.model_type](config) | image_rule,
         "multi_modal_projector": projector(
@@ -130,41 +130,45 @@ def _read_vipllava(wrapper: Config, config: Config, width: int) -> Table:
     }
 
 
-def _read_deepseek_vl(wrapper: Config, config: Config, width: int) -> Table:
+def _read_deepseek_vl(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads DeepSeek-VL: SigLIP and two linear layers."""
     return {
-        "vision_model": {**siglip_encoder(config), "image": _fixed_rule(config)},
-        "aligner": projector(config.size("hidden_size"), *two_linear_layers(width)),
+        "vision_model": {**siglip_encoder(config), "image": _fixed_image_rule(config)},
+        "aligner": projector(config.size("hidden_size"), *two_linear_layers(text_width)),
     }
 
 
-def _read_idefics3(wrapper: Config, config: Config, width: int) -> Table:
+def _read_idefics3(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Idefics 3: SigLIP, and one linear layer over concatenated square patch blocks."""
-    merge_size, image_size = wrapper.size("scale_factor"), config.size("image_size")
-    connector = projector(config.size("hidden_size"), (width, False, "identity"), merge=merge_size)
+    merge_size, image_size = root_config.size("scale_factor"), config.size("image_size")
+    connector = projector(config.size("hidden_size"), (text_width, False, "identity"), merge=merge_size)
     tokens = patches_per_side(config) ** 2 // merge_size**2
     image = {"type": "split", "size": image_size, "longest_edge": LONGEST_TILES * image_size, "tokens": max(tokens, 1)}
     tower = siglip_of_rows(config, patches_per_side(config) ** 2)
     return {"vision_model": {**tower, "image": image}, "connector": connector}
 
 
-def _read_idefics2(wrapper: Config, config: Config, width: int) -> Table:
+def _read_idefics2(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Idefics 2: SigLIP, a gated network to the text's width, and a Perceiver, which reads its output."""
-    text = wrapper.section("text_config", {"intermediate_size": 14336, "hidden_act": "silu"})
-    perceiver = wrapper.section("perceiver_config", PERCEIVER)
-    network_width = text.size("intermediate_size")
-    gated_layer = {"size": 2 * network_width, "hidden_act": text.choice(ACTIVATIONS, "hidden_act"), "gated": True}
+    text_config = root_config.section("text_config", {"intermediate_size": 14336, "hidden_act": "silu"})
+    perceiver = root_config.section("perceiver_config", PERCEIVER)
+    network_width = text_config.size("intermediate_size")
+    gated_layer = {
+        "size": 2 * network_width,
+        "hidden_act": text_config.choice(ACTIVATIONS, "hidden_act"),
+        "gated": True,
+    }
     heads, kv_heads = perceiver.size("resampler_n_heads"), perceiver.size("num_key_value_heads")
     perceiver.quotient("num_key_value_heads", heads, kv_heads)
     attention: Table = {"num_attention_heads": heads, "head_dim": perceiver.size("resampler_head_dim")}
     resampler = {
         "type": "perceiver",
         "queries": perceiver.size("resampler_n_latents"),
-        "hidden_size": width,
+        "hidden_size": text_width,
         "num_hidden_layers": perceiver.size("resampler_depth"),
         "attention": {**attention, **({} if kv_heads == heads else {"num_key_value_heads": kv_heads})},
         "feed_forward": {
-            "intermediate_size": 4 * width,
+            "intermediate_size": 4 * text_width,
             "hidden_act": perceiver.choice(ACTIVATIONS, "hidden_act"),
             "gated": True,
         },
@@ -173,65 +177,67 @@ def _read_idefics2(wrapper: Config, config: Config, width: int) -> Table:
     perceiver.finish(frozenset({"attention_dropout", "hidden_size", "initializer_range", "model_type"}), config)
     return {
         "vision_model": siglip_of_rows(config, patches_per_side(config) ** 2),
-        "connector_projection": {**projector(config.size("hidden_size")), "maps": [gated_layer, {"size": width}]},
-        "connector": projector(width, resampler=resampler),
+        "connector_projection": {**projector(config.size("hidden_size")), "maps": [gated_layer, {"size": text_width}]},
+        "connector": projector(text_width, resampler=resampler),
     }
 
 
-def _read_aria(wrapper: Config, config: Config, width: int) -> Table:
+def _read_aria(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Aria: SigLIP, learned queries that read its patches, a norm and two linear layers."""
-    require_one_layer(wrapper)
-    queries_of_patches = _read_query_counts(wrapper)
-    hidden, patches, norm = config.size("hidden_size"), patches_per_side(config) ** 2, layernorm(1e-5)
-    queries = max(queries_of_patches.values())
-    tower = siglip_of_rows(config, patches)
-    if queries_of_patches.get(patches) == queries:  # else fewer of the learned queries read the patches
-        tower["image"] = {"type": "fixed", "size": config.size("image_size"), "tokens": queries}
+    require_one_layer(root_config)
+    queries_of_patches = _read_query_counts(root_config)
+    hidden, patch_count, norm = config.size("hidden_size"), patches_per_side(config) ** 2, layernorm(1e-5)
+    most_queries = max(queries_of_patches.values())
+    tower = siglip_of_rows(config, patch_count)
+    if queries_of_patches.get(patch_count) == most_queries:  # else fewer of the learned queries read the patches
+        tower["image"] = {"type": "fixed", "size": config.size("image_size"), "tokens": most_queries}
     resampler = {
-        "queries": queries,
+        "queries": most_queries,
         "hidden_size": hidden,
         "attention": self_attention(config, **biases(True, *QKVO)),
         "norm": norm,
         "projected": False,
         "double_projections": True,
     }
-    linear_layers = two_linear_layers(width, "gelu_tanh", bias=False)
+    linear_layers = two_linear_layers(text_width, "gelu_tanh", bias=False)
     return {
         "vision_tower": tower,
         "multi_modal_projector": projector(hidden, *linear_layers, norm=norm, resampler=resampler),
     }
 
 
-def _read_query_counts(wrapper: Config) -> dict[int, int]:
-    """Reads the number of queries of each number of patches."""
-    stated_counts = wrapper.get("projector_patch_to_query_dict")
-    counts = ARIA_QUERIES if stated_counts is None else stated_counts
+def _read_query_counts(root_config: Config) -> dict[int, int]:
+    """Reads the number of queries for each number of patches."""
+    stated_counts = root_config.get("projector_patch_to_query_dict")
+    query_counts = ARIA_QUERIES if stated_counts is None else stated_counts
     try:
-        queries_of_patches = {int(patches): int(query_count) for patches, query_count in counts.items()}
+        queries_of_patches = {int(patch_text): int(query_count) for patch_text, query_count in query_counts.items()}
     except (AttributeError, TypeError, ValueError):
         queries_of_patches = {}
     if not queries_of_patches or not all(0 < count <= LARGEST for count in queries_of_patches.values()):
-        raise wrapper.error(
+        raise root_config.error(
             "projector_patch_to_query_dict", stated_counts, "a positive number of queries for each number of patches"
         )
     return queries_of_patches
 
 
-def read_internvl(wrapper: Config, config: Config, width: int) -> Table:
+def read_internvl(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads InternVL: a class vector, layers with scaled sublayer outputs, and a norm on concatenated patches."""
     config.require("use_mask_token", False)
-    require_one_layer(wrapper)
-    merge_size = merged_square_side(wrapper, "downsample_ratio")
-    square_config = config.with_fields(**{name: _square_size(config, name) for name in ("image_size", "patch_size")})
-    patches = patches_per_side(square_config) ** 2
+    require_one_layer(root_config)
+    merge_size = merged_square_side(root_config, "downsample_ratio")
+    square_config = config.with_fields(**{field: _square_size(config, field) for field in ("image_size", "patch_size")})
+    patch_count = patches_per_side(square_config) ** 2
     image_rule = {
         "type": "tiles",
         "size": square_config.size("image_size"),
         "max_tiles": INTERNVL_TILES,
-        "tokens": max(patches // merge_size**2, 1),
+        "tokens": max(patch_count // merge_size**2, 1),
         "marks": 2,
     }
-    positions: Table = {"positions": {"rows": patches + 1}} if config.flag("use_absolute_position_embeddings") else {}
+    positions: Table = (
+        {"positions": {"rows": patch_count + 1}} if config.flag("use_absolute_position_embeddings") else {}
+    )
     final_norm = {} if config.flag("use_mean_pooling") else {"final_norm": layernorm(config.number("layer_norm_eps"))}
     tower = vision_transformer(
         square_config,
@@ -242,7 +248,7 @@ def read_internvl(wrapper: Config, config: Config, width: int) -> Table:
         image=image_rule,
         **positions,
     )
-    linear_layers = two_linear_layers(width, wrapper.choice(ACTIVATIONS, "projector_hidden_act"))
+    linear_layers = two_linear_layers(text_width, root_config.choice(ACTIVATIONS, "projector_hidden_act"))
     merger = projector(config.size("hidden_size"), *linear_layers, merge=merge_size, norm=layernorm(), norm_of="merged")
     return {"vision_tower": tower, "multi_modal_projector": merger}
 
@@ -255,15 +261,15 @@ def internvit_layer(config: Config, bias: bool, has_qk_norm: bool, dummy_heads: 
     eps = config.number("layer_norm_eps")
     attention = self_attention(config, o_bias=True, **biases(bias, *QKV))
     attention["num_attention_heads"] += dummy_heads
-    attention |= qk_norm(rmsnorm(eps), "projection") if has_qk_norm else {}
-    network = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
+    attention |= qk_norm_fields(rmsnorm(eps), "projection") if has_qk_norm else {}
+    ffn = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
     norm = config.choice({"layer_norm": layernorm(eps), "rms_norm": rmsnorm(eps)}, "norm_type")
-    return layer_table(attention, network, norm, residual_scale="output")
+    return layer_table(attention, ffn, norm, residual_scale="output")
 
 
-def _square_size(config: Config, name: str) -> int:
+def _square_size(config: Config, field_name: str) -> int:
     """Reads a size that is one number or two equal numbers."""
-    image_size = config.get(name)
+    image_size = config.get(field_name)
     if (
         isinstance(image_size, list | tuple)
         and len(image_size) == 2
@@ -272,7 +278,7 @@ def _square_size(config: Config, name: str) -> int:
         and image_size[0] > 0
     ):
         return image_size[0]
-    return config.size(name)
+    return config.size(field_name)
 
 
 IDEFICS3: Table = {

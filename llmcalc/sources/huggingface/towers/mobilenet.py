@@ -19,31 +19,31 @@ def mobilenet_v5() -> Table:
     """Returns the encoder that timm calls `mobilenetv5_300m_enc`."""
     edge_block = {"type": "edge", "channels": 128, "intermediate_size": 512}
     stages = [
-        [_block_group({**edge_block, "intermediate_size": 256, "stride": 2}), _block_group(edge_block, repeat=2)],
+        [_block_group({**edge_block, "intermediate_size": 256, "stride": 2}), _block_group(edge_block, repeat_count=2)],
         [
             _block_group(_inverted_bottleneck(256, 768, start_kernel=3, mid_kernel=5, stride=2)),
             _block_group(
                 _inverted_bottleneck(256, 1024, start_kernel=5),
                 _inverted_bottleneck(256, 1024, start_kernel=3),
-                repeat=2,
+                repeat_count=2,
             ),
         ],
         [
             _block_group(_inverted_bottleneck(640, 1536, start_kernel=5, mid_kernel=5, stride=2)),
-            _block_group(_inverted_bottleneck(640, 2560, start_kernel=5), repeat=7),
+            _block_group(_inverted_bottleneck(640, 2560, start_kernel=5), repeat_count=7),
             _block_group(_inverted_bottleneck(640, 640)),
-            _block_group(_attention(12, 64, kv_stride=2), _inverted_bottleneck(640, 1280), repeat=14),
+            _block_group(_attention(12, 64, kv_stride=2), _inverted_bottleneck(640, 1280), repeat_count=14),
         ],
         [
             _block_group(_inverted_bottleneck(1280, 3840, start_kernel=5, mid_kernel=5, stride=2)),
-            _block_group(_attention(16, 96), _inverted_bottleneck(1280, 2560), repeat=19),
+            _block_group(_attention(16, 96), _inverted_bottleneck(1280, 2560), repeat_count=19),
         ],
     ]
     return {
         "type": "mobilenet",
         "hidden_size": OUTPUT_WIDTH,
         "stem_channels": 64,
-        "stages": [{"groups": groups} for groups in stages],
+        "stages": [{"groups": block_groups} for block_groups in stages],
         "intermediate_size": 3840,
         "output_side": 16,
         "norm": rmsnorm(1e-6),
@@ -51,13 +51,13 @@ def mobilenet_v5() -> Table:
     }
 
 
-def _block_group(*blocks: Table, repeat: int = 1) -> Table:
-    return {"blocks": list(blocks), "repeat": repeat}
+def _block_group(*blocks: Table, repeat_count: int = 1) -> Table:
+    return {"blocks": list(blocks), "repeat": repeat_count}
 
 
-def _inverted_bottleneck(channels: int, inner_channels: int, **fields: Any) -> Table:
-    return {"type": "inverted", "channels": channels, "intermediate_size": inner_channels, **fields}
+def _inverted_bottleneck(channels: int, inner_channels: int, **layer_fields: Any) -> Table:
+    return {"type": "inverted", "channels": channels, "intermediate_size": inner_channels, **layer_fields}
 
 
-def _attention(heads: int, head_dim: int, **fields: Any) -> Table:
-    return {"type": "attention", "num_attention_heads": heads, "head_dim": head_dim, **fields}
+def _attention(heads: int, head_dim: int, **layer_fields: Any) -> Table:
+    return {"type": "attention", "num_attention_heads": heads, "head_dim": head_dim, **layer_fields}

@@ -18,22 +18,22 @@ from .section import Section, projector, self_attention, two_linear_layers
 def _chunked_encoder(config: Config, stem: Table, window: int, audio: Table, **attention: Any) -> Table:
     """Returns an audio encoder whose layers attend within stretches of `window` positions."""
     heads = self_attention(config, "encoder_attention_heads", "d_model", grid_window=window, **attention)
-    network = mlp(config.size("encoder_ffn_dim"), config.choice(ACTIVATIONS, "activation_function"))
+    ffn = mlp(config.size("encoder_ffn_dim"), config.choice(ACTIVATIONS, "activation_function"))
     stack = {
         "num_hidden_layers": config.size("encoder_layers"),
-        "block": layer_table(heads, network, layernorm()),
+        "block": layer_table(heads, ffn, layernorm()),
         "stem": stem,
         "position": {"type": "sinusoidal"},
     }
     return {"type": "audio", "hidden_size": config.size("d_model"), "stack": stack, "audio": audio}
 
 
-def _read_qwen2_5_audio(wrapper: Config, config: Config, width: int) -> Table:
+def _read_qwen2_5_audio(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Qwen2.5-Omni's audio encoder: Whisper's convolutions in chunks, and the mean of pairs of positions.
 
     Its table of two vectors marks the ends of a recording.
     """
-    config.require("output_dim", width)
+    config.require("output_dim", text_width)
     chunk = 2 * config.size("n_window")
     stem = {"num_mel_bins": config.size("num_mel_bins"), "max_source_positions": config.size("max_source_positions")}
     audio = {"type": "chunks", "chunk": chunk, "halvings": 1, "merge": 2, "max_seconds": QWEN2_5_SECONDS}
@@ -43,23 +43,23 @@ def _read_qwen2_5_audio(wrapper: Config, config: Config, width: int) -> Table:
     pooling: Table = {"frames": 2, "merged": "mean", "norm": layernorm(), "output_marks": 2}
     return {
         "audio_tower": tower,
-        "audio_projector": projector(config.size("d_model"), (width, True, "identity"), **pooling),
+        "audio_projector": projector(config.size("d_model"), (text_width, True, "identity"), **pooling),
     }
 
 
-def _read_qwen3_audio(wrapper: Config, config: Config, width: int) -> Table:
-    config.require("output_dim", width)
-    return _qwen3_audio(config, width)
+def _read_qwen3_audio(root_config: Config, config: Config, text_width: int) -> Table:
+    config.require("output_dim", text_width)
+    return _qwen3_audio_towers(config, text_width)
 
 
-def _qwen3_audio(config: Config, width: int, whole_chunks: bool = False) -> Table:
+def _qwen3_audio_towers(config: Config, text_width: int, whole_chunks: bool = False) -> Table:
     """Returns Qwen3-Omni's audio encoder: three convolutions over time and frequency in chunks, and two linear layers.
 
-    width: that of the output. whole_chunks: whether a recording shorter than a chunk is padded to one.
+    text_width: that of the output. whole_chunks: whether a recording shorter than a chunk is padded to one.
     """
     chunk, channels = 2 * config.size("n_window"), config.size("downsample_hidden_size")
-    windows = config.size("n_window_infer") // chunk
-    if not windows:
+    window_chunks = config.size("n_window_infer") // chunk
+    if not window_chunks:
         raise config.error("n_window_infer", config.get("n_window_infer"), f"{chunk} or more, the frames of a chunk")
     subsampling = {
         "num_mel_bins": config.size("num_mel_bins"),
@@ -70,15 +70,18 @@ def _qwen3_audio(config: Config, width: int, whole_chunks: bool = False) -> Tabl
     }
     audio = {"type": "chunks", "chunk": chunk, "halvings": 3, "drops_rest": True}
     stem = {"type": "spectrum", "subsampling": subsampling}
-    tower = _chunked_encoder(config, stem, -(-chunk // 8) * windows, audio, **biases(True, *QKVO))
+    tower = _chunked_encoder(config, stem, -(-chunk // 8) * window_chunks, audio, **biases(True, *QKVO))
     tower["stack"]["final_norm"] = layernorm()
     h, activation = config.size("d_model"), config.choice(ACTIVATIONS, "activation_function")
-    return {"audio_tower": tower, "audio_projector": projector(h, *two_linear_layers(width, activation, inner_width=h))}
+    return {
+        "audio_tower": tower,
+        "audio_projector": projector(h, *two_linear_layers(text_width, activation, inner_width=h)),
+    }
 
 
-def _read_qwen3_asr(wrapper: Config, config: Config, width: int) -> Table:
+def _read_qwen3_asr(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Qwen3-ASR: Qwen3-Omni's encoder; recordings of less than half a second are padded to one."""
-    towers = _qwen3_audio(config, config.size("output_dim"), whole_chunks=True)
+    towers = _qwen3_audio_towers(config, config.size("output_dim"), whole_chunks=True)
     towers["audio_tower"]["audio"]["least_samples"] = QWEN3_ASR_SAMPLES
     return towers
 

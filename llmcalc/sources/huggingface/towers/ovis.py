@@ -23,14 +23,17 @@ from .section import (
 from .siglip import SIGLIP, siglip_encoder, siglip_of_rows
 
 
-def _read_ovis2(wrapper: Config, config: Config, width: int) -> Table:
+def _read_ovis2(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Ovis 2: AIMv2's gated layers, a head over visual words, and the visual embedding table.
 
     The class adds the positions after the norm of the patches, which changes no count.
     """
-    indicators, embedding_width = config.size("num_visual_indicator_tokens"), wrapper.size("hidden_size")
-    tower = _with_image_rule(_aimv2(config), config, config)
-    return {"vision_tower": tower, **_visual_words(config, config.size("hidden_size"), embedding_width, indicators)}
+    indicators, embedding_width = config.size("num_visual_indicator_tokens"), root_config.size("hidden_size")
+    tower = _with_image_rule(_aimv2_encoder(config), config, config)
+    return {
+        "vision_tower": tower,
+        **_visual_vocabulary(config, config.size("hidden_size"), embedding_width, indicators),
+    }
 
 
 def _with_image_rule(tower: Table, encoder: Config, config: Config) -> Table:
@@ -44,7 +47,7 @@ OVIS_TILES = 9
 """The most tiles of an image in the code of Ovis 1.6 and 2."""
 
 
-def _aimv2(config: Config) -> Table:
+def _aimv2_encoder(config: Config) -> Table:
     """Returns AIMv2's encoder."""
     norm = rmsnorm(config.number("rms_norm_eps"))
     attention = self_attention(config, **biases(config.flag("qkv_bias"), *QKVO))
@@ -57,41 +60,43 @@ def _aimv2(config: Config) -> Table:
     )
 
 
-def _read_ovis(wrapper: Config, config: Config, width: int) -> Table:
+def _read_ovis(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Ovis 1.6 and 2 in their own code: an encoder of `backbone_config` below the head over visual words."""
     config.require("drop_cls_token", False)
     config.require("depths", None)
-    fields = config.table("backbone_config")
+    backbone_fields = config.table("backbone_config")
     types_by_tokenizer = {"siglip_visual_tokenizer": "siglip_vision_model", "aimv2_visual_tokenizer": "aimv2"}
-    backbone_type = fields.get("model_type", types_by_tokenizer[config.model_type])
+    backbone_type = backbone_fields.get("model_type", types_by_tokenizer[config.model_type])
     location = f"{config.location}backbone_config."
     if backbone_type == "siglip_vision_model":
-        backbone = Config(fields, SIGLIP, backbone_type, location=location)
+        backbone = Config(backbone_fields, SIGLIP, backbone_type, location=location)
         tower = siglip_encoder(backbone)
     elif backbone_type == "aimv2":
-        backbone = Config(fields, AIMV2, backbone_type, location=location, aliases={"mlp_bias": "use_bias"})
-        tower = _aimv2(backbone)
+        backbone = Config(backbone_fields, AIMV2, backbone_type, location=location, aliases={"mlp_bias": "use_bias"})
+        tower = _aimv2_encoder(backbone)
     else:
         raise config.error("backbone_config.model_type", backbone_type, "siglip_vision_model or aimv2")
     tower = _with_image_rule(tower, backbone, config)
     backbone.finish(IGNORED | BACKBONE_FIELDS)
     config.unknown += backbone.unknown
-    return {"vision_tower": tower, **_visual_words(config, tower["hidden_size"], width, OVIS_INDICATORS)}
+    return {"vision_tower": tower, **_visual_vocabulary(config, tower["hidden_size"], text_width, OVIS_INDICATORS)}
 
 
-def _read_ovis2_5(wrapper: Config, config: Config, width: int) -> Table:
+def _read_ovis2_5(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Ovis 2.5: SigLIP 2 with RoPE, and position embeddings between which it interpolates."""
     config.require("temporal_patch_size", 1)
     config.require("fullatt_block_indexes", None)
-    patches = config.get("num_patches")
-    rows = patches if type(patches) is int and patches > 0 else patches_per_side(config) ** 2
+    patch_count = config.get("num_patches")
+    position_rows = patch_count if type(patch_count) is int and patch_count > 0 else patches_per_side(config) ** 2
     rope: Table = ROTARY if config.flag("use_rope") else {}
-    tower = siglip_of_rows(config, rows if config.flag("preserve_original_pe") else 0, **rope)
+    tower = siglip_of_rows(config, position_rows if config.flag("preserve_original_pe") else 0, **rope)
     pixels = {"min_pixels": OVIS2_5_SIDES[0] ** 2, "max_pixels": OVIS2_5_SIDES[1] ** 2}
     image_rule = {"type": "smart_resize", "merge": config.size("hidden_stride"), **pixels, "enlarge": True, "marks": 2}
     return {
         "vision_tower": {**tower, "image": image_rule},
-        **_visual_words(config, tower["hidden_size"], width, OVIS2_5_INDICATORS, wrapper.size("visual_vocab_size")),
+        **_visual_vocabulary(
+            config, tower["hidden_size"], text_width, OVIS2_5_INDICATORS, root_config.size("visual_vocab_size")
+        ),
     }
 
 
@@ -99,23 +104,25 @@ OVIS2_5_SIDES = 448, 1792
 """The sides of a square with the least and the most pixels of an image in the code of Ovis 2.5."""
 
 
-def _visual_words(
-    config: Config, encoder_width: int, width: int, indicators: int, vocabulary: int | None = None
+def _visual_vocabulary(
+    config: Config, encoder_width: int, text_width: int, indicator_count: int, vocab_size: int | None = None
 ) -> Table:
     """Returns the head over visual words and their embedding table, whose last rows mark images.
 
-    indicators: the number of these rows. vocabulary: that of all rows, by default the section's `vocab_size`.
+    indicator_count: the number of these rows. vocab_size: that of all rows, by default the section's `vocab_size`.
     """
-    vocabulary = vocabulary or config.size("vocab_size")
-    visual_words = vocabulary - indicators
+    vocab_size = vocab_size or config.size("vocab_size")
+    visual_words = vocab_size - indicator_count
     if visual_words < 1:
-        raise config.error("vocab_size", vocabulary, f"more than the {indicators} that mark images")
+        raise config.error("vocab_size", vocab_size, f"more than the {indicator_count} that mark images")
     head = projector(
         encoder_width, (visual_words, False, "identity"), merge=config.size("hidden_stride"), out_norm=layernorm()
     )
     return {
         "visual_head": head,
-        "visual_embeddings_table": projector(visual_words, (width, False, "identity"), output_marks=indicators),
+        "visual_embeddings_table": projector(
+            visual_words, (text_width, False, "identity"), output_marks=indicator_count
+        ),
     }
 
 

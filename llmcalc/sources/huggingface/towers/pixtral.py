@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from ..config import Config
 from ..family import field_names
-from ..parts import ACTIVATIONS, Table, glu, layer_pattern, layer_table, layernorm, listed_kinds, qk_norm, rmsnorm
+from ..parts import (
+    ACTIVATIONS,
+    Table,
+    glu,
+    layer_pattern,
+    layer_table,
+    layernorm,
+    listed_kinds,
+    qk_norm_fields,
+    rmsnorm,
+)
 from .section import (
     ROTARY,
     biased_layer,
@@ -33,26 +43,26 @@ def pixtral_encoder(config: Config) -> Table:
     )
 
 
-def _read_mistral3(wrapper: Config, config: Config, width: int) -> Table:
+def _read_mistral3(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Mistral 3: square patch blocks merged to one patch's width, then two linear layers."""
-    require_one_layer(wrapper)
-    merge_size, h = wrapper.size("spatial_merge_size"), config.size("hidden_size")
-    merger = two_layer_projector(wrapper, h, width, merge=merge_size, norm=rmsnorm(1e-5))
+    require_one_layer(root_config)
+    merge_size, hidden = root_config.size("spatial_merge_size"), config.size("hidden_size")
+    merger = two_layer_projector(root_config, hidden, text_width, merge=merge_size, norm=rmsnorm(1e-5))
     image_rule = {"type": "longest_edge", "size": config.size("image_size"), "merge": merge_size}
     return {
         "vision_tower": {**pixtral_encoder(config), "image": image_rule},
-        "multi_modal_projector": {**merger, "maps": [{"size": h}, *merger["maps"]]},
+        "multi_modal_projector": {**merger, "maps": [{"size": hidden}, *merger["maps"]]},
     }
 
 
-def _read_lighton(wrapper: Config, config: Config, width: int) -> Table:
+def _read_lighton(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads LightOnOCR: Mistral 3 without biases in the projector."""
-    merge_size, h = wrapper.size("spatial_merge_size"), config.size("hidden_size")
-    linear_layers = ((h, False, "identity"), *two_linear_layers(width, bias=False))
+    merge_size, hidden = root_config.size("spatial_merge_size"), config.size("hidden_size")
+    linear_layers = ((hidden, False, "identity"), *two_linear_layers(text_width, bias=False))
     image_rule = {"type": "longest_edge", "size": config.size("image_size"), "merge": merge_size, "line_marks": False}
     return {
         "vision_encoder": {**pixtral_encoder(config), "image": image_rule},
-        "vision_projection": projector(h, *linear_layers, merge=merge_size, norm=rmsnorm(1e-6)),
+        "vision_projection": projector(hidden, *linear_layers, merge=merge_size, norm=rmsnorm(1e-6)),
     }
 
 
@@ -60,19 +70,19 @@ LLAMA4_TILES = 16
 """The most tiles of an image in the published processors of Llama 4."""
 
 
-def _tile_rule(config: Config, merge_size: int) -> Table:
+def _image_tile_rule(config: Config, merge_size: int) -> Table:
     """Returns Llama 4's rule for cutting an image into tiles."""
-    tokens = max(patches_per_side(config) ** 2 // merge_size**2, 1)
-    return {"type": "canvas", "size": config.size("image_size"), "max_tiles": LLAMA4_TILES, "tokens": tokens}
+    image_tokens = max(patches_per_side(config) ** 2 // merge_size**2, 1)
+    return {"type": "canvas", "size": config.size("image_size"), "max_tiles": LLAMA4_TILES, "tokens": image_tokens}
 
 
-def _read_llama4(wrapper: Config, config: Config, width: int) -> Table:
+def _read_llama4(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Llama 4: a class vector, norms before and after the layers, and a pixel shuffle before the adapter.
 
     The adapter has two linear layers.
     """
     h, adapter_width, output_width = (
-        config.size(f) for f in ("hidden_size", "projector_input_dim", "projector_output_dim")
+        config.size(field) for field in ("hidden_size", "projector_input_dim", "projector_output_dim")
     )
     merge_size = merged_square_side(config, "pixel_shuffle_ratio")
     config.require("intermediate_size", h * merge_size * merge_size)
@@ -86,20 +96,20 @@ def _read_llama4(wrapper: Config, config: Config, width: int) -> Table:
         patches={"num_channels": config.size("num_channels")},
         positions={"rows": patches_per_side(config) ** 2 + 1},
         class_embedding=True,
-        image=_tile_rule(config, merge_size),
+        image=_image_tile_rule(config, merge_size),
     )
     return {
         "vision_model": tower,
         "vision_adapter": projector(h, (adapter_width, False, "gelu"), (output_width, False, "gelu"), merge=merge_size),
-        "multi_modal_projector": projector(output_width, (width, False, "identity")),
+        "multi_modal_projector": projector(output_width, (text_width, False, "identity")),
     }
 
 
-def _read_lfm3(wrapper: Config, config: Config, width: int) -> Table:
+def _read_lfm3(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads LFM3-VL: gated convolutions over the grid of patches, and some attention layers."""
     norm, kv_heads = rmsnorm(config.number("norm_eps")), config.size("num_key_value_heads")
     config.quotient("num_key_value_heads", config.size("num_attention_heads"), kv_heads)
-    attention = self_attention(config, num_key_value_heads=kv_heads, **ROTARY, **qk_norm(norm))
+    attention = self_attention(config, num_key_value_heads=kv_heads, **ROTARY, **qk_norm_fields(norm))
     kernel_size = config.size("conv_kernel_size")
     if kernel_size % 2 == 0:
         raise config.error("conv_kernel_size", kernel_size, "an odd number")
@@ -109,37 +119,37 @@ def _read_lfm3(wrapper: Config, config: Config, width: int) -> Table:
     }
     default_kinds = ["conv" if i < 2 or i % 2 else "full" for i in range(config.size("num_hidden_layers"))]
     layer_kinds = listed_kinds(config, "layer_types", {"conv": "conv", "full_attention": "full"}, default_kinds)
-    network = {"intermediate_size": config.size("intermediate_size"), "hidden_act": "silu", "gated": True}
-    block = layer_table(mixers[layer_kinds[0]], network, norm)
-    layer_changes = {name: {"attention": mixers[name]} for name in dict.fromkeys(layer_kinds)}
+    ffn = {"intermediate_size": config.size("intermediate_size"), "hidden_act": "silu", "gated": True}
+    block = layer_table(mixers[layer_kinds[0]], ffn, norm)
+    layer_changes = {layer_kind: {"attention": mixers[layer_kind]} for layer_kind in dict.fromkeys(layer_kinds)}
     layers: Table = {"variants": layer_changes, **layer_pattern(layer_kinds)} if len(layer_changes) > 1 else {}
     patches = {"num_channels": config.size("in_channels"), "temporal_patch_size": config.size("temporal_patch_size")}
     tower = vision_transformer(config, block, stack={"embedding_norm": norm, **layers}, patches=patches)
-    bias, activation = wrapper.flag("projector_bias"), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
+    bias, activation = root_config.flag("projector_bias"), root_config.choice(ACTIVATIONS, "projector_hidden_act")
     linear_layers, merge_size = (
-        two_linear_layers(width, activation, bias, wrapper.size("projector_hidden_size")),
+        two_linear_layers(text_width, activation, bias, root_config.size("projector_hidden_size")),
         config.size("spatial_merge_size"),
     )
     merger = projector(config.size("hidden_size"), *linear_layers, merge=merge_size, norm=layernorm(1e-6))
     return {"vision_tower": tower, "multi_modal_projector": merger}
 
 
-def _read_hunyuan(wrapper: Config, config: Config, width: int) -> Table:
+def _read_hunyuan(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads HunyuanOCR: a position embedding, and a merger that is four times as wide as the encoder.
 
     Vectors mark the ends of lines and of images.
     """
-    eps, h = config.number("rms_norm_eps"), config.size("hidden_size")
-    rows = (config.size("max_image_size") // config.size("patch_size")) ** 2 + 1
+    eps, hidden = config.number("rms_norm_eps"), config.size("hidden_size")
+    position_rows = (config.size("max_image_size") // config.size("patch_size")) ** 2 + 1
     patches = {"num_channels": config.size("num_channels"), "bias": True}
     merge_size = config.size("spatial_merge_size")
     image_rule = {"type": "smart_resize", "merge": merge_size, **HUNYUAN_PIXELS, "line_marks": True, "marks": 2}
     block = biased_layer(config, layernorm(eps))
-    tower = vision_transformer(config, block, patches=patches, positions={"rows": rows}, image=image_rule)
-    linear_layers = two_linear_layers(4 * h, config.choice(ACTIVATIONS, "hidden_act"), inner_width=2 * h)
-    merger = projector(h, *linear_layers, merge=merge_size, norm=rmsnorm(eps))
+    tower = vision_transformer(config, block, patches=patches, positions={"rows": position_rows}, image=image_rule)
+    linear_layers = two_linear_layers(4 * hidden, config.choice(ACTIVATIONS, "hidden_act"), inner_width=2 * hidden)
+    merger = projector(hidden, *linear_layers, merge=merge_size, norm=rmsnorm(eps))
     marker_vectors: Table = {"input_marks": 1, "output_marks": 3, "out_norm": rmsnorm(eps)}
-    mark_projector = projector(4 * h, (width, True, "identity"), **marker_vectors)
+    mark_projector = projector(4 * hidden, (text_width, True, "identity"), **marker_vectors)
     return {"vision_tower": tower, "vision_merger": merger, "vision_projector": mark_projector}
 
 

@@ -47,48 +47,52 @@ def _internvit_encoder(config: Config, dummy_heads: int = 0) -> Table:
     )
 
 
-def _patch_merger(wrapper: Config, encoder_width: int, *maps: LinearLayer) -> Table:
+def _patch_merger(root_config: Config, encoder_width: int, *linear_layers: LinearLayer) -> Table:
     """Returns InternVL's projector: a norm on merged patches, and linear layers."""
-    merge_size = merged_square_side(wrapper, "downsample_ratio")
-    return projector(encoder_width, *maps, merge=merge_size, norm=layernorm(), norm_of="merged")
+    merge_size = merged_square_side(root_config, "downsample_ratio")
+    return projector(encoder_width, *linear_layers, merge=merge_size, norm=layernorm(), norm_of="merged")
 
 
-def _read_internvl_chat(wrapper: Config, config: Config, width: int) -> Table:
+def _read_internvl_chat(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads InternVL's repository code: up to `max_dynamic_patch` tiles, with two marks around an image."""
-    wrapper.require("select_layer", -1)
-    tokens = max(patches_per_side(config) ** 2 // merged_square_side(wrapper, "downsample_ratio") ** 2, 1)
-    image_rule = {"type": "tiles", "size": config.size("image_size"), "max_tiles": wrapper.size("max_dynamic_patch")}
-    towers = _read_internvit_chat(wrapper, config, width)
-    towers["vision_model"]["image"] = {**image_rule, "tokens": tokens, "marks": 2}
+    root_config.require("select_layer", -1)
+    image_tokens = max(patches_per_side(config) ** 2 // merged_square_side(root_config, "downsample_ratio") ** 2, 1)
+    image_rule = {
+        "type": "tiles",
+        "size": config.size("image_size"),
+        "max_tiles": root_config.size("max_dynamic_patch"),
+    }
+    towers = _read_internvit_chat(root_config, config, text_width)
+    towers["vision_model"]["image"] = {**image_rule, "tokens": image_tokens, "marks": 2}
     return towers
 
 
-def _read_internvit_chat(wrapper: Config, config: Config, width: int) -> Table:
+def _read_internvit_chat(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads a class with InternVL's encoder and projector, without an image rule."""
-    merger = _patch_merger(wrapper, config.size("hidden_size"), *two_linear_layers(width))
+    merger = _patch_merger(root_config, config.size("hidden_size"), *two_linear_layers(text_width))
     return {"vision_model": _internvit_encoder(config), "vision_projector": merger}
 
 
-def _read_nvlm(wrapper: Config, config: Config, width: int) -> Table:
+def _read_nvlm(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads NVLM, whose projector is as wide as the text model's FFN and has no biases."""
-    text_config = wrapper.table("llm_config")
+    text_config = root_config.table("llm_config")
     ffn_width = Config(text_config, {}, "llm_config", location="llm_config.").size("intermediate_size")
     merger = _patch_merger(
-        wrapper, config.size("hidden_size"), *two_linear_layers(width, bias=False, inner_width=ffn_width)
+        root_config, config.size("hidden_size"), *two_linear_layers(text_width, bias=False, inner_width=ffn_width)
     )
     return {"vision_model": _internvit_encoder(config, DUMMY_HEADS), "vision_projector": merger}
 
 
-def _read_eagle(wrapper: Config, config: Config, width: int) -> Table:
+def _read_eagle(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Eagle 2.5: SigLIP with InternVL's projector."""
-    merger = _patch_merger(wrapper, config.size("hidden_size"), *two_linear_layers(width))
+    merger = _patch_merger(root_config, config.size("hidden_size"), *two_linear_layers(text_width))
     return {"vision_model": siglip_encoder(config), "vision_projector": merger}
 
 
-def _read_kimi_vl(wrapper: Config, config: Config, width: int) -> Table:
+def _read_kimi_vl(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads MoonViT: a position embedding of rows by columns, and RoPE."""
-    rows = config.size("init_pos_emb_height") * config.size("init_pos_emb_width")
-    tower, merger = moonvit(config, rows, width, network=mlp(config.size("intermediate_size"), "gelu_tanh"))
+    position_rows = config.size("init_pos_emb_height") * config.size("init_pos_emb_width")
+    tower, merger = moonvit(config, position_rows, text_width, ffn=mlp(config.size("intermediate_size"), "gelu_tanh"))
     tower["image"] = {
         "type": "padded",
         "merge": merger["merge"],
@@ -103,22 +107,22 @@ KIMI_VL_PATCHES, KIMI_VL_SIDE = 4096, 511
 """The most patches of an image, and along one side, in the processor of Kimi-VL (image_processing_kimi_vl.py)."""
 
 
-def _read_locateanything(wrapper: Config, config: Config, width: int) -> Table:
+def _read_locateanything(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads LocateAnything: MoonViT, and a projector with a norm on the merged patches."""
-    wrapper.require("mlp_connector_layers", 2)
-    rows = config.size("init_pos_emb_height") * config.size("init_pos_emb_width")
-    tower, merger = moonvit(config, rows, width, network=mlp(config.size("intermediate_size"), "gelu_tanh"))
+    root_config.require("mlp_connector_layers", 2)
+    position_rows = config.size("init_pos_emb_height") * config.size("init_pos_emb_width")
+    tower, merger = moonvit(config, position_rows, text_width, ffn=mlp(config.size("intermediate_size"), "gelu_tanh"))
     projector_fields = {
-        "maps": projector(1, *two_linear_layers(width))["maps"],
+        "maps": projector(1, *two_linear_layers(text_width))["maps"],
         "norm": layernorm(),
         "norm_of": "merged",
     }
     return {"vision_model": tower, "vision_projector": merger | projector_fields}
 
 
-def _read_rice(wrapper: Config, config: Config, width: int) -> Table:
+def _read_rice(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads LLaVA-OneVision 1.5: RICE-ViT with RoPE and a class vector with learned angles, and Qwen2's merger."""
-    config.require("text_hidden_size", width)
+    config.require("text_hidden_size", text_width)
     config.require("temporal_patch_size", 1)
     norm, h, merge_size = (
         layernorm(config.number("layer_norm_eps")),
@@ -126,8 +130,10 @@ def _read_rice(wrapper: Config, config: Config, width: int) -> Table:
         config.size("spatial_merge_size"),
     )
     block = biased_layer(config, norm, heads="num_heads", **ROTARY)
-    angles = block["attention"]["head_dim"] // 2
-    config.notes.append(f"class_pos_emb: the learned angles of the class vector are not counted: {angles} parameters")
+    angle_count = block["attention"]["head_dim"] // 2
+    config.notes.append(
+        f"class_pos_emb: the learned angles of the class vector are not counted: {angle_count} parameters"
+    )
     tower = vision_transformer(
         config,
         block,
@@ -137,14 +143,14 @@ def _read_rice(wrapper: Config, config: Config, width: int) -> Table:
         class_embedding=True,
     )
     merger = projector(
-        h, *two_linear_layers(width, inner_width=h * merge_size * merge_size), merge=merge_size, norm=norm
+        h, *two_linear_layers(text_width, inner_width=h * merge_size * merge_size), merge=merge_size, norm=norm
     )
     return {"visual": tower, "visual_merger": merger}
 
 
-def _read_kimi_k3(wrapper: Config, config: Config, width: int) -> Table:
+def _read_kimi_k3(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads MoonViT-V2 of Kimi K3: RMSNorm, heads wider than the encoder, and no biases."""
-    expected = {
+    expected_fields = {
         "merge_kernel_size": [2, 2],
         "merge_type": "sd2_tpool",
         "mlp_type": "mlp2",
@@ -152,49 +158,51 @@ def _read_kimi_k3(wrapper: Config, config: Config, width: int) -> Table:
         "mm_projector_type": "patchmergerv2",
         "pos_emb_type": "divided_fixed",
     }
-    for name, value in expected.items():
-        if config.get(name) is not None:
-            config.require(name, value)
-    config.require("text_hidden_size", width)
+    for field_name, field_value in expected_fields.items():
+        if config.get(field_name) is not None:
+            config.require(field_name, field_value)
+    config.require("text_hidden_size", text_width)
     norm, linear_bias = rmsnorm(2**-7), config.flag("linear_bias")
     biases_of_attention = biases(config.flag("attn_bias"), *QKVO)
     attention = self_attention(config, width="qkv_hidden_size", **ROTARY, **biases_of_attention)
-    network = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"), linear_bias)
+    ffn = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"), linear_bias)
     tower = vision_transformer(
         config,
-        layer_table(attention, network, norm),
+        layer_table(attention, ffn, norm),
         stack={"final_norm": norm},
         patches={"bias": config.flag("patch_embed_proj_bias")},
         positions={"rows": config.size("init_pos_emb_height") * config.size("init_pos_emb_width")},
     )
-    h = config.size("hidden_size")
-    merged_width = 4 * (config.optional_size("mm_hidden_size") or h)
-    linear_layers = two_linear_layers(width, config.choice(ACTIVATIONS, "projector_hidden_act"), False, merged_width)
+    hidden = config.size("hidden_size")
+    merged_width = 4 * (config.optional_size("mm_hidden_size") or hidden)
+    linear_layers = two_linear_layers(
+        text_width, config.choice(ACTIVATIONS, "projector_hidden_act"), False, merged_width
+    )
     out_norm = rmsnorm(config.number("projector_ln_eps"))
     tower["image"] = {"type": "padded", "merge": 2, "max_patches": KIMI_K3_PATCHES, "max_side": KIMI_SIDE}
-    return {"vision_tower": tower, "mm_projector": projector(h, *linear_layers, merge=2, out_norm=out_norm)}
+    return {"vision_tower": tower, "mm_projector": projector(hidden, *linear_layers, merge=2, out_norm=out_norm)}
 
 
 KIMI_K3_PATCHES = 65536
 """The most patches of an image in the processor of Kimi K3."""
 
 
-def _with_width(config: Config, norm: Table) -> tuple[Config, Table]:
+def _with_width_fields(config: Config, norm: Table) -> tuple[Config, Table]:
     """Returns the config with its `width` as `hidden_size`, and a layer with `heads` and a network of `mlp_ratio`."""
-    width, ratio = config.size("width"), config.number("mlp_ratio")
-    if not 0 < ratio <= 100:
-        raise config.error("mlp_ratio", ratio, "a number between 0 and 100")
+    width, mlp_ratio = config.size("width"), config.number("mlp_ratio")
+    if not 0 < mlp_ratio <= 100:
+        raise config.error("mlp_ratio", mlp_ratio, "a number between 0 and 100")
     usual_config = config.with_fields(hidden_size=width)
-    return usual_config, biased_layer(usual_config, norm, heads="heads", network=mlp(int(width * ratio), "gelu"))
+    return usual_config, biased_layer(usual_config, norm, heads="heads", ffn=mlp(int(width * mlp_ratio), "gelu"))
 
 
-def _read_deepseek_vl2(wrapper: Config, config: Config, width: int) -> Table:
+def _read_deepseek_vl2(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads DeepSeek-VL2: SigLIP with timm's names and a pooling head, and vectors for row ends and views."""
-    wrapper.require("tile_tag", "2D")
+    root_config.require("tile_tag", "2D")
     config.require("class_token", False)
     config.require("global_pool", "map")
     h, norm = config.size("width"), layernorm(1e-6)
-    timm_config, block = _with_width(config, norm)
+    timm_config, block = _with_width_fields(config, norm)
     tower = vision_transformer(
         timm_config,
         block,
@@ -204,47 +212,51 @@ def _read_deepseek_vl2(wrapper: Config, config: Config, width: int) -> Table:
         positions={"rows": patches_per_side(config) ** 2},
         pooling={"attention": block["attention"], "feed_forward": block["feed_forward"], "norm": norm},
     )
-    fields = Config(wrapper.table("projector_config"), MLP_PROJECTOR, "mlp_projector", location="projector_config.")
-    fields.require("projector_type", "downsample_mlp_gelu")
-    fields.require("token_pooling", False)
-    fields.require("n_embed", width)
-    fields.require("input_dim", h)
-    inner_width = width * fields.size("mlp_ratio")
-    linear_layers = [(inner_width, True, "gelu")] * (fields.size("depth") - 1) + [(width, True, "identity")]
+    projector_config = Config(
+        root_config.table("projector_config"), MLP_PROJECTOR, "mlp_projector", location="projector_config."
+    )
+    projector_config.require("projector_type", "downsample_mlp_gelu")
+    projector_config.require("token_pooling", False)
+    projector_config.require("n_embed", text_width)
+    projector_config.require("input_dim", h)
+    inner_width = text_width * projector_config.size("mlp_ratio")
+    linear_layers = [(inner_width, True, "gelu")] * (projector_config.size("depth") - 1) + [
+        (text_width, True, "identity")
+    ]
     if not 2 <= len(linear_layers) <= 10:
-        raise fields.error("depth", fields.get("depth"), "2 to 10")
+        raise projector_config.error("depth", projector_config.get("depth"), "2 to 10")
     return {
         "vision": tower,
-        "projector": projector(h, *linear_layers, merge=fields.size("downsample_ratio"), output_marks=2),
+        "projector": projector(h, *linear_layers, merge=projector_config.size("downsample_ratio"), output_marks=2),
     }
 
 
-def _read_isaac(wrapper: Config, config: Config, width: int) -> Table:
+def _read_isaac(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Isaac: SigLIP 2 without a head, merged patches, and two linear layers without biases."""
     config.has("vision_use_head")  # which the class does not read
-    h, merge_size = config.size("hidden_size"), config.size("pixel_shuffle_scale_factor")
-    linear_layers = two_linear_layers(width, "silu", bias=False, inner_width=4 * h * merge_size**2)
+    hidden, merge_size = config.size("hidden_size"), config.size("pixel_shuffle_scale_factor")
+    linear_layers = two_linear_layers(text_width, "silu", bias=False, inner_width=4 * hidden * merge_size**2)
     tower = siglip_of_rows(config, config.size("num_patches"))
-    return {"vision_embedding": tower, "vision_projector": projector(h, *linear_layers, merge=merge_size)}
+    return {"vision_embedding": tower, "vision_projector": projector(hidden, *linear_layers, merge=merge_size)}
 
 
-def _read_deepseek_v41(wrapper: Config, config: Config, width: int) -> Table:
+def _read_deepseek_v41(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads DeepSeek-V4.1: gated layers with RMSNorm and RoPE, merged patches, and three marker vectors."""
     norm = rmsnorm(1e-6)
-    block = biased_layer(config, norm, network=glu(config), **ROTARY)
+    block = biased_layer(config, norm, ffn=glu(config), **ROTARY)
     tower = vision_transformer(config, block, stack={"final_norm": norm}, patches={"bias": True})
     merge_size = config.size("downsample_ratio")
-    aligner = projector(config.size("hidden_size"), *two_linear_layers(width), merge=merge_size, output_marks=3)
+    aligner = projector(config.size("hidden_size"), *two_linear_layers(text_width), merge=merge_size, output_marks=3)
     return {"vision": tower, "aligner": aligner}
 
 
-def _read_dots_ocr(wrapper: Config, config: Config, width: int) -> Table:
+def _read_dots_ocr(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads dots.ocr: gated layers with RMSNorm and RoPE, a norm on the patches, and a merger of four patches."""
-    config.require("hidden_size", width)
+    config.require("hidden_size", text_width)
     norm, bias = rmsnorm(config.number("rms_norm_eps")), config.flag("use_bias")
     attention = self_attention(config, width="embed_dim", **ROTARY, **biases(bias, *QKVO))
     final_norm: Table = {"final_norm": norm} if config.flag("post_norm") else {}
-    patches = {name: config.size(name) for name in ("num_channels", "temporal_patch_size")}
+    patches = {field_name: config.size(field_name) for field_name in ("num_channels", "temporal_patch_size")}
     h, merge_size = config.size("embed_dim"), config.size("spatial_merge_size")
     tower = vision_transformer(
         config.with_fields(hidden_size=h),
@@ -253,7 +265,10 @@ def _read_dots_ocr(wrapper: Config, config: Config, width: int) -> Table:
         patches={**patches, "bias": True},
     )
     merger = projector(
-        h, *two_linear_layers(width, inner_width=h * merge_size * merge_size), merge=merge_size, norm=layernorm(1e-6)
+        h,
+        *two_linear_layers(text_width, inner_width=h * merge_size * merge_size),
+        merge=merge_size,
+        norm=layernorm(1e-6),
     )
     return {"vision_tower": tower, "vision_merger": merger}
 
@@ -273,34 +288,34 @@ PACKED_POSITIONS = 32768
 """Rows of Keye-VL's second position embedding, which images of packed sequences use."""
 
 
-def _read_keye(wrapper: Config, config: Config, width: int) -> Table:
-    return _keye_towers(config, width, "patch")
+def _read_keye(root_config: Config, config: Config, text_width: int) -> Table:
+    return _keye_towers(config, text_width, "patch")
 
 
-def _read_keye_1_5(wrapper: Config, config: Config, width: int) -> Table:
+def _read_keye_1_5(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Keye-VL 1.5, whose processor's limits are those of `KeyeVL1_5ImageProcessor`."""
-    towers = _keye_towers(config, width, "merged")
+    towers = _keye_towers(config, text_width, "merged")
     image = {"type": "smart_resize", "merge": 2, "min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}
     return towers | {"vision_model": {**towers["vision_model"], "image": {**image, "rounds_sides": True}}}
 
 
-def _keye_towers(config: Config, width: int, normed_vectors: str) -> Table:
+def _keye_towers(config: Config, text_width: int, normed_vectors: str) -> Table:
     """Reads Keye-VL: SigLIP with RoPE and two position embeddings, counted as one."""
-    h, merge_size = config.size("hidden_size"), 2
+    hidden, merge_size = config.size("hidden_size"), 2
     config.require("spatial_merge_size", merge_size)
     tower = siglip_of_rows(config, patches_per_side(config) ** 2 + PACKED_POSITIONS, **ROTARY)
-    linear_layers = two_linear_layers(width, inner_width=h * merge_size * merge_size)
-    merger = projector(h, *linear_layers, merge=merge_size, norm=layernorm(), norm_of=normed_vectors)
+    linear_layers = two_linear_layers(text_width, inner_width=hidden * merge_size * merge_size)
+    merger = projector(hidden, *linear_layers, merge=merge_size, norm=layernorm(), norm_of=normed_vectors)
     return {"vision_model": tower, "vision_projector": merger}
 
 
-def _read_glm4v(wrapper: Config, config: Config, width: int) -> Table:
+def _read_glm4v(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads GLM-4V: EVA-CLIP with norms on the sublayer outputs, and a convolution that merges patches.
 
     Its adapter has a norm, an activation, a gated network of the text model's width, and two vectors around an image.
     """
-    norm, h = layernorm(config.number("layer_norm_eps")), config.size("hidden_size")
-    inner_width = wrapper.size("ffn_hidden_size")
+    norm, hidden = layernorm(config.number("layer_norm_eps")), config.size("hidden_size")
+    inner_width = root_config.size("ffn_hidden_size")
     block = biased_layer(config, norm, heads="num_heads") | {"norm_placement": "output"}
     tower = vision_transformer(
         config,
@@ -310,55 +325,64 @@ def _read_glm4v(wrapper: Config, config: Config, width: int) -> Table:
         class_embedding=True,
     )
     merging_projector = projector(
-        h, (width, True, "identity"), (width, False, "identity"), merge=2, out_norm=layernorm(), out_act="gelu"
+        hidden,
+        (text_width, True, "identity"),
+        (text_width, False, "identity"),
+        merge=2,
+        out_norm=layernorm(),
+        out_act="gelu",
     )
-    gated_layers = [{"size": 2 * inner_width, "hidden_act": "silu", "gated": True}, {"size": width}]
-    adapter = {**projector(width), "maps": gated_layers, "output_marks": 2}
+    gated_layers = [{"size": 2 * inner_width, "hidden_act": "silu", "gated": True}, {"size": text_width}]
+    adapter = {**projector(text_width), "maps": gated_layers, "output_marks": 2}
     return {"vision_model": tower, "vision_projector": merging_projector, "vision_adapter_projector": adapter}
 
 
-def _query_projector(config: Config, input_width: int, width: int, queries: int, positions: bool = False) -> Table:
+def _query_projector(
+    config: Config, input_width: int, text_width: int, query_count: int, has_positions: bool = False
+) -> Table:
     """Returns the projector of Qwen-VL and MiniCPM-V: learned queries, a norm, and a square linear layer.
 
-    input_width: the encoder's width. width: that of the queries, with heads of 128.
+    input_width: the encoder's width. text_width: that of the queries, with heads of 128.
     """
-    if width % HEAD_DIM:
-        raise config.error("hidden_size", width, f"a text model whose width is a multiple of {HEAD_DIM}")
+    if text_width % HEAD_DIM:
+        raise config.error("hidden_size", text_width, f"a text model whose width is a multiple of {HEAD_DIM}")
     norm = layernorm(1e-6)
-    attention = {"num_attention_heads": width // HEAD_DIM, "head_dim": HEAD_DIM, **biases(True, *QKVO)}
-    resampler = {"queries": queries, "hidden_size": width, "attention": attention, "norm": norm}
-    resampler |= {"projected": input_width != width, "positions": positions}
-    return projector(input_width, (width, False, "identity"), norm=norm, resampler=resampler)
+    attention = {"num_attention_heads": text_width // HEAD_DIM, "head_dim": HEAD_DIM, **biases(True, *QKVO)}
+    resampler = {"queries": query_count, "hidden_size": text_width, "attention": attention, "norm": norm}
+    resampler |= {"projected": input_width != text_width, "positions": has_positions}
+    return projector(input_width, (text_width, False, "identity"), norm=norm, resampler=resampler)
 
 
 HEAD_DIM = 128
 """The size of a head of the resamplers of Qwen-VL and MiniCPM-V."""
 
 
-def _read_minicpmv(wrapper: Config, config: Config, width: int) -> Table:
+def _read_minicpmv(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads MiniCPM-V: SigLIP without a head (and optionally without the last layer), and a resampler.
 
     Version 2.0 has timm's encoder of images of 384 pixels, and stores the positions of its queries.
     """
-    is_first_version = str(wrapper.get("version")) == "2.0" or (wrapper.get("version") is None and width == 2304)
+    is_first_version = str(root_config.get("version")) == "2.0" or (
+        root_config.get("version") is None and text_width == 2304
+    )
     config.has("vision_use_head")  # which the class does not read
-    is_default = is_first_version and not wrapper.has("vision_config")
+    is_default = is_first_version and not root_config.has("vision_config")
     resized_config = config.with_fields(image_size=384) if is_default else config
     tower = siglip_of_rows(resized_config, patches_per_side(resized_config) ** 2)
-    if wrapper.flag("drop_vision_last_layer"):
+    if root_config.flag("drop_vision_last_layer"):
         depth = tower["stack"]["num_hidden_layers"]
         if depth < 2:
             raise config.error("num_hidden_layers", depth, "at least 2, for the last one is dropped")
         tower["stack"]["num_hidden_layers"] = depth - 1
-    queries = wrapper.size("query_num")
-    if str(wrapper.get("version")) in MINICPM_SLICED:
-        stated_sizes = wrapper.table("slice_config") if wrapper.has("slice_config") else {}
+    query_count = root_config.size("query_num")
+    if str(root_config.get("version")) in MINICPM_SLICED:
+        stated_sizes = root_config.table("slice_config") if root_config.has("slice_config") else {}
         slice_config = Config({**MINICPM_SLICES, **stated_sizes}, {}, "slice_config", location="slice_config.")
         limits = {"size": slice_config.size("scale_resolution"), "max_slices": slice_config.size("max_slice_nums")}
-        tower["image"] = {"type": "slices", **limits, "tokens": queries}
+        tower["image"] = {"type": "slices", **limits, "tokens": query_count}
     return {
         "vision": tower,
-        "resampler": _query_projector(config, config.size("hidden_size"), width, queries, is_first_version),
+        "resampler": _query_projector(config, config.size("hidden_size"), text_width, query_count, is_first_version),
     }
 
 
@@ -369,24 +393,24 @@ MINICPM_SLICES: Table = {"scale_resolution": 448, "max_slice_nums": 9}
 """The side of a square with a slice's pixels, and the most slices of an image, in these processors."""
 
 
-def _read_qwen_vl(wrapper: Config, config: Config, width: int) -> Table:
+def _read_qwen_vl(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Qwen-VL: OpenCLIP's encoder, whose position embedding has 256 rows, and a resampler."""
-    config.require("output_dim", width)
+    config.require("output_dim", text_width)
     norm, positions = layernorm(1e-6), {"rows": QWEN_VL_ROWS}
-    usual_config, block = _with_width(config, norm)
+    usual_config, block = _with_width_fields(config, norm)
     tower = vision_transformer(usual_config, block, depth="layers", stack={"embedding_norm": norm}, positions=positions)
-    resampler = _query_projector(config, config.size("width"), width, config.size("n_queries"), True)
+    resampler = _query_projector(config, config.size("width"), text_width, config.size("n_queries"), True)
     return {"visual": tower, "resampler": resampler}
 
 
-def _read_moondream(wrapper: Config, config: Config, width: int) -> Table:
+def _read_moondream(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Moondream 2 of 2025 and Moondream 3: SigLIP, and a projector of the whole image beside its tiles' patches.
 
     The vectors of the tiles are averaged to as many as the whole image has, so that they are a second image.
     """
-    wrapper.require("text_config", None)  # the field of the code of 2024, whose projector differs
+    root_config.require("text_config", None)  # the field of the code of 2024, whose projector differs
     vision_config = config.section("vision", MOONDREAM)
-    vision_config.require("proj_out_dim", width)
+    vision_config.require("proj_out_dim", text_width)
     usual_names = {
         "hidden_size": vision_config.size("enc_dim"),
         "intermediate_size": vision_config.size("enc_ff_dim"),
@@ -396,7 +420,7 @@ def _read_moondream(wrapper: Config, config: Config, width: int) -> Table:
         "patch_size": vision_config.size("enc_patch_size"),
         "image_size": vision_config.size("crop_size"),
     }
-    linear_layers = two_linear_layers(width, "gelu_tanh", inner_width=vision_config.size("proj_inner_dim"))
+    linear_layers = two_linear_layers(text_width, "gelu_tanh", inner_width=vision_config.size("proj_inner_dim"))
     vision_config.finish(frozenset({"max_crops", "overlap_margin"}))
     config.unknown += vision_config.unknown
     tower_config = Config(usual_names, SIGLIP, config.model_type, location=vision_config.location)
@@ -408,7 +432,7 @@ QWEN_VL_ROWS = 256
 """Rows of the position embedding of Qwen-VL's encoder, between which larger images interpolate."""
 
 
-def _read_phi3v(wrapper: Config, config: Config, width: int) -> Table:
+def _read_phi3v(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Phi-3-vision: CLIP's large encoder, with sizes fixed in the class, and two linear layers.
 
     Two vectors of four patches' width mark the ends of lines and of the whole image. vLLM's phi3v.py reads num_crops of
@@ -417,10 +441,12 @@ def _read_phi3v(wrapper: Config, config: Config, width: int) -> Table:
     config.require("name", "clip_vision_model")
     config.require("image_dim_out", CLIP_LARGE["hidden_size"])
     clip_config = Config(CLIP_LARGE, CLIP, "clip_vision_model", location=config.location)
-    tiles: Table = {"size": CLIP_LARGE["image_size"], "max_tiles": wrapper.size("num_crops"), "merge": 2}
+    tile_rule: Table = {"size": CLIP_LARGE["image_size"], "max_tiles": root_config.size("num_crops"), "merge": 2}
     return {
-        "vision_model": {**clip_encoder(clip_config), "image": {"type": "hd_transform", **tiles}},
-        "vision_projector": projector(CLIP_LARGE["hidden_size"], *two_linear_layers(width), merge=2, input_marks=2),
+        "vision_model": {**clip_encoder(clip_config), "image": {"type": "hd_transform", **tile_rule}},
+        "vision_projector": projector(
+            CLIP_LARGE["hidden_size"], *two_linear_layers(text_width), merge=2, input_marks=2
+        ),
     }
 
 

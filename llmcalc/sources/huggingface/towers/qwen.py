@@ -33,48 +33,50 @@ def _resizing_rule(config: Config) -> Table:
     }
 
 
-def _patch_fields(config: Config, **fields: Any) -> Table:
+def _patch_fields(config: Config, **patch_fields: Any) -> Table:
     return {
         "num_channels": config.size("in_channels"),
         "temporal_patch_size": config.size("temporal_patch_size"),
-        **fields,
+        **patch_fields,
     }
 
 
-def _patch_merger(config: Config, width: int, output_width: int, norm: Table, **fields: Any) -> Table:
+def _patch_merger(config: Config, width: int, output_width: int, norm: Table, **projector_fields: Any) -> Table:
     """Returns a merger: concatenated square blocks of patches through two linear layers."""
     merge_size = config.size("spatial_merge_size")
     linear_layers = two_linear_layers(output_width, inner_width=width * merge_size * merge_size)
-    return projector(width, *linear_layers, merge=merge_size, norm=norm, **fields)
+    return projector(width, *linear_layers, merge=merge_size, norm=norm, **projector_fields)
 
 
-def _merging_encoder(config: Config, block: Table, merger_norm: Table, output_width: int, **fields: Any) -> Table:
+def _merging_encoder(
+    config: Config, block: Table, merger_norm: Table, output_width: int, **encoder_fields: Any
+) -> Table:
     """Returns an encoder of `depth` layers with a merger to an output width.
 
     Without learned positions the class has no vectors besides those of the layers; else it holds the positions.
     """
-    image, frees_first_input = _resizing_rule(config), "positions" not in fields
+    image, frees_first_input = _resizing_rule(config), "positions" not in encoder_fields
     return {
         "visual": vision_transformer(
-            config, block, depth="depth", image=image, frees_first_input=frees_first_input, **fields
+            config, block, depth="depth", image=image, frees_first_input=frees_first_input, **encoder_fields
         ),
         "visual_merger": _patch_merger(config, config.size("hidden_size"), output_width, merger_norm),
     }
 
 
-def _read_qwen2(wrapper: Config, config: Config, width: int) -> Table:
+def _read_qwen2(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Qwen2-VL: patches of several frames; `hidden_size` is the merger's output width."""
     norm, embed_dim = layernorm(1e-6), config.size("embed_dim")
     encoder = config.with_fields(hidden_size=embed_dim)
-    network = mlp(embed_dim * config.size("mlp_ratio"), config.choice(ACTIVATIONS, "hidden_act"))
-    block = biased_layer(encoder, norm, heads="num_heads", network=network, **ROTARY)
+    ffn = mlp(embed_dim * config.size("mlp_ratio"), config.choice(ACTIVATIONS, "hidden_act"))
+    block = biased_layer(encoder, norm, heads="num_heads", ffn=ffn, **ROTARY)
     return _merging_encoder(encoder, block, norm, config.size("hidden_size"), patches=_patch_fields(config))
 
 
-def read_qwen2_5(wrapper: Config, config: Config, width: int) -> Table:
+def read_qwen2_5(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Qwen2.5-VL: RMSNorm, gated layers, and attention within squares of patches in most layers."""
     norm = rmsnorm(1e-6)
-    block = biased_layer(config, norm, heads="num_heads", network=glu(config, bias=True), **ROTARY)
+    block = biased_layer(config, norm, heads="num_heads", ffn=glu(config, bias=True), **ROTARY)
     output_width = config.size("out_hidden_size")
     return _merging_encoder(
         config, block, norm, output_width, stack=_window_stack(config), patches=_patch_fields(config)
@@ -83,7 +85,7 @@ def read_qwen2_5(wrapper: Config, config: Config, width: int) -> Table:
 
 def _window_stack(config: Config) -> Table:
     """Returns stack fields for layers that, with few exceptions, limit attention to squares of patches."""
-    merge_size, patch, window = (config.size(name) for name in ("spatial_merge_size", "patch_size", "window_size"))
+    merge_size, patch, window = (config.size(field) for field in ("spatial_merge_size", "patch_size", "window_size"))
     window_side = window // merge_size // patch * merge_size
     if window_side == 0:
         raise config.error("window_size", window, f"{merge_size * patch} or more, the side of merged patches")
@@ -96,9 +98,9 @@ def _window_stack(config: Config) -> Table:
     return {"variants": {"windowed": {"attention": {"grid_window": window_side}}}, **layer_pattern(layer_kinds)}
 
 
-def _read_exaone(wrapper: Config, config: Config, width: int) -> Table:
+def _read_exaone(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads EXAONE 4.5: like Qwen2.5-VL, with fewer heads of keys and values than of queries."""
-    towers = read_qwen2_5(wrapper, config, width)
+    towers = read_qwen2_5(root_config, config, text_width)
     heads, kv_heads = config.size("num_heads"), config.size("num_key_value_heads")
     config.quotient("num_key_value_heads", heads, kv_heads)
     attention = towers["visual"]["stack"]["block"]["attention"]
@@ -106,17 +108,17 @@ def _read_exaone(wrapper: Config, config: Config, width: int) -> Table:
     return towers
 
 
-def _read_hyperclovax(wrapper: Config, config: Config, width: int) -> Table:
+def _read_hyperclovax(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads HyperCLOVA X Vision 2: Qwen2.5-VL's encoder, and one linear layer on the merger's output."""
-    towers = read_qwen2_5(wrapper, config, width)
+    towers = read_qwen2_5(root_config, config, text_width)
     return {
         "vision_model": towers["visual"],
         "vision_merger": towers["visual_merger"],
-        "projector": projector(config.size("out_hidden_size"), (width, True, "identity")),
+        "projector": projector(config.size("out_hidden_size"), (text_width, True, "identity")),
     }
 
 
-def _read_qwen3_5(wrapper: Config, config: Config, width: int) -> Table:
+def _read_qwen3_5(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Qwen3.5: a learned position embedding and RoPE."""
     norm, positions = layernorm(1e-6), {"rows": config.size("num_position_embeddings")}
     block = biased_layer(config, norm, heads="num_heads", **ROTARY)
@@ -126,44 +128,45 @@ def _read_qwen3_5(wrapper: Config, config: Config, width: int) -> Table:
     )
 
 
-def read_qwen3(wrapper: Config, config: Config, width: int) -> Table:
+def read_qwen3(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Qwen3-VL: like Qwen3.5, with additional mergers for the outputs of lower layers (DeepStack).
 
     Meng 2024 (arXiv:2406.04334).
     """
-    indexes = config.get("deepstack_visual_indexes")
-    if not isinstance(indexes, list | tuple) or len(indexes) > 90:
-        raise config.error("deepstack_visual_indexes", indexes, "a list of layers")
+    layer_indices = config.get("deepstack_visual_indexes")
+    if not isinstance(layer_indices, list | tuple) or len(layer_indices) > 90:
+        raise config.error("deepstack_visual_indexes", layer_indices, "a list of layers")
     depth = config.size("depth")
     deepstack_merger = _patch_merger(
         config, config.size("hidden_size"), config.size("out_hidden_size"), layernorm(1e-6), norm_of="merged"
     )
     return {
-        **_read_qwen3_5(wrapper, config, width),
+        **_read_qwen3_5(root_config, config, text_width),
         **{
-            f"visual_deepstack_{i}": deepstack_merger | ({"lower_layer": index} if _is_below(index, depth) else {})
-            for i, index in enumerate(indexes)
+            f"visual_deepstack_{i}": deepstack_merger
+            | ({"lower_layer": layer_index} if _is_below(layer_index, depth) else {})
+            for i, layer_index in enumerate(layer_indices)
         },
     }
 
 
-def _is_below(index: Any, depth: int) -> bool:
-    """Whether an index is that of a layer, which other values of the config may not be; their class ignores them."""
-    return type(index) is int and 0 <= index < depth
+def _is_below(layer_index: Any, depth: int) -> bool:
+    """Whether a value is the index of one of `depth` layers; the class ignores other values."""
+    return type(layer_index) is int and 0 <= layer_index < depth
 
 
-def _read_kimi(wrapper: Config, config: Config, width: int) -> Table:
+def _read_kimi(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads MoonViT: a position embedding of rows by columns, and RoPE."""
-    for name, published_name in KIMI_NAMES.items():
-        stated_value = config.data.get(name)
+    for field, published_name in KIMI_NAMES.items():
+        stated_value = config.data.get(field)
         is_stated_twice = stated_value is not None and published_name in config.data
         if is_stated_twice and config.data[published_name] != stated_value:
-            raise config.error(published_name, config.data[published_name], f"{stated_value}, as {name} says, or none")
+            raise config.error(published_name, config.data[published_name], f"{stated_value}, as {field} says, or none")
     if config.has("mm_projector_type"):
         config.require("mm_projector_type", "patchmerger")
-    wrapper.require("projection_hidden_size", config.size("hidden_size"))
-    rows = config.size("pos_emb_height") * config.size("pos_emb_width")
-    tower, merger = moonvit(config, rows, width)
+    root_config.require("projection_hidden_size", config.size("hidden_size"))
+    position_rows = config.size("pos_emb_height") * config.size("pos_emb_width")
+    tower, merger = moonvit(config, position_rows, text_width)
     image_rule = {"type": "padded", "merge": merger["merge"], "max_patches": KIMI_PATCHES, "max_side": KIMI_SIDE}
     return {"vision_tower": {**tower, "image": image_rule}, "mm_projector": merger}
 
@@ -172,10 +175,10 @@ KIMI_PATCHES, KIMI_SIDE = 16384, 512
 """The most patches of an image, and along one side, in the processor of Kimi K2.5; Kimi K3 has the same side."""
 
 
-def moonvit(config: Config, rows: int, width: int, **layer: Any) -> tuple[Table, Table]:
+def moonvit(config: Config, position_rows: int, text_width: int, **layer: Any) -> tuple[Table, Table]:
     """Returns MoonViT, and the projector that merges square patch blocks.
 
-    rows: those of the position embedding. layer: further arguments of `biased_layer`.
+    position_rows: those of the position embedding. layer: further arguments of `biased_layer`.
     """
     merged_shape = config.get("merge_kernel_size")
     if (
@@ -187,10 +190,10 @@ def moonvit(config: Config, rows: int, width: int, **layer: Any) -> tuple[Table,
     norm, merge_size, h = layernorm(1e-5), merged_shape[0], config.size("hidden_size")
     block = biased_layer(config, norm, **ROTARY, **layer)
     tower = vision_transformer(
-        config, block, stack={"final_norm": norm}, patches={"bias": True}, positions={"rows": rows}
+        config, block, stack={"final_norm": norm}, patches={"bias": True}, positions={"rows": position_rows}
     )
     return tower, projector(
-        h, *two_linear_layers(width, inner_width=h * merge_size * merge_size), merge=merge_size, norm=norm
+        h, *two_linear_layers(text_width, inner_width=h * merge_size * merge_size), merge=merge_size, norm=norm
     )
 
 
@@ -205,7 +208,7 @@ KIMI_NAMES = {
 """Field of Kimi K2.5's vision encoder in transformers → its name in the code of the model's repository."""
 
 
-def _read_ernie(wrapper: Config, config: Config, width: int) -> Table:
+def _read_ernie(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads ERNIE 4.5 VL: merges square blocks of patches, then pairs of frames.
 
     Each merger has two linear layers of four patches' width and a norm.
@@ -220,21 +223,21 @@ def _read_ernie(wrapper: Config, config: Config, width: int) -> Table:
     )
     merged_width = config.size("hidden_size") * merge_size * merge_size
     linear_layers = two_linear_layers(merged_width)
-    pixels = {"min_pixels": 56 * 56, "max_pixels": ERNIE_PIXELS}
-    image_rule = {"type": "smart_resize", "merge": merge_size, **pixels, "repeats_frames": True}
+    pixel_limits = {"min_pixels": 56 * 56, "max_pixels": ERNIE_PIXELS}
+    image_rule = {"type": "smart_resize", "merge": merge_size, **pixel_limits, "repeats_frames": True}
     return {
         "vision_tower": {**tower, "image": image_rule},
         "resampler_spatial": projector(config.size("hidden_size"), *linear_layers, merge=merge_size, out_norm=norm),
         "resampler_temporal": projector(
             merged_width, *linear_layers, frames=config.size("temporal_merge_size"), out_norm=norm
         ),
-        "resampler_out": projector(merged_width, (width, True, "identity"), out_norm=rmsnorm(1e-5)),
+        "resampler_out": projector(merged_width, (text_width, True, "identity"), out_norm=rmsnorm(1e-5)),
     }
 
 
-def _read_minimax(wrapper: Config, config: Config, width: int) -> Table:
+def _read_minimax(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads MiniMax-M3: two linear layers on each patch, then two linear layers on square blocks of patches."""
-    norm, projector_width = layernorm(config.number("layer_norm_eps")), wrapper.size("projector_hidden_size")
+    norm, projector_width = layernorm(config.number("layer_norm_eps")), root_config.size("projector_hidden_size")
     patches = {"num_channels": config.size("num_channels"), "temporal_patch_size": config.size("temporal_patch_size")}
     merge_size = config.size("spatial_merge_size")
     image_rule = {
@@ -246,11 +249,11 @@ def _read_minimax(wrapper: Config, config: Config, width: int) -> Table:
     }
     layer = biased_layer(config, norm, **ROTARY)
     tower = vision_transformer(config, layer, stack={"embedding_norm": norm}, patches=patches, image=image_rule)
-    linear_layers = two_linear_layers(width, inner_width=projector_width)
+    linear_layers = two_linear_layers(text_width, inner_width=projector_width)
     return {
         "vision_tower": tower,
         "multi_modal_projector": projector(config.size("hidden_size"), *linear_layers),
-        "multi_modal_merger": projector(width, *linear_layers, merge=merge_size),
+        "multi_modal_merger": projector(text_width, *linear_layers, merge=merge_size),
     }
 
 

@@ -15,65 +15,65 @@ LEAST_PATCHES, MOST_PATCHES = 1024, 13312
 """The least and the most patches of an image in the processor of Nemotron Omni."""
 
 
-def _read_nemotron(wrapper: Config, config: Config, width: int) -> Table:
+def _read_nemotron(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Nemotron Omni's vision encoder: C-RADIO, and a norm and two linear layers over merged patches.
 
     A norm after the encoder's layers is there if the text model has layers of multi-token prediction.
     """
-    h = config.size("hidden_size")
-    wrapper.require("vision_hidden_size", h)
-    config.require("video_temporal_patch_size", wrapper.size("video_temporal_patch_size"))
-    merge_size = merged_square_side(wrapper, "downsample_ratio")
-    tower = _radio(config)
-    if wrapper.section("text_config", {"num_nextn_predict_layers": 0}).count("num_nextn_predict_layers"):
+    hidden = config.size("hidden_size")
+    root_config.require("vision_hidden_size", hidden)
+    config.require("video_temporal_patch_size", root_config.size("video_temporal_patch_size"))
+    merge_size = merged_square_side(root_config, "downsample_ratio")
+    tower = _radio_encoder(config)
+    if root_config.section("text_config", {"num_nextn_predict_layers": 0}).count("num_nextn_predict_layers"):
         tower["stack"]["final_norm"] = layernorm(config.number("layer_norm_eps"))
     merger = {"merge": merge_size, "norm": rmsnorm(1e-5), "norm_of": "merged"}
-    linear_layers = (wrapper.size("projector_hidden_size"), False, "relu2"), (width, False, "identity")
+    linear_layers = (root_config.size("projector_hidden_size"), False, "relu2"), (text_width, False, "identity")
     image_rule = {"type": "patch_grid", "merge": merge_size, "min_patches": LEAST_PATCHES, "max_patches": MOST_PATCHES}
     return {
         "vision_model": {**tower, "image": {**image_rule, "marks": 2}},
-        "multi_modal_projector": projector(h, *linear_layers, **merger),
+        "multi_modal_projector": projector(hidden, *linear_layers, **merger),
     }
 
 
-def _radio(config: Config) -> Table:
+def _radio_encoder(config: Config) -> Table:
     """Returns C-RADIO: class vectors and registers before the patches, and layers with scaled sublayer outputs."""
     config.require("use_swiglu_ffn", False)
-    h, patch_size = config.size("hidden_size"), config.size("patch_size")
-    rows = config.size("max_img_size") // patch_size
-    if not rows:
+    hidden, patch_size = config.size("hidden_size"), config.size("patch_size")
+    position_rows = config.size("max_img_size") // patch_size
+    if not position_rows:
         raise config.error("max_img_size", config.get("max_img_size"), f"{patch_size} or more, which is patch_size")
     attention = self_attention(config, o_bias=True, **biases(config.flag("qkv_bias"), *QKVO[:3]))
-    network = mlp(int(h * config.number("mlp_ratio")), config.choice(ACTIVATIONS, "hidden_act"))
-    summaries = config.get("summary_idxs")
+    ffn = mlp(int(hidden * config.number("mlp_ratio")), config.choice(ACTIVATIONS, "hidden_act"))
+    summary_indices = config.get("summary_idxs")
     return vision_transformer(
         config,
-        layer_table(attention, network, layernorm(config.number("layer_norm_eps")), residual_scale="output"),
+        layer_table(attention, ffn, layernorm(config.number("layer_norm_eps")), residual_scale="output"),
         patches={"num_channels": config.size("num_channels")},
-        positions={"rows": rows * rows},
+        positions={"rows": position_rows * position_rows},
         registers=config.size("num_cls_tokens") + config.count("num_registers"),
         video_frames=config.optional_size("video_temporal_patch_size"),
-        summary_vectors=len(summaries) if isinstance(summaries, list | tuple) else 2,
+        summary_vectors=len(summary_indices) if isinstance(summary_indices, list | tuple) else 2,
     )
 
 
-def _read_nemotron_audio(wrapper: Config, config: Config, width: int) -> Table:
+def _read_nemotron_audio(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Nemotron Omni's audio encoder: a FastConformer, and a norm and two linear layers.
 
     Its attention has no biases unless the config states them.
     """
     stack = parakeet_encoder(config if config.has("attention_bias") else config.with_fields(attention_bias=False))
-    h, bias = stack.pop("hidden_size"), config.flag("projection_bias")
-    linear_layers = (config.size("projection_hidden_size"), bias, "relu2"), (width, bias, "identity")
+    hidden, bias = stack.pop("hidden_size"), config.flag("projection_bias")
+    linear_layers = (config.size("projection_hidden_size"), bias, "relu2"), (text_width, bias, "identity")
     audio_rule = {"type": "recording", "window": 160, "lead": 160, "marks": 2}
     return {
         "audio_tower": {
             "type": "audio",
-            "hidden_size": h,
+            "hidden_size": hidden,
             "stack": stack,
             "audio": {**audio_rule, "frames_per_token": config.size("subsampling_factor")},
         },
-        "embed_audio": projector(h, *linear_layers, norm=rmsnorm(1e-5)),
+        "embed_audio": projector(hidden, *linear_layers, norm=rmsnorm(1e-5)),
     }
 
 

@@ -1,4 +1,4 @@
-"""Reads one section of a wrapper's config (`vision_config`, `audio_config`), and builds tables for all readers."""
+"""The readers' common functions: a section of a multimodal config, and the fields of encoders and projectors."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class Section:
 
 
 def vision_section(
-    read: Reader, defaults_by_type: Mapping[str, Table], *fields: Any, **named_fields: Any
+    read_tower: Reader, defaults_by_type: Mapping[str, Table], *section_fields: Any, **named_fields: Any
 ) -> dict[str, Section]:
-    """Returns the only section of a wrapper, `vision_config`; the arguments are those of `Section`."""
-    return {"vision_config": Section(read, defaults_by_type, *fields, **named_fields)}
+    """Returns the sections of a wrapper that has only `vision_config`. The arguments are those of `Section`."""
+    return {"vision_config": Section(read_tower, defaults_by_type, *section_fields, **named_fields)}
 
 
 def vision_transformer(
@@ -49,7 +49,7 @@ def vision_transformer(
     depth: str = "num_hidden_layers",
     stack: Table | None = None,
     patches: Table | None = None,
-    **fields: Any,
+    **encoder_fields: Any,
 ) -> Table:
     """Returns a vision encoder with image patches and layers. depth: the field of the number of layers."""
     return {
@@ -57,7 +57,7 @@ def vision_transformer(
         "hidden_size": config.size("hidden_size"),
         "patches": {"patch_size": config.size("patch_size"), **(patches or {})},
         "stack": {"num_hidden_layers": config.size(depth), "block": block, **(stack or {})},
-        **fields,
+        **encoder_fields,
     }
 
 
@@ -65,21 +65,25 @@ ROTARY: Table = {"position": {"type": "rope"}}
 
 
 def self_attention(
-    config: Config, heads: str = "num_attention_heads", width: str = "hidden_size", **fields: Any
+    config: Config, heads: str = "num_attention_heads", width: str = "hidden_size", **attention_fields: Any
 ) -> Table:
-    """Returns attention with heads that divide a width evenly. heads, width: the config fields of both."""
-    count = config.size(heads)
-    return {"num_attention_heads": count, "head_dim": config.quotient(heads, config.size(width), count), **fields}
+    """Returns self-attention whose heads divide a width evenly. heads, width: the config fields of both."""
+    head_count = config.size(heads)
+    return {
+        "num_attention_heads": head_count,
+        "head_dim": config.quotient(heads, config.size(width), head_count),
+        **attention_fields,
+    }
 
 
 def biased_layer(
-    config: Config, norm: Table, heads: str = "num_attention_heads", network: Table | None = None, **fields: Any
+    config: Config, norm: Table, heads: str = "num_attention_heads", ffn: Table | None = None, **attention_fields: Any
 ) -> Table:
     """Returns a layer of the original vision transformer: pre-norm, biases everywhere, a non-gated FFN."""
-    attention = self_attention(config, heads, **biases(True, *QKVO), **fields)
-    if network is None:
-        network = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
-    return layer_table(attention, network, norm)
+    attention = self_attention(config, heads, **biases(True, *QKVO), **attention_fields)
+    if ffn is None:
+        ffn = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
+    return layer_table(attention, ffn, norm)
 
 
 LinearLayer: TypeAlias = tuple[int, bool, str]
@@ -93,22 +97,24 @@ def two_linear_layers(
     return (inner_width or width, bias, act), (width, bias, "identity")
 
 
-def projector(width: int, *maps: LinearLayer, **fields: Any) -> Table:
+def projector(width: int, *maps: LinearLayer, **projector_fields: Any) -> Table:
     """Returns a projector of linear layers. width: the input's width."""
     linear_layers = [
         {"size": output_width, "bias": bias, "hidden_act": activation} for output_width, bias, activation in maps
     ]
-    return {"type": "projector", "input_size": width, "maps": linear_layers, **fields}
+    return {"type": "projector", "input_size": width, "maps": linear_layers, **projector_fields}
 
 
-def two_layer_projector(wrapper: Config, width: int, output_width: int, **fields: Any) -> Table:
+def two_layer_projector(root_config: Config, width: int, output_width: int, **projector_fields: Any) -> Table:
     """Returns LLaVA 1.5's projector: a linear layer, an activation, and a second linear layer.
 
     Both linear layers have the text's width.
     """
-    activation = wrapper.choice(ACTIVATIONS, "projector_hidden_act")
+    activation = root_config.choice(ACTIVATIONS, "projector_hidden_act")
     return projector(
-        width, *two_linear_layers(output_width, activation, wrapper.flag("multimodal_projector_bias")), **fields
+        width,
+        *two_linear_layers(output_width, activation, root_config.flag("multimodal_projector_bias")),
+        **projector_fields,
     )
 
 
@@ -116,20 +122,20 @@ MOST_LAYERS_READ = 100
 """The most layers of an encoder whose outputs a projector reads."""
 
 
-def layers_of_features(wrapper: Config) -> int:
+def layers_of_features(root_config: Config) -> int:
     """Returns the number of the encoder's layers whose outputs a projector reads side by side."""
-    layers = wrapper.get("vision_feature_layer")
+    layers = root_config.get("vision_feature_layer")
     if type(layers) is int:
         return 1
     if not isinstance(layers, list | tuple) or {*map(type, layers)} != {int} or len(layers) > MOST_LAYERS_READ:
-        raise wrapper.error("vision_feature_layer", layers, f"a layer, or a list of at most {MOST_LAYERS_READ}")
+        raise root_config.error("vision_feature_layer", layers, f"a layer, or a list of at most {MOST_LAYERS_READ}")
     return len(layers)
 
 
-def require_one_layer(wrapper: Config) -> None:
+def require_one_layer(root_config: Config) -> None:
     """Raises `InputError` if the projector reads the outputs of several encoder layers."""
-    if type(wrapper.get("vision_feature_layer")) is not int:
-        raise wrapper.error("vision_feature_layer", wrapper.get("vision_feature_layer"), "one layer")
+    if type(root_config.get("vision_feature_layer")) is not int:
+        raise root_config.error("vision_feature_layer", root_config.get("vision_feature_layer"), "one layer")
 
 
 def patches_per_side(config: Config) -> int:
@@ -145,10 +151,10 @@ def merged_square_side(config: Config, field: str) -> int:
 
     Raises `InputError` if that is no whole number.
     """
-    ratio = config.number(field)
-    merge_size = round(1 / ratio) if ratio > 0 else 0
-    if merge_size < 1 or merge_size * ratio != 1:
-        raise config.error(field, ratio, "1 / a whole number")
+    shuffle_ratio = config.number(field)
+    merge_size = round(1 / shuffle_ratio) if shuffle_ratio > 0 else 0
+    if merge_size < 1 or merge_size * shuffle_ratio != 1:
+        raise config.error(field, shuffle_ratio, "1 / a whole number")
     return merge_size
 
 

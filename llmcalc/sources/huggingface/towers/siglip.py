@@ -38,59 +38,65 @@ def siglip2_encoder(config: Config) -> Table:
     return siglip_of_rows(config, config.size("num_patches"), config.flag("vision_use_head"))
 
 
-def siglip_of_rows(config: Config, rows: int, has_pooling: bool = False, **attention: Any) -> Table:
-    """Returns an encoder with SigLIP's layers. rows: those of its position embedding; 0 for none.
+def siglip_of_rows(config: Config, position_rows: int, has_pooling: bool = False, **attention: Any) -> Table:
+    """Returns an encoder with SigLIP's layers. position_rows: those of its position embedding; 0 for none.
 
     attention: further fields of its attention.
     """
     norm = layernorm(config.number("layer_norm_eps"))
     block = biased_layer(config, norm, **attention)
-    fields: Table = {"positions": {"rows": rows}} if rows else {}
+    encoder_fields: Table = {"positions": {"rows": position_rows}} if position_rows else {}
     if has_pooling:
-        fields["pooling"] = {"attention": block["attention"], "feed_forward": block["feed_forward"], "norm": norm}
+        encoder_fields["pooling"] = {
+            "attention": block["attention"],
+            "feed_forward": block["feed_forward"],
+            "norm": norm,
+        }
     patches = {"num_channels": config.size("num_channels"), "bias": True}
-    return vision_transformer(config, block, stack={"final_norm": norm}, patches=patches, **fields)
+    return vision_transformer(config, block, stack={"final_norm": norm}, patches=patches, **encoder_fields)
 
 
-def _read_video_llama(wrapper: Config, config: Config, width: int) -> Table:
+def _read_video_llama(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads VideoLLaMA 3: SigLIP with RoPE instead of a position embedding, and two linear layers."""
     image_rule = {"type": "smart_resize", "merge": 1, "min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}
-    tower = {**siglip_of_rows(config, rows=0, **ROTARY), "image": image_rule}
-    return {"vision_model": tower, "projector": projector(config.size("hidden_size"), *two_linear_layers(width))}
+    tower = {**siglip_of_rows(config, position_rows=0, **ROTARY), "image": image_rule}
+    return {"vision_model": tower, "projector": projector(config.size("hidden_size"), *two_linear_layers(text_width))}
 
 
-def _read_minicpm(wrapper: Config, config: Config, width: int) -> Table:
+def _read_minicpm(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads MiniCPM-V 4.6: SigLIP, with a merger after some of its layers, and networks over squares of four patches.
 
     The merger runs unless `downsample_mode` is `4x`.
     """
-    side, h = _square_of_two_sides(config, "window_kernel_size"), config.size("hidden_size")
-    if _square_of_two_sides(wrapper, "merge_kernel_size") != 2:
-        raise wrapper.error("merge_kernel_size", wrapper.get("merge_kernel_size"), "[2, 2]")
+    window_side, hidden = _square_of_two_sides(config, "window_kernel_size"), config.size("hidden_size")
+    if _square_of_two_sides(root_config, "merge_kernel_size") != 2:
+        raise root_config.error("merge_kernel_size", root_config.get("merge_kernel_size"), "[2, 2]")
     tower = siglip_of_rows(config, patches_per_side(config) ** 2)
-    depth, lower_layers = config.size("num_hidden_layers"), wrapper.count("insert_layer_id") + 1
+    depth, lower_layers = config.size("num_hidden_layers"), root_config.count("insert_layer_id") + 1
     if lower_layers >= depth:
-        raise wrapper.error("insert_layer_id", lower_layers - 1, f"at most {depth - 2}, with a layer after the merger")
-    attention = {**tower["stack"]["block"]["attention"], "grid_window": side}
+        raise root_config.error(
+            "insert_layer_id", lower_layers - 1, f"at most {depth - 2}, with a layer after the merger"
+        )
+    attention = {**tower["stack"]["block"]["attention"], "grid_window": window_side}
     merger = {
-        "side": side,
+        "side": window_side,
         "attention": attention,
-        "intermediate_size": config.size("intermediate_size") * side * side,
+        "intermediate_size": config.size("intermediate_size") * window_side * window_side,
         "norm": layernorm(config.number("layer_norm_eps")),
     }
     upper_stack = {**tower["stack"], "num_hidden_layers": depth - lower_layers}
     lower_stack = {"num_hidden_layers": lower_layers, "block": tower["stack"]["block"]}
     mergers: Table = {}
-    count = wrapper.size("merger_times")
-    for i in range(count):
-        linear_layers = two_linear_layers(width if i == count - 1 else h, inner_width=4 * h)
-        merging: Table = {"merge": 2, "norm": layernorm(1e-6), "norm_of": "merged"}
-        mergers[f"vision_merger_{i}"] = projector(h, *linear_layers, **merging)
+    merger_count = root_config.size("merger_times")
+    for i in range(merger_count):
+        linear_layers = two_linear_layers(text_width if i == merger_count - 1 else hidden, inner_width=4 * hidden)
+        merge_fields: Table = {"merge": 2, "norm": layernorm(1e-6), "norm_of": "merged"}
+        mergers[f"vision_merger_{i}"] = projector(hidden, *linear_layers, **merge_fields)
     return {"vision_tower": {**tower, "stack": lower_stack, "merger": merger, "upper_stack": upper_stack}, **mergers}
 
 
 def _square_of_two_sides(config: Config, field: str) -> int:
-    """Reads two equal sides of a square."""
+    """Returns the side of a square from a list of two equal sides."""
     sides = config.get(field)
     if not isinstance(sides, list | tuple) or len(sides) != 2 or sides[0] != sides[1] or type(sides[0]) is not int:
         raise config.error(field, sides, "two equal whole numbers")
@@ -110,71 +116,86 @@ def clip_encoder(config: Config) -> Table:
     )
 
 
-def _read_gemma3(wrapper: Config, config: Config, width: int) -> Table:
+def _read_gemma3(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Gemma 3: SigLIP, and the average of each square patch block."""
-    tokens, patches = int(wrapper.size("mm_tokens_per_image") ** 0.5), patches_per_side(config)
+    tokens, patches = int(root_config.size("mm_tokens_per_image") ** 0.5), patches_per_side(config)
     if patches < tokens:
-        raise wrapper.error("mm_tokens_per_image", tokens * tokens, f"at most {patches**2}, the patches of an image")
+        raise root_config.error(
+            "mm_tokens_per_image", tokens * tokens, f"at most {patches**2}, the patches of an image"
+        )
     pooling = {"merge": patches // tokens, "merged": "mean", "norm": rmsnorm(config.number("layer_norm_eps"))}
-    linear_layers = projector(config.size("hidden_size"), (width, False, "identity"), **pooling)
+    linear_layers = projector(config.size("hidden_size"), (text_width, False, "identity"), **pooling)
     image_rule = {"type": "fixed", "size": config.size("image_size"), "tokens": tokens * tokens, "marks": GEMMA3_MARKS}
     return {"vision_tower": {**siglip_encoder(config), "image": image_rule}, "multi_modal_projector": linear_layers}
 
 
-def _read_t5gemma2(wrapper: Config, config: Config, width: int) -> Table:
+def _read_t5gemma2(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads T5Gemma 2: like Gemma 3, with a learned vector at the end of an image.
 
     Encoder and decoder share the vector if their embeddings are tied.
     """
-    towers = _read_gemma3(wrapper, config, width)
+    towers = _read_gemma3(root_config, config, text_width)
     towers["vision_tower"].pop("image")
-    towers["multi_modal_projector"]["output_marks"] = 1 if wrapper.flag("tie_word_embeddings") else 2
+    towers["multi_modal_projector"]["output_marks"] = 1 if root_config.flag("tie_word_embeddings") else 2
     return towers
 
 
-def _read_paligemma(wrapper: Config, config: Config, width: int) -> Table:
+def _read_paligemma(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads PaliGemma: SigLIP and one linear layer."""
     image = {"type": "fixed", "size": config.size("image_size"), "tokens": patches_per_side(config) ** 2}
-    linear_layer = (wrapper.size("projection_dim"), True, "identity")
+    linear_layer = (root_config.size("projection_dim"), True, "identity")
     return {
         "vision_tower": {**siglip_encoder(config), "image": image},
         "multi_modal_projector": projector(config.size("hidden_size"), linear_layer),
     }
 
 
-def _gated_projector(wrapper: Config, config: Config, width: int, gated_width: int, **fields: object) -> Table:
+def _gated_projector(
+    root_config: Config, config: Config, text_width: int, gated_width: int, **projector_fields: object
+) -> Table:
     """Returns a gated projection of concatenated square blocks of patches."""
     linear_layers = [
         {"size": gated_width, "bias": True, "hidden_act": "silu", "gated": True},
-        {"size": width, "bias": True},
+        {"size": text_width, "bias": True},
     ]
     return {
-        **projector(config.size("hidden_size"), merge=wrapper.size("downsample_factor"), **fields),
+        **projector(config.size("hidden_size"), merge=root_config.size("downsample_factor"), **projector_fields),
         "maps": linear_layers,
     }
 
 
-def _tile_rule(wrapper: Config, config: Config) -> Table:
+def _image_tile_rule(root_config: Config, config: Config) -> Table:
     """Returns Aya Vision's rule for cutting an image into tiles, with a mark before each tile and two outer marks."""
-    merge_size = wrapper.size("downsample_factor")
+    merge_size = root_config.size("downsample_factor")
     tokens = max((patches_per_side(config) // merge_size) ** 2, 1)
     image_size = config.size("image_size")
     return {"type": "tiles", "size": image_size, "max_tiles": AYA_TILES, "tokens": tokens, "tile_marks": 1, "marks": 2}
 
 
-def _read_aya(wrapper: Config, config: Config, width: int) -> Table:
-    gated_width = wrapper.size("alignment_intermediate_size") if wrapper.has("alignment_intermediate_size") else width
-    norm = layernorm(wrapper.number("adapter_layer_norm_eps"))
+def _read_aya(root_config: Config, config: Config, text_width: int) -> Table:
+    gated_width = (
+        root_config.size("alignment_intermediate_size")
+        if root_config.has("alignment_intermediate_size")
+        else text_width
+    )
+    norm = layernorm(root_config.number("adapter_layer_norm_eps"))
     return {
-        "vision_tower": {**siglip_encoder(config), "image": _tile_rule(wrapper, config)},
-        "multi_modal_projector": _gated_projector(wrapper, config, width, gated_width, norm=norm, norm_of="merged"),
+        "vision_tower": {**siglip_encoder(config), "image": _image_tile_rule(root_config, config)},
+        "multi_modal_projector": _gated_projector(
+            root_config, config, text_width, gated_width, norm=norm, norm_of="merged"
+        ),
     }
 
 
-def _read_cohere2(wrapper: Config, config: Config, width: int) -> Table:
+def _read_cohere2(root_config: Config, config: Config, text_width: int) -> Table:
     return {
-        "vision_tower": {**siglip_encoder(config), "image": {**_tile_rule(wrapper, config), "least_scaling": True}},
-        "multi_modal_projector": _gated_projector(wrapper, config, width, wrapper.size("alignment_intermediate_size")),
+        "vision_tower": {
+            **siglip_encoder(config),
+            "image": {**_image_tile_rule(root_config, config), "least_scaling": True},
+        },
+        "multi_modal_projector": _gated_projector(
+            root_config, config, text_width, root_config.size("alignment_intermediate_size")
+        ),
     }
 
 
@@ -190,12 +211,14 @@ LFM2_LIMITS: Table = {
 """Limits of LFM2-VL's processor: tiles in pixels, their number, tokens of a whole image, tokens around them."""
 
 
-def _read_lfm2(wrapper: Config, config: Config, width: int) -> Table:
+def _read_lfm2(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads LFM2-VL: concatenated square blocks of patches, a norm, and two linear layers."""
-    bias, activation = wrapper.flag("projector_bias"), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
-    norm_fields: Table = {"norm": layernorm(), "norm_of": "merged"} if wrapper.flag("projector_use_layernorm") else {}
-    linear_layers = two_linear_layers(width, activation, bias, wrapper.size("projector_hidden_size"))
-    merge_size = wrapper.size("downsample_factor")
+    bias, activation = root_config.flag("projector_bias"), root_config.choice(ACTIVATIONS, "projector_hidden_act")
+    norm_fields: Table = (
+        {"norm": layernorm(), "norm_of": "merged"} if root_config.flag("projector_use_layernorm") else {}
+    )
+    linear_layers = two_linear_layers(text_width, activation, bias, root_config.size("projector_hidden_size"))
+    merge_size = root_config.size("downsample_factor")
     image_rule = {"type": "native_tiles", "merge": merge_size, **LFM2_LIMITS}
     return {
         "vision_tower": {**siglip2_encoder(config), "image": image_rule},

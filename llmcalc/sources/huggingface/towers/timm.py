@@ -26,49 +26,55 @@ TIMM: dict[str, Table] = {
 PATCH_SIZE = 14
 
 
-def _timm_encoder(wrapper: Config, name: Any, image_size: Any) -> Table:
+def _timm_encoder(root_config: Config, model_id: Any, image_size: Any) -> Table:
     """Returns an encoder of images of `image_size` pixels. Raises `InputError` for a model that is not supported."""
     encoder_sizes = next(
         (
             encoder_sizes
             for name_start, encoder_sizes in TIMM.items()
-            if isinstance(name, str) and name.startswith(name_start)
+            if isinstance(model_id, str) and model_id.startswith(name_start)
         ),
         None,
     )
     if encoder_sizes is None:
-        raise wrapper.error("timm_model_ids", name, f"names that start with {' or '.join(TIMM)}")
+        raise root_config.error("timm_model_ids", model_id, f"names that start with {' or '.join(TIMM)}")
     if type(image_size) is not int or image_size < PATCH_SIZE or image_size % PATCH_SIZE:
-        raise wrapper.error("image_sizes", image_size, f"multiples of {PATCH_SIZE}, one for each of timm_model_ids")
+        raise root_config.error("image_sizes", image_size, f"multiples of {PATCH_SIZE}, one for each of timm_model_ids")
     config, norm = (
         Config({**encoder_sizes, "patch_size": PATCH_SIZE, "hidden_act": "gelu"}, {}, "timm"),
         layernorm(1e-6),
     )
     block = biased_layer(config, norm)
-    fields: Table = {"positions": {"rows": (image_size // PATCH_SIZE) ** 2}}
+    encoder_fields: Table = {"positions": {"rows": (image_size // PATCH_SIZE) ** 2}}
     if "registers" in encoder_sizes:
         block = {**block, "residual_scale": "output"}
-        fields |= {"class_embedding": True, "registers": config.size("registers")}
+        encoder_fields |= {"class_embedding": True, "registers": config.size("registers")}
     else:
-        fields["pooling"] = {"attention": block["attention"], "feed_forward": block["feed_forward"], "norm": norm}
-    return vision_transformer(config, block, stack={"final_norm": norm}, patches={"bias": True}, **fields)
+        encoder_fields["pooling"] = {
+            "attention": block["attention"],
+            "feed_forward": block["feed_forward"],
+            "norm": norm,
+        }
+    return vision_transformer(config, block, stack={"final_norm": norm}, patches={"bias": True}, **encoder_fields)
 
 
-def _read_openvla(wrapper: Config, config: Config, width: int) -> Table:
+def _read_openvla(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads OpenVLA: one or two encoders, whose outputs a projector of two or three linear layers reads together."""
-    encoder_names, image_sizes = wrapper.get("timm_model_ids"), wrapper.get("image_sizes")
-    is_fused = wrapper.flag("use_fused_vision_backbone")
-    count = 2 if is_fused else 1
-    for field, entries in (("timm_model_ids", encoder_names), ("image_sizes", image_sizes)):
-        if not isinstance(entries, list | tuple) or len(entries) != count:
-            raise wrapper.error(field, entries, f"a list of {count}, as use_fused_vision_backbone says")
-    encoders = [_timm_encoder(wrapper, *pair) for pair in zip(encoder_names, image_sizes, strict=True)]
+    encoder_names, image_sizes = root_config.get("timm_model_ids"), root_config.get("image_sizes")
+    is_fused = root_config.flag("use_fused_vision_backbone")
+    encoder_count = 2 if is_fused else 1
+    for field, listed_entries in (("timm_model_ids", encoder_names), ("image_sizes", image_sizes)):
+        if not isinstance(listed_entries, list | tuple) or len(listed_entries) != encoder_count:
+            raise root_config.error(
+                field, listed_entries, f"a list of {encoder_count}, as use_fused_vision_backbone says"
+            )
+    encoders = [_timm_encoder(root_config, *pair) for pair in zip(encoder_names, image_sizes, strict=True)]
     encoder_width = sum(encoder["hidden_size"] for encoder in encoders)
-    linear_layers: tuple[LinearLayer, ...] = two_linear_layers(width)
+    linear_layers: tuple[LinearLayer, ...] = two_linear_layers(text_width)
     if is_fused:
-        linear_layers = ((4 * encoder_width, True, "gelu"), (width, True, "gelu"), (width, True, "identity"))
+        linear_layers = ((4 * encoder_width, True, "gelu"), (text_width, True, "gelu"), (text_width, True, "identity"))
     towers = dict(zip(("vision_featurizer", "vision_fused_featurizer"), encoders, strict=False))
-    return {**towers, "projector": projector(encoder_width, *linear_layers, encoders=count)}
+    return {**towers, "projector": projector(encoder_width, *linear_layers, encoders=encoder_count)}
 
 
 WRAPPERS = {

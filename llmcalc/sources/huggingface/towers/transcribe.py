@@ -1,4 +1,4 @@
-"""Nemotron 3.5 Transcribe: an encoder of speech and one of who speaks, and the layers of word timestamps.
+"""Nemotron 3.5 Transcribe: a speech encoder, a diarization encoder, and the layers of word timestamps.
 
 transformers: models/nemotron3_5_transcribe, nemotron3_diarization.
 """
@@ -6,49 +6,59 @@ transformers: models/nemotron3_5_transcribe, nemotron3_diarization.
 from __future__ import annotations
 
 from ..config import Config
-from ..parts import ACTIVATIONS, Table, layer_table, layernorm, mlp, qk_norm, rope
+from ..parts import ACTIVATIONS, Table, layer_table, layernorm, mlp, qk_norm_fields, rope
 from .section import Section, projector, self_attention
 
 
-def _read_transcribe(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads the encoder of speech, with that of who speaks and the layers of word timestamps."""
+def _read_transcribe(root_config: Config, config: Config, text_width: int) -> Table:
+    """Reads the speech encoder, the diarization encoder and the layers of word timestamps."""
     speech, diarization = config.section("asr_config", SPEECH), config.section("diarization_config", DIARIZATION)
-    speakers = diarization.section("audio_config", SPEAKERS)
-    head, timestamps = diarization.section("head_config", HEAD), wrapper.section("word_timestamp_config", TIMESTAMPS)
+    speaker_config = diarization.section("audio_config", SPEAKERS)
+    head, timestamp_config = (
+        diarization.section("head_config", HEAD),
+        root_config.section("word_timestamp_config", TIMESTAMPS),
+    )
     speech.require("model_type", "nemotron3_5_transcribe_asr_audio")
     diarization.require("model_type", "nemotron3_diarization")
-    h, frames, bins = (speech.size(name) for name in ("hidden_size", "subsampling_factor", "num_mel_bins"))
-    timestamps.require("hidden_size", h)
-    for section, field, value in (
-        (speakers, "subsampling_factor", frames),
-        (speakers, "num_mel_bins", bins),
-        (head, "subsampling_factor", frames),
-        (head, "audio_hidden_size", speakers.size("hidden_size")),
+    hidden, frames_per_token, mel_bins = (
+        speech.size(field_name) for field_name in ("hidden_size", "subsampling_factor", "num_mel_bins")
+    )
+    timestamp_config.require("hidden_size", hidden)
+    for section_config, field, field_value in (
+        (speaker_config, "subsampling_factor", frames_per_token),
+        (speaker_config, "num_mel_bins", mel_bins),
+        (head, "subsampling_factor", frames_per_token),
+        (head, "audio_hidden_size", speaker_config.size("hidden_size")),
     ):
-        section.require(field, value)
+        section_config.require(field, field_value)
     tower = {
         "type": "diarized",
-        "num_mel_bins": bins,
-        "frames": frames,
-        "hidden_size": h,
+        "num_mel_bins": mel_bins,
+        "frames": frames_per_token,
+        "hidden_size": hidden,
         "stack": _stack(speech, has_qk_norm=True),
         "norm": layernorm(),
         "speakers": {
-            "hidden_size": speakers.size("hidden_size"),
-            "stack": _stack(speakers, has_qk_norm=False),
+            "hidden_size": speaker_config.size("hidden_size"),
+            "stack": _stack(speaker_config, has_qk_norm=False),
             "head_size": head.size("hidden_size"),
             "num_speakers": head.size("num_speakers"),
         },
         "timestamps": {
-            "stack": _stack(timestamps, has_qk_norm=True),
-            "upsampling_factor": timestamps.size("upsampling_factor"),
-            "classes": timestamps.size("vocab_size"),
+            "stack": _stack(timestamp_config, has_qk_norm=True),
+            "upsampling_factor": timestamp_config.size("upsampling_factor"),
+            "classes": timestamp_config.size("vocab_size"),
         },
     }
-    for section, parent in ((speakers, diarization), (head, diarization), (diarization, config), (speech, config)):
-        section.finish(FIELDS, parent)
-    timestamps.finish(FIELDS, config)
-    return {"audio_tower": tower, "multi_modal_projector": projector(h, (width, True, "identity"))}
+    for section_config, parent_config in (
+        (speaker_config, diarization),
+        (head, diarization),
+        (diarization, config),
+        (speech, config),
+    ):
+        section_config.finish(FIELDS, parent_config)
+    timestamp_config.finish(FIELDS, config)
+    return {"audio_tower": tower, "multi_modal_projector": projector(hidden, (text_width, True, "identity"))}
 
 
 def _stack(config: Config, has_qk_norm: bool) -> Table:
@@ -57,9 +67,9 @@ def _stack(config: Config, has_qk_norm: bool) -> Table:
     if config.has("num_key_value_heads"):
         config.require("num_key_value_heads", heads)
     attention = self_attention(config, o_bias=True, position=rope(config, share=0.5 if has_qk_norm else 1.0))
-    attention |= qk_norm(norm) if has_qk_norm else {}
-    network = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
-    block = layer_table(attention, network, norm)
+    attention |= qk_norm_fields(norm) if has_qk_norm else {}
+    ffn = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
+    block = layer_table(attention, ffn, norm)
     depth = config.size("num_hidden_layers")
     return {"num_hidden_layers": depth, "block": block, "embedding_norm": norm, "final_norm": norm}
 

@@ -1,4 +1,4 @@
-"""VibeVoice: two encoders of samples, of how speech sounds and of what it says; its speech output has a diffusion head.
+"""VibeVoice: an acoustic and a semantic encoder of audio samples, and a diffusion head for speech output.
 
 Peng 2025 (arXiv:2508.19205). transformers: models/vibevoice, vibevoice_asr, vibevoice_acoustic_tokenizer.
 """
@@ -11,17 +11,19 @@ from .section import Reader, Section, projector
 
 
 def _encoder(config: Config) -> Table:
-    """Returns an encoder of samples."""
-    ratios, depths = config.sizes("downsampling_ratios"), config.sizes("depths")
-    if len(depths) != len(ratios) + 1 or 0 in ratios:
-        raise config.error("depths", depths, f"{len(ratios) + 1} numbers, one more than downsampling_ratios has")
+    """Returns an encoder of audio samples."""
+    downsampling_ratios, stage_depths = config.sizes("downsampling_ratios"), config.sizes("depths")
+    if len(stage_depths) != len(downsampling_ratios) + 1 or 0 in downsampling_ratios:
+        raise config.error(
+            "depths", stage_depths, f"{len(downsampling_ratios) + 1} numbers, one more than downsampling_ratios has"
+        )
     return {
         "type": "convnext",
         "channels": config.size("channels"),
         "num_filters": config.size("num_filters"),
         "kernel_size": config.size("kernel_size"),
-        "downsampling_ratios": ratios,
-        "depths": depths,
+        "downsampling_ratios": downsampling_ratios,
+        "depths": stage_depths,
         "ffn_expansion": config.size("ffn_expansion"),
         "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
         "norm": rmsnorm(config.number("rms_norm_eps")),
@@ -29,42 +31,42 @@ def _encoder(config: Config) -> Table:
     }
 
 
-def _reader_of(name: str) -> Reader:
+def _tokenizer_reader(name: str) -> Reader:
     """Returns the reader of one of the encoders, with the linear layers after it."""
 
-    def read(wrapper: Config, config: Config, width: int) -> Table:
-        return {f"{name}_audio_encoder": _encoder(config), **_connector(name, config, width)}
+    def read(root_config: Config, config: Config, text_width: int) -> Table:
+        return {f"{name}_audio_encoder": _encoder(config), **_audio_connector(name, config, text_width)}
 
     return read
 
 
-def _connector(name: str, config: Config, width: int) -> Table:
+def _audio_connector(tokenizer: str, config: Config, text_width: int) -> Table:
     """Returns the two linear layers after one of the encoders, with a norm between them."""
-    linear_layer = (width, True, "identity")
+    linear_layer = (text_width, True, "identity")
     return {
-        f"{name}_audio_projector": projector(config.size("hidden_size"), linear_layer, out_norm=rmsnorm(1e-6)),
-        f"{name}_audio_projection": projector(width, linear_layer),
+        f"{tokenizer}_audio_projector": projector(config.size("hidden_size"), linear_layer, out_norm=rmsnorm(1e-6)),
+        f"{tokenizer}_audio_projection": projector(text_width, linear_layer),
     }
 
 
-def _read_acoustic(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads the encoder of how speech sounds, with its decoder and the head that generates its outputs."""
-    head = wrapper.section("diffusion_head_config", DIFFUSION_HEAD)
+def _read_acoustic(root_config: Config, config: Config, text_width: int) -> Table:
+    """Reads the acoustic encoder, its decoder, and the diffusion head that generates its outputs."""
+    head = root_config.section("diffusion_head_config", DIFFUSION_HEAD)
     head.require("model_type", "vibevoice_diffusion")
     activation, has_biases = head.choice(ACTIVATIONS, "hidden_act"), head.flag("mlp_bias")
-    network = {**mlp(head.size("intermediate_size"), activation, has_biases), "gated": True}
-    network |= biases(has_biases, "gate_bias")
+    ffn = {**mlp(head.size("intermediate_size"), activation, has_biases), "gated": True}
+    ffn |= biases(has_biases, "gate_bias")
     diffusion_head = {
-        "hidden_size": width,
+        "hidden_size": text_width,
         "num_hidden_layers": head.size("num_hidden_layers"),
         "frequency_size": head.size("frequency_embedding_size"),
         "hidden_act": activation,
-        "feed_forward": network,
+        "feed_forward": ffn,
         "norm": rmsnorm(head.number("rms_norm_eps")),
     }
     head.finish(HEAD_FIELDS, config)
     encoder = _encoder(config) | {"rescaled": True, "decoder": True, "diffusion_head": diffusion_head}
-    return {"acoustic_audio_encoder": encoder, **_connector("acoustic", config, width)}
+    return {"acoustic_audio_encoder": encoder, **_audio_connector("acoustic", config, text_width)}
 
 
 ENCODER: Table = {
@@ -95,7 +97,7 @@ WRAPPERS = {
     "vibevoice": {
         "audio_config": Section(_read_acoustic, {"vibevoice_acoustic_tokenizer": ENCODER}, ignored_fields=FIELDS),
         "semantic_model_config": Section(
-            _reader_of("semantic"),
+            _tokenizer_reader("semantic"),
             {"vibevoice_acoustic_tokenizer_encoder": ENCODER},
             default_section={"hidden_size": 128},
             ignored_fields=FIELDS,
@@ -103,7 +105,7 @@ WRAPPERS = {
     },
     "vibevoice_asr": {
         f"{name}_tokenizer_encoder_config": Section(
-            _reader_of(name),
+            _tokenizer_reader(name),
             {"vibevoice_acoustic_tokenizer_encoder": ENCODER},
             default_section=default_section,
             ignored_fields=FIELDS,

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
 
 
-def bert(config: Config) -> Table:
+def read_bert(config: Config) -> Table:
     """Reads BERT and models with the same config fields: post-norm layers, a pooler, segments."""
     has_pretraining = has_pretraining_head(config)
     return encoder(
@@ -53,7 +53,7 @@ def bert(config: Config) -> Table:
     )
 
 
-def _roberta(config: Config) -> Table:
+def _read_roberta(config: Config) -> Table:
     score, has_pooler = score_and_pooler(config)
     return encoder(
         config,
@@ -65,32 +65,32 @@ def _roberta(config: Config) -> Table:
     )
 
 
-def _megatron_bert(config: Config) -> Table:
-    return _pre_norm(config, bert(config))
+def _read_megatron_bert(config: Config) -> Table:
+    return _with_pre_norm(config, read_bert(config))
 
 
-def _roberta_prelayernorm(config: Config) -> Table:
-    return _pre_norm(config, _roberta(config), embedding_norm=True)
+def _read_roberta_prelayernorm(config: Config) -> Table:
+    return _with_pre_norm(config, _read_roberta(config), embedding_norm=True)
 
 
-def _xlm_roberta_xl(config: Config) -> Table:
-    return _pre_norm(config, _roberta(config))
+def _read_xlm_roberta_xl(config: Config) -> Table:
+    return _with_pre_norm(config, _read_roberta(config))
 
 
-def _pre_norm(config: Config, table: Table, embedding_norm: bool = False) -> Table:
+def _with_pre_norm(config: Config, model_fields: Table, embedding_norm: bool = False) -> Table:
     """Returns the model with pre-norm sublayers and a final norm.
 
     embedding_norm: whether the norm after the embeddings is kept; default False.
     """
-    stack = table["encoder"] if "encoder" in table else table["decoder"]
+    stack = model_fields["encoder"] if "encoder" in model_fields else model_fields["decoder"]
     stack["block"]["norm_placement"] = "pre"
     stack["final_norm"] = layernorm(config.number("layer_norm_eps"))
     if not embedding_norm:
         del stack["embedding_norm"]
-    return table
+    return model_fields
 
 
-def _distilbert(config: Config) -> Table:
+def _read_distilbert(config: Config) -> Table:
     norm = layernorm(1e-12)
     stack = {"position": bert_positions(config), "embedding_norm": norm}
     return encoder(
@@ -98,8 +98,8 @@ def _distilbert(config: Config) -> Table:
     )
 
 
-def _electra(config: Config) -> Table:
-    model = embedding_size(config)
+def _read_electra(config: Config) -> Table:
+    model_fields = embedding_size(config)
     if architecture(config).endswith(OF_CHOICES):
         config.require("summary_use_proj", True)
     if has_pretraining_head(config):  # the discriminator, which classifies each token as original or replaced
@@ -109,30 +109,30 @@ def _electra(config: Config) -> Table:
             "over": "token",
             "transform": {"hidden_act": bert_activation(config), "norm": None},
         }
-        model = {**model, "head": head}
+        model_fields = {**model_fields, "head": head}
     return encoder(
         config,
         bert_block(config),
-        {**bert_stack(config), **input_size(model)},
+        {**bert_stack(config), **input_size(model_fields)},
         bert_head(config, "gelu"),
         bert_score("gelu"),
-        **model,
+        **model_fields,
     )
 
 
-def _albert(config: Config) -> Table:
+def _read_albert(config: Config) -> Table:
     """Reads ALBERT, where all layers of a group share one set of parameters."""
     depth = config.size("num_hidden_layers")
-    groups = config.size("num_hidden_groups")
+    group_count = config.size("num_hidden_groups")
     layers_per_group = config.size("inner_group_num")
-    if groups > depth:
-        raise config.error("num_hidden_groups", groups, f"at most num_hidden_layers ({depth})")
+    if group_count > depth:
+        raise config.error("num_hidden_groups", group_count, f"at most num_hidden_layers ({depth})")
     if depth * layers_per_group > MOST_LAYERS:
         raise config.error("inner_group_num", layers_per_group, f"at most {MOST_LAYERS} layers in all")
     stack: Table = {**bert_stack(config), "num_hidden_layers": depth * layers_per_group, "shared_layers": ["block"]}
-    if groups * layers_per_group > 1:
+    if group_count * layers_per_group > 1:
         layer_kinds = [
-            f"group{int(i / (depth / groups))}_{group_layer}"
+            f"group{int(i / (depth / group_count))}_{group_layer}"
             for i in range(depth)
             for group_layer in range(layers_per_group)
         ]
@@ -148,49 +148,49 @@ def _albert(config: Config) -> Table:
         config.head == "none" or scores_sequences(config) or has_pretraining,
         class_count(config) if has_pretraining else None,
     )
-    model = {**embedding_size(config, even_if_equal=True), **pooler_table}
+    model_fields = {**embedding_size(config, even_if_equal=True), **pooler_table}
     return encoder(
         config,
         bert_block(config),
-        {**stack, **input_size(model)},
+        {**stack, **input_size(model_fields)},
         bert_head(config, bert_activation(config)),
         {},
-        **model,
+        **model_fields,
     )
 
 
-def _fnet(config: Config) -> Table:
+def _read_fnet(config: Config) -> Table:
     """Reads FNet: a Fourier transform in place of attention, and a projection of the embeddings."""
-    block = {"attention": {"type": "fourier"}, **_network_fields(config)}
-    width, pooler_table = config.size("hidden_size"), pooler(True, 2 if has_pretraining_head(config) else None)
-    stack = {**bert_stack(config), "input_size": width}
+    block = {"attention": {"type": "fourier"}, **_ffn_fields(config)}
+    hidden_size, pooler_table = config.size("hidden_size"), pooler(True, 2 if has_pretraining_head(config) else None)
+    stack = {**bert_stack(config), "input_size": hidden_size}
     return encoder(
-        config, block, stack, bert_head(config, bert_activation(config)), {}, embedding_size=width, **pooler_table
+        config, block, stack, bert_head(config, bert_activation(config)), {}, embedding_size=hidden_size, **pooler_table
     )
 
 
-def _big_bird(config: Config) -> Table:
+def _read_big_bird(config: Config) -> Table:
     """Reads BigBird, whose layers attend to all tokens, or in long sequences to some blocks of tokens."""
     if architecture(config).endswith(OF_ANSWERS):
         raise config.error(
             "architectures", architecture(config), "a class without a layer of its own below the answers"
         )
     block_sparse_note(config)
-    table = bert(config)
-    stack = table["encoder"] if "encoder" in table else table["decoder"]
+    model_fields = read_bert(config)
+    stack = model_fields["encoder"] if "encoder" in model_fields else model_fields["decoder"]
     heads = config.size("num_attention_heads")
     stack["block"]["attention"] = {
         "num_attention_heads": heads,
         **biases(config.flag("use_bias"), *QKV),
         "o_bias": True,
     }
-    table |= pooler(True, 2 if has_pretraining_head(config) else None)
+    model_fields |= pooler(True, 2 if has_pretraining_head(config) else None)
     if scores_sequences(config) and not architecture(config).endswith(OF_CHOICES):
-        table["head"] |= bert_score(bert_activation(config))  # its class has a pooler too
-    return table
+        model_fields["head"] |= bert_score(bert_activation(config))  # its class has a pooler too
+    return model_fields
 
 
-def _mpnet(config: Config) -> Table:
+def _read_mpnet(config: Config) -> Table:
     bias = {
         "num_attention_heads": config.size("num_attention_heads"),
         "relative_attention_num_buckets": config.size("relative_attention_num_buckets"),
@@ -229,10 +229,10 @@ def bert_block(config: Config, norm: Table | None = None) -> Table:
         config.require("position_embedding_type", "absolute")
     heads = config.size("num_attention_heads")
     config.quotient("num_attention_heads", config.size("hidden_size"), heads)
-    return {"attention": {"num_attention_heads": heads, **biases(True, *QKVO)}, **_network_fields(config, norm)}
+    return {"attention": {"num_attention_heads": heads, **biases(True, *QKVO)}, **_ffn_fields(config, norm)}
 
 
-def _network_fields(config: Config, norm: Table | None = None) -> Table:
+def _ffn_fields(config: Config, norm: Table | None = None) -> Table:
     """Returns the network and the norms of a post-norm layer."""
     return {
         "feed_forward": mlp(config.size("intermediate_size"), bert_activation(config)),
@@ -252,9 +252,9 @@ def bert_positions(config: Config) -> Table:
 
 def padded_positions(config: Config) -> Table:
     """Returns a learned position embedding whose position 0 is the row after the padding token's row."""
-    rows, padding = config.size("max_position_embeddings"), config.get("pad_token_id")
-    offset = padding + 1 if is_whole(padding) and 0 <= padding < min(64, rows - 1) else 0
-    return {"type": "learned", "max_position_embeddings": rows - offset, "offset": offset}
+    position_rows, padding_id = config.size("max_position_embeddings"), config.get("pad_token_id")
+    first_row = padding_id + 1 if is_whole(padding_id) and 0 <= padding_id < min(64, position_rows - 1) else 0
+    return {"type": "learned", "max_position_embeddings": position_rows - first_row, "offset": first_row}
 
 
 def bert_stack(config: Config, position: Table | None = None) -> Table:
@@ -285,9 +285,9 @@ def embedding_size(config: Config, even_if_equal: bool = False) -> Table:
     return {"embedding_size": embedding_width} if even_if_equal or embedding_width != config.size("hidden_size") else {}
 
 
-def input_size(model: Table) -> Table:
+def input_size(model_fields: Table) -> Table:
     """Returns the width of position and segment embeddings, equal to the width of the token embedding."""
-    return {"input_size": model["embedding_size"]} if "embedding_size" in model else {}
+    return {"input_size": model_fields["embedding_size"]} if "embedding_size" in model_fields else {}
 
 
 OLD = field_names(
@@ -320,14 +320,14 @@ def _task_types(config_values: ConfigValues) -> int | None:
 def _parameter_owners(config_values: ConfigValues) -> list[int]:
     """Returns for each layer the index of the first layer with the same parameters."""
     layer_kinds = config_values.first_stack.layer_names()
-    first_index = {name: layer_kinds.index(name) for name in dict.fromkeys(layer_kinds)}
-    return [first_index[name] for name in layer_kinds]
+    first_index = {layer_kind: layer_kinds.index(layer_kind) for layer_kind in dict.fromkeys(layer_kinds)}
+    return [first_index[layer_kind] for layer_kind in layer_kinds]
 
 
 def _layers_per_group(config_values: ConfigValues) -> int:
     """Returns the number of sequential layers in an ALBERT group."""
-    owners = _parameter_owners(config_values)
-    group_starts = [i for i, owner in enumerate(owners) if owner == 0]
+    owner_indices = _parameter_owners(config_values)
+    group_starts = [i for i, owner_index in enumerate(owner_indices) if owner_index == 0]
     return group_starts[1] if len(group_starts) > 1 else 1
 
 
@@ -342,7 +342,7 @@ SECOND_BIAS = Deviation(
 
 
 ROBERTA = Family(
-    _roberta,
+    _read_roberta,
     ignored_fields=OLD,
     field_writers=ROBERTA_WRITES,
     deviations=(SECOND_BIAS,),
@@ -352,10 +352,14 @@ ROBERTA = Family(
 
 FAMILIES = {
     "bert": Family(
-        bert, ignored_fields=OLD, deviations=(SECOND_BIAS,), modules=module_names("bert"), dropout_fields=BERT_DROPOUT
+        read_bert,
+        ignored_fields=OLD,
+        deviations=(SECOND_BIAS,),
+        modules=module_names("bert"),
+        dropout_fields=BERT_DROPOUT,
     ),
     "ernie": Family(
-        bert,
+        read_bert,
         ignored_fields=OF_ERNIE,
         field_writers={
             "use_task_id": lambda s: _task_types(s) is not None,
@@ -366,7 +370,7 @@ FAMILIES = {
         dropout_fields=BERT_DROPOUT,
     ),
     "megatron-bert": Family(
-        _megatron_bert,
+        _read_megatron_bert,
         ignored_fields=OLD | {"tokenizer_type"},
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=("ForMultipleChoice",), makes_mask=EVERY),
@@ -379,7 +383,7 @@ FAMILIES = {
         dropout_fields=BERT_DROPOUT,
     ),
     "roberta-prelayernorm": Family(
-        _roberta_prelayernorm,
+        _read_roberta_prelayernorm,
         ignored_fields=OLD,
         field_writers=ROBERTA_WRITES,
         deviations=(SECOND_BIAS,),
@@ -387,7 +391,7 @@ FAMILIES = {
         dropout_fields=BERT_DROPOUT,
     ),
     "xlm-roberta-xl": Family(
-        _xlm_roberta_xl,
+        _read_xlm_roberta_xl,
         ignored_fields=OLD,
         field_writers=ROBERTA_WRITES,
         deviations=(SECOND_BIAS,),
@@ -399,7 +403,7 @@ FAMILIES = {
     "xlm-roberta": ROBERTA,
     "camembert": ROBERTA,
     "fnet": Family(
-        _fnet,
+        _read_fnet,
         ignored_fields=OLD,
         deviations=(SECOND_BIAS,),
         quirks=Quirks(refuses_bfloat16=EVERY),
@@ -407,7 +411,7 @@ FAMILIES = {
         dropout_fields={"embedding": "hidden_dropout_prob", "feed_forward": "hidden_dropout_prob"},
     ),
     "big_bird": Family(
-        _big_bird,
+        _read_big_bird,
         ignored_fields=OLD,
         deviations=(SECOND_BIAS,),
         field_writers={"attention_type": lambda _: "original_full"},
@@ -416,7 +420,7 @@ FAMILIES = {
         dropout_fields=BERT_DROPOUT,
     ),
     "ibert": Family(
-        _roberta,
+        _read_roberta,
         ignored_fields=OLD,
         field_writers=ROBERTA_WRITES,
         deviations=(SECOND_BIAS,),
@@ -425,7 +429,7 @@ FAMILIES = {
         dropout_fields=BERT_DROPOUT,
     ),
     "distilbert": Family(
-        _distilbert,
+        _read_distilbert,
         ignored_fields=frozenset({"tie_weights_"}),
         aliases={
             "hidden_size": "dim",
@@ -439,13 +443,13 @@ FAMILIES = {
         dropout_fields={"embedding": "dropout", "attention": "attention_dropout", "feed_forward": "dropout"},
     ),
     "electra": Family(
-        _electra,
+        _read_electra,
         ignored_fields=OLD | {"generator_size", "generator_hidden_size"},
         modules=module_names("electra"),
         dropout_fields=BERT_DROPOUT,
     ),
     "albert": Family(
-        _albert,
+        _read_albert,
         ignored_fields=OLD | {"down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks"},
         field_writers={
             "num_hidden_groups": lambda s: len({*_parameter_owners(s)}) // _layers_per_group(s),
@@ -461,7 +465,7 @@ FAMILIES = {
         },
     ),
     "mpnet": Family(
-        _mpnet,
+        _read_mpnet,
         ignored_fields=OLD,
         field_writers=ROBERTA_WRITES,
         deviations=(SECOND_BIAS,),

@@ -21,27 +21,27 @@ def _captioner(config: Config, head: Table, **cross_fields: Any) -> Table:
     return decoder(config, {**bert_block(config), **cross_fields}, None, head, stack)
 
 
-def _git(config: Config) -> Table:
+def _read_git(config: Config) -> Table:
     return _captioner(config, {"bias": True})
 
 
-def _blip_text_model(config: Config) -> Table:
+def _read_blip_text_model(config: Config) -> Table:
     config.require("is_decoder", True)
     config.notes.append(IDLE_CROSS_ATTENTION)
     attention = {"num_attention_heads": config.size("num_attention_heads"), **biases(True, *QKVO)}
-    source_size, width = config.size("encoder_hidden_size"), config.size("hidden_size")
+    source_size, hidden_size = config.size("encoder_hidden_size"), config.size("hidden_size")
     return _captioner(
         config,
         bert_head(config, bert_activation(config)),
         cross_attention=attention,
         idle_cross_attention=True,
-        **({} if source_size == width else {"idle_source_size": source_size}),
+        **({} if source_size == hidden_size else {"idle_source_size": source_size}),
     )
 
 
 FAMILIES = {
     "git": Family(
-        _git,
+        _read_git,
         tower_class_prefixes="Git",
         uncounted_encoders={"vision_config": "git_vision_model"},
         uncounted_modules="git.image_encoder + git.visual_projection + git.img_temporal_embedding",
@@ -56,6 +56,6 @@ FAMILIES = {
         uncounted_encoders={"vision_config": "blip_vision_model"},
     ),
     "blip_text_model": Family(
-        _blip_text_model, deviations=(SECOND_BIAS,), modules=module_names("bert"), dropout_fields=BERT_DROPOUT
+        _read_blip_text_model, deviations=(SECOND_BIAS,), modules=module_names("bert"), dropout_fields=BERT_DROPOUT
     ),
 }

@@ -13,42 +13,42 @@ from ...writes import Writes
 from .bert import OLD, bert_activation, bert_head, bert_score, bert_stack, embedding_size, input_size
 
 
-def _convbert(config: Config) -> Table:
-    hidden, ratio = config.size("hidden_size"), config.size("head_ratio")
-    for name in ("is_decoder", "add_cross_attention"):
-        config.require(name, False)
+def _read_convbert(config: Config) -> Table:
+    hidden, head_ratio = config.size("hidden_size"), config.size("head_ratio")
+    for field_name in ("is_decoder", "add_cross_attention"):
+        config.require(field_name, False)
     if architecture(config).endswith(OF_CHOICES):
         raise config.error("architectures", architecture(config), "a class that scores tokens or one text")
-    heads = max(1, config.size("num_attention_heads") // ratio)
+    heads = max(1, config.size("num_attention_heads") // head_ratio)
     config.quotient("num_attention_heads", hidden, 2 * heads)
     kernel_size = config.size("conv_kernel_size")
     if kernel_size % 2 == 0:
         raise config.error("conv_kernel_size", kernel_size, "an odd number: the class adds as many rows as it reads")
     block = layer_table(
         {"type": "span_convolution", "num_attention_heads": heads, "conv_kernel_size": kernel_size},
-        _grouped_network(config, hidden),
+        _grouped_ffn(config, hidden),
         layernorm(config.number("layer_norm_eps")),
         "post",
     )
-    model = embedding_size(config)
-    stack = {**bert_stack(config), **input_size(model)}
-    return encoder(config, block, stack, bert_head(config, "gelu"), bert_score(bert_activation(config)), **model)
+    model_fields = embedding_size(config)
+    stack = {**bert_stack(config), **input_size(model_fields)}
+    return encoder(config, block, stack, bert_head(config, "gelu"), bert_score(bert_activation(config)), **model_fields)
 
 
-def _grouped_network(config: Config, hidden: int) -> Table:
+def _grouped_ffn(config: Config, hidden: int) -> Table:
     """Returns the feed-forward network, whose two projections are split into `num_groups` groups."""
-    width, groups = config.size("intermediate_size"), config.size("num_groups")
-    if groups == 1:
-        return mlp(width, bert_activation(config))
-    for input_width in (hidden, width):
-        config.quotient("num_groups", input_width, groups)
+    ffn_width, group_count = config.size("intermediate_size"), config.size("num_groups")
+    if group_count == 1:
+        return mlp(ffn_width, bert_activation(config))
+    for input_width in (hidden, ffn_width):
+        config.quotient("num_groups", input_width, group_count)
     activation = bert_activation(config)
     return {
         "type": "grouped_mlp",
-        "intermediate_size": width,
+        "intermediate_size": ffn_width,
         "hidden_act": activation,
-        "up_groups": groups,
-        "down_groups": groups,
+        "up_groups": group_count,
+        "down_groups": group_count,
     }
 
 
@@ -61,7 +61,7 @@ WRITES: Writes = {
 
 FAMILIES = {
     "convbert": Family(
-        _convbert,
+        _read_convbert,
         ignored_fields=OLD | {"summary_activation", "summary_last_dropout", "summary_type", "summary_use_proj"},
         field_writers=WRITES,
         quirks=Quirks(reads_values=EVERY),

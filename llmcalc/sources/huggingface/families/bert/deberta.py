@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
 
 
-def _deberta(config: Config) -> Table:
+def _read_deberta(config: Config) -> Table:
     """Reads DeBERTa 1: keys have no bias, and the position embedding has a row per distance.
 
     Only the distances in the sequence are projected.
@@ -32,7 +32,7 @@ def _deberta(config: Config) -> Table:
     )
 
 
-def _deberta_v2(config: Config) -> Table:
+def _read_deberta_v2(config: Config) -> Table:
     block, longest_distance = bert_block(config), _largest_distance(config)
     if config.has("attention_head_size") and config.size("attention_head_size") * config.size(
         "num_attention_heads"
@@ -40,8 +40,8 @@ def _deberta_v2(config: Config) -> Table:
         raise config.error(
             "attention_head_size", config.get("attention_head_size"), "hidden_size / num_attention_heads"
         )
-    buckets = config.get("position_buckets")
-    bin_fields = {"position_buckets": buckets} if is_whole(buckets) and buckets > 0 else {}
+    bucket_count = config.get("position_buckets")
+    bin_fields = {"position_buckets": bucket_count} if is_whole(bucket_count) and bucket_count > 0 else {}
     norm = layernorm(config.number("layer_norm_eps")) if "layer_norm" in _listed_names(config, "norm_rel_ebd") else None
     position: Table = {
         "max_relative_positions": longest_distance,
@@ -58,12 +58,12 @@ def _side_convolution(config: Config) -> Table:
     if not config.has("conv_kernel_size") or config.count("conv_kernel_size") == 0:
         return {}
     norm = layernorm(config.number("layer_norm_eps"))
-    table = {
+    convolution_fields = {
         "conv_kernel_size": config.size("conv_kernel_size"),
         "conv_groups": config.size("conv_groups"),
         "conv_act": config.choice(ACTIVATIONS, "conv_act"),
     }
-    return {"side_convolution": {**table, "norm": norm}}
+    return {"side_convolution": {**convolution_fields, "norm": norm}}
 
 
 def _deberta_model(
@@ -93,15 +93,15 @@ def _deberta_model(
                 "c2p": "c2p" in position_terms,
                 "p2c": "p2c" in position_terms,
             }
-    model: Table = (
+    model_fields: Table = (
         {} if config.flag("legacy") else {"tie_word_embeddings": True}
     )  # the newer head always uses the embedding as its output projection
-    model |= (
+    model_fields |= (
         {}
         if config.flag("position_biased_input")
         else {"max_position_embeddings": config.size("max_position_embeddings")}
     )
-    return encoder(config, block, stack, bert_head(config, bert_activation(config)), bert_score("gelu"), **model)
+    return encoder(config, block, stack, bert_head(config, bert_activation(config)), bert_score("gelu"), **model_fields)
 
 
 def _largest_distance(config: Config) -> int:
@@ -110,17 +110,17 @@ def _largest_distance(config: Config) -> int:
     return distance if is_whole(distance) and distance > 0 else config.size("max_position_embeddings")
 
 
-def _listed_names(config: Config, name: str) -> list[str]:
+def _listed_names(config: Config, field_name: str) -> list[str]:
     """Reads a list of strings, or a string of names separated by bars."""
-    value = config.get(name)
-    if value is None:
+    stated_names = config.get(field_name)
+    if stated_names is None:
         return []
-    texts = (
-        [position_part.strip() for position_part in value.lower().split("|")]
-        if isinstance(value, str)
-        else config.texts(name)
+    listed_names = (
+        [position_part.strip() for position_part in stated_names.lower().split("|")]
+        if isinstance(stated_names, str)
+        else config.texts(field_name)
     )
-    return [text for text in texts if text not in ("", "none")]
+    return [listed_name for listed_name in listed_names if listed_name not in ("", "none")]
 
 
 IGNORED = OLD | {"conv_act", "conv_groups", "cls_dropout", "model_name", "padding_idx", "z_steps", "cls_token_id"}
@@ -135,7 +135,7 @@ def _position_terms(config_values: ConfigValues) -> list[str]:
         position = _disentangled_position(config_values)
     except Absent:
         return []
-    return [term for term in ("c2p", "p2c") if getattr(position, term)]
+    return [score_term for score_term in ("c2p", "p2c") if getattr(position, score_term)]
 
 
 def _side_convolution_field(field: str) -> Value:
@@ -152,7 +152,7 @@ DEBERTA_WRITES: Writes = {
 
 FAMILIES = {
     "deberta": Family(
-        _deberta,
+        _read_deberta,
         {"embedding_size": None, "talking_head": None},
         IGNORED,
         field_writers=DEBERTA_WRITES,
@@ -162,7 +162,7 @@ FAMILIES = {
         dropout_fields=BERT_DROPOUT,
     ),
     "deberta-v2": Family(
-        _deberta_v2,
+        _read_deberta_v2,
         {
             "embedding_size": None,
             "position_buckets": None,

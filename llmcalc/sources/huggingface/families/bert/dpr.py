@@ -17,7 +17,7 @@ OUTSIDE = ("layers", "embed_tokens", "embed_positions", "embed_types", "embed_no
 """Nodes outside of the layers; BERT stands in a module of its own below that of the encoder."""
 
 
-def _dpr(config: Config) -> Table:
+def _read_dpr(config: Config) -> Table:
     """Reads a DPR encoder. DPR's reader, which scores answers, is another class."""
     if architecture(config) == READER:
         raise config.error("architectures", READER, "DPRQuestionEncoder or DPRContextEncoder, the encoders of texts")
@@ -33,7 +33,7 @@ def _dpr(config: Config) -> Table:
 
 FAMILIES = {
     "dpr": Family(
-        _dpr,
+        _read_dpr,
         {"tie_word_embeddings": True},
         OLD,
         modules={**module_names("bert"), **{node: f"bert_model.{module_names('bert')[node]}" for node in OUTSIDE}},

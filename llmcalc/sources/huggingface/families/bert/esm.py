@@ -12,7 +12,7 @@ from ...parts import QKVO, Table, architecture, biases, encoder, layer_table, la
 from .bert import OLD, bert_head, bert_score, padded_positions
 
 
-def _esm(config: Config) -> Table:
+def _read_esm(config: Config) -> Table:
     if architecture(config).endswith("ForProteinFolding"):
         raise config.error(
             "architectures", architecture(config), "EsmForMaskedLM or another class without protein folding"
@@ -23,7 +23,7 @@ def _esm(config: Config) -> Table:
     mixer: Table = {"num_attention_heads": heads, **biases(True, *QKVO)}
     block = layer_table(mixer, mlp(config.size("intermediate_size"), "gelu"), norm)
     stack: Table = {"final_norm": norm}
-    model: Table = {**pooler(config.head == "none"), "contact_head": {}}
+    model_fields: Table = {**pooler(config.head == "none"), "contact_head": {}}
     position_type = config.get("position_embedding_type")
     if position_type == "absolute":
         stack["position"] = padded_positions(config)
@@ -32,14 +32,14 @@ def _esm(config: Config) -> Table:
     config.require("emb_layer_norm_before", None, False, True)
     if config.get("emb_layer_norm_before"):
         stack["embedding_norm"] = norm
-    return encoder(config, block, stack, bert_head(config, "gelu"), bert_score("tanh"), **model)
+    return encoder(config, block, stack, bert_head(config, "gelu"), bert_score("tanh"), **model_fields)
 
 
 IGNORED = OLD | {"esmfold_config", "hidden_act"}
 
 FAMILIES = {
     "esm": Family(
-        _esm,
+        _read_esm,
         ignored_fields=IGNORED,
         modules=module_names("esm"),
         dropout_fields=BERT_DROPOUT,

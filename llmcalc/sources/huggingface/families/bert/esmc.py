@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import QKVO, Table, attention, biases, encoder, glu, layer_table, layernorm, qk_norm
+from ...parts import QKVO, Table, attention, biases, encoder, glu, layer_table, layernorm, qk_norm_fields
 
 
-def _esmc(config: Config) -> Table:
+def _read_esmc(config: Config) -> Table:
     mixer = attention(
-        config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(layernorm(bias=False), "projection")
+        config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(layernorm(bias=False), "projection")
     )
     block = layer_table(mixer, glu(config, config.flag("mlp_bias")), layernorm())
     head = {"bias": True, "transform": {"hidden_act": "gelu", "norm": layernorm()}}
     stack = {"final_norm": layernorm(bias=False)}
-    table = encoder(config, block, stack, head, {"transform": {"hidden_act": "tanh", "norm": None}})
-    return {**table, "tie_word_embeddings": False}
+    model_fields = encoder(config, block, stack, head, {"transform": {"hidden_act": "tanh", "norm": None}})
+    return {**model_fields, "tie_word_embeddings": False}
 
 
-FAMILIES = {"esmc": Family(_esmc, modules={"lm_head.norm": "layer_norm", "classifier.dense": "dense"})}
+FAMILIES = {"esmc": Family(_read_esmc, modules={"lm_head.norm": "layer_norm", "classifier.dense": "dense"})}

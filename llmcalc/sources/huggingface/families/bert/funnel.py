@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 MOST_BLOCKS = 8
 
 
-def _funnel(config: Config) -> Table:
+def _read_funnel(config: Config) -> Table:
     config.require("attention_type", "relative_shift")
-    block_sizes, repeats = config.sizes("block_sizes"), _block_repeats(config)
+    block_sizes, block_repeats = config.sizes("block_sizes"), _block_repeats(config)
     heads, norm = config.size("num_attention_heads"), layernorm(config.number("layer_norm_eps"))
-    separate_cls, decoders = config.flag("separate_cls"), config.count("num_decoder_layers")
-    name, activation = architecture(config), config.choice(ACTIVATIONS, "hidden_act")
-    if name.endswith("BaseModel") or scores_sequences(config):
-        decoders = 0
+    separate_cls, decoder_layers = config.flag("separate_cls"), config.count("num_decoder_layers")
+    class_name, activation = architecture(config), config.choice(ACTIVATIONS, "hidden_act")
+    if class_name.endswith("BaseModel") or scores_sequences(config):
+        decoder_layers = 0
     block = {
         "type": "funnel",
         "attention": {"type": "funnel", "num_attention_heads": heads, "head_dim": config.size("d_head")},
@@ -36,61 +36,64 @@ def _funnel(config: Config) -> Table:
         "separate_cls": separate_cls,
         "truncate_seq": config.flag("truncate_seq"),
     }
-    stack = {"embedding_norm": norm, **_stack_of_blocks(block_sizes, repeats, decoders, not config.flag("pool_q_only"))}
+    stack = {
+        "embedding_norm": norm,
+        **_stack_of_blocks(block_sizes, block_repeats, decoder_layers, not config.flag("pool_q_only")),
+    }
     config.fields_read.add("pooling_type")
     score: Table = {"over": "token"}
-    if scores_sequences(config) or name.endswith(OF_CHOICES):
+    if scores_sequences(config) or class_name.endswith(OF_CHOICES):
         score = {"transform": {"hidden_act": "tanh", "norm": None}}
-    model: Table = {}
+    model_fields: Table = {}
     if has_pretraining_head(config):  # the discriminator, which classifies each token as original or replaced
         transform = {"hidden_act": activation, "norm": None}
-        model = {"head": {"type": "classification", "num_labels": 1, "over": "token", "transform": transform}}
-    return encoder(config, block, stack, {"bias": True}, score, **model)
+        model_fields = {"head": {"type": "classification", "num_labels": 1, "over": "token", "transform": transform}}
+    return encoder(config, block, stack, {"bias": True}, score, **model_fields)
 
 
 def _block_repeats(config: Config) -> list[int]:
     """Returns how often each layer of a block runs."""
     block_sizes = config.sizes("block_sizes")
-    repeats = [1] * len(block_sizes) if config.get("block_repeats") is None else config.sizes("block_repeats")
+    block_repeats = [1] * len(block_sizes) if config.get("block_repeats") is None else config.sizes("block_repeats")
     if not 1 <= len(block_sizes) <= MOST_BLOCKS:
         raise config.error("block_sizes", block_sizes, f"one to {MOST_BLOCKS} numbers")
-    if len(repeats) != len(block_sizes):
-        raise config.error("block_repeats", repeats, f"{len(block_sizes)} numbers, as in block_sizes")
+    if len(block_repeats) != len(block_sizes):
+        raise config.error("block_repeats", block_repeats, f"{len(block_sizes)} numbers, as in block_sizes")
     if (
-        sum(layer_count * repeat_count for layer_count, repeat_count in zip(block_sizes, repeats, strict=True))
+        sum(layer_count * repeat_count for layer_count, repeat_count in zip(block_sizes, block_repeats, strict=True))
         > MOST_LAYERS
     ):
-        raise config.error("block_repeats", repeats, f"at most {MOST_LAYERS} layers")
-    return repeats
+        raise config.error("block_repeats", block_repeats, f"at most {MOST_LAYERS} layers")
+    return block_repeats
 
 
-def _stack_of_blocks(block_sizes: list[int], repeats: list[int], decoders: int, halves_keys: bool) -> Table:
+def _stack_of_blocks(block_sizes: list[int], block_repeats: list[int], decoder_layers: int, halves_keys: bool) -> Table:
     """Returns the kinds of a stack's layers: `blockN`, and further names where layers of block N differ."""
     layer_kinds: list[str] = []
     shared_layers: list[str] = []
-    variants: Table = {}
-    for block, (layer_count, repeat_count) in enumerate(zip(block_sizes, repeats, strict=True)):
+    layer_variants: Table = {}
+    for block, (layer_count, repeat_count) in enumerate(zip(block_sizes, block_repeats, strict=True)):
         for i in range(layer_count):
-            fields: Table = {"halvings": block} if block else {}
-            name = f"block{block}"
+            first_layer_fields: Table = {"halvings": block} if block else {}
+            layer_kind = f"block{block}"
             if i == 0 and block:
-                name, fields = f"{name}_first", {"halves": True, "halvings": block - 1}
-                fields |= {"halves_keys": True} if halves_keys else {}
-            if i == layer_count - 1 and block == 0 and decoders:
-                name, fields = f"{name}_last", {"ends_first_block": True}
+                layer_kind, first_layer_fields = f"{layer_kind}_first", {"halves": True, "halvings": block - 1}
+                first_layer_fields |= {"halves_keys": True} if halves_keys else {}
+            if i == layer_count - 1 and block == 0 and decoder_layers:
+                layer_kind, first_layer_fields = f"{layer_kind}_last", {"ends_first_block": True}
             if repeat_count > 1:
-                name = f"{name}_{i}"
-                shared_layers.append(name)
-            variants[name] = fields
-            layer_kinds += [name] * repeat_count
-    for i in range(decoders):
-        fields = {"lengthens": True, "halvings": len(block_sizes) - 1} if i == 0 else {}
-        name = "decoder_first" if i == 0 else "decoder"
-        variants[name] = fields
-        layer_kinds.append(name)
+                layer_kind = f"{layer_kind}_{i}"
+                shared_layers.append(layer_kind)
+            layer_variants[layer_kind] = first_layer_fields
+            layer_kinds += [layer_kind] * repeat_count
+    for i in range(decoder_layers):
+        first_layer_fields = {"lengthens": True, "halvings": len(block_sizes) - 1} if i == 0 else {}
+        layer_kind = "decoder_first" if i == 0 else "decoder"
+        layer_variants[layer_kind] = first_layer_fields
+        layer_kinds.append(layer_kind)
     return {
         "num_hidden_layers": len(layer_kinds),
-        "variants": variants,
+        "variants": layer_variants,
         "first_layers": layer_kinds,
         "pattern": layer_kinds[-1:],
         "shared_layers": shared_layers,
@@ -99,21 +102,21 @@ def _stack_of_blocks(block_sizes: list[int], repeats: list[int], decoders: int, 
 
 def _layers_by_block(config_values: ConfigValues) -> list[list[tuple[str, Any]]]:
     """Returns the layers of each block with their names, without the decoder's layers."""
-    blocks: list[list[tuple[str, Any]]] = [[]]
+    layers_by_block: list[list[tuple[str, Any]]] = [[]]
     layer_kinds = config_values.first_stack.layer_names()
     layers_by_kind: dict[str, Any] = {**config_values.first_stack.kinds()}
-    for i, name in enumerate(layer_kinds):
-        if layers_by_kind[name].lengthens:
+    for i, layer_kind in enumerate(layer_kinds):
+        if layers_by_kind[layer_kind].lengthens:
             break
-        if layers_by_kind[name].halves and (i == 0 or layer_kinds[i - 1] != name):
-            blocks.append([])
-        blocks[-1].append((name, layers_by_kind[name]))
-    return blocks
+        if layers_by_kind[layer_kind].halves and (i == 0 or layer_kinds[i - 1] != layer_kind):
+            layers_by_block.append([])
+        layers_by_block[-1].append((layer_kind, layers_by_kind[layer_kind]))
+    return layers_by_block
 
 
 def _repeats_of_blocks(config_values: ConfigValues) -> list[int]:
     return [
-        sum(name == block[0][0] for name, _ in block) if _is_shared(config_values, block) else 1
+        sum(layer_kind == block[0][0] for layer_kind, _ in block) if _is_shared(config_values, block) else 1
         for block in _layers_by_block(config_values)
     ]
 
@@ -143,24 +146,24 @@ DROPOUT = {
 }
 
 
-def _lists_of_layers() -> str:
+def _layer_list_paths() -> str:
     """Returns the paths of layers in classes with and without a decoder, for any number of blocks."""
-    blocks = [f"encoder.blocks.{i}" for i in range(MOST_BLOCKS)]
-    counts = range(MOST_BLOCKS, 0, -1)
-    layer_lists = [" + ".join([*blocks[:count], "decoder.layers"]) for count in counts]
-    return " | ".join([*layer_lists, *(" + ".join(blocks[:count]) for count in counts)])
+    block_paths = [f"encoder.blocks.{i}" for i in range(MOST_BLOCKS)]
+    block_counts = range(MOST_BLOCKS, 0, -1)
+    layer_lists = [" + ".join([*block_paths[:block_count], "decoder.layers"]) for block_count in block_counts]
+    return " | ".join([*layer_lists, *(" + ".join(block_paths[:block_count]) for block_count in block_counts)])
 
 
 FAMILIES = {
     "funnel": Family(
-        _funnel,
+        _read_funnel,
         ignored_fields=frozenset({"type_vocab_size", "max_position_embeddings", "rel_attn_type"}),
         aliases={"hidden_size": "d_model", "num_attention_heads": "n_head"},
         field_writers=WRITES,
         modules={
             "embed_tokens": "embeddings.word_embeddings",
             "embed_norm": "embeddings.layer_norm",
-            "layers": _lists_of_layers(),
+            "layers": _layer_list_paths(),
             "self_attn": "attention - attention.layer_norm",
             "q_proj": "q_head",
             "k_proj": "k_head",

@@ -33,7 +33,7 @@ GLOBAL = ("q_global_proj", "k_global_proj", "v_global_proj")
 GLOBAL_NOTE = "global attention: its projections are counted; its products are not counted, as plain text has none"
 
 
-def _longformer(config: Config) -> Table:
+def _read_longformer(config: Config) -> Table:
     stack = {**bert_stack(config, padded_positions(config)), **window_stack(config, config.size("num_hidden_layers"))}
     block = bert_block(config)
     block["attention"]["idle_projections"] = GLOBAL
@@ -49,11 +49,11 @@ def window_stack(config: Config, depth: int) -> Table:
     window_sizes = config.get("attention_window")
     window_sizes = window_sizes if isinstance(window_sizes, list | tuple) else [window_sizes] * depth
     if len(window_sizes) != depth or any(not is_whole(window) or window <= 0 or window % 2 for window in window_sizes):
-        value = config.get("attention_window")
-        raise config.error("attention_window", value, f"a positive even number, or a list of {depth} of them")
+        stated_window = config.get("attention_window")
+        raise config.error("attention_window", stated_window, f"a positive even number, or a list of {depth} of them")
     layer_kinds = [f"window{window}" for window in window_sizes]
-    variants = {f"window{window}": {"attention": {"sliding_window": window + 1}} for window in window_sizes}
-    return {"variants": variants, **layer_pattern(layer_kinds)}
+    layer_variants = {f"window{window}": {"attention": {"sliding_window": window + 1}} for window in window_sizes}
+    return {"variants": layer_variants, **layer_pattern(layer_kinds)}
 
 
 def _chunked_op(op: Op) -> Op:
@@ -74,7 +74,7 @@ WINDOW_WRITES: Writes = {"attention_window": lambda s: [window - 1 for window in
 
 FAMILIES = {
     "longformer": Family(
-        _longformer,
+        _read_longformer,
         ignored_fields=OLD | {"attention_mode", "ignore_attention_mask"},
         field_writers={**ROBERTA_WRITES, **WINDOW_WRITES},
         deviations=(SECOND_BIAS, CHUNKS),

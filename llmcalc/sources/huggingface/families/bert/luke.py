@@ -26,10 +26,12 @@ AWARE = ("word_entity_proj", "entity_word_proj", "entity_entity_proj")
 OF_ENTITIES = ("ForEntityClassification", "ForEntityPairClassification", "ForEntitySpanClassification")
 
 
-def _luke(config: Config) -> Table:
-    name = architecture(config)
-    if name.endswith(OF_ENTITIES):
-        raise config.error("architectures", name, "a class that reads text without entities, such as LukeForMaskedLM")
+def _read_luke(config: Config) -> Table:
+    class_name = architecture(config)
+    if class_name.endswith(OF_ENTITIES):
+        raise config.error(
+            "architectures", class_name, "a class that reads text without entities, such as LukeForMaskedLM"
+        )
     block, norm = bert_block(config), layernorm(config.number("layer_norm_eps"))
     if config.flag("use_entity_aware_attention"):
         block["attention"]["idle_projections"] = AWARE
@@ -47,7 +49,7 @@ def _luke(config: Config) -> Table:
         "entities: their parameters are counted; their products are not counted, as plain text has none"
     )
     stack = {**bert_stack(config, padded_positions(config)), "entities": entities}
-    has_pooler = not name.endswith((OF_TOKENS, OF_ANSWERS))
+    has_pooler = not class_name.endswith((OF_TOKENS, OF_ANSWERS))
     head = bert_head(config, "gelu")
     return encoder(config, block, stack, head, {}, **pooler(has_pooler), tie_word_embeddings=False)
 
@@ -76,7 +78,7 @@ WRITES: Writes = {
 
 FAMILIES = {
     "luke": Family(
-        _luke,
+        _read_luke,
         ignored_fields=OLD | {"bert_model_name", "cls_entity_prediction"},
         field_writers=WRITES,
         deviations=(SECOND_BIAS,),

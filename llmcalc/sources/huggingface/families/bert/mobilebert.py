@@ -13,33 +13,33 @@ from ...writes import Writes
 from .bert import OLD, SECOND_BIAS, bert_activation, bert_head, bert_positions, has_pretraining_head
 
 
-def _mobilebert(config: Config) -> Table:
+def _read_mobilebert(config: Config) -> Table:
     config.require("use_bottleneck", True)
     config.require("use_bottleneck_attention", False)
     config.require("key_query_shared_bottleneck", True)
     hidden = config.size("hidden_size")
-    width = config.size("intra_bottleneck_size")
+    bottleneck_width = config.size("intra_bottleneck_size")
     heads = config.size("num_attention_heads")
     norms = {"no_norm": {"type": "affine"}, "layer_norm": layernorm(config.number("layer_norm_eps"))}
     norm, embedding = config.choice(norms, "normalization_type"), config.size("embedding_size")
     if embedding > hidden:
         raise config.error("embedding_size", embedding, f"at most hidden_size ({hidden})")
-    head_dim = config.quotient("num_attention_heads", width, heads)
+    head_dim = config.quotient("num_attention_heads", bottleneck_width, heads)
     block = {
         "type": "bottleneck",
         "attention": {"num_attention_heads": heads, "head_dim": head_dim, **biases(True, *QKVO)},
         "feed_forward": mlp(config.size("intermediate_size"), bert_activation(config)),
         "norm": norm,
         "norm_placement": "post",
-        "bottleneck_size": width,
+        "bottleneck_size": bottleneck_width,
         "num_feedforward_networks": config.size("num_feedforward_networks"),
     }
     stack = {"position": bert_positions(config), "embedding_norm": norm, **token_types(config.count("type_vocab_size"))}
-    trigrams = config.flag("trigram_input")
-    model: Table = {}
-    if trigrams or embedding != hidden:
-        kernel_size = 3 if trigrams else 1
-        model = {"embedding_size": embedding, "embedding_projection_bias": True, "embedding_kernel": kernel_size}
+    has_trigrams = config.flag("trigram_input")
+    model_fields: Table = {}
+    if has_trigrams or embedding != hidden:
+        kernel_size = 3 if has_trigrams else 1
+        model_fields = {"embedding_size": embedding, "embedding_projection_bias": True, "embedding_kernel": kernel_size}
     head = {**bert_head(config, bert_activation(config)), **biases(embedding < hidden, "more_columns")}
     has_pretraining = has_pretraining_head(config)
     has_dense_layer = config.flag("classifier_activation")
@@ -52,7 +52,7 @@ def _mobilebert(config: Config) -> Table:
         stack,
         head,
         {},
-        **model,
+        **model_fields,
         **pooler(has_pooler and has_dense_layer, 2 if has_pretraining else None),
     )
 
@@ -67,7 +67,7 @@ WRITES: Writes = {
 
 FAMILIES = {
     "mobilebert": Family(
-        _mobilebert,
+        _read_mobilebert,
         ignored_fields=OLD | {"true_hidden_size"},
         field_writers=WRITES,
         deviations=(SECOND_BIAS,),

@@ -45,24 +45,24 @@ if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
 
 
-def _modernbert(config: Config) -> Table:
+def _read_modernbert(config: Config) -> Table:
     window = (
         2 * (config.size("sliding_window") if config.has("sliding_window") else config.size("local_attention") // 2) + 1
     )
     block, stack = _modernbert_layers(config, window)
     norm = block["norm"]
-    model: Table = {"max_position_embeddings": config.size("max_position_embeddings")}
+    model_fields: Table = {"max_position_embeddings": config.size("max_position_embeddings")}
     if config.head == "classification":
-        model["head"] = {
+        model_fields["head"] = {
             **head_table(config, None, {"over": "sequence"}, class_count(config)),
             "transform": _transform(config, norm),
         }
     return encoder(
-        config, block, {**stack, "final_norm": norm}, _modern_head(config, norm), {"over": "sequence"}, **model
+        config, block, {**stack, "final_norm": norm}, _modern_head(config, norm), {"over": "sequence"}, **model_fields
     )
 
 
-def _modernbert_decoder(config: Config) -> Table:
+def _read_modernbert_decoder(config: Config) -> Table:
     window = (
         config.size("sliding_window") if config.has("sliding_window") else max(1, config.size("local_attention") // 2)
     )
@@ -92,10 +92,10 @@ def _modernbert_layers(config: Config, window: int) -> tuple[Table, Table]:
     }
     block = layer_table(mixer, glu(config, config.flag("mlp_bias"), act="hidden_activation"), norm)
     layer_kinds = [f"first_{attention_kinds[0]}", *attention_kinds[1:]]
-    changes: Table = {"full": {}, "sliding": {"attention": {"sliding_window": window}}}
-    variants = {name: changes[name.removeprefix("first_")] for name in dict.fromkeys(layer_kinds)}
-    variants[layer_kinds[0]] = {**variants[layer_kinds[0]], "without_norms": ["self_attn_pre_norm"]}
-    return block, {"variants": variants, **layer_pattern(layer_kinds), "embedding_norm": norm}
+    layer_changes: Table = {"full": {}, "sliding": {"attention": {"sliding_window": window}}}
+    layer_variants = {kind: layer_changes[kind.removeprefix("first_")] for kind in dict.fromkeys(layer_kinds)}
+    layer_variants[layer_kinds[0]] = {**layer_variants[layer_kinds[0]], "without_norms": ["self_attn_pre_norm"]}
+    return block, {"variants": layer_variants, **layer_pattern(layer_kinds), "embedding_norm": norm}
 
 
 def _transform(config: Config, norm: Table) -> Table:
@@ -110,7 +110,7 @@ def _modern_head(config: Config, norm: Table) -> Table:
     return {"bias": config.flag("decoder_bias"), "transform": _transform(config, norm)}
 
 
-def _eurobert(config: Config) -> Table:
+def _read_eurobert(config: Config) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
     block = layer_table(mixer, glu(config, config.flag("mlp_bias")), norm)
@@ -137,14 +137,14 @@ OTHER_NOMIC_NAMES = {
 """Field in the checkpoints' own code, which is GPT-2's → field that the class of transformers reads."""
 
 
-def _nomic_bert(config: Config) -> Table:
+def _read_nomic_bert(config: Config) -> Table:
     """Reads nomic-bert. Its class ignores GPT-2's field names, so those fields must have the class's values."""
-    for name, class_name in OTHER_NOMIC_NAMES.items():
-        if config.has(name) and config.get(name) != config.get(class_name):
+    for field_name, class_name in OTHER_NOMIC_NAMES.items():
+        if config.has(field_name) and config.get(field_name) != config.get(class_name):
             raise config.error(
-                name,
-                config.get(name),
-                f"{config.get(class_name)}, which is {class_name}: the class does not read {name}",
+                field_name,
+                config.get(field_name),
+                f"{config.get(class_name)}, which is {class_name}: the class does not read {field_name}",
             )
     if config.has("activation_function") and config.choice(GATED, "activation_function") != config.choice(
         GATED, "hidden_act"
@@ -154,10 +154,10 @@ def _nomic_bert(config: Config) -> Table:
             config.get("activation_function"),
             f"the activation of hidden_act ({config.get('hidden_act')}): the class does not read activation_function",
         )
-    for name in ("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias", "prenorm", "num_experts", "use_rms_norm"):
-        config.require(name, None, False)
+    for field_name in ("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias", "prenorm", "num_experts", "use_rms_norm"):
+        config.require(field_name, None, False)
     norm = layernorm(config.number("layer_norm_eps"))
-    network = {
+    ffn = {
         "intermediate_size": config.size("intermediate_size"),
         "hidden_act": config.choice(GATED, "hidden_act"),
         "gated": True,
@@ -165,24 +165,24 @@ def _nomic_bert(config: Config) -> Table:
     mixer: Table = {"num_attention_heads": config.size("num_attention_heads"), "position": rope(config)}
     if config.optional_size("head_dim") is not None:
         mixer["head_dim"] = config.size("head_dim")
-    block = layer_table(mixer, network, norm, "post")
+    block = layer_table(mixer, ffn, norm, "post")
     segment_types = config.count("type_vocab_size")
     stack = {"embedding_norm": norm, **token_types(segment_types)}
     head = {"bias": True, "transform": {"hidden_act": config.choice(GATED, "hidden_act"), "norm": norm}}
     return encoder(config, block, stack, head, {}, **pooler(scores_sequences(config)))
 
 
-def _gte(config: Config) -> Table:
-    network = {
+def _read_gte(config: Config) -> Table:
+    ffn = {
         "intermediate_size": config.size("intermediate_size"),
         "hidden_act": bert_activation(config),
         "gated": True,
         "down_bias": True,
     }
-    return _rotary_encoder(config, network, 160000.0, {}, has_pooler=scores_sequences(config))
+    return _rotary_encoder(config, ffn, 160000.0, {}, has_pooler=scores_sequences(config))
 
 
-def _jina_embeddings_v3(config: Config) -> Table:
+def _read_jina_embeddings_v3(config: Config) -> Table:
     """Reads jina-embeddings-v3 without the per-task low-rank adapters, which are in another library."""
     return _rotary_encoder(
         config,
@@ -193,7 +193,7 @@ def _jina_embeddings_v3(config: Config) -> Table:
     )
 
 
-def _rotary_encoder(config: Config, network: Table, theta: float, score: Table, has_pooler: bool) -> Table:
+def _rotary_encoder(config: Config, ffn: Table, theta: float, score: Table, has_pooler: bool) -> Table:
     """Reads BERT's post-norm layers with rotary positions. theta: the default base of RoPE."""
     norm = layernorm(config.number("layer_norm_eps"))
     segment_types = config.count("type_vocab_size")
@@ -209,7 +209,7 @@ def _rotary_encoder(config: Config, network: Table, theta: float, score: Table, 
         "position": {"rope_theta": theta, **rope(config)},
         **biases(True, *QKVO),
     }
-    block = layer_table(mixer, network, norm, "post")
+    block = layer_table(mixer, ffn, norm, "post")
     stack = {"embedding_norm": norm, **token_types(segment_types)}
     return encoder(config, block, stack, bert_head(config, "gelu"), score, **pooler(has_pooler))
 
@@ -280,7 +280,7 @@ NOMIC_EARLIER: Modules = {
 
 FAMILIES = {
     "modernbert": Family(
-        _modernbert,
+        _read_modernbert,
         {"global_attn_every_n_layers": 3},
         OF_MODERN,
         field_writers={**MODERN_WRITES, **UNPADDED},
@@ -289,7 +289,7 @@ FAMILIES = {
         dropout_fields=MODERN_DROPOUT,
     ),
     "modernbert-decoder": Family(
-        _modernbert_decoder,
+        _read_modernbert_decoder,
         {"global_attn_every_n_layers": 3},
         OF_MODERN,
         field_writers={
@@ -301,13 +301,13 @@ FAMILIES = {
         dropout_fields=MODERN_DROPOUT,
     ),
     "eurobert": Family(
-        _eurobert,
+        _read_eurobert,
         ignored_fields=OLD | {"clf_pooling", "use_sliding_window"},
         field_writers={"classifier_pooling": _classifier_pooling, **UNPADDED},
         modules={"classifier": "dense + classifier | classifier", "classifier.dense": ".dense"},
     ),
     "gte": Family(
-        _gte,
+        _read_gte,
         ignored_fields=OLD,
         modules=module_names("nomic_bert"),
         earlier_names={
@@ -322,7 +322,7 @@ FAMILIES = {
         dropout_fields=BERT_DROPOUT,
     ),
     "jina_embeddings_v3": Family(
-        _jina_embeddings_v3,
+        _read_jina_embeddings_v3,
         ignored_fields=OLD | OF_JINA,
         uncounted_fields=JINA_ADAPTERS,
         deviations=(SECOND_BIAS,),
@@ -331,7 +331,7 @@ FAMILIES = {
         dropout_fields=BERT_DROPOUT,
     ),
     "nomic_bert": Family(
-        _nomic_bert,
+        _read_nomic_bert,
         {
             "tie_word_embeddings": True,
             "qkv_proj_bias": None,

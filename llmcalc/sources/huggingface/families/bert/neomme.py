@@ -16,7 +16,7 @@ LONG_WINDOW = 1024
 """The distance that every second sliding layer attends to, unless the config lists windows."""
 
 
-def _neomme(config: Config) -> Table:
+def _read_neomme(config: Config) -> Table:
     norm = rmsnorm(config.number("norm_eps"), weight=False)
     depth, heads = config.size("num_hidden_layers"), config.size("num_attention_heads")
     kv_heads, head_dim = config.size("num_key_value_heads"), config.size("head_dim")
@@ -27,20 +27,22 @@ def _neomme(config: Config) -> Table:
     if "full" not in layer_kinds:
         raise config.error("layer_types", config.get("layer_types"), "at least one full_attention")
     full_layers = [i for i, layer_kind in enumerate(layer_kinds) if layer_kind == "full"]
-    positions = {
+    position_by_kind = {
         "full": _rotary_positions(config, "full", 0.25, 1e6),
         "sliding": _rotary_positions(config, "sliding", 1.0, 1e4),
     }
     layers: list[tuple[str, Table]] = []
-    for i, (layer_kind, distance) in enumerate(zip(layer_kinds, _window_distances(config, layer_kinds), strict=True)):
-        mixer: Table = {"position": positions[layer_kind]}
-        name = layer_kind
-        if distance is not None:
-            name = f"sliding_{distance}"
-            mixer["sliding_window"] = 2 * distance + 1
+    for i, (layer_kind, window_distance) in enumerate(
+        zip(layer_kinds, _window_distances(config, layer_kinds), strict=True)
+    ):
+        mixer: Table = {"position": position_by_kind[layer_kind]}
+        variant_name = layer_kind
+        if window_distance is not None:
+            variant_name = f"sliding_{window_distance}"
+            mixer["sliding_window"] = 2 * window_distance + 1
         elif i in (full_layers[0], full_layers[-1]):
-            name, mixer["adds_embeddings"] = "full_with_embeddings", True
-        layers.append((name, {"attention": mixer}))
+            variant_name, mixer["adds_embeddings"] = "full_with_embeddings", True
+        layers.append((variant_name, {"attention": mixer}))
     attention = {
         "type": "exclusive",
         "num_attention_heads": heads,
@@ -50,9 +52,9 @@ def _neomme(config: Config) -> Table:
         "norm": norm,
     }
     bias = config.flag("mlp_bias")
-    network = mlp(config.size("intermediate_size"), "relu2", bias)
+    ffn = mlp(config.size("intermediate_size"), "relu2", bias)
     config.require("hidden_act", "relu2")
-    block = {"type": "initial_states", "attention": attention, "feed_forward": network, "norm": norm}
+    block = {"type": "initial_states", "attention": attention, "feed_forward": ffn, "norm": norm}
     value_embedding = {"vocab_size": config.size("vocab_size"), "num_key_value_heads": kv_heads, "head_dim": head_dim}
     stack = {
         **stack_of_layers(layers),
@@ -65,55 +67,61 @@ def _neomme(config: Config) -> Table:
     vector_size = config.size("embedding_dim")
     is_retrieval_model = config.head == "lm" and architecture(config).endswith("ForRetrieval")
     config.head = "none" if is_retrieval_model else config.head
-    table = encoder(config, block, stack, {}, embedding_size=config.size("embedding_rank"))
+    model_fields = encoder(config, block, stack, {}, embedding_size=config.size("embedding_rank"))
     if is_retrieval_model:
-        table["head"] = {"type": "projection", "size": vector_size}
-    return {**table, "tied_projection": is_tied or table["head"]["type"] != "lm"}
+        model_fields["head"] = {"type": "projection", "size": vector_size}
+    return {**model_fields, "tied_projection": is_tied or model_fields["head"]["type"] != "lm"}
 
 
 def _rotary_positions(config: Config, layer_kind: str, rotary_fraction: float, theta: float) -> Table:
     """Returns the RoPE of one kind of layer, with angles alternately for image rows and columns."""
-    table = {"type": "rope", "rope_theta": theta, **rope(config, rotary_fraction, layer_kind=f"{layer_kind}_attention")}
-    rotary_dim = int(config.size("head_dim") * table.get("partial_rotary_factor", 1.0))
+    rope_fields = {
+        "type": "rope",
+        "rope_theta": theta,
+        **rope(config, rotary_fraction, layer_kind=f"{layer_kind}_attention"),
+    }
+    rotary_dim = int(config.size("head_dim") * rope_fields.get("partial_rotary_factor", 1.0))
     if rotary_dim < 4 or rotary_dim % 4:
         raise config.error(
             "head_dim",
             config.size("head_dim"),
             f"a size of which {layer_kind}_attention rotates a multiple of 4 (partial_rotary_factor)",
         )
-    return table
+    return rope_fields
 
 
 def _window_distances(config: Config, layer_kinds: list[str]) -> list[int | None]:
     """Returns each layer's window: the number of tokens on either side; None for all tokens."""
     short_distance = config.optional_size("sliding_window")
     is_in_list = config.has("per_layer_config")
-    table = config.table("per_layer_config") if is_in_list else {}
+    layer_configs = config.table("per_layer_config") if is_in_list else {}
     stated_fields: dict[int, Any] = {}
-    for name, fields in table.items():
-        if not name.isdecimal() or not isinstance(fields, dict) or set(fields) - {"sliding_window"}:
-            raise config.error("per_layer_config", table, "the sliding_window of some layers")
-        stated_fields[int(name)] = fields.get("sliding_window", short_distance)
-    distances: list[int | None] = []
+    for layer_key, layer_config in layer_configs.items():
+        if not layer_key.isdecimal() or not isinstance(layer_config, dict) or set(layer_config) - {"sliding_window"}:
+            raise config.error("per_layer_config", layer_configs, "the sliding_window of some layers")
+        stated_fields[int(layer_key)] = layer_config.get("sliding_window", short_distance)
+    window_distances: list[int | None] = []
     sliding_count = 0
     for i, layer_kind in enumerate(layer_kinds):
         is_long = layer_kind == "sliding" and sliding_count % 2 == 1
-        default = None if layer_kind == "full" else LONG_WINDOW if is_long else short_distance
+        default_distance = None if layer_kind == "full" else LONG_WINDOW if is_long else short_distance
         sliding_count += layer_kind == "sliding"
-        distance = stated_fields.get(i, short_distance) if is_in_list else default
-        if (distance is None) != (layer_kind == "full") or (
-            distance is not None and not (is_whole(distance) and distance > 0)
+        window_distance = stated_fields.get(i, short_distance) if is_in_list else default_distance
+        if (window_distance is None) != (layer_kind == "full") or (
+            window_distance is not None and not (is_whole(window_distance) and window_distance > 0)
         ):
-            name = "per_layer_config" if is_in_list else "sliding_window"
+            layer_key = "per_layer_config" if is_in_list else "sliding_window"
             raise config.error(
-                name, table or short_distance, "a whole number above 0 for sliding layers, null for full ones"
+                layer_key,
+                layer_configs or short_distance,
+                "a whole number above 0 for sliding layers, null for full ones",
             )
-        distances.append(distance)
-    return distances
+        window_distances.append(window_distance)
+    return window_distances
 
 
 FAMILIES = {
     "neomme": Family(
-        _neomme, uncounted_modules="model.patch_embeddings + patch_embeddings", modules=module_names("neomme")
+        _read_neomme, uncounted_modules="model.patch_embeddings + patch_embeddings", modules=module_names("neomme")
     )
 }

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
 
 
-def _nystromformer(config: Config) -> Table:
+def _read_nystromformer(config: Config) -> Table:
     if config.size("num_landmarks") != config.size("segment_means_seq_len"):
         config.notes.append(
             "num_landmarks: attention through landmarks is not counted: every token attends to all, as where there are "
@@ -34,7 +34,7 @@ def _nystromformer(config: Config) -> Table:
     return _bert_with_convolution(config, "conv_kernel_size")
 
 
-def _yoso(config: Config) -> Table:
+def _read_yoso(config: Config) -> Table:
     if not config.flag("use_expectation"):
         config.notes.append("use_expectation: attention by hashes is not counted: every token attends to all")
     return _bert_with_convolution(config, "conv_window")
@@ -44,23 +44,28 @@ MRA_BLOCK = 32
 """The number of queries, and of keys, in a block of MRA's scores."""
 
 
-def _mra(config: Config) -> Table:
+def _read_mra(config: Config) -> Table:
     """Reads MRA. The longest sequence determines the number of exact blocks."""
-    block, rows = bert_block(config), config.size("max_position_embeddings") // MRA_BLOCK
+    block, block_rows = bert_block(config), config.size("max_position_embeddings") // MRA_BLOCK
     config.require("add_cross_attention", False)
-    if not rows:
+    if not block_rows:
         raise config.error("max_position_embeddings", config.size("max_position_embeddings"), f"at least {MRA_BLOCK}")
     block["attention"] = {
         "type": "sampled_blocks",
         "num_attention_heads": config.size("num_attention_heads"),
         "block_size": MRA_BLOCK,
-        "blocks": min(rows * config.size("block_per_row"), rows**2),
+        "blocks": min(block_rows * config.size("block_per_row"), block_rows**2),
         "approximated": config.choice({"full": True, "sparse": False}, "approx_mode"),
     }
     position = {"type": "learned", "max_position_embeddings": config.size("max_position_embeddings"), "offset": 2}
     activation = bert_activation(config)
     return encoder(
-        config, block, bert_stack(config, position), bert_head(config, activation), bert_score(activation), answers=2
+        config,
+        block,
+        bert_stack(config, position),
+        bert_head(config, activation),
+        bert_score(activation),
+        label_count=2,
     )
 
 
@@ -87,11 +92,11 @@ def _bert_with_convolution(config: Config, field: str) -> Table:
         if kernel_size % 2 == 0:
             raise config.error(field, kernel_size, "an odd number: the class adds as many rows as it reads")
         block["attention"]["value_convolution"] = {"conv_kernel_size": kernel_size}
-    rows = config.size("max_position_embeddings")
-    position = {"type": "learned", "max_position_embeddings": rows, "offset": 2}
+    position_rows = config.size("max_position_embeddings")
+    position = {"type": "learned", "max_position_embeddings": position_rows, "offset": 2}
     activation = bert_activation(config)
     stack, head = bert_stack(config, position), bert_head(config, activation)
-    return encoder(config, block, stack, head, bert_score(activation), answers=2)
+    return encoder(config, block, stack, head, bert_score(activation), label_count=2)
 
 
 def _kernel_writer(field: str) -> Writes:
@@ -100,14 +105,14 @@ def _kernel_writer(field: str) -> Writes:
 
 def _blocks_per_row(config_values: ConfigValues) -> int:
     """Returns the number of exact score blocks per block of tokens in MRA, for the longest sequence."""
-    rows = max(1, config_values.position_rows // MRA_BLOCK)
-    blocks: int = config_values.first_stack.block.attention.blocks
-    return -(-blocks // rows)
+    block_rows = max(1, config_values.position_rows // MRA_BLOCK)
+    block_count: int = config_values.first_stack.block.attention.blocks
+    return -(-block_count // block_rows)
 
 
 FAMILIES = {
     "nystromformer": Family(
-        _nystromformer,
+        _read_nystromformer,
         ignored_fields=OLD,
         field_writers=_kernel_writer("conv_kernel_size"),
         deviations=(SECOND_BIAS,),
@@ -116,7 +121,7 @@ FAMILIES = {
         dropout_fields=BERT_DROPOUT,
     ),
     "yoso": Family(
-        _yoso,
+        _read_yoso,
         ignored_fields=OLD,
         field_writers=_kernel_writer("conv_window"),
         deviations=(SECOND_BIAS,),
@@ -125,7 +130,7 @@ FAMILIES = {
         dropout_fields=BERT_DROPOUT,
     ),
     "mra": Family(
-        _mra,
+        _read_mra,
         ignored_fields=OLD,
         field_writers={
             "block_per_row": _blocks_per_row,

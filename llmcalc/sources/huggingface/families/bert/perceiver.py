@@ -14,22 +14,24 @@ OUTPUT_HEADS, OUTPUT_QUERY_SIZE = 8, 32
 """The heads of the output queries and the size of a query, which the class states."""
 
 
-def _perceiver(config: Config) -> Table:
-    name = architecture(config)
-    if name and not name.endswith("ForMaskedLM"):
-        raise config.error("architectures", name, "PerceiverForMaskedLM, the class of text")
-    latent_size, width = config.size("d_latents"), config.size("d_model")
+def _read_perceiver(config: Config) -> Table:
+    class_name = architecture(config)
+    if class_name and not class_name.endswith("ForMaskedLM"):
+        raise config.error("architectures", class_name, "PerceiverForMaskedLM, the class of text")
+    latent_size, input_width = config.size("d_latents"), config.size("d_model")
     norm, activation = layernorm(), config.choice(ACTIVATIONS, "hidden_act")
-    width_of_queries = config.choice({"kv": width, "q": latent_size}, "cross_attention_shape_for_attention")
+    width_of_queries = config.choice({"kv": input_width, "q": latent_size}, "cross_attention_shape_for_attention")
     output_queries = config.size("max_position_embeddings")
 
     def attention(heads: int, qk_channels: int, v_channels: int, heads_field: str) -> Table:
         embedding_fields = {"head_dim": qk_channels, "v_head_dim": v_channels}
-        divided = {field: config.quotient(heads_field, channels, heads) for field, channels in embedding_fields.items()}
-        return {"num_attention_heads": heads, **divided, "float32_softmax": False, **biases(True, *QKVO)}
+        head_sizes = {
+            field: config.quotient(heads_field, channels, heads) for field, channels in embedding_fields.items()
+        }
+        return {"num_attention_heads": heads, **head_sizes, "float32_softmax": False, **biases(True, *QKVO)}
 
-    def network(size: int, factor: str) -> Table:
-        return mlp(config.size(factor) * size, activation)
+    def network(hidden_size: int, factor_field: str) -> Table:
+        return mlp(config.size(factor_field) * hidden_size, activation)
 
     qk_channels, v_channels = (config.optional_size(field) for field in ("qk_channels", "v_channels"))
     input_channels, config_channels = qk_channels or width_of_queries, qk_channels or latent_size
@@ -60,11 +62,11 @@ def _perceiver(config: Config) -> Table:
             "residual": config.flag("use_query_residual"),
         },
         "num_queries": output_queries,
-        "query_size": width,
+        "query_size": input_width,
         "writes": {
-            "attention": attention(OUTPUT_HEADS, OUTPUT_HEADS * OUTPUT_QUERY_SIZE, width, "d_model"),
+            "attention": attention(OUTPUT_HEADS, OUTPUT_HEADS * OUTPUT_QUERY_SIZE, input_width, "d_model"),
             "norm": norm,
-            "feed_forward": mlp(width, activation),
+            "feed_forward": mlp(input_width, activation),
             "residual": False,
         },
     }
@@ -74,28 +76,28 @@ def _perceiver(config: Config) -> Table:
         "norm": norm,
         "norm_placement": "pre",
     }
-    embedding_fields = {"embedding_size": width} if width != latent_size else {}
+    embedding_fields = {"embedding_size": input_width} if input_width != latent_size else {}
     stack = {
-        **_repeated_layers(config),
+        **_layers_of_all_blocks(config),
         "position": learned_positions(config),
         "streams": streams,
-        **({"input_size": width} if embedding_fields else {}),
+        **({"input_size": input_width} if embedding_fields else {}),
     }
     config.fields_read.add("tie_word_embeddings")
     return encoder(config, block, stack, {"bias": True}, tie_word_embeddings=True, **embedding_fields)
 
 
-def _repeated_layers(config: Config) -> Table:
+def _layers_of_all_blocks(config: Config) -> Table:
     """Returns the layers of all blocks, which share the parameters of the first block."""
-    layers, blocks = config.size("num_self_attends_per_block"), config.size("num_blocks")
-    if blocks == 1:
+    layers, block_count = config.size("num_self_attends_per_block"), config.size("num_blocks")
+    if block_count == 1:
         return {"num_hidden_layers": layers}
     if layers == 1:
-        return {"num_hidden_layers": blocks, "shared_layers": ["block"]}
+        return {"num_hidden_layers": block_count, "shared_layers": ["block"]}
     layer_kinds = [f"layer{i}" for i in range(layers)]
     return {
-        "num_hidden_layers": layers * blocks,
-        "variants": {name: {} for name in layer_kinds},
+        "num_hidden_layers": layers * block_count,
+        "variants": {layer_kind: {} for layer_kind in layer_kinds},
         "pattern": layer_kinds,
         "shared_layers": layer_kinds,
     }
@@ -103,7 +105,7 @@ def _repeated_layers(config: Config) -> Table:
 
 FAMILIES = {
     "perceiver": Family(
-        _perceiver,
+        _read_perceiver,
         defaults={"tie_word_embeddings": True},
         aliases={"hidden_size": "d_latents"},
         unread_aliases=frozenset({"hidden_size"}),

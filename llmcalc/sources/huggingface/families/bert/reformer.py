@@ -14,10 +14,10 @@ from ...parts import ACTIVATIONS, Table, architecture, decoder, layer_pattern, l
 HASHES = {"local": False, "lsh": True}
 
 
-def _reformer(config: Config) -> Table:
-    name = architecture(config)
-    if name.endswith(("ForSequenceClassification", "ForQuestionAnswering")):
-        raise config.error("architectures", name, "ReformerModelWithLMHead, ReformerForMaskedLM or ReformerModel")
+def _read_reformer(config: Config) -> Table:
+    class_name = architecture(config)
+    if class_name.endswith(("ForSequenceClassification", "ForQuestionAnswering")):
+        raise config.error("architectures", class_name, "ReformerModelWithLMHead, ReformerForMaskedLM or ReformerModel")
     listed_kinds = config.texts("attn_layers")
     if not listed_kinds or not HASHES.keys() >= {*listed_kinds}:
         raise config.error("attn_layers", listed_kinds, "a list of 'local' and 'lsh'")
@@ -35,63 +35,73 @@ def _reformer(config: Config) -> Table:
         "norm": norm,
         "norm_placement": "pre",
     }
-    chunks = [
+    chunk_lengths = [
         config.size(f"{'lsh' if HASHES[attention_kind] else 'local'}_attn_chunk_length") for attention_kind in layers
     ]
     stack: Table = {
         "num_hidden_layers": len(listed_kinds),
         "position": _position(config),
-        "streams": {"type": "reversible", "block": lcm(*chunks), "least": min(chunks), "norm": norm},
+        "streams": {"type": "reversible", "block": lcm(*chunk_lengths), "least": min(chunk_lengths), "norm": norm},
     }
     if len(layers) > 1:
         stack |= {"variants": layers, **layer_pattern(listed_kinds)}
     config.fields_read.add("tie_word_embeddings")  # a row of the head is twice as wide as one of the embedding
     config.notes.append("reversible layers: training computes each layer again, which is not counted")
-    table = decoder(config, block, None, {"bias": True}, stack, tie_word_embeddings=False)
+    model_fields = decoder(config, block, None, {"bias": True}, stack, tie_word_embeddings=False)
     if not config.flag("is_decoder"):
-        table["encoder"] = table.pop("decoder")
-    return table
+        model_fields["encoder"] = model_fields.pop("decoder")
+    return model_fields
 
 
 def _attention(config: Config, attention_kind: str) -> Table:
     is_hashed = HASHES[attention_kind]
-    prefix = "lsh" if is_hashed else "local"
-    table: Table = {
+    field_prefix = "lsh" if is_hashed else "local"
+    attention_fields: Table = {
         "type": "chunked",
         "num_attention_heads": config.size("num_attention_heads"),
         "head_dim": config.size("attention_head_size"),
-        "chunk_length": config.size(f"{prefix}_attn_chunk_length"),
-        "chunks_before": config.count(f"{prefix}_num_chunks_before"),
-        "chunks_after": config.count(f"{prefix}_num_chunks_after"),
+        "chunk_length": config.size(f"{field_prefix}_attn_chunk_length"),
+        "chunks_before": config.count(f"{field_prefix}_num_chunks_before"),
+        "chunks_after": config.count(f"{field_prefix}_num_chunks_after"),
     }
     if not is_hashed:
-        return table
-    buckets = config.get("num_buckets")
-    listed_buckets = buckets if isinstance(buckets, list) else [buckets]
-    if not listed_buckets or not all(is_whole(number) and number > 0 and number % 2 == 0 for number in listed_buckets):
-        expected = "an even number, or a list of even numbers; its class chooses one by the length of the first text"
-        raise config.error("num_buckets", buckets, expected)
-    return {**table, "num_hashes": config.size("num_hashes"), "directions": sum(listed_buckets) // 2}
+        return attention_fields
+    bucket_counts = config.get("num_buckets")
+    listed_buckets = bucket_counts if isinstance(bucket_counts, list) else [bucket_counts]
+    if not listed_buckets or not all(
+        is_whole(bucket_count) and bucket_count > 0 and bucket_count % 2 == 0 for bucket_count in listed_buckets
+    ):
+        expected_text = (
+            "an even number, or a list of even numbers; its class chooses one by the length of the first text"
+        )
+        raise config.error("num_buckets", bucket_counts, expected_text)
+    return {**attention_fields, "num_hashes": config.size("num_hashes"), "directions": sum(listed_buckets) // 2}
 
 
 def _position(config: Config) -> Table:
     if not config.flag("axial_pos_embds"):
         return learned_positions(config)
-    shape, widths, hidden = (
+    axial_shape, axial_widths, hidden = (
         config.sizes("axial_pos_shape"),
         config.sizes("axial_pos_embds_dim"),
         config.size("hidden_size"),
     )
-    if len(shape) != 2 or 0 in shape:
-        raise config.error("axial_pos_shape", shape, "two positive whole numbers")
-    if len(widths) != 2 or sum(widths) != hidden or 0 in widths:
-        raise config.error("axial_pos_embds_dim", widths, f"two positive whole numbers whose sum is {hidden}")
-    return {"type": "axial", "rows": shape[0], "columns": shape[1], "row_size": widths[0], "column_size": widths[1]}
+    if len(axial_shape) != 2 or 0 in axial_shape:
+        raise config.error("axial_pos_shape", axial_shape, "two positive whole numbers")
+    if len(axial_widths) != 2 or sum(axial_widths) != hidden or 0 in axial_widths:
+        raise config.error("axial_pos_embds_dim", axial_widths, f"two positive whole numbers whose sum is {hidden}")
+    return {
+        "type": "axial",
+        "rows": axial_shape[0],
+        "columns": axial_shape[1],
+        "row_size": axial_widths[0],
+        "column_size": axial_widths[1],
+    }
 
 
 FAMILIES = {
     "reformer": Family(
-        _reformer,
+        _read_reformer,
         defaults={"attn_layers": ["local", "lsh"] * 3, "axial_pos_shape": [64, 64], "axial_pos_embds_dim": [64, 192]},
         modules=module_names("reformer"),
         quirks=Quirks(reads_values=EVERY, counted_field_values={"use_cache": False}),

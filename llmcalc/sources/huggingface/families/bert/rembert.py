@@ -20,46 +20,48 @@ if TYPE_CHECKING:
     from .....model import ModelSpec
 
 
-def _bert_generation(config: Config) -> Table:
+def _read_bert_generation(config: Config) -> Table:
     """Reads BERT generation: a plain output projection, and no segment embedding."""
     stack = bert_stack(config)
     stack.pop("token_types", None)  # its configs may have segments
     return encoder(config, bert_block(config), stack, {"bias": True})
 
 
-def _rembert(config: Config) -> Table:
+def _read_rembert(config: Config) -> Table:
     """Reads RemBERT, whose input embedding is narrower than the output embedding and never tied."""
-    width = config.size("input_embedding_size")
+    embedding_width = config.size("input_embedding_size")
     config.fields_read.add("tie_word_embeddings")
     head = bert_head(config, bert_activation(config))
     head["transform"]["size"] = config.size("output_embedding_size")
-    model: Table = {
-        "embedding_size": width,
+    model_fields: Table = {
+        "embedding_size": embedding_width,
         "tie_word_embeddings": False,
         **pooler(config.head == "none" or scores_sequences(config)),
     }
-    return encoder(config, bert_block(config), {**bert_stack(config), "input_size": width}, head, {}, **model)
+    return encoder(
+        config, bert_block(config), {**bert_stack(config), "input_size": embedding_width}, head, {}, **model_fields
+    )
 
 
-def _roformer(config: Config) -> Table:
+def _read_roformer(config: Config) -> Table:
     """Reads RoFormer: rotary positions, whose sines and cosines are stored in a table of the class."""
     if architecture(config).endswith(OF_CHOICES):
         config.require("summary_use_proj", None, False)
-    block, stack, width = bert_block(config), bert_stack(config), config.optional_size("embedding_size")
+    block, stack, embedding_width = bert_block(config), bert_stack(config), config.optional_size("embedding_size")
     block["attention"]["position"] = {"type": "rope"}
     del stack["position"]
-    model: Table = {"max_position_embeddings": config.size("max_position_embeddings")}
-    if width not in (None, config.size("hidden_size")):
-        model["embedding_size"] = stack["input_size"] = width
+    model_fields: Table = {"max_position_embeddings": config.size("max_position_embeddings")}
+    if embedding_width not in (None, config.size("hidden_size")):
+        model_fields["embedding_size"] = stack["input_size"] = embedding_width
     if architecture(config).endswith(OF_ANSWERS):  # start and end scores, whatever num_labels is
-        model["head"] = {"type": "classification", "num_labels": 2, "over": "token"}
+        model_fields["head"] = {"type": "classification", "num_labels": 2, "over": "token"}
     return encoder(
         config,
         block,
         stack,
         bert_head(config, bert_activation(config)),
         {} if architecture(config).endswith(OF_CHOICES) else bert_score(bert_activation(config)),
-        **model,
+        **model_fields,
     )
 
 
@@ -85,7 +87,7 @@ MASKS = Quirks(reads_values=("ForMultipleChoice",), makes_mask=EVERY)
 
 FAMILIES = {
     "bert-generation": Family(
-        _bert_generation,
+        _read_bert_generation,
         {"type_vocab_size": 2},
         OLD,
         deviations=(SECOND_BIAS,),
@@ -93,7 +95,7 @@ FAMILIES = {
         dropout_fields=BERT_DROPOUT,
     ),
     "rembert": Family(
-        _rembert,
+        _read_rembert,
         ignored_fields=OLD | {"embedding_size"},
         field_writers={
             "input_embedding_size": lambda s: s.spec.embedding_size,
@@ -104,7 +106,7 @@ FAMILIES = {
         dropout_fields=BERT_DROPOUT,
     ),
     "roformer": Family(
-        _roformer,
+        _read_roformer,
         {"summary_use_proj": None},
         OLD
         | field_names(

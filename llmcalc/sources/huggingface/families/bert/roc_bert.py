@@ -11,38 +11,38 @@ from ...dropout import BERT_DROPOUT
 from ...family import Family, module_names
 from ...parts import Table
 from ...writes import Writes
-from .bert import OLD, SECOND_BIAS, bert, has_pretraining_head
+from .bert import OLD, SECOND_BIAS, has_pretraining_head, read_bert
 
 FEATURES = ("shape", "pronunciation")
 
 
-def _roc_bert(config: Config) -> Table:
+def _read_roc_bert(config: Config) -> Table:
     config.require("concat_input", True)
-    table = bert(config)
-    for name in FEATURES:
-        config.require(f"enable_{name}", True)
+    model_fields = read_bert(config)
+    for feature in FEATURES:
+        config.require(f"enable_{feature}", True)
     if has_pretraining_head(config):  # the head of masked tokens alone, beside the pooler
-        table["pooler"] = {"dense": True}
-    stack = table["encoder"] if "encoder" in table else table["decoder"]
+        model_fields["pooler"] = {"dense": True}
+    stack = model_fields["encoder"] if "encoder" in model_fields else model_fields["decoder"]
     stack["input_features"] = {
-        "vocab_sizes": [config.size(f"{name}_vocab_size") for name in FEATURES],
-        "embedding_sizes": [config.size(f"{name}_embed_dim") for name in FEATURES],
+        "vocab_sizes": [config.size(f"{feature}_vocab_size") for feature in FEATURES],
+        "embedding_sizes": [config.size(f"{feature}_embed_dim") for feature in FEATURES],
     }
-    return table
+    return model_fields
 
 
-def _feature_writer(index: int, name: str) -> Writes:
+def _feature_value_writer(feature_index: int, feature: str) -> Writes:
     return {
-        f"{name}_vocab_size": lambda s: s.first_stack.input_features.vocab_sizes[index],
-        f"{name}_embed_dim": lambda s: s.first_stack.input_features.embedding_sizes[index],
+        f"{feature}_vocab_size": lambda s: s.first_stack.input_features.vocab_sizes[feature_index],
+        f"{feature}_embed_dim": lambda s: s.first_stack.input_features.embedding_sizes[feature_index],
     }
 
 
 FAMILIES = {
     "roc_bert": Family(
-        _roc_bert,
+        _read_roc_bert,
         ignored_fields=OLD,
-        field_writers={**_feature_writer(0, "shape"), **_feature_writer(1, "pronunciation")},
+        field_writers={**_feature_value_writer(0, "shape"), **_feature_value_writer(1, "pronunciation")},
         deviations=(SECOND_BIAS,),
         modules=module_names("roc_bert"),
         dropout_fields=BERT_DROPOUT,

@@ -15,30 +15,30 @@ from .bert import OLD, SECOND_BIAS, bert_activation, bert_head, bert_stack
 GROUPS = ("q_groups", "k_groups", "v_groups", "post_attention_groups", "intermediate_groups", "output_groups")
 
 
-def _squeezebert(config: Config) -> Table:
+def _read_squeezebert(config: Config) -> Table:
     hidden = config.size("hidden_size")
-    width = config.size("intermediate_size")
+    ffn_width = config.size("intermediate_size")
     heads = config.size("num_attention_heads")
     config.require("embedding_size", hidden)
     config.quotient("num_attention_heads", hidden, heads)
-    groups = {name: config.size(name) for name in GROUPS}
-    for name, group_count in groups.items():
-        config.quotient(name, hidden, group_count)
-        if name in ("intermediate_groups", "output_groups"):
-            config.quotient(name, width, group_count)
+    group_counts = {field_name: config.size(field_name) for field_name in GROUPS}
+    for field_name, group_count in group_counts.items():
+        config.quotient(field_name, hidden, group_count)
+        if field_name in ("intermediate_groups", "output_groups"):
+            config.quotient(field_name, ffn_width, group_count)
     block = layer_table(
         {
             "type": "grouped_projections",
             "num_attention_heads": heads,
-            **{name: groups[name] for name in GROUPS[:3]},
-            "o_groups": groups["post_attention_groups"],
+            **{field_name: group_counts[field_name] for field_name in GROUPS[:3]},
+            "o_groups": group_counts["post_attention_groups"],
         },
         {
             "type": "grouped_mlp",
-            "intermediate_size": width,
+            "intermediate_size": ffn_width,
             "hidden_act": bert_activation(config),
-            "up_groups": groups["intermediate_groups"],
-            "down_groups": groups["output_groups"],
+            "up_groups": group_counts["intermediate_groups"],
+            "down_groups": group_counts["output_groups"],
         },
         layernorm(1e-12),
         "post",
@@ -58,7 +58,7 @@ WRITES: Writes = {
 
 FAMILIES = {
     "squeezebert": Family(
-        _squeezebert,
+        _read_squeezebert,
         ignored_fields=OLD,
         field_writers=WRITES,
         deviations=(SECOND_BIAS,),

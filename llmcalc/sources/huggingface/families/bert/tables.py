@@ -19,40 +19,42 @@ AXES = ("x", "y", "h", "w")
 """The coordinates of a word on its page: corners of its box, height and width."""
 
 
-def _with_tables(config: Config, embedding_tables: Table, **model: Any) -> Table:
+def _with_embedding_tables(config: Config, embedding_tables: Table, **model_fields: Any) -> Table:
     stack = {
         "position": bert_positions(config),
         "embedding_norm": layernorm(config.number("layer_norm_eps")),
         "token_types": embedding_tables,
     }
-    return encoder(config, bert_block(config), stack, bert_head(config, bert_activation(config)), {}, **model)
+    return encoder(config, bert_block(config), stack, bert_head(config, bert_activation(config)), {}, **model_fields)
 
 
-def _layoutlm(config: Config) -> Table:
+def _read_layoutlm(config: Config) -> Table:
     embedding_tables = {
         "type_vocab_size": config.size("type_vocab_size"),
         "other_vocab_sizes": [config.size("max_2d_position_embeddings")] * len(AXES),
     }
-    return _with_tables(config, embedding_tables, **pooler(True))
+    return _with_embedding_tables(config, embedding_tables, **pooler(True))
 
 
-def _tapas(config: Config) -> Table:
+def _read_tapas(config: Config) -> Table:
     """Reads TAPAS, whose question-answering class scores cells, columns and aggregations."""
     vocab_sizes = config.sizes("type_vocab_sizes")
     if not 1 <= len(vocab_sizes) <= 64 or 0 in vocab_sizes:
         raise config.error("type_vocab_sizes", vocab_sizes, "from 1 to 64 positive whole numbers")
-    answers = architecture(config).endswith(OF_ANSWERS)
-    aggregations = config.count("num_aggregation_labels") if answers else 0
-    has_pooler = config.head == "none" or scores_sequences(config) or answers
-    table = _with_tables(config, {"other_vocab_sizes": vocab_sizes}, **pooler(has_pooler, aggregations or None))
-    if answers:  # cells and columns
-        table["head"] = {"type": "classification", "num_labels": 2, "over": "token"}
-    return table
+    answers_questions = architecture(config).endswith(OF_ANSWERS)
+    aggregation_count = config.count("num_aggregation_labels") if answers_questions else 0
+    has_pooler = config.head == "none" or scores_sequences(config) or answers_questions
+    model_fields = _with_embedding_tables(
+        config, {"other_vocab_sizes": vocab_sizes}, **pooler(has_pooler, aggregation_count or None)
+    )
+    if answers_questions:  # cells and columns
+        model_fields["head"] = {"type": "classification", "num_labels": 2, "over": "token"}
+    return model_fields
 
 
 FAMILIES = {
     "layoutlm": Family(
-        _layoutlm,
+        _read_layoutlm,
         ignored_fields=OLD,
         deviations=(SECOND_BIAS,),
         modules={
@@ -62,7 +64,7 @@ FAMILIES = {
         dropout_fields=BERT_DROPOUT,
     ),
     "tapas": Family(
-        _tapas,
+        _read_tapas,
         ignored_fields=OLD | frozenset({"softmax_temperature", "type_vocab_size"}),
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY),

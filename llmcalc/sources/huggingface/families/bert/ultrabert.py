@@ -17,8 +17,8 @@ from ...parts import (
     biases,
     bidirectional_stack,
     encoder,
-    every_nth_full,
     glu,
+    kinds_with_nth_full,
     layer_pattern,
     layer_table,
     listed_kinds,
@@ -27,7 +27,7 @@ from ...parts import (
 )
 
 
-def _ultrabert(config: Config) -> Table:
+def _read_ultrabert(config: Config) -> Table:
     config.quotient("num_attention_heads", config.size("hidden_size"), config.size("num_attention_heads"))
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     config.choice({"cls": "sequence", "mean": "sequence"}, "classifier_pooling")
@@ -37,8 +37,8 @@ def _ultrabert(config: Config) -> Table:
     layer_kinds, window = _layer_kinds_and_distance(config, depth)
     window_fields = {"position": rope(config, layer_kind="sliding_attention"), "sliding_window": window}
     block = layer_table(mixer, glu(config, config.flag("mlp_bias")), norm)
-    variants: Table = {"full": {}, "sliding": {"attention": window_fields}}
-    used_variants = {name: variants[name] for name in dict.fromkeys(layer_kinds)}
+    layer_variants: Table = {"full": {}, "sliding": {"attention": window_fields}}
+    used_variants = {layer_kind: layer_variants[layer_kind] for layer_kind in dict.fromkeys(layer_kinds)}
     stack = bidirectional_stack(
         {"block": block, "variants": used_variants, **layer_pattern(layer_kinds)}, lambda distance: distance
     )
@@ -50,24 +50,26 @@ def _ultrabert(config: Config) -> Table:
             "norm": None,
         }
     }
-    return encoder(config, block, {**stack, "final_norm": norm}, head, {}, answers=2)
+    return encoder(config, block, {**stack, "final_norm": norm}, head, {}, label_count=2)
 
 
 def _layer_kinds_and_distance(config: Config, depth: int) -> tuple[list[str], int]:
     """Returns each layer's kind and the window distance, from either form of the config."""
-    layer_kinds, distance = every_nth_full(depth, 3), config.size("sliding_window")
+    layer_kinds, window_distance = kinds_with_nth_full(depth, 3), config.size("sliding_window")
     if config.get("attention_windows") is not None:
-        windows = config.sizes("attention_windows")
-        if len(windows) != depth:
-            raise config.error("attention_windows", windows, f"{depth} whole numbers, 0 for a layer without a window")
-        layer_kinds = ["sliding" if window else "full" for window in windows]
-        distance = next((window for window in windows if window), distance)
-    return listed_kinds(config, "layer_types", FULL_OR_SLIDING, layer_kinds), distance
+        layer_windows = config.sizes("attention_windows")
+        if len(layer_windows) != depth:
+            raise config.error(
+                "attention_windows", layer_windows, f"{depth} whole numbers, 0 for a layer without a window"
+            )
+        layer_kinds = ["sliding" if window else "full" for window in layer_windows]
+        window_distance = next((window for window in layer_windows if window), window_distance)
+    return listed_kinds(config, "layer_types", FULL_OR_SLIDING, layer_kinds), window_distance
 
 
 FAMILIES = {
     "ultrabert": Family(
-        _ultrabert,
+        _read_ultrabert,
         {"attention_windows": None},
         modules={"lm_head": "head", "lm_head.bottleneck": "linear1", "lm_head.dense": "linear2"},
         earlier_names={"model": "ultrabert", "head.decoder": "cls"},

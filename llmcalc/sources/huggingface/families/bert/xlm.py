@@ -26,17 +26,17 @@ from ...parts import (
 )
 
 
-def _xlm(config: Config, placement: str = "post") -> Table:
+def _read_xlm(config: Config, placement: str = "post") -> Table:
     config.require("asm", False)
     config.require("is_encoder", True)
     norm = layernorm(config.number("layer_norm_eps"))
     heads = config.size("num_attention_heads")
-    width = config.size("hidden_size")
-    config.quotient("n_heads", width, heads)
+    hidden_size = config.size("hidden_size")
+    config.quotient("n_heads", hidden_size, heads)
     languages = config.count("n_langs")
     block = layer_table(
         {"num_attention_heads": heads, **biases(True, *QKVO)},
-        mlp(4 * width, "gelu" if config.flag("gelu_activation") else "relu"),
+        mlp(4 * hidden_size, "gelu" if config.flag("gelu_activation") else "relu"),
         norm,
         placement,
     )
@@ -45,10 +45,10 @@ def _xlm(config: Config, placement: str = "post") -> Table:
         "embedding_norm": norm,
         **token_types(languages if languages > 1 and config.flag("use_lang_emb") else 0),
     }
-    table = encoder(config, block, stack, {"bias": True}, _summary_classifier(config), **simple_answers(config))
+    model_fields = encoder(config, block, stack, {"bias": True}, _summary_classifier(config), **simple_answers(config))
     if config.flag("causal"):
-        table["decoder"] = table.pop("encoder")
-    return table
+        model_fields["decoder"] = model_fields.pop("encoder")
+    return model_fields
 
 
 def _summary_classifier(config: Config) -> Table | None:
@@ -61,7 +61,7 @@ def _summary_classifier(config: Config) -> Table | None:
 
 
 def _flaubert(config: Config) -> Table:
-    return _xlm(config, "pre" if config.flag("pre_norm") else "post")
+    return _read_xlm(config, "pre" if config.flag("pre_norm") else "post")
 
 
 ALIASES = {
@@ -85,7 +85,7 @@ DROPOUT = {
 }
 
 XLM = Family(
-    _xlm,
+    _read_xlm,
     ignored_fields=NO_COUNT,
     aliases=ALIASES,
     quirks=Quirks(reads_values=EVERY),

@@ -21,18 +21,18 @@ from ...parts import (
 )
 
 
-def _xlnet(config: Config) -> Table:
+def _read_xlnet(config: Config) -> Table:
     heads, norm = config.size("num_attention_heads"), layernorm(config.number("layer_norm_eps"))
-    model = simple_answers(config)
+    model_fields = simple_answers(config)
     config.require("attn_type", "bi")
     config.require("bi_data", False)
-    size = config.quotient("n_head", config.size("hidden_size"), heads)
-    if config.optional_size("d_head") not in (None, size):
-        raise config.error("d_head", config.get("d_head"), f"d_model / n_head ({size})")
-    mixer = {"type": "relative", "num_attention_heads": heads, "head_dim": size}
-    network = mlp(config.size("d_inner"), config.choice(ACTIVATIONS, "ff_activation"))
-    block = layer_table(mixer, network, norm, "post")
-    return encoder(config, block, {"second_stream": {}}, {"bias": True}, _summary_classifier(config), **model)
+    head_dim = config.quotient("n_head", config.size("hidden_size"), heads)
+    if config.optional_size("d_head") not in (None, head_dim):
+        raise config.error("d_head", config.get("d_head"), f"d_model / n_head ({head_dim})")
+    mixer = {"type": "relative", "num_attention_heads": heads, "head_dim": head_dim}
+    ffn = mlp(config.size("d_inner"), config.choice(ACTIVATIONS, "ff_activation"))
+    block = layer_table(mixer, ffn, norm, "post")
+    return encoder(config, block, {"second_stream": {}}, {"bias": True}, _summary_classifier(config), **model_fields)
 
 
 def _summary_classifier(config: Config) -> Table:
@@ -57,7 +57,7 @@ ALIASES = {
 
 FAMILIES = {
     "xlnet": Family(
-        _xlnet,
+        _read_xlnet,
         {"summary_proj_to_labels": None},
         IGNORED,
         aliases=ALIASES,

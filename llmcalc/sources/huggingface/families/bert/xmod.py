@@ -24,26 +24,26 @@ from .bert import (
 )
 
 
-def _xmod(config: Config) -> Table:
+def _read_xmod(config: Config) -> Table:
     hidden, is_pre_norm = config.size("hidden_size"), config.flag("pre_norm")
     languages = config.texts("languages")
-    language = config.text("default_language") if config.has("default_language") else None
+    default_language = config.text("default_language") if config.has("default_language") else None
     if not languages or len({*languages}) < len(languages):
         raise config.error("languages", languages, "a list of different language codes, at least one")
-    if language not in (None, *languages):
-        raise config.error("default_language", language, "one of languages")
-    width = hidden // config.size("adapter_reduction_factor")
-    if not width:
+    if default_language not in (None, *languages):
+        raise config.error("default_language", default_language, "one of languages")
+    adapter_width = hidden // config.size("adapter_reduction_factor")
+    if not adapter_width:
         raise config.error("adapter_reduction_factor", config.size("adapter_reduction_factor"), f"at most {hidden}")
     shares_norm = config.flag("adapter_reuse_layer_norm")
     block = {
         **bert_block(config),
         "type": "adapter",
         "norm_placement": "pre" if is_pre_norm else "post",
-        "adapter_size": width,
+        "adapter_size": adapter_width,
         "adapter_act": bert_activation(config),
         "languages": languages,
-        **({} if language is None else {"default_language": language}),
+        **({} if default_language is None else {"default_language": default_language}),
         "adapter_norm": "separate" if config.flag("adapter_layer_norm") else "shared" if shares_norm else None,
         "normed_residual": config.flag("ln_before_adapter"),
     }
@@ -68,7 +68,7 @@ WRITES: Writes = {
 
 FAMILIES = {
     "xmod": Family(
-        _xmod,
+        _read_xmod,
         ignored_fields=OLD,
         field_writers=WRITES,
         deviations=(SECOND_BIAS,),

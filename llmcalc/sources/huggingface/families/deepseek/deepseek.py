@@ -14,8 +14,8 @@ from ...parts import Table, combined_kinds, decoder, dense_or_moe, full_rope, gl
 from ...writes import PARTIAL_ROTARY, Writes
 
 
-def latent_attention(config: Config, value: int | None = None, **fields: Any) -> Table:
-    """Returns latent attention from DeepSeek's config fields. value: default v_head_dim; None to require the field."""
+def latent_attention(config: Config, v_head_dim: int | None = None, **attention_fields: Any) -> Table:
+    """Returns latent attention from DeepSeek's config fields. v_head_dim: None to require the field."""
     return {
         "type": "mla",
         "num_attention_heads": config.size("num_attention_heads"),
@@ -23,29 +23,29 @@ def latent_attention(config: Config, value: int | None = None, **fields: Any) ->
         "kv_lora_rank": config.size("kv_lora_rank"),
         "qk_nope_head_dim": config.size("qk_nope_head_dim"),
         "qk_rope_head_dim": config.size("qk_rope_head_dim"),
-        "v_head_dim": value or config.size("v_head_dim"),
+        "v_head_dim": v_head_dim or config.size("v_head_dim"),
         "attention_bias": config.flag("attention_bias"),
         "position": full_rope(config),
-        **fields,
+        **attention_fields,
     }
 
 
 def routed_experts(
-    config: Config, shared_bias: bool = False, other_names: tuple[str, ...] = ("num_local_experts",), **fields: Any
+    config: Config, shared_bias: bool = False, other_names: tuple[str, ...] = ("num_local_experts",), **moe_fields: Any
 ) -> Table:
     """Returns DeepSeek's mixture of experts, where one wide FFN stands for all shared experts.
 
     other_names: other names that the class accepts for n_routed_experts.
     """
-    width = config.size("moe_intermediate_size")
+    expert_width = config.size("moe_intermediate_size")
     shared_expert_count = 0 if config.get("n_shared_experts") is None else config.count("n_shared_experts")
-    shared_expert = glu(config, shared_bias, width * shared_expert_count) if shared_expert_count else None
+    shared_expert = glu(config, shared_bias, expert_width * shared_expert_count) if shared_expert_count else None
     return moe(
         config.size("n_routed_experts", *other_names),
         config.size("num_experts_per_tok"),
-        glu(config, width=width),
+        glu(config, width=expert_width),
         shared_expert,
-        **fields,
+        **moe_fields,
     )
 
 
@@ -62,13 +62,13 @@ def deepseek_decoder(
     """
     config.require("moe_layer_freq", 1)
     norm = rmsnorm(config.number("rms_norm_eps"))
-    changes = {"dense": {}, "moe": {"feed_forward": experts, **moe_layer}}
-    network = glu(config, mlp_bias) if "dense" in layer_kinds else experts
-    block = layer_table(attention, network, norm)
-    return decoder(config, block, norm, stack=combined_kinds((layer_kinds, changes)), **prediction(config))
+    layer_changes = {"dense": {}, "moe": {"feed_forward": experts, **moe_layer}}
+    ffn = glu(config, mlp_bias) if "dense" in layer_kinds else experts
+    block = layer_table(attention, ffn, norm)
+    return decoder(config, block, norm, stack=combined_kinds((layer_kinds, layer_changes)), **prediction(config))
 
 
-def _deepseek_v2(config: Config) -> Table:
+def _read_deepseek_v2(config: Config) -> Table:
     if config.flag("mlp_bias") and config.get("n_shared_experts") == 0:
         raise config.error(
             "n_shared_experts",
@@ -92,23 +92,23 @@ def _without_latent(config: Config) -> Table:
     """Returns multi-head attention for `use_mla` false (DeepSeek-VL2 Tiny, DeepSeek-OCR)."""
     config.fields_read.update(("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
     heads = config.size("num_attention_heads")
-    table: Table = {"num_attention_heads": heads, "position": full_rope(config)}
+    attention_fields: Table = {"num_attention_heads": heads, "position": full_rope(config)}
     kv_heads = config.optional_size("num_key_value_heads")
-    return table if kv_heads in (None, heads) else {**table, "num_key_value_heads": kv_heads}
+    return attention_fields if kv_heads in (None, heads) else {**attention_fields, "num_key_value_heads": kv_heads}
 
 
-def _deepseek_v3(config: Config) -> Table:
+def _read_deepseek_v3(config: Config) -> Table:
     layer_kinds = dense_or_moe(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
     return deepseek_decoder(config, latent_attention(config), routed_experts(config, **SIGMOID), layer_kinds)
 
 
-def _mistral4(config: Config) -> Table:
+def _read_mistral4(config: Config) -> Table:
     config.require("mlp_bias", False)
     layer_kinds = dense_or_moe(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
     return deepseek_decoder(config, latent_attention(config), routed_experts(config), layer_kinds)
 
 
-def _glm4_moe_lite(config: Config) -> Table:
+def _read_glm4_moe_lite(config: Config) -> Table:
     if not config.has("mlp_layer_types"):
         config.require("first_k_dense_replace", 1)
     attention_table = latent_attention(
@@ -122,7 +122,7 @@ def _glm4_moe_lite(config: Config) -> Table:
     )
 
 
-def _axk1(config: Config) -> Table:
+def _read_axk1(config: Config) -> Table:
     """Reads A.X-K1, which has a norm only on the output of the experts."""
     layer_kinds = dense_or_moe(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
     return deepseek_decoder(
@@ -135,15 +135,15 @@ def _axk1(config: Config) -> Table:
     )
 
 
-def _minicpm3(config: Config) -> Table:
+def _read_minicpm3(config: Config) -> Table:
     """Reads MiniCPM3. Scaling factors of embeddings, residuals and logits are not matrix products."""
-    value = config.optional_size("v_head_dim") or config.quotient(
+    v_head_dim = config.optional_size("v_head_dim") or config.quotient(
         "num_attention_heads", config.size("hidden_size"), config.size("num_attention_heads")
     )
-    return _dense_decoder(config, latent_attention(config, value), config.flag("mlp_bias"))
+    return _dense_decoder(config, latent_attention(config, v_head_dim), config.flag("mlp_bias"))
 
 
-def _youtu(config: Config) -> Table:
+def _read_youtu(config: Config) -> Table:
     config.require("mlp_bias", False)
     return _dense_decoder(config, latent_attention(config))
 
@@ -172,26 +172,29 @@ LATENT_WRITES: Writes = {"num_key_value_heads": lambda s: s.first_value("num_att
 
 
 FAMILIES = {
-    "deepseek_v2": Family(_deepseek_v2, {"moe_layer_freq": 1}, ROUTING, field_writers=LATENT_WRITES),
-    "deepseek_v3": Family(_deepseek_v3, {"moe_layer_freq": 1}, ROUTING, field_writers=LATENT_WRITES),
-    "kimi_k2": Family(_deepseek_v3, {"moe_layer_freq": 1}, ROUTING, class_model_type="deepseek_v3"),
+    "deepseek_v2": Family(_read_deepseek_v2, {"moe_layer_freq": 1}, ROUTING, field_writers=LATENT_WRITES),
+    "deepseek_v3": Family(_read_deepseek_v3, {"moe_layer_freq": 1}, ROUTING, field_writers=LATENT_WRITES),
+    "kimi_k2": Family(_read_deepseek_v3, {"moe_layer_freq": 1}, ROUTING, class_model_type="deepseek_v3"),
     "kimi_k25": Family(None, text_type="deepseek_v3", tower_file="qwen"),
     "mistral4": Family(
-        _mistral4, {"moe_layer_freq": 1, "mlp_bias": False}, ROUTING | {"sliding_window"}, field_writers=LATENT_WRITES
+        _read_mistral4,
+        {"moe_layer_freq": 1, "mlp_bias": False},
+        ROUTING | {"sliding_window"},
+        field_writers=LATENT_WRITES,
     ),
     "glm4_moe_lite": Family(
-        _glm4_moe_lite,
+        _read_glm4_moe_lite,
         {"moe_layer_freq": 1, "first_k_dense_replace": 1},
         ROUTING,
         field_writers={**LATENT_WRITES, "mlp_layer_types": "mlp_layer_types", **PARTIAL_ROTARY},
     ),
     "axk1": Family(
-        _axk1,
+        _read_axk1,
         {"moe_layer_freq": 1, "first_k_dense_replace": 1},
         ROUTING,
         field_writers=LATENT_WRITES,
         modules={"mlp": "mlp - mlp.post_mlp_layernorm | mlp", "mlp_post_norm": "mlp.post_mlp_layernorm"},
     ),
-    "minicpm3": Family(_minicpm3, ignored_fields=ROUTING, field_writers=LATENT_WRITES),
-    "youtu": Family(_youtu, {"mlp_bias": False}, ROUTING, field_writers=LATENT_WRITES),
+    "minicpm3": Family(_read_minicpm3, ignored_fields=ROUTING, field_writers=LATENT_WRITES),
+    "youtu": Family(_read_youtu, {"mlp_bias": False}, ROUTING, field_writers=LATENT_WRITES),
 }

@@ -18,14 +18,14 @@ def _routed_experts(config: Config, layer_kinds: list[str]) -> Table:
     return deepseek_decoder(config, mixer, routed_experts(config, bias, ()), layer_kinds, bias)
 
 
-def _deepseek_ocr2_text(config: Config) -> Table:
+def _read_deepseek_ocr2_text(config: Config) -> Table:
     depth = config.size("num_hidden_layers")
     if config.get("mlp_layer_types") is None:
         raise config.error("mlp_layer_types", None, f"{depth} names, one for each layer; the class has no default")
     return _routed_experts(config, listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, ["moe"] * depth))
 
 
-def _unlimited_ocr_text(config: Config) -> Table:
+def _read_unlimited_ocr_text(config: Config) -> Table:
     """Reads Unlimited-OCR, whose layers attend to the whole prompt and to a window of generated tokens.
 
     A spec does not tell a prompt from the tokens after it, so that its layers attend to all of them; a remark says so.
@@ -48,9 +48,9 @@ FAMILIES = {
     "deepseek_ocr2": Family(
         None, text_type="deepseek_ocr2_text", uncounted_encoders={"vision_config": "deepseek_ocr2_vision"}
     ),
-    "deepseek_ocr2_text": Family(_deepseek_ocr2_text, {"moe_layer_freq": 1}, ROUTING | {"first_k_dense_replace"}),
+    "deepseek_ocr2_text": Family(_read_deepseek_ocr2_text, {"moe_layer_freq": 1}, ROUTING | {"first_k_dense_replace"}),
     "unlimited_ocr": Family(
         None, text_type="unlimited_ocr_text", uncounted_encoders={"vision_config": "unlimited_ocr_vision"}
     ),
-    "unlimited_ocr_text": Family(_unlimited_ocr_text, {"moe_layer_freq": 1, "first_k_dense_replace": 1}, ROUTING),
+    "unlimited_ocr_text": Family(_read_unlimited_ocr_text, {"moe_layer_freq": 1, "first_k_dense_replace": 1}, ROUTING),
 }

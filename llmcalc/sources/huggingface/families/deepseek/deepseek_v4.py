@@ -33,37 +33,39 @@ KINDS = {"sliding_attention": "sliding", SPARSE: "sparse", HEAVY: "heavy"}
 RATIOS = {0: "sliding", 4: "sparse", 128: "heavy"}
 
 
-def _deepseek_v4(config: Config) -> Table:
+def _read_deepseek_v4(config: Config) -> Table:
     uncounted_prediction(config)
     config.require("n_shared_experts", 1)
     config.require("hidden_act", "silu")
     depth = config.size("num_hidden_layers")
     norm = float32_rmsnorm(config.number("rms_norm_eps"))
-    width = config.size("moe_intermediate_size", "intermediate_size")
-    fields = ("num_attention_heads", "head_dim", "q_lora_rank", "o_groups", "o_lora_rank", "sliding_window")
+    expert_width = config.size("moe_intermediate_size", "intermediate_size")
+    attention_fields = ("num_attention_heads", "head_dim", "q_lora_rank", "o_groups", "o_lora_rank", "sliding_window")
     position: Table = full_rope(config)
     mixer: Table = {
         "type": "compressed",
-        **{field: config.size(field) for field in fields},
+        **{field: config.size(field) for field in attention_fields},
         "qk_rope_head_dim": _rotary_dims(config),
         "norm": norm,
         "position": position,
     }
     indexer = {field: config.size(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
-    rates = _compression_rates(config)
-    variants: Table = {"sliding": {}, "heavy": {"attention": {"compress_rate": rates[HEAVY]}}}
-    variants["sparse"] = {"attention": {"compress_rate": rates[SPARSE], "overlap": True, "indexer": indexer}}
-    shared_network = clamped_swiglu(glu(config, config.flag("mlp_bias"), width))
+    compression_rates = _compression_rates(config)
+    layer_variants: Table = {"sliding": {}, "heavy": {"attention": {"compress_rate": compression_rates[HEAVY]}}}
+    layer_variants["sparse"] = {
+        "attention": {"compress_rate": compression_rates[SPARSE], "overlap": True, "indexer": indexer}
+    }
+    shared_ffn = clamped_swiglu(glu(config, config.flag("mlp_bias"), expert_width))
     scoring = _scoring_func(config)
     table_router: Table = {"type": "token_table", "scoring_func": scoring}
     experts = moe(
         config.size("n_routed_experts", "num_local_experts"),
         config.size("num_experts_per_tok"),
-        clamped_swiglu(glu(config, width=width)),
-        shared_network,
+        clamped_swiglu(glu(config, width=expert_width)),
+        shared_ffn,
         router={"scoring_func": scoring},
     )
-    networks: Table = {
+    ffns_by_kind: Table = {
         "hash": {"feed_forward": {"router": {**table_router, "vocab_size": config.size("vocab_size")}}},
         "moe": {"feed_forward": {"router": {"score_correction": "buffer"}}},
     }
@@ -71,7 +73,9 @@ def _deepseek_v4(config: Config) -> Table:
         "type": "hyper", "attention": mixer, "feed_forward": experts, "norm": norm, "hc_mult": config.size("hc_mult"),
         "hc_sinkhorn_iters": config.size("hc_sinkhorn_iters"),
     }  # fmt: skip
-    stack = combined_kinds((_attention_kinds(config, depth), variants), (_routing_kinds(config, depth), networks))
+    stack = combined_kinds(
+        (_attention_kinds(config, depth), layer_variants), (_routing_kinds(config, depth), ffns_by_kind)
+    )
     return decoder(
         config, block, norm, stack={**stack, "streams": {"type": "hyper", "hc_mult": config.size("hc_mult")}}
     )
@@ -88,12 +92,12 @@ def _rotary_dims(config: Config) -> int:
 
 def _compression_rates(config: Config) -> dict[str, int]:
     """Returns the tokens per compressed entry by kind of layer; two older config fields take precedence."""
-    table = config.table("compress_rates") if config.has("compress_rates") else {SPARSE: 4, HEAVY: 128}
-    rates = Config(table, {}, config.model_type, config.head, f"{config.location}compress_rates.")
+    rates_by_type = config.table("compress_rates") if config.has("compress_rates") else {SPARSE: 4, HEAVY: 128}
+    compression_rates = Config(rates_by_type, {}, config.model_type, config.head, f"{config.location}compress_rates.")
     older_names = {SPARSE: "compress_rate_csa", HEAVY: "compress_rate_hca"}
     return {
-        layer_kind: config.size(name) if config.has(name) else rates.size(layer_kind)
-        for layer_kind, name in older_names.items()
+        layer_kind: config.size(older_name) if config.has(older_name) else compression_rates.size(layer_kind)
+        for layer_kind, older_name in older_names.items()
     }
 
 
@@ -123,7 +127,9 @@ def _routing_kinds(config: Config, depth: int) -> list[str]:
 
 
 def _scoring_func(config: Config) -> str:
-    scoring: str = config.choice({name: name for name in ("softmax", "sigmoid", "sqrtsoftplus")}, "scoring_func")
+    scoring: str = config.choice(
+        {function_name: function_name for function_name in ("softmax", "sigmoid", "sqrtsoftplus")}, "scoring_func"
+    )
     return scoring
 
 
@@ -158,7 +164,7 @@ KEPT_TWICE = Deviation(
 
 FAMILIES = {
     "deepseek_v4": Family(
-        _deepseek_v4,
+        _read_deepseek_v4,
         ignored_fields=field_names(
             """
             compress_rate_csa compress_rate_hca compress_ratios expert_dtype num_hash_layers qk_rope_head_dim

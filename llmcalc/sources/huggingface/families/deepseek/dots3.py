@@ -29,9 +29,9 @@ LATENT_SIZES = (
 RANGES = {"indexed_attention": "indexed", "full_attention": "full", "sliding_attention": "sliding"}
 
 
-def _dots3_note_text(config: Config) -> Table:
+def _read_dots3_note_text(config: Config) -> Table:
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
-    indexer = {name: config.size(name) for name in ("index_n_heads", "index_head_dim", "index_topk")}
+    indexer = {field_name: config.size(field_name) for field_name in ("index_n_heads", "index_head_dim", "index_topk")}
     config.size("q_lora_rank")
     mixer = latent_attention(config, output_gate={"per": "head"}, key_norm=True, norm=norm)
     shared_width = config.size("shared_experts_intermediate_size", "moe_shared_expert_intermediate_size")
@@ -48,10 +48,8 @@ def _dots3_note_text(config: Config) -> Table:
         "sliding": {"attention": {**_window_sizes(config), "sliding_window": _window_size(config)}},
     }
     block = layer_table(mixer, glu(config), norm)
-    network_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
-    stack = combined_kinds(
-        (_attention_kinds(config, depth), layer_tables), (_network_kinds(config, depth), network_kinds)
-    )
+    ffn_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
+    stack = combined_kinds((_attention_kinds(config, depth), layer_tables), (_ffn_kinds(config, depth), ffn_kinds))
     return decoder(config, block, norm, stack=stack)
 
 
@@ -59,22 +57,22 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
     """Returns each layer's attention: to selected tokens (`indexed`), within a window or to all tokens."""
     selects_keys = config.get("use_dsa")
     full_kind = "full" if selects_keys is False else "indexed"
-    windows = config.flag("use_sliding_window")
-    default_kinds = [full_kind if not windows or i < 2 or i % 4 == 1 else "sliding" for i in range(depth)]
+    has_windows = config.flag("use_sliding_window")
+    default_kinds = [full_kind if not has_windows or i < 2 or i % 4 == 1 else "sliding" for i in range(depth)]
     layer_kinds = listed_kinds(config, "layer_types", RANGES, default_kinds)
     if selects_keys is None and config.has("per_layer_config"):
         return layer_kinds
-    return [name if name == "sliding" else full_kind for name in layer_kinds]
+    return [layer_kind if layer_kind == "sliding" else full_kind for layer_kind in layer_kinds]
 
 
-def _network_kinds(config: Config, depth: int) -> list[str]:
+def _ffn_kinds(config: Config, depth: int) -> list[str]:
     """Returns each layer's kind of network; `moe_layer_freq` is an interval or a list with a number per layer."""
-    first_expert_layer, interval = config.count("first_k_dense_replace"), config.get("moe_layer_freq")
-    expert_flags = config.sizes("moe_layer_freq") if isinstance(interval, list) else None
+    first_expert_layer, expert_interval = config.count("first_k_dense_replace"), config.get("moe_layer_freq")
+    expert_flags = config.sizes("moe_layer_freq") if isinstance(expert_interval, list) else None
     if expert_flags is not None and len(expert_flags) < depth:
-        raise config.error("moe_layer_freq", interval, f"an interval, or {depth} whole numbers")
-    period = config.size("moe_layer_freq") if expert_flags is None else 1
-    has_experts = [bool(expert_flags[i]) if expert_flags is not None else i % period == 0 for i in range(depth)]
+        raise config.error("moe_layer_freq", expert_interval, f"an interval, or {depth} whole numbers")
+    expert_period = config.size("moe_layer_freq") if expert_flags is None else 1
+    has_experts = [bool(expert_flags[i]) if expert_flags is not None else i % expert_period == 0 for i in range(depth)]
     default_kinds = ["moe" if i >= first_expert_layer and has_experts[i] else "dense" for i in range(depth)]
     return listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_kinds)
 
@@ -88,10 +86,13 @@ def _window_sizes(config: Config) -> Table:
     saved_config = config.get("per_layer_config")
     if saved_config is not None:
         layers = config.table("per_layer_config")
-        first_fields = next((fields for fields in layers.values() if isinstance(fields, dict)), {})
-        section = Config(first_fields, {}, config.model_type, location=f"{config.location}per_layer_config.")
-        return {name: section.size(name) if section.has(name) else config.size(name) for name in LATENT_SIZES}
-    latent_sizes = {name: config.size(f"swa_{name}") for name in LATENT_SIZES if name != "qk_rope_head_dim"}
+        first_fields = next((layer_fields for layer_fields in layers.values() if isinstance(layer_fields, dict)), {})
+        window_config = Config(first_fields, {}, config.model_type, location=f"{config.location}per_layer_config.")
+        return {
+            field: window_config.size(field) if window_config.has(field) else config.size(field)
+            for field in LATENT_SIZES
+        }
+    latent_sizes = {field: config.size(f"swa_{field}") for field in LATENT_SIZES if field != "qk_rope_head_dim"}
     rotary_dim = config.optional_size("swa_qk_rope_head_dim")
     if rotary_dim is None:
         rotary_dim = config.size("swa_head_dim") - latent_sizes["qk_nope_head_dim"]
@@ -118,7 +119,7 @@ FAMILIES = {
         uncounted_encoders={"vision_config": "dots3_note_vision_encoder", "audio_config": "dots3_note_audio_encoder"},
     ),
     "dots3_note_text": Family(
-        _dots3_note_text,
+        _read_dots3_note_text,
         {
             "first_k_dense_replace": 1,
             "moe_layer_freq": 1,

@@ -23,16 +23,16 @@ from ...parts import (
 from .deepseek import LATENT_WRITES, ROUTING, SIGMOID, latent_attention, routed_experts
 
 
-def _deepseek_v32(config: Config) -> Table:
+def _read_deepseek_v32(config: Config) -> Table:
     return _sparse_attention_model(config, ["full"] * config.size("num_hidden_layers"))
 
 
-def _glm_moe_dsa(config: Config) -> Table:
+def _read_glm_moe_dsa(config: Config) -> Table:
     if config.has("num_experts"):  # written by quantizers beside the field that the class reads
         config.require("num_experts", config.size("n_routed_experts"))
-    choices = indexer_kinds(config, config.size("num_hidden_layers"))
-    check_first_indexer(config, choices)
-    return _sparse_attention_model(config, choices)
+    layer_indexers = indexer_kinds(config, config.size("num_hidden_layers"))
+    check_first_indexer(config, layer_indexers)
+    return _sparse_attention_model(config, layer_indexers)
 
 
 def check_first_indexer(config: Config, layer_indexers: list[str]) -> None:
@@ -51,19 +51,19 @@ def indexer_kinds(config: Config, depth: int) -> list[str]:
     The config has a list, a pattern, or an interval.
     """
     if config.has("index_topk_pattern") and not config.has("indexer_types"):
-        pattern = config.get("index_topk_pattern")
+        indexer_pattern = config.get("index_topk_pattern")
         pattern_kinds = (
-            [{"F": "full", "S": "shared"}.get(pattern_letter, pattern_letter) for pattern_letter in pattern]
-            if isinstance(pattern, str | list)
+            [{"F": "full", "S": "shared"}.get(pattern_letter, pattern_letter) for pattern_letter in indexer_pattern]
+            if isinstance(indexer_pattern, str | list)
             else []
         )
         if len(pattern_kinds) != depth or not {*pattern_kinds} <= {"full", "shared"}:
-            raise config.error("index_topk_pattern", pattern, f"{depth} times F or S")
+            raise config.error("index_topk_pattern", indexer_pattern, f"{depth} times F or S")
         return pattern_kinds
     default_kinds = ["full"] * depth
     if not config.has("indexer_types"):
-        period, offset = max(config.count("index_topk_freq"), 1), config.count("index_skip_topk_offset")
-        default_kinds = ["shared" if max(i - offset + 1, 0) % period else "full" for i in range(depth)]
+        indexer_period, indexer_offset = max(config.count("index_topk_freq"), 1), config.count("index_skip_topk_offset")
+        default_kinds = ["shared" if max(i - indexer_offset + 1, 0) % indexer_period else "full" for i in range(depth)]
     return listed_kinds(config, "indexer_types", {"full": "full", "shared": "shared"}, default_kinds)
 
 
@@ -72,39 +72,39 @@ def _sparse_attention_model(config: Config, layer_indexers: list[str]) -> Table:
     config.require("mlp_bias", False)
     norm = rmsnorm(config.number("rms_norm_eps"))
     indexer = {field: config.size(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
-    networks = dense_or_moe(config, len(layer_indexers), config.count("first_k_dense_replace"))
+    ffn_kinds = dense_or_moe(config, len(layer_indexers), config.count("first_k_dense_replace"))
     experts = routed_experts(config, **SIGMOID)
-    network = glu(config) if "dense" in networks else experts
+    ffn = glu(config) if "dense" in ffn_kinds else experts
     layer_kinds = {"dense": {}, "moe": {"feed_forward": experts}}
-    block = layer_table(latent_attention(config, indexer=indexer), network, norm)
+    block = layer_table(latent_attention(config, indexer=indexer), ffn, norm)
     stack = combined_kinds(
-        (layer_indexers, {"full": {}, "shared": {"attention": {"indexer": {"shared": True}}}}), (networks, layer_kinds)
+        (layer_indexers, {"full": {}, "shared": {"attention": {"indexer": {"shared": True}}}}), (ffn_kinds, layer_kinds)
     )
     mtp_fields = prediction(config)
     if mtp_fields and "shared" in layer_indexers:
         mtp_fields["mtp"]["layer"] = next(
-            name for name in ("full-moe", "full-dense", "full") if name in stack["variants"]
+            variant_name for variant_name in ("full-moe", "full-dense", "full") if variant_name in stack["variants"]
         )
     return decoder(config, block, norm, stack=stack, **mtp_fields)
 
 
-def _axk2(config: Config) -> Table:
+def _read_axk2(config: Config) -> Table:
     """Reads A.X-K2, whose norm before a dense FFN has no gate."""
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
-    first_expert_layer, period = (
+    first_expert_layer, expert_period = (
         (config.count("first_k_dense_replace"), config.size("moe_layer_freq"))
         if not config.has("mlp_layer_types")
         else (0, 1)
     )
-    default_kinds = ["moe" if i >= first_expert_layer and i % period == 0 else "dense" for i in range(depth)]
-    networks, experts = (
+    default_kinds = ["moe" if i >= first_expert_layer and i % expert_period == 0 else "dense" for i in range(depth)]
+    ffn_kinds, experts = (
         listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_kinds),
         routed_experts(config, **SIGMOID),
     )
     indexer = {field: config.size(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
     layer_tables: Table = {
         "dense": {"feed_forward": {"type": "mlp", **glu(config)}, "feed_forward_gate": False}
-        if "dense" in networks
+        if "dense" in ffn_kinds
         else {},
         "moe": {},
     }
@@ -115,17 +115,17 @@ def _axk2(config: Config) -> Table:
         "norm": norm,
         "gated_norm_rank": config.size("gated_norm_rank"),
     }
-    return decoder(config, block, norm, stack=combined_kinds((networks, layer_tables)))
+    return decoder(config, block, norm, stack=combined_kinds((ffn_kinds, layer_tables)))
 
 
 DSA_MODULES: Modules = {"indexer.k_proj": "wk", "indexer.q_proj": "wq_b"}
 
 FAMILIES = {
     "deepseek_v32": Family(
-        _deepseek_v32, {"moe_layer_freq": 1}, ROUTING, field_writers=LATENT_WRITES, modules=DSA_MODULES
+        _read_deepseek_v32, {"moe_layer_freq": 1}, ROUTING, field_writers=LATENT_WRITES, modules=DSA_MODULES
     ),
     "glm_moe_dsa": Family(
-        _glm_moe_dsa,
+        _read_glm_moe_dsa,
         {"moe_layer_freq": 1, "index_topk_freq": 1, "index_skip_topk_offset": 2},
         ROUTING
         | field_names(
@@ -142,7 +142,7 @@ FAMILIES = {
         earlier_names={"self_attn.indexer.weights_proj": "self_attn.indexers_proj"},
     ),
     "axk2": Family(
-        _axk2,
+        _read_axk2,
         {"first_k_dense_replace": 1, "moe_layer_freq": 1},
         ROUTING | {"mlp_bias", "first_k_dense_replace"},
         field_writers=LATENT_WRITES,

@@ -23,7 +23,7 @@ from ...parts import (
     layer_table,
     listed_kinds,
     moe,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
     rope,
 )
@@ -31,15 +31,15 @@ from ...writes import PARTIAL_ROTARY
 from .deepseek import ROUTING, SIGMOID, deepseek_decoder, routed_experts
 
 
-def _glm4_moe(config: Config) -> Table:
+def _read_glm4_moe(config: Config) -> Table:
     """Reads GLM-4.5: o_proj has no bias, regardless of attention_bias."""
-    norm = qk_norm(rmsnorm(config.number("rms_norm_eps"))) if config.flag("use_qk_norm") else {}
+    norm = qk_norm_fields(rmsnorm(config.number("rms_norm_eps"))) if config.flag("use_qk_norm") else {}
     mixer = attention(config, position=rope(config, 0.5), **biases(config.flag("attention_bias"), *QKV), **norm)
     layer_kinds = dense_or_moe(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
     return deepseek_decoder(config, mixer, routed_experts(config, **SIGMOID), layer_kinds)
 
 
-def _dots1(config: Config) -> Table:
+def _read_dots1(config: Config) -> Table:
     config.require("moe_layer_freq", 1)
     depth = config.size("num_hidden_layers")
     norm = rmsnorm(config.number("rms_norm_eps"))
@@ -48,21 +48,21 @@ def _dots1(config: Config) -> Table:
     attention_kinds = listed_kinds(
         config, "layer_types", FULL_OR_SLIDING, ["full" if i < first_sliding_layer else "sliding" for i in range(depth)]
     )
-    networks = dense_or_moe(config, depth, config.count("first_k_dense_replace"))
+    ffn_kinds = dense_or_moe(config, depth, config.count("first_k_dense_replace"))
     attention_fields: Table = {
         "full": {},
         "sliding": {} if window is None else {"attention": {"sliding_window": window}},
     }
     experts: Table = {
         "dense": {},
-        "moe": {"feed_forward": routed_experts(config, **SIGMOID)} if "moe" in networks else {},
+        "moe": {"feed_forward": routed_experts(config, **SIGMOID)} if "moe" in ffn_kinds else {},
     }
-    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm))
+    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm))
     block = layer_table(mixer, glu(config), norm)
-    return decoder(config, block, norm, stack=combined_kinds((attention_kinds, attention_fields), (networks, experts)))
+    return decoder(config, block, norm, stack=combined_kinds((attention_kinds, attention_fields), (ffn_kinds, experts)))
 
 
-def _minimax_m2(config: Config) -> Table:
+def _read_minimax_m2(config: Config) -> Table:
     """Reads MiniMax-M2: QK-norm over all heads together, and experts in every layer."""
     config.require("use_qk_norm", True)
     config.require("qk_norm_type", "per_layer")
@@ -72,7 +72,7 @@ def _minimax_m2(config: Config) -> Table:
         raise config.error("attn_type_list", config.get("attn_type_list"), "1 for every layer (full attention)")
     norm = rmsnorm(config.number("rms_norm_eps"))
     rotary_fields = {"rotary_dim": config.size("rotary_dim")} if config.has("rotary_dim") else {}
-    mixer = attention(config, position={**rope(config), **rotary_fields}, **qk_norm(norm, "projection"))
+    mixer = attention(config, position={**rope(config), **rotary_fields}, **qk_norm_fields(norm, "projection"))
     experts = moe(
         config.size("num_local_experts", "num_experts"), config.size("num_experts_per_tok"), glu(config), **SIGMOID
     )
@@ -80,10 +80,10 @@ def _minimax_m2(config: Config) -> Table:
 
 
 FAMILIES = {
-    "glm4_moe": Family(_glm4_moe, {"moe_layer_freq": 1}, ROUTING, field_writers=PARTIAL_ROTARY),
-    "dots1": Family(_dots1, {"moe_layer_freq": 1}, ROUTING | {"use_sliding_window"}),
+    "glm4_moe": Family(_read_glm4_moe, {"moe_layer_freq": 1}, ROUTING, field_writers=PARTIAL_ROTARY),
+    "dots1": Family(_read_dots1, {"moe_layer_freq": 1}, ROUTING | {"use_sliding_window"}),
     "minimax_m2": Family(
-        _minimax_m2,
+        _read_minimax_m2,
         {
             "attention_bias": False,
             "moe_layer_freq": 1,

@@ -42,11 +42,11 @@ PUBLISHED_FIELDS = {"index_kpool_compress": True, "mhc": True, "mla_use_nope": T
 """Fields of the published config that the class does not have → the value that it implements."""
 
 
-def _glm5_next_text(config: Config) -> Table:
+def _read_glm5_next_text(config: Config) -> Table:
     uncounted_prediction(config)
-    for name, value in PUBLISHED_FIELDS.items():
-        if config.has(name):
-            config.require(name, value)
+    for field_name, field_value in PUBLISHED_FIELDS.items():
+        if config.has(field_name):
+            config.require(field_name, field_value)
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     config.require("num_key_value_heads", None, config.size("num_attention_heads"))
     config.require("hidden_act", "silu")
@@ -54,14 +54,14 @@ def _glm5_next_text(config: Config) -> Table:
         raise config.error("qk_rope_head_dim", config.get("qk_rope_head_dim"), "0: its attention has no positions")
     config.size("q_lora_rank")
     config.require("index_kpool_always_select_tail", True)
-    selected_tokens, pool = config.size("index_topk"), config.size("index_kpool")
-    config.quotient("index_kpool", selected_tokens, pool)
+    selected_tokens, pool_size = config.size("index_topk"), config.size("index_kpool")
+    config.quotient("index_kpool", selected_tokens, pool_size)
     indexer = {
         "type": "pooled",
         "index_n_heads": config.size("index_n_heads"),
         "index_head_dim": config.size("index_head_dim"),
         "index_topk": selected_tokens,
-        "index_kpool": pool,
+        "index_kpool": pool_size,
     }
     latent_fields: Table = {"norm": norm, "mla_use_nope": True, "qk_rope_head_dim": 0, "position": {"type": "rope"}}
     mixers: Table = {
@@ -69,38 +69,38 @@ def _glm5_next_text(config: Config) -> Table:
         "full": _latent_attention(config, indexer, latent_fields),
         "shared": _latent_attention(config, {**indexer, "shared": True}, latent_fields),
     }
-    networks = dense_or_moe(config, depth, 3)
+    ffn_kinds = dense_or_moe(config, depth, 3)
     experts = routed_experts(config, **SIGMOID)
     clamped_networks = {
         field: clamped_swiglu(experts[field]) for field in ("expert", "shared_expert") if field in experts
     }
     network_kinds: Table = {"moe": {**experts, **clamped_networks}}
-    if "dense" in networks:
+    if "dense" in ffn_kinds:
         network_kinds["dense"] = {"type": "mlp", **clamped_swiglu(glu(config))}
     streams = {"hc_mult": config.size("hc_mult")}
     common_fields = {"type": "hyper", "norm": norm, **streams, "hc_sinkhorn_iters": config.size("hc_sinkhorn_iters")}
     layer_tables = {
-        f"{mixer}_{network}": {**common_fields, "attention": mixers[mixer], "feed_forward": network_kinds[network]}
+        f"{mixer}_{ffn_kind}": {**common_fields, "attention": mixers[mixer], "feed_forward": network_kinds[ffn_kind]}
         for mixer in mixers
-        for network in network_kinds
+        for ffn_kind in network_kinds
     }
     layer_kinds = [
-        f"{mixer}_{network}" for mixer, network in zip(_attention_kinds(config, depth), networks, strict=True)
+        f"{mixer}_{ffn_kind}" for mixer, ffn_kind in zip(_attention_kinds(config, depth), ffn_kinds, strict=True)
     ]
     stack = stack_of_kinds(layer_tables, layer_kinds)
     stack["streams"] = {"type": "hyper", "merge": "mean", **streams}
     return decoder(config, stack["block"], norm, stack=stack)
 
 
-def _latent_attention(config: Config, indexer: Table, fields: Table) -> Table:
+def _latent_attention(config: Config, indexer: Table, other_fields: Table) -> Table:
     config.fields_read.add("rope_parameters")
     return {
         "type": "mla",
-        **{name: config.size(name) for name in ("num_attention_heads", "q_lora_rank", "kv_lora_rank", "v_head_dim")},
+        **{field: config.size(field) for field in ("num_attention_heads", "q_lora_rank", "kv_lora_rank", "v_head_dim")},
         "qk_nope_head_dim": config.size("qk_nope_head_dim"),
         "attention_bias": config.flag("attention_bias"),
         "indexer": indexer,
-        **fields,
+        **other_fields,
     }
 
 
@@ -109,15 +109,17 @@ def _linear_attention(config: Config) -> Table:
     is_bounded = config.get("linear_lower_bound") is not None
     linear_lower_bound = config.number("linear_lower_bound", minimum=-LARGEST) if is_bounded else None
     linear_fields = linear_attention_config(config, {"gate_lower_bound": linear_lower_bound, "safe_gate": True})
-    bound = linear_fields.get("gate_lower_bound")
-    if bound is None and config.has("linear_attn_config") and linear_fields.flag("safe_gate"):
-        bound = BOUND
-    elif bound is not None:
-        bound = linear_fields.number("gate_lower_bound", minimum=-LARGEST)
+    lower_bound = linear_fields.get("gate_lower_bound")
+    if lower_bound is None and config.has("linear_attn_config") and linear_fields.flag("safe_gate"):
+        lower_bound = BOUND
+    elif lower_bound is not None:
+        lower_bound = linear_fields.number("gate_lower_bound", minimum=-LARGEST)
     linear_fields.fields_read.update(("safe_gate", "kda_layers", "full_attn_layers"))
-    table = kda(config, linear_fields, **({} if bound is None else {"kda_lower_bound": float(bound)}))
+    attention_fields = kda(
+        config, linear_fields, **({} if lower_bound is None else {"kda_lower_bound": float(lower_bound)})
+    )
     linear_fields.finish(frozenset(), config)
-    return table
+    return attention_fields
 
 
 def _attention_kinds(config: Config, depth: int) -> list[str]:
@@ -126,19 +128,21 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
     Raises `InputError` for a selection that is not that of the layer directly below, which its class does not find.
     """
     default_kinds = ["indexed" if i % 4 == 3 else "linear" for i in range(depth)]
-    choices = indexer_kinds(config, depth)
-    mixers = [
+    layer_indexers = indexer_kinds(config, depth)
+    mixer_kinds = [
         indexer_kind if mixer == "indexed" else mixer
-        for mixer, indexer_kind in zip(listed_kinds(config, "layer_types", MIXERS, default_kinds), choices, strict=True)
+        for mixer, indexer_kind in zip(
+            listed_kinds(config, "layer_types", MIXERS, default_kinds), layer_indexers, strict=True
+        )
     ]
-    for i, mixer in enumerate(mixers):
-        if mixer == "shared" and (i == 0 or mixers[i - 1] != "full"):
+    for i, mixer in enumerate(mixer_kinds):
+        if mixer == "shared" and (i == 0 or mixer_kinds[i - 1] != "full"):
             raise config.error(
                 "indexer_types",
                 config.get("indexer_types"),
                 f"full for layer {i}: the layer below it selects no tokens, whose selection it could use",
             )
-    return mixers
+    return mixer_kinds
 
 
 def _with_padding_flag(op: Op) -> Op:
@@ -167,7 +171,7 @@ def _mla_indexer(config_values: ConfigValues) -> Any:
 
 FAMILIES = {
     "glm5_next_text": Family(
-        _glm5_next_text,
+        _read_glm5_next_text,
         {"index_topk_freq": 1, "index_skip_topk_offset": 2},
         ROUTING
         | field_names(

@@ -25,27 +25,27 @@ from .deepseek import ROUTING, SIGMOID, latent_attention, routed_experts
 from .dsa import DSA_MODULES, check_first_indexer
 
 
-def _hy_v4(config: Config) -> Table:
+def _read_hy_v4(config: Config) -> Table:
     """Reads Hy 4. Without `indexer_types`, layers 0 and 1 and every fourth layer from layer 1 on have an indexer."""
     uncounted_prediction(config)
     config.require("hidden_act", "silu")
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
     indexer = {field: config.size(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
-    choices = listed_kinds(
+    layer_indexers = listed_kinds(
         config,
         "indexer_types",
         {"full": "full", "shared": "shared"},
         ["shared" if i and (i - 1) % 4 else "full" for i in range(depth)],
     )
-    check_first_indexer(config, choices)
-    networks, experts = dense_or_moe(config, depth, 1), routed_experts(config, **SIGMOID)
+    check_first_indexer(config, layer_indexers)
+    ffn_kinds, experts = dense_or_moe(config, depth, 1), routed_experts(config, **SIGMOID)
     experts["expert"] = clamped_swiglu(experts["expert"])
-    network = glu(config) if "dense" in networks else experts
+    ffn = glu(config) if "dense" in ffn_kinds else experts
     layer_kinds = {"dense": {}, "moe": {"feed_forward": experts}}
     block = {
         "type": "hyper",
         "attention": latent_attention(config, indexer=indexer, output_gate={"per": "element"}, sinks=True),
-        "feed_forward": network,
+        "feed_forward": ffn,
         "norm": norm,
         "hc_mult": config.size("hc_mult"),
         "hc_sinkhorn_iters": None,
@@ -53,7 +53,7 @@ def _hy_v4(config: Config) -> Table:
         "hc_eps": config.number("hc_eps"),
     }
     stack = combined_kinds(
-        (choices, {"full": {}, "shared": {"attention": {"indexer": {"shared": True}}}}), (networks, layer_kinds)
+        (layer_indexers, {"full": {}, "shared": {"attention": {"indexer": {"shared": True}}}}), (ffn_kinds, layer_kinds)
     )
     return decoder(
         config, block, norm, stack={**stack, "streams": {"type": "hyper", "hc_mult": config.size("hc_mult")}}
@@ -62,7 +62,7 @@ def _hy_v4(config: Config) -> Table:
 
 FAMILIES = {
     "hy_v4": Family(
-        _hy_v4,
+        _read_hy_v4,
         ignored_fields=ROUTING | {"num_nextn_predict_layers"},
         field_writers=UNPADDED,
         modules={**module_names("hyperclovax"), **DSA_MODULES},

@@ -16,24 +16,24 @@ from ...parts import (
     attention,
     biases,
     decoder,
-    every_nth_full,
     float32_rmsnorm,
     glu,
+    kinds_with_nth_full,
     layer_table,
     listed_kinds,
     moe,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
     sliding_stack,
 )
-from ..experts.mixtral import qwen_moe
+from ..experts.mixtral import qwen_moe_decoder
 from ..glm.glm import GLM4_MODULES
 from .deepseek import SIGMOID
 
 UNTURNED: Table = {"position": "none"}
 
 
-def _kolibri1(config: Config) -> Table:
+def _read_kolibri1(config: Config) -> Table:
     config.size("sliding_window")
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
     experts = moe(
@@ -41,34 +41,38 @@ def _kolibri1(config: Config) -> Table:
         glu(config, width=config.size("moe_intermediate_size")),
         glu(config, width=config.size("shared_expert_intermediate_size")), **SIGMOID,
     )  # fmt: skip
-    block = layer_table(attention(config, **qk_norm(norm)), experts, norm, "sandwich")
-    return decoder(config, block, norm, stack=sliding_stack(config, every_nth_full(depth, 5), full_fields=UNTURNED))
+    block = layer_table(attention(config, **qk_norm_fields(norm)), experts, norm, "sandwich")
+    return decoder(
+        config, block, norm, stack=sliding_stack(config, kinds_with_nth_full(depth, 5), full_fields=UNTURNED)
+    )
 
 
-def _flint(config: Config) -> Table:
+def _read_flint(config: Config) -> Table:
     norm, depth = float32_rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
     if config.get("mlp_only_layers") is None:  # the class replaces null by its default
-        config.data = {name: value for name, value in config.data.items() if name != "mlp_only_layers"}
+        config.data = {field: value for field, value in config.data.items() if field != "mlp_only_layers"}
     attention_kinds = listed_kinds(
         config,
         "layer_types",
         FULL_OR_SLIDING,
         ["full" if i < 2 or i % 4 == 1 or i == depth - 1 else "sliding" for i in range(depth)],
     )
-    windows = (
+    layer_windows = (
         attention_kinds,
         {"full": {"attention": UNTURNED}, "sliding": {"attention": {"sliding_window": config.size("sliding_window")}}},
     )
     kernels = {"sinks": True, "float32_scores": True}
-    mixer = attention(config, **kernels, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm))
+    mixer = attention(config, **kernels, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm))
     expert_fields = {
-        "shared": glu(config, width=config.size("shared_expert_intermediate_size")),
+        "shared_expert": glu(config, width=config.size("shared_expert_intermediate_size")),
         "router": {"scoring_func": "sigmoid"},
     }
-    return qwen_moe(config, config.count("num_experts"), mixer, expert_fields, windows, float32_product=True)
+    return qwen_moe_decoder(
+        config, config.count("num_experts"), mixer, expert_fields, layer_windows, float32_product=True
+    )
 
 
 FAMILIES = {
-    "kolibri1": Family(_kolibri1, aliases={"num_experts": "num_local_experts"}, modules=GLM4_MODULES),
-    "flint": Family(_flint, {"mlp_only_layers": [0, 1]}),
+    "kolibri1": Family(_read_kolibri1, aliases={"num_experts": "num_local_experts"}, modules=GLM4_MODULES),
+    "flint": Family(_read_flint, {"mlp_only_layers": [0, 1]}),
 }

@@ -14,17 +14,17 @@ from ...parts import Table, decoder, glu, moe, rmsnorm, uncounted_prediction
 from .deepseek import LATENT_WRITES, ROUTING, latent_attention
 
 
-def longcat_flash(config: Config) -> Table:
+def read_longcat_flash(config: Config) -> Table:
     """Reads LongCat-Flash. Scaling factors of latents and of the experts' sum are not matrix products."""
     head_size = config.size("qk_nope_head_dim") + config.size("qk_rope_head_dim")
     config.require("qk_head_dim", None, head_size)
     attention = latent_attention(
         config, q_lora_rank=config.size("q_lora_rank")
     )  # the class always has a low-rank query
-    routing: Table = {"router": {"score_correction": "buffer", "bias": config.flag("router_bias")}}
+    router_fields: Table = {"router": {"score_correction": "buffer", "bias": config.flag("router_bias")}}
     if config.count("zero_expert_num"):
         config.require("zero_expert_type", "identity")
-        routing["identity_experts"] = {"zero_expert_num": config.count("zero_expert_num")}
+        router_fields["identity_experts"] = {"zero_expert_num": config.count("zero_expert_num")}
     experts = moe(
         config.size("num_local_experts"),
         config.size("num_experts_per_tok"),
@@ -32,7 +32,7 @@ def longcat_flash(config: Config) -> Table:
         None,
         expert_loop=True,
         sliced_experts=True,
-        **routing,
+        **router_fields,
     )
     norm = rmsnorm(config.number("rms_norm_eps"))
     layer: Table = {
@@ -69,7 +69,7 @@ def _layer_count(config: Config) -> int:
 def _with_real_experts(op: Op) -> Op:
     """Returns the operation of identity experts, which in the class have all layers of an expert except the last."""
     return (
-        Weight(op.count * sum(linear.expert_params() for linear in op.maps[:-1]))
+        Weight(op.count * sum(linear_layer.expert_params() for linear_layer in op.maps[:-1]))
         if isinstance(op, IdentityExperts)
         else op
     )
@@ -85,7 +85,7 @@ HOLDS_IDENTITIES = Deviation(
 
 FAMILIES = {
     "longcat_flash": Family(
-        longcat_flash,
+        read_longcat_flash,
         {"num_hidden_layers": 56, "zero_expert_type": "identity", "router_bias": False},
         (ROUTING - {"qk_head_dim", "intermediate_size"})
         | {"attention_method", "mla_scale_q_lora", "mla_scale_kv_lora"},

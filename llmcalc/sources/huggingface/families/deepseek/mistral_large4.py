@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
 
 
-def _mistral_large4_text(config: Config) -> Table:
+def _read_mistral_large4_text(config: Config) -> Table:
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     rotary_dim = config.size("qk_rope_head_dim")
     indexer = {
@@ -37,64 +37,66 @@ def _mistral_large4_text(config: Config) -> Table:
             "qk_nope_head_dim": config.size("qk_nope_head_dim") + rotary_dim,
         },
     }
-    choices = indexer_kinds(config, depth)
-    sharing = _latent_kinds(config, positions)
-    networks = dense_or_moe(config, depth, config.count("first_k_dense_replace"))
+    layer_indexers = indexer_kinds(config, depth)
+    latent_kinds = _latent_kinds(config, positions)
+    ffn_kinds = dense_or_moe(config, depth, config.count("first_k_dense_replace"))
     experts = routed_experts(config, other_names=("num_experts", "num_local_experts"))
-    block = layer_table(mixer, glu(config) if "dense" in networks else experts, norm)
-    layers = list(zip(positions, choices, sharing, strict=True))
+    block = layer_table(mixer, glu(config) if "dense" in ffn_kinds else experts, norm)
+    layers = list(zip(positions, layer_indexers, latent_kinds, strict=True))
     layer_tables: Table = {}
-    for position, choice, latents in layers:
-        layer_tables["_".join((position, choice, latents))] = {
+    for position_kind, indexer_kind, latent_kind in layers:
+        layer_tables["_".join((position_kind, indexer_kind, latent_kind))] = {
             "attention": {
-                **position_kinds[position],
-                **({"indexer": {"shared": True}} if choice == "shared" else {}),
-                **({"kv_shared": True} if latents == "shared" else {}),
+                **position_kinds[position_kind],
+                **({"indexer": {"shared": True}} if indexer_kind == "shared" else {}),
+                **({"kv_shared": True} if latent_kind == "shared" else {}),
             }
         }
     layer_kinds = ["_".join(layer) for layer in layers]
     network_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
-    return decoder(config, block, norm, stack=combined_kinds((layer_kinds, layer_tables), (networks, network_kinds)))
+    return decoder(config, block, norm, stack=combined_kinds((layer_kinds, layer_tables), (ffn_kinds, network_kinds)))
 
 
 def _position_kinds(config: Config, depth: int) -> list[str]:
     """Returns for each layer `rope`, or `nope` for a layer without positions."""
-    interval = config.size("no_rope_layer_interval") if config.has("no_rope_layer_interval") else 4
+    nope_interval = config.size("no_rope_layer_interval") if config.has("no_rope_layer_interval") else 4
     if not config.has("no_rope_layers"):
-        return ["rope" if (i + 1) % interval else "nope" for i in range(depth)]
+        return ["rope" if (i + 1) % nope_interval else "nope" for i in range(depth)]
     has_positions = config.sizes("no_rope_layers")
     if len(has_positions) < depth:
         raise config.error("no_rope_layers", has_positions, f"{depth} numbers, 1 for a layer with RoPE")
-    return ["rope" if flag else "nope" for flag in has_positions[:depth]]
+    return ["rope" if has_position else "nope" for has_position in has_positions[:depth]]
 
 
-def _latent_kinds(config: Config, positions: list[str]) -> list[str]:
+def _latent_kinds(config: Config, position_kinds: list[str]) -> list[str]:
     """Returns `computed` for each layer with its own latents, and `shared` for layers that use a lower layer's."""
     if not config.has("kv_source_layers"):
-        return ["computed"] * len(positions)
+        return ["computed"] * len(position_kinds)
     source_layers_in_config = config.sizes("kv_source_layers")
-    expected = f"{len(positions)} indices of layers, each its own or that of a lower layer that has its own"
-    if len(source_layers_in_config) != len(positions) or any(
+    expected_text = f"{len(position_kinds)} indices of layers, each its own or that of a lower layer that has its own"
+    if len(source_layers_in_config) != len(position_kinds) or any(
         source_layer > i or source_layers_in_config[source_layer] != source_layer
         for i, source_layer in enumerate(source_layers_in_config)
     ):
-        raise config.error("kv_source_layers", source_layers_in_config, expected)
+        raise config.error("kv_source_layers", source_layers_in_config, expected_text)
     latent_sources = [
         source_layer for source_layer in {*source_layers_in_config} if source_layers_in_config.count(source_layer) > 1
     ]
     for i, source_layer in enumerate(source_layers_in_config):
         if source_layer != i and not any(
-            earlier_layer < i and positions[earlier_layer] == positions[i] for earlier_layer in latent_sources
+            earlier_layer < i and position_kinds[earlier_layer] == position_kinds[i] for earlier_layer in latent_sources
         ):
             raise config.error(
-                "kv_source_layers", source_layers_in_config, f"{expected}, and with RoPE as layer {i} has it or not"
+                "kv_source_layers",
+                source_layers_in_config,
+                f"{expected_text}, and with RoPE as layer {i} has it or not",
             )
     return ["computed" if source_layer == i else "shared" for i, source_layer in enumerate(source_layers_in_config)]
 
 
 def _rotary_attention(config_values: ConfigValues) -> Any:
     """Returns the attention of a layer with RoPE."""
-    return config_values.find_part(MLA, condition=lambda part: not part.mla_use_nope)
+    return config_values.find_part(MLA, matches_part=lambda part: not part.mla_use_nope)
 
 
 def _latent_source_layers(config_values: ConfigValues) -> list[int]:
@@ -119,7 +121,7 @@ MODULES: Modules = {
 
 FAMILIES = {
     "mistral_large4_text": Family(
-        _mistral_large4_text,
+        _read_mistral_large4_text,
         {"index_topk_freq": 1, "index_skip_topk_offset": 2},
         ROUTING | {"index_skip_topk_offset", "index_topk_freq", "index_topk_pattern", "no_rope_layer_interval"},
         field_writers={

@@ -23,7 +23,7 @@ from ...parts import (
     layer_table,
     listed_kinds,
     moe,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
     rope,
     uncounted_prediction,
@@ -31,7 +31,7 @@ from ...parts import (
 from .deepseek import ROUTING, SIGMOID, routed_experts
 
 
-def _solar_open(config: Config) -> Table:
+def _read_solar_open(config: Config) -> Table:
     """Reads Solar Open: o_proj has no bias, regardless of attention_bias."""
     if config.has("first_k_dense_replace"):
         config.require("first_k_dense_replace", 0)
@@ -43,19 +43,19 @@ def _solar_open(config: Config) -> Table:
     return decoder(config, layer_table(mixer, routed_experts(config, **SIGMOID), norm), norm)
 
 
-def _mellum(config: Config) -> Table:
+def _read_mellum(config: Config) -> Table:
     """Reads Mellum 2: full and sliding layers have different RoPE parameters."""
     uncounted_prediction(config)
     depth = config.size("num_hidden_layers")
     norm = rmsnorm(config.number("rms_norm_eps"))
     window = config.optional_size("sliding_window")
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
-    networks = dense_or_moe(config, depth, 0)
+    ffn_kinds = dense_or_moe(config, depth, 0)
     mixer = attention(
         config,
         position=rope(config, layer_kind="full_attention"),
         **biases(config.flag("attention_bias"), *QKVO),
-        **qk_norm(norm),
+        **qk_norm_fields(norm),
     )
     sliding_attention = {
         "position": rope(config, layer_kind="sliding_attention"),
@@ -66,22 +66,22 @@ def _mellum(config: Config) -> Table:
         config.size("num_experts_per_tok"),
         glu(config, width=config.size("moe_intermediate_size")),
     )
-    block = layer_table(mixer, glu(config) if "dense" in networks else experts, norm)
-    layer_tables: Table = {"dense": {}, "moe": {"feed_forward": experts} if "dense" in networks else {}}
+    block = layer_table(mixer, glu(config) if "dense" in ffn_kinds else experts, norm)
+    layer_tables: Table = {"dense": {}, "moe": {"feed_forward": experts} if "dense" in ffn_kinds else {}}
     return decoder(
         config,
         block,
         norm,
         stack=combined_kinds(
-            (attention_kinds, {"full": {}, "sliding": {"attention": sliding_attention}}), (networks, layer_tables)
+            (attention_kinds, {"full": {}, "sliding": {"attention": sliding_attention}}), (ffn_kinds, layer_tables)
         ),
     )
 
 
 FAMILIES = {
-    "solar_open": Family(_solar_open, ignored_fields=ROUTING),
+    "solar_open": Family(_read_solar_open, ignored_fields=ROUTING),
     "mellum": Family(
-        _mellum,
+        _read_mellum,
         ignored_fields=frozenset({"max_window_layers", "use_sliding_window"}),
         aliases={"num_nextn_predict_layers": "num_mtp_layers"},
         has_older_aliases=True,

@@ -29,7 +29,7 @@ from ...parts import (
 from .eagle import COMMON, IGNORED, LATENT_SIZES
 
 
-def _dflash(config: Config) -> Table:
+def _read_dflash(config: Config) -> Table:
     """Reads DFlash: Qwen3's layers, which also project the target's states to keys and values."""
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
     hidden, mixer = config.size("hidden_size"), _attention(config, norm)
@@ -51,7 +51,7 @@ def _dflash(config: Config) -> Table:
     }  # fmt: skip
     vocab = config.size("vocab_size")
     proposed_tokens = config.optional_size("draft_vocab_size") or vocab
-    block = layer_table(mixer, _network(config), norm)
+    block = layer_table(mixer, _layer_ffn(config), norm)
     return decoder(
         config,
         block,
@@ -87,12 +87,12 @@ def _attention(config: Config, norm: Table) -> Table:
     return {
         "type": "latent_context",
         **shared_fields,
-        **{name: config.size(name) for name in LATENT_SIZES if name != "q_lora_rank"},
+        **{field_name: config.size(field_name) for field_name in LATENT_SIZES if field_name != "q_lora_rank"},
         **({} if rank is None else {"q_lora_rank": rank}),
     }
 
 
-def _network(config: Config) -> Table:
+def _layer_ffn(config: Config) -> Table:
     """Returns the layers' network: dense, or experts with the routing of the family that `moe_preset` names.
 
     The first version had DeepSeek-V4's routing alone and no `moe_preset`.
@@ -105,56 +105,58 @@ def _network(config: Config) -> Table:
     config.require("moe_router_center", None, "none")
     config.fields_read.add("intermediate_size")
     preset = config.choice(MOE_PRESETS, "moe_preset") if config.has("moe_preset") else MOE_PRESETS["deepseek_v4"]
-    stated_fields = {name: config.get(name) for name in EXPERT_FIELDS if config.has(name)}
-    fields = Config({**preset, **stated_fields}, {}, config.model_type, location=config.location)
-    width = fields.size("moe_intermediate_size")
-    limits = clamped_swiglu if fields.number("swiglu_limit") else dict
-    router: Table = {"scoring_func": fields.choice({name: name for name in SCORES}, "scoring_func")}
-    if fields.choice({"noaux_tc": True, "aux_loss": False, "none": False}, "balance"):
+    stated_fields = {field: config.get(field) for field in EXPERT_FIELDS if config.has(field)}
+    moe_config = Config({**preset, **stated_fields}, {}, config.model_type, location=config.location)
+    expert_width = moe_config.size("moe_intermediate_size")
+    clamp_ffn = clamped_swiglu if moe_config.number("swiglu_limit") else dict
+    router: Table = {"scoring_func": moe_config.choice({field: field for field in SCORES}, "scoring_func")}
+    if moe_config.choice({"noaux_tc": True, "aux_loss": False, "none": False}, "balance"):
         router["score_correction"] = "buffer"
-    shared_network: Table | None = None
-    if fields.count("n_shared_experts"):
-        fields.require("n_shared_experts", 1)
-        shared_network = limits(glu(config, width=fields.optional_size("shared_expert_intermediate_size") or width))
-    is_gated = fields.choice({"none": False, "sigmoid": True}, "shared_expert_gate")
+    shared_ffn: Table | None = None
+    if moe_config.count("n_shared_experts"):
+        moe_config.require("n_shared_experts", 1)
+        shared_ffn = clamp_ffn(
+            glu(config, width=moe_config.optional_size("shared_expert_intermediate_size") or expert_width)
+        )
+    is_gated = moe_config.choice({"none": False, "sigmoid": True}, "shared_expert_gate")
     return moe(
-        fields.size("n_routed_experts"),
-        fields.size("num_experts_per_tok"),
-        limits(glu(config, width=width)),
-        shared_network,
+        moe_config.size("n_routed_experts"),
+        moe_config.size("num_experts_per_tok"),
+        clamp_ffn(glu(config, width=expert_width)),
+        shared_ffn,
         router=router,
-        **({"shared_expert_gate": True} if is_gated and shared_network is not None else {}),
+        **({"shared_expert_gate": True} if is_gated and shared_ffn is not None else {}),
     )
 
 
-def _dflash2(config: Config) -> Table:
+def _read_dflash2(config: Config) -> Table:
     """Reads DFlash 2: convolutions around each sublayer of DFlash, and scores of pairs of the best tokens."""
-    table = _dflash(config)
-    convolution_fields = {name: config.size(name) for name in ("conv_kernel_size", "conv_group_size")}
-    table["decoder"]["block"] |= {"type": "grouped_conv", **convolution_fields}
-    table["proposal"] = {name: config.size(name) for name in ("selector_rank", "selector_top_k")}
-    if table["hidden_size"] % convolution_fields["conv_group_size"]:
+    model_fields = _read_dflash(config)
+    convolution_fields = {field: config.size(field) for field in ("conv_kernel_size", "conv_group_size")}
+    model_fields["decoder"]["block"] |= {"type": "grouped_conv", **convolution_fields}
+    model_fields["proposal"] = {field: config.size(field) for field in ("selector_rank", "selector_top_k")}
+    if model_fields["hidden_size"] % convolution_fields["conv_group_size"]:
         raise config.error("conv_group_size", convolution_fields["conv_group_size"], "a divisor of hidden_size")
-    return table
+    return model_fields
 
 
-def _dspark(config: Config) -> Table:
-    table = _dflash(config)
+def _read_dspark(config: Config) -> Table:
+    model_fields = _read_dflash(config)
     proposal: Table = {}
     if config.count("markov_rank"):
-        head_kinds = {name: name for name in ("vanilla", "gated", "rnn")}
+        head_kinds = {head_kind: head_kind for head_kind in ("vanilla", "gated", "rnn")}
         proposal |= {"markov_rank": config.size("markov_rank"), "markov": config.choice(head_kinds, "markov_head_type")}
     config.fields_read.update(("markov_rank", "markov_head_type"))
     alpha = config.number("confidence_head_alpha")
     if config.flag("enable_confidence_head") if config.get("enable_confidence_head") is not None else alpha > 0:
         proposal |= {"confidence": True, "confidence_reads_token": config.flag("confidence_head_with_markov")}
     config.fields_read.update(("enable_confidence_head", "confidence_head_with_markov"))
-    return {**table, **({"proposal": proposal} if proposal else {})}
+    return {**model_fields, **({"proposal": proposal} if proposal else {})}
 
 
-def _domino(config: Config) -> Table:
+def _read_domino(config: Config) -> Table:
     return {
-        **_dflash(config),
+        **_read_dflash(config),
         "proposal": {"gru_size": config.size("gru_hidden_dim"), "gru_rank": config.size("emb_dim")},
     }
 
@@ -204,15 +206,15 @@ UNCOUNTED = (IGNORED - {"layer_types", "sliding_window"}) | field_names(
 SOURCE = "https://github.com/sgl-project/SpecForge/blob/main/specforge/modeling/draft/"
 
 FAMILIES = {
-    "dflash": Family(_dflash, DFLASH, UNCOUNTED, source=f"{SOURCE}dflash.py"),
+    "dflash": Family(_read_dflash, DFLASH, UNCOUNTED, source=f"{SOURCE}dflash.py"),
     "dflash2": Family(
-        _dflash2,
+        _read_dflash2,
         DFLASH,
         UNCOUNTED | field_names("final_logit_softcapping input_embedding_scale is_causal output_multiplier"),
         source=f"{SOURCE}dflash2.py",
     ),
     "dspark": Family(
-        _dspark,
+        _read_dspark,
         {
             **DFLASH,
             "markov_rank": 0,
@@ -224,5 +226,5 @@ FAMILIES = {
         UNCOUNTED,
         source=f"{SOURCE}dspark.py",
     ),
-    "domino": Family(_domino, DFLASH, UNCOUNTED, source=f"{SOURCE}domino.py"),
+    "domino": Family(_read_domino, DFLASH, UNCOUNTED, source=f"{SOURCE}domino.py"),
 }

@@ -20,12 +20,12 @@ from ...parts import (
     Table,
     attention,
     biases,
-    clamped_gpt_oss_network,
+    clamped_gpt_oss_ffn,
     decoder,
     glu,
     layer_table,
     moe,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
 )  # fmt: skip
 from ..deepseek.deepseek import latent_attention
@@ -34,7 +34,7 @@ STATES = 3
 """The number of hidden states that EAGLE-3 reads unless the config lists their layers (ModelOpt lists none)."""
 
 
-def _eagle(config: Config) -> Table:
+def _read_eagle(config: Config) -> Table:
     """Reads EAGLE, EAGLE-2 and HASS: a projection of embedding and target state, and layers without the first norm.
 
     Those of speculators may have all norms, also of the embedding and of the output.
@@ -45,8 +45,8 @@ def _eagle(config: Config) -> Table:
     block = layer_table(mixer, glu(config), norm)
     bias_field = "bias" if config.get("fusion_bias") is None else "fusion_bias"
     config.fields_read.update(("bias", "fusion_bias"))
-    states = {"type": "target_states", "start": "joined", "states": 1, "bias": config.flag(bias_field)}
-    stack: Table = {"streams": states}
+    target_states = {"type": "target_states", "start": "joined", "states": 1, "bias": config.flag(bias_field)}
+    stack: Table = {"streams": target_states}
     has_norms = config.flag("layernorms")
     if has_norms:
         stack["embedding_norm"] = norm
@@ -62,28 +62,28 @@ def _eagle(config: Config) -> Table:
     )
 
 
-def _eagle3(config: Config) -> Table:
+def _read_eagle3(config: Config) -> Table:
     """Reads EAGLE-3, and P-EAGLE, which has a learned vector for tokens that are not verified yet."""
     return _draft_of_states(config, _attention(config, config.flag("use_qk_norm")), glu(config))
 
 
-def _eagle3_deepseek(config: Config) -> Table:
+def _read_eagle3_deepseek(config: Config) -> Table:
     """Reads EAGLE-3 with DeepSeek's latent attention, whose class always has a dense network and no biases."""
     config.require("attention_bias", False)
     norm = rmsnorm(config.number("rms_norm_eps"))
     return _draft_of_states(config, latent_attention(config, norm=norm), glu(config))
 
 
-def _eagle3_qwen3_moe(config: Config) -> Table:
+def _read_eagle3_qwen3_moe(config: Config) -> Table:
     """Reads EAGLE-3 with Qwen3's experts; its class adds attention to the normalized states."""
-    network = glu(config, width=config.size("moe_intermediate_size"))
-    experts = moe(config.size("num_experts"), config.size("num_experts_per_tok"), network)
+    ffn = glu(config, width=config.size("moe_intermediate_size"))
+    experts = moe(config.size("num_experts"), config.size("num_experts_per_tok"), ffn)
     return _draft_of_states(config, _attention(config, has_qk_norm=True), experts, norm_before_residual=True)
 
 
-def _eagle3_gpt_oss(config: Config) -> Table:
+def _read_eagle3_gpt_oss(config: Config) -> Table:
     """Reads EAGLE-3 with gpt-oss's experts and Llama's attention."""
-    expert = clamped_gpt_oss_network(glu(config, bias=True))
+    expert = clamped_gpt_oss_ffn(glu(config, bias=True))
     experts = moe(config.size("num_local_experts"), config.size("num_experts_per_tok"), expert, router={"bias": True})
     return _draft_of_states(config, _attention(config, has_qk_norm=False), experts)
 
@@ -92,23 +92,23 @@ def _attention(config: Config, has_qk_norm: bool) -> Table:
     """Returns the draft's grouped-query attention, whose head size is stated because its input is wider."""
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
     head_dim = config.optional_size("head_dim") or config.quotient("num_attention_heads", hidden, heads)
-    qk_norms = qk_norm(rmsnorm(config.number("rms_norm_eps"))) if has_qk_norm else {}
+    qk_norms = qk_norm_fields(rmsnorm(config.number("rms_norm_eps"))) if has_qk_norm else {}
     return attention(config, head_dim=head_dim, **biases(config.flag("attention_bias"), *QKVO), **qk_norms)
 
 
-def _draft_of_states(config: Config, mixer: Table, network: Table, norm_before_residual: bool = False) -> Table:
+def _draft_of_states(config: Config, mixer: Table, ffn: Table, norm_before_residual: bool = False) -> Table:
     """Returns EAGLE-3's model of the layers' attention and network.
 
     norm_before_residual: whether the residual is normalized even if the config does not say so.
     """
     _require_states(config)
     hidden, norm = config.size("hidden_size"), rmsnorm(config.number("rms_norm_eps"))
-    block: Table = layer_table(mixer, network, norm)
+    block: Table = layer_table(mixer, ffn, norm)
     residual_is_normalized = config.flag("norm_before_residual") or norm_before_residual
     first_layer_fields: Table = {"type": "draft", "norm_before_residual": residual_is_normalized}
     target_width = config.optional_size("target_hidden_size") or hidden
     listed_layers = config.get("eagle_aux_hidden_state_layer_ids")
-    states = {
+    target_states = {
         "type": "target_states",
         "states": len(config.sizes("eagle_aux_hidden_state_layer_ids")) if listed_layers else STATES,
         "masked": config.model_type == "peagle",
@@ -117,7 +117,7 @@ def _draft_of_states(config: Config, mixer: Table, network: Table, norm_before_r
         **({"joined_norm": norm} if config.flag("norm_before_fc") else {}),
     }
     proposed_tokens = config.optional_size("draft_vocab_size") or config.size("vocab_size")
-    stack: Table = {"streams": states}
+    stack: Table = {"streams": target_states}
     if config.size("num_hidden_layers") == 1:
         block |= first_layer_fields
     else:
@@ -178,21 +178,21 @@ SPECFORGE = "https://github.com/sgl-project/SpecForge/blob/main/specforge/modeli
 
 def _defaults_with(model_type: str, *fields: str) -> dict[str, Any]:
     """Returns EAGLE-3's defaults, and the defaults of another configuration class for some fields."""
-    return {**EAGLE3, **{name: value for name, value in class_defaults(model_type).items() if name in fields}}
+    return {**EAGLE3, **{field: value for field, value in class_defaults(model_type).items() if field in fields}}
 
 
 FAMILIES = {
     "eagle": Family(
-        _eagle,
+        _read_eagle,
         {**COMMON, "bias": True, "fusion_bias": None, "qkv_bias": False, "layernorms": False},
         IGNORED | {"transformer_layer_architecture"},
         source="https://github.com/SafeAILab/EAGLE/blob/main/eagle/model/cnets1.py",
     ),
     "eagle3": Family(
-        _eagle3, EAGLE3, IGNORED, source="https://github.com/SafeAILab/EAGLE/blob/main/eagle/model/cnets.py"
+        _read_eagle3, EAGLE3, IGNORED, source="https://github.com/SafeAILab/EAGLE/blob/main/eagle/model/cnets.py"
     ),
     "eagle3_deepseek": Family(
-        _eagle3_deepseek,
+        _read_eagle3_deepseek,
         _defaults_with("deepseek_v3", *LATENT_SIZES),
         IGNORED
         | field_names(
@@ -206,19 +206,19 @@ FAMILIES = {
         source="https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/deepseek_eagle3.py",
     ),
     "eagle3_qwen3_moe": Family(
-        _eagle3_qwen3_moe,
+        _read_eagle3_qwen3_moe,
         _defaults_with("qwen3_moe", *EXPERT_SIZES),
         IGNORED | field_names("decoder_sparse_step intermediate_size mlp_only_layers norm_topk_prob use_qk_norm"),
         source=f"{SPECFORGE}qwen3_moe_eagle.py",
     ),
     "eagle3_gpt_oss": Family(
-        _eagle3_gpt_oss,
+        _read_eagle3_gpt_oss,
         _defaults_with("gpt_oss", *EXPERT_SIZES),
         IGNORED | field_names("experts_per_token swiglu_limit use_qk_norm"),
         source=f"{SPECFORGE}gpt_oss_eagle.py",
     ),
     "peagle": Family(
-        _eagle3,
+        _read_eagle3,
         EAGLE3,
         IGNORED,
         source=f"{SPECFORGE}peagle.py",

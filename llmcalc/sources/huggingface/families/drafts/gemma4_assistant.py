@@ -15,12 +15,12 @@ from ...parts import Table
 from ...registry import family_of, typed_config
 
 
-def _assistant(config: Config) -> Table:
+def _read_assistant(config: Config) -> Table:
     """Reads the draft of a Gemma 4, which has no experts, no per-layer embeddings and no wider networks."""
     return _draft_model(config, "gemma4_text", {"enable_moe_block": False, "use_double_wide_mlp": False})
 
 
-def _unified_assistant(config: Config) -> Table:
+def _read_unified_assistant(config: Config) -> Table:
     return _draft_model(config, "gemma4_unified_text", {})
 
 
@@ -29,53 +29,57 @@ def _draft_model(config: Config, draft_type: str, usual_values: dict[str, Any]) 
 
     usual_values: fields of theirs with the value that the class takes.
     """
-    fields, family = config.table("text_config"), family_of(draft_type)
-    if fields.get("model_type", draft_type) != draft_type:
-        raise config.error("text_config", fields["model_type"], f"a table of fields with the model_type {draft_type}")
-    stated_config = typed_config(fields, draft_type, family, "lm", "text_config.")
-    for name, value in usual_values.items():
-        stated_config.require(name, value)
+    text_fields, family = config.table("text_config"), family_of(draft_type)
+    if text_fields.get("model_type", draft_type) != draft_type:
+        raise config.error(
+            "text_config", text_fields["model_type"], f"a table of fields with the model_type {draft_type}"
+        )
+    stated_config = typed_config(text_fields, draft_type, family, "lm", "text_config.")
+    for field_name, field_value in usual_values.items():
+        stated_config.require(field_name, field_value)
     if "hidden_size_per_layer_input" in family.defaults:
         stated_config.require("hidden_size_per_layer_input", 0)
     stated_config.require("num_kv_shared_layers", 0, stated_config.size("num_hidden_layers"))
     stated_config.require("use_bidirectional_attention", None, "vision")
     is_wide = stated_config.flag("use_double_wide_mlp")
     text_config = typed_config(
-        {**fields, "num_kv_shared_layers": 0, "tie_word_embeddings": config.flag("tie_word_embeddings")},
+        {**text_fields, "num_kv_shared_layers": 0, "tie_word_embeddings": config.flag("tie_word_embeddings")},
         draft_type,
         family,
         "lm",
         "text_config.",
     )
     assert family.read_model is not None
-    table = {**family.read_model(text_config), **dropout_of(text_config, family)}
+    model_fields = {**family.read_model(text_config), **dropout_of(text_config, family)}
     text_config.finish(family.ignored_fields, config)
     config.notes += text_config.notes
-    _share_keys_everywhere(table["decoder"], is_wide)
+    _share_target_keys(model_fields["decoder"], is_wide)
     target_width = config.size("backbone_hidden_size")
-    table["decoder"]["streams"] = {"type": "target_states", "start": "target", "states": 2, "size": target_width}
-    table["proposal"] = {"state_size": target_width}
+    model_fields["decoder"]["streams"] = {"type": "target_states", "start": "target", "states": 2, "size": target_width}
+    model_fields["proposal"] = {"state_size": target_width}
     cluster_fields = ("num_centroids", "centroid_intermediate_top_k")
     if config.flag("use_ordered_embeddings"):
-        clusters = {name: config.size(name) for name in cluster_fields}
-        if table["vocab_size"] % clusters["num_centroids"]:
-            raise config.error("num_centroids", clusters["num_centroids"], f"a divisor of {table['vocab_size']} tokens")
-        if clusters["centroid_intermediate_top_k"] > clusters["num_centroids"]:
+        cluster_sizes = {field_name: config.size(field_name) for field_name in cluster_fields}
+        if model_fields["vocab_size"] % cluster_sizes["num_centroids"]:
             raise config.error(
-                "centroid_intermediate_top_k", clusters["centroid_intermediate_top_k"], "at most num_centroids"
+                "num_centroids", cluster_sizes["num_centroids"], f"a divisor of {model_fields['vocab_size']} tokens"
             )
-        table["head"]["clusters"] = clusters
+        if cluster_sizes["centroid_intermediate_top_k"] > cluster_sizes["num_centroids"]:
+            raise config.error(
+                "centroid_intermediate_top_k", cluster_sizes["centroid_intermediate_top_k"], "at most num_centroids"
+            )
+        model_fields["head"]["clusters"] = cluster_sizes
     config.fields_read.update(cluster_fields)
-    return table
+    return model_fields
 
 
-def _share_keys_everywhere(stack: Table, is_wide: bool) -> None:
+def _share_target_keys(stack: Table, is_wide: bool) -> None:
     """Makes every layer read the target model's keys and values. is_wide: whether networks are twice as wide."""
     block = dict(stack["block"])
     block["attention"] = {**block["attention"], "kv_shared": True}
     if is_wide:
-        network = block["feed_forward"]
-        block["feed_forward"] = {**network, "intermediate_size": 2 * network["intermediate_size"]}
+        ffn = block["feed_forward"]
+        block["feed_forward"] = {**ffn, "intermediate_size": 2 * ffn["intermediate_size"]}
     stack["block"] = block
 
 
@@ -91,14 +95,14 @@ SOURCE = "https://github.com/huggingface/transformers/blob/v5.23.0/src/transform
 
 FAMILIES = {
     "gemma4_assistant": Family(
-        _assistant,
+        _read_assistant,
         DEFAULTS,
         IGNORED,
         modules=module_names("gemma4_assistant"),
         source=f"{SOURCE}gemma4_assistant/modeling_gemma4_assistant.py",
     ),
     "gemma4_unified_assistant": Family(
-        _unified_assistant,
+        _read_unified_assistant,
         {**DEFAULTS, "backbone_hidden_size": 3840},
         IGNORED,
         modules=module_names("gemma4_assistant"),

@@ -16,14 +16,14 @@ HEADS, LAYERS = ("num_heads", "medusa_num_heads"), ("num_hidden_layers", "medusa
 """Fields of vLLM's configs and of FasterDecoding's."""
 
 
-def _medusa(config: Config) -> Table:
+def _read_medusa(config: Config) -> Table:
     """Reads Medusa. In FasterDecoding's class the residual layers have a bias, and those of a head are one layer."""
     is_published_class = config.has("medusa_num_heads")
     if is_published_class and not (config.has("hidden_size") and config.has("vocab_size")):
-        target = config.text("base_model_name_or_path")
+        target_model = config.text("base_model_name_or_path")
         raise InputError(
             "hidden_size, vocab_size: missing, as in all configs of FasterDecoding's Medusa; expected both in the "
-            f"file, as in the config of the target {target}"
+            f"file, as in the config of the target {target_model}"
         )
     heads = {
         "num_heads": config.size(*HEADS),
@@ -35,11 +35,13 @@ def _medusa(config: Config) -> Table:
     if is_published_class and heads["num_layers"] > 1:
         raise config.error("medusa_num_layers", heads["num_layers"], "1, for more layers of a head have one weight")
     vocab = config.size("vocab_size")
-    tokens = config.count("truncated_vocab_size") or vocab  # 0 for the whole vocabulary in speculators
-    return _model_of_heads(config, {"medusa": heads, **({} if tokens == vocab else {"draft_vocab_size": tokens})})
+    scored_tokens = config.count("truncated_vocab_size") or vocab  # 0 for the whole vocabulary in speculators
+    return _model_of_heads(
+        config, {"medusa": heads, **({} if scored_tokens == vocab else {"draft_vocab_size": scored_tokens})}
+    )
 
 
-def _mlp_speculator(config: Config) -> Table:
+def _read_mlp_speculator(config: Config) -> Table:
     """Reads the MLP speculator, whose stages are as wide as the target unless the config says otherwise."""
     heads: Table = {
         "num_heads": config.size("n_predict"),
@@ -68,7 +70,7 @@ def _model_of_heads(config: Config, head: Table) -> Table:
 
 FAMILIES = {
     "medusa": Family(
-        _medusa,
+        _read_medusa,
         {
             "num_heads": 5,
             "num_hidden_layers": 1,
@@ -89,7 +91,7 @@ FAMILIES = {
         source="https://github.com/FasterDecoding/Medusa/blob/main/medusa/model/medusa_model.py",
     ),
     "mlp_speculator": Family(
-        _mlp_speculator,
+        _read_mlp_speculator,
         {
             "vocab_size": 32000,
             "hidden_size": 4096,

@@ -19,13 +19,13 @@ from ...parts import (
     combined_kinds,
     decoder,
     dense_or_moe,
-    every_nth_full,
     float32_rmsnorm,
     glu,
+    kinds_with_nth_full,
     layer_table,
     listed_kinds,
     moe,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
 )
 
@@ -43,7 +43,7 @@ def _routed_experts(config: Config, shared_width: int) -> Table:
     )
 
 
-def _dense_and_expert_networks(config: Config, layer_kinds: list[str], shared_width: int) -> tuple[list[str], Table]:
+def _dense_and_expert_ffns(config: Config, layer_kinds: list[str], shared_width: int) -> tuple[list[str], Table]:
     """Returns the networks of `dense` layers and of layers with experts, as an axis of `combined_kinds`."""
     return layer_kinds, {
         "dense": {},
@@ -51,28 +51,28 @@ def _dense_and_expert_networks(config: Config, layer_kinds: list[str], shared_wi
     }
 
 
-def _afmoe(config: Config) -> Table:
+def _read_afmoe(config: Config) -> Table:
     """Reads AFMoE: a norm before and after each sublayer; full-attention layers have no position encoding."""
     depth, norm = config.size("num_hidden_layers"), float32_rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(
-        config, output_gate={"per": "element"}, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm)
+        config, output_gate={"per": "element"}, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm)
     )
     full_period = config.size("global_attn_every_n_layers") if config.get("layer_types") is None else depth
     sliding_attention = {"position": mixer.pop("position"), **_window_field(config)}
     attention_kinds = (
-        listed_kinds(config, "layer_types", FULL_OR_SLIDING, every_nth_full(depth, full_period)),
+        listed_kinds(config, "layer_types", FULL_OR_SLIDING, kinds_with_nth_full(depth, full_period)),
         {"full": {}, "sliding": {"attention": sliding_attention}},
     )
-    networks = _dense_and_expert_networks(
+    ffn_kinds = _dense_and_expert_ffns(
         config,
         dense_or_moe(config, depth, config.count("num_dense_layers")),
         config.size("moe_intermediate_size") * config.count("num_shared_experts"),
     )
     block = layer_table(mixer, glu(config), norm, "sandwich")
-    return decoder(config, block, norm, stack=combined_kinds(attention_kinds, networks))
+    return decoder(config, block, norm, stack=combined_kinds(attention_kinds, ffn_kinds))
 
 
-def _laguna(config: Config) -> Table:
+def _read_laguna(config: Config) -> Table:
     """Reads Laguna, where the number of heads may differ by layer."""
     config.require("moe_apply_router_weight_on_input", False)
     config.require("gating", True, "per-head", "per-element")
@@ -87,7 +87,7 @@ def _laguna(config: Config) -> Table:
         output_gate={"per": gate_scope},
         num_key_value_heads=config.size("num_key_value_heads"),
         **biases(config.flag("attention_bias"), *QKVO),
-        **qk_norm(norm),
+        **qk_norm_fields(norm),
     )
     heads = (
         [config.size("num_attention_heads")] * depth
@@ -104,14 +104,14 @@ def _laguna(config: Config) -> Table:
     ]
     window = {"full": {}, "sliding": _window_field(config)}
     attention_fields = {
-        name: {"attention": {"num_attention_heads": head_count, **window[layer_kind]}}
-        for name, head_count, layer_kind in zip(layer_kinds, heads, attention_kinds, strict=True)
+        variant_name: {"attention": {"num_attention_heads": head_count, **window[layer_kind]}}
+        for variant_name, head_count, layer_kind in zip(layer_kinds, heads, attention_kinds, strict=True)
     }
-    networks = _dense_and_expert_networks(
+    ffn_kinds = _dense_and_expert_ffns(
         config, dense_or_moe(config, depth, 1), config.count("shared_expert_intermediate_size")
     )
     block = layer_table(mixer, glu(config), norm)
-    return decoder(config, block, norm, stack=combined_kinds((layer_kinds, attention_fields), networks))
+    return decoder(config, block, norm, stack=combined_kinds((layer_kinds, attention_fields), ffn_kinds))
 
 
 def _window_field(config: Config) -> Table:
@@ -120,7 +120,7 @@ def _window_field(config: Config) -> Table:
 
 FAMILIES = {
     "afmoe": Family(
-        _afmoe,
+        _read_afmoe,
         ignored_fields=field_names(
             """
             load_balance_coeff n_group num_expert_groups num_limited_groups route_norm score_func topk_group
@@ -130,7 +130,7 @@ FAMILIES = {
         modules=module_names("afmoe"),
     ),
     "laguna": Family(
-        _laguna,
+        _read_laguna,
         ignored_fields=frozenset(
             {
                 "partial_rotary_factor",

@@ -16,25 +16,27 @@ def _pre_norm(config: Config, feed_forward: Table) -> Table:
     return decoder(config, layer_table(mixer, feed_forward, norm), norm)
 
 
-def _aria(config: Config) -> Table:
+def _read_aria(config: Config) -> Table:
     """Reads Aria: routed experts have SwiGLU and no biases; hidden_act and mlp_bias apply to shared experts."""
     is_published_code = config.data.get("model_type") == "aria_moe_lm"  # whose class names the experts' width apart
-    name = "moe_intermediate_size" if is_published_code and config.has("moe_intermediate_size") else "intermediate_size"
+    field = (
+        "moe_intermediate_size" if is_published_code and config.has("moe_intermediate_size") else "intermediate_size"
+    )
     config.fields_read.add("intermediate_size")
-    width, shared_expert_count = config.size(name), config.size("moe_num_shared_experts")
-    expert = {"intermediate_size": width, "hidden_act": "silu", "gated": True}
+    ffn_width, shared_expert_count = config.size(field), config.size("moe_num_shared_experts")
+    expert = {"intermediate_size": ffn_width, "hidden_act": "silu", "gated": True}
     return _pre_norm(
         config,
         moe(
             config.size("moe_num_experts"),
             config.size("moe_topk"),
             expert,
-            glu(config, config.flag("mlp_bias"), width * shared_expert_count),
+            glu(config, config.flag("mlp_bias"), ffn_width * shared_expert_count),
         ),
     )
 
 
-def _emu3(config: Config) -> Table:
+def _read_emu3(config: Config) -> Table:
     return _pre_norm(config, glu(config, config.flag("mlp_bias")))
 
 
@@ -97,12 +99,12 @@ FAMILIES = {
         modules={f"towers.{node}": module for node, module in TOKENIZER_MODULES.items()},
     ),
     "aria_text": Family(
-        _aria,
+        _read_aria,
         ignored_fields=frozenset({"num_experts_per_tok"}),
         earlier_names={"experts.gate_up_proj": "experts.fc1", "experts.down_proj": "experts.fc2"},
     ),
     "emu3_text_model": Family(
-        _emu3,
+        _read_emu3,
         {"head_dim": None, "attention_bias": False, "mlp_bias": False},
         has_text_class=False,
         dropout_fields={"attention": "attention_dropout"},

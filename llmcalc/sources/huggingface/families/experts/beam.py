@@ -23,25 +23,25 @@ from ...parts import (
     layer_table,
     listed_kinds,
     moe,
-    qk_norm,
+    qk_norm_fields,
     rope,
 )
 from ..deepseek.deepseek import SIGMOID
 
 
-def _beam(config: Config) -> Table:
+def _read_beam(config: Config) -> Table:
     depth, norm = config.size("num_hidden_layers"), float32_rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(
         config,
         position=rope(config, layer_kind="sliding_attention"),
         output_gate={"per": "element", "bias": "head"},
         **biases(config.flag("attention_bias"), *QKVO),
-        **qk_norm(norm),
+        **qk_norm_fields(norm),
     )
     default_kinds = ["sliding" if (i + 1) % 6 and i < depth - 1 else "full" for i in range(depth)]
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_kinds)
-    angles = config.data.get("rope_parameters") or {}
-    full_layer_changes = {} if angles.get("full_attention") else {"attention": {"position": "none"}}
+    rope_parameters = config.data.get("rope_parameters") or {}
+    full_layer_changes = {} if rope_parameters.get("full_attention") else {"attention": {"position": "none"}}
     window = config.optional_size("sliding_window")
     if window is None and "sliding" in attention_kinds:
         raise config.error("sliding_window", None, "a number of tokens, for there are layers with a window")
@@ -53,14 +53,14 @@ def _beam(config: Config) -> Table:
     )
     block = layer_table(mixer, glu(config), norm, "sandwich")
     layer_tables: Table = {"full": full_layer_changes, "sliding": {"attention": {"sliding_window": window}}}
-    network_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
-    stack = combined_kinds((attention_kinds, layer_tables), (dense_or_moe(config, depth, 3), network_kinds))
+    ffn_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
+    stack = combined_kinds((attention_kinds, layer_tables), (dense_or_moe(config, depth, 3), ffn_kinds))
     return decoder(config, block, norm, stack=stack)
 
 
 FAMILIES = {
     "beam": Family(
-        _beam,
+        _read_beam,
         quirks=Quirks(reads_values=EVERY),
         modules={"self_attn.gate_proj": "gate_proj + gate_bias", "gate_proj.head_bias": ".self_attn.gate_bias"},
     )

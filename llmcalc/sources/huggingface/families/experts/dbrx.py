@@ -10,7 +10,7 @@ from ...family import EVERY, Family, Quirks, module_names
 from ...parts import ACTIVATIONS, Table, decoder, layer_table, layernorm, moe, rope
 
 
-def _dbrx(config: Config) -> Table:
+def _read_dbrx(config: Config) -> Table:
     attn, ffn = config.section("attn_config", {"kv_n_heads": 1}), config.section("ffn_config", FFN)
     heads, norm = config.size("num_attention_heads"), layernorm(bias=False)
     activation = ffn.table("ffn_act_fn").get("name", "silu")
@@ -32,7 +32,7 @@ UNBOUNDED = 1e9
 
 FAMILIES = {
     "dbrx": Family(
-        _dbrx,
+        _read_dbrx,
         aliases={
             "num_attention_heads": "n_heads",
             "hidden_size": "d_model",

@@ -15,7 +15,7 @@ from ...family import Family, module_names
 from ...parts import ACTIVATIONS, Table, decoder, glu, layer_table, rmsnorm, rope
 
 
-def _doge(config: Config) -> Table:
+def _read_doge(config: Config) -> Table:
     if config.has("hidden_bias"):
         config.require("hidden_bias", False)  # a field of the first checkpoints' own code; the class reads mlp_bias
     hidden = config.size("hidden_size")
@@ -33,10 +33,8 @@ def _doge(config: Config) -> Table:
     }
     if config.optional_size("sliding_window") is not None:
         mixer["sliding_window"] = config.size("sliding_window")
-    dense_network = glu(config, config.flag("mlp_bias"))
-    block = layer_table(
-        mixer, _product_key_experts(config, dense_network) if config.flag("is_moe") else dense_network, norm
-    )
+    dense_ffn = glu(config, config.flag("mlp_bias"))
+    block = layer_table(mixer, _product_key_moe(config, dense_ffn) if config.flag("is_moe") else dense_ffn, norm)
     return decoder(config, {**block, "residual_scale": "residual"}, norm)
 
 
@@ -47,17 +45,17 @@ def _head_dim(config: Config, hidden: int, heads: int) -> int:
     return hidden // heads
 
 
-def _product_key_experts(config: Config, shared_expert: Table) -> Table:
+def _product_key_moe(config: Config, shared_expert: Table) -> Table:
     """Returns product-key experts, as many as the largest square up to num_experts; the dense FFN is shared."""
     experts, top_k = config.size("num_experts"), config.size("num_experts_per_tok")
-    keys = isqrt(experts)
-    if top_k > keys**2:
+    key_count = isqrt(experts)
+    if top_k > key_count**2:
         raise config.error(
-            "num_experts_per_tok", top_k, f"at most the {keys**2} of {experts} experts that form a square"
+            "num_experts_per_tok", top_k, f"at most the {key_count**2} of {experts} experts that form a square"
         )
     routed_experts_table = {
         "num_experts": experts,
-        "num_keys": keys,
+        "num_keys": key_count,
         "num_experts_per_tok": top_k,
         "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
     }
@@ -77,7 +75,7 @@ OF_FIRST_CODE = frozenset(
 
 FAMILIES = {
     "doge": Family(
-        _doge,
+        _read_doge,
         ignored_fields=OF_FIRST_CODE,
         field_writers={"is_moe": lambda s: bool(getattr(s.networks[0], "num_experts", 0))},
         modules=module_names("doge"),

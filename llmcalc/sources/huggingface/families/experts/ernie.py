@@ -28,7 +28,7 @@ from ...parts import (
     rmsnorm,
     uncounted_prediction,
 )
-from ..llama.llama import llama_like
+from ..llama.llama import llama_decoder
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
@@ -38,14 +38,14 @@ def _has_bias(config: Config) -> bool:
     return config.get("use_bias") is not None and config.flag("use_bias")
 
 
-def _ernie4_5(config: Config) -> Table:
-    return llama_like(config, attention(config, **biases(_has_bias(config), *QKVO)), _has_bias(config))
+def _read_ernie4_5(config: Config) -> Table:
+    return llama_decoder(config, attention(config, **biases(_has_bias(config), *QKVO)), _has_bias(config))
 
 
 CORRECTED: Table = {"score_correction": "parameter"}
 
 
-def _ernie4_5_moe(config: Config) -> Table:
+def _read_ernie4_5_moe(config: Config) -> Table:
     """Reads ERNIE 4.5 MoE: experts in every `moe_layer_interval`-th layer of a range.
 
     The range is `moe_layer_start_index` to `moe_layer_end_index` (-1: the last).
@@ -53,15 +53,16 @@ def _ernie4_5_moe(config: Config) -> Table:
     uncounted_prediction(config)
     depth = config.size("num_hidden_layers")
     first_expert_layer = config.count("moe_layer_start_index")
-    interval = config.size("moe_layer_interval")
+    expert_interval = config.size("moe_layer_interval")
     last_moe = depth - 1 if config.get("moe_layer_end_index") == -1 else config.count("moe_layer_end_index")
     layer_kinds = [
-        "moe" if first_expert_layer <= i <= last_moe and (i + 1) % interval == 0 else "dense" for i in range(depth)
+        "moe" if first_expert_layer <= i <= last_moe and (i + 1) % expert_interval == 0 else "dense"
+        for i in range(depth)
     ]
-    return _network_kinds(config, layer_kinds, config.size("moe_intermediate_size"), {"bias": _has_bias(config)})
+    return _ffn_kinds(config, layer_kinds, config.size("moe_intermediate_size"), {"bias": _has_bias(config)})
 
 
-def _ernie4_5_vl_moe_text(config: Config) -> Table:
+def _read_ernie4_5_vl_moe_text(config: Config) -> Table:
     widths = [1536, 512] if config.get("moe_intermediate_size") is None else config.sizes("moe_intermediate_size")
     if len(widths) != 2 or 0 in widths:
         raise config.error(
@@ -69,7 +70,7 @@ def _ernie4_5_vl_moe_text(config: Config) -> Table:
         )
     depth = config.size("num_hidden_layers")
     is_stated = config.has("moe_layer_start_index")
-    first_layer = _number_for_text_experts(config, "moe_layer_start_index", depth) if is_stated else 1
+    first_layer = _text_expert_number(config, "moe_layer_start_index", depth) if is_stated else 1
     layer_kinds = dense_or_moe(config, depth, first_layer)
     if is_stated and layer_kinds != ["dense"] * first_layer + ["moe"] * (depth - first_layer):
         raise config.error(
@@ -87,14 +88,11 @@ def _ernie4_5_vl_moe_text(config: Config) -> Table:
             "moe_layer_start_index: counted as Baidu's own code reads it; the class of transformers reads "
             "mlp_layer_types alone, and without it has one dense layer"
         )
-    if (
-        config.has("moe_layer_end_index")
-        and _number_for_text_experts(config, "moe_layer_end_index", depth - 1) != depth - 1
-    ):
+    if config.has("moe_layer_end_index") and _text_expert_number(config, "moe_layer_end_index", depth - 1) != depth - 1:
         raise config.error("moe_layer_end_index", config.get("moe_layer_end_index"), f"{depth - 1} or more")
     if config.has("moe_layer_interval"):
         config.require("moe_layer_interval", 1)
-    return _network_kinds(
+    return _ffn_kinds(
         config, layer_kinds, widths[0], {}, vision_experts={"expert": glu(config, width=widths[1]), "router": CORRECTED}
     )
 
@@ -103,30 +101,30 @@ OWN_CODE = "ernie4_5_moe_vl"
 """The model type of Baidu's own code, whose configuration class has no shared experts by default."""
 
 
-def _number_for_text_experts(config: Config, name: str, maximum: int) -> int:
+def _text_expert_number(config: Config, field_name: str, maximum: int) -> int:
     """Returns a number that earlier configs state twice, for text and image experts; at most `maximum`.
 
     Raises `InputError` if the two differ.
     """
-    value = config.get(name)
-    numbers = config.sizes(name) if config.has_list(name) else [config.count(name)]
-    bounded = {min(number, maximum) for number in numbers}
-    if len(bounded) != 1:
-        raise config.error(name, value, "the same number for text and for images")
-    return bounded.pop()
+    stated_counts = config.get(field_name)
+    expert_counts = config.sizes(field_name) if config.has_list(field_name) else [config.count(field_name)]
+    bounded_counts = {min(expert_count, maximum) for expert_count in expert_counts}
+    if len(bounded_counts) != 1:
+        raise config.error(field_name, stated_counts, "the same number for text and for images")
+    return bounded_counts.pop()
 
 
-def _network_kinds(config: Config, layer_kinds: list[str], width: int, head: Table, **expert_fields: Table) -> Table:
+def _ffn_kinds(config: Config, layer_kinds: list[str], expert_width: int, head: Table, **expert_fields: Table) -> Table:
     norm, bias = rmsnorm(config.number("rms_norm_eps")), _has_bias(config)
     without_shared = config.data.get("model_type") == OWN_CODE and not config.has("moe_num_shared_experts")
     shared_expert_count = 0 if without_shared else config.count("moe_num_shared_experts")
     experts = moe(
-        _number_for_text_experts(config, "num_experts", MOST_EXPERTS)
+        _text_expert_number(config, "num_experts", MOST_EXPERTS)
         if config.has_list("num_experts")
         else config.size("num_experts"),
         config.size("num_experts_per_tok"),
-        glu(config, width=width),
-        glu(config, bias, width * shared_expert_count) if shared_expert_count else None,
+        glu(config, width=expert_width),
+        glu(config, bias, expert_width * shared_expert_count) if shared_expert_count else None,
         router=CORRECTED,
         **expert_fields,
     )
@@ -163,16 +161,16 @@ def _expert_interval(config_values: ConfigValues) -> int:
 
 
 FAMILIES = {
-    "ernie4_5": Family(_ernie4_5, ignored_fields=NO_COUNT, dropout_fields={}),
+    "ernie4_5": Family(_read_ernie4_5, ignored_fields=NO_COUNT, dropout_fields={}),
     "paddleocr_vl": Family(
         None,
         text_type="paddleocr_vl_text",
         tying_source="either",
         uncounted_encoders={"vision_config": "paddleocr_vl_vision"},
     ),
-    "paddleocr_vl_text": Family(_ernie4_5, ignored_fields=NO_COUNT | {"use_3d_rope"}, dropout_fields={}),
+    "paddleocr_vl_text": Family(_read_ernie4_5, ignored_fields=NO_COUNT | {"use_3d_rope"}, dropout_fields={}),
     "ernie4_5_moe": Family(
-        _ernie4_5_moe,
+        _read_ernie4_5_moe,
         {"head_dim": None},
         NO_COUNT,
         aliases=ALIASES,
@@ -191,7 +189,7 @@ FAMILIES = {
         tower_file="qwen",
     ),
     "ernie4_5_vl_moe_text": Family(
-        _ernie4_5_vl_moe_text,
+        _read_ernie4_5_vl_moe_text,
         {"head_dim": None},
         NO_COUNT | {"pixel_hidden_size", "spatial_conv_size", "temporal_conv_size"},
         aliases=ALIASES,

@@ -17,61 +17,59 @@ from ...parts import (
     Table,
     attention,
     biases,
-    clamped_gpt_oss_network,
+    clamped_gpt_oss_ffn,
     decoder,
-    every_nth_full,
     float32_rmsnorm,
     glu,
+    kinds_with_nth_full,
     layer_table,
     moe,
     sliding_stack,
 )
 
 
-def _gpt_oss(config: Config) -> Table:
-    block = _gpt_oss_layer(config, clamped_gpt_oss_network(glu(config, bias=True)), float32_softmax=False)
-    stack = sliding_stack(config, every_nth_full(config.size("num_hidden_layers"), 2))
+def _read_gpt_oss(config: Config) -> Table:
+    block = _gpt_oss_layer(config, clamped_gpt_oss_ffn(glu(config, bias=True)), float32_softmax=False)
+    stack = sliding_stack(config, kinds_with_nth_full(config.size("num_hidden_layers"), 2))
     return decoder(config, block, block["norm"], stack=stack)
 
 
-def _gpt_oss_layer(config: Config, expert: Table, **fields: Any) -> Table:
-    """Returns a layer of gpt-oss. fields: additional fields of the layer's attention."""
+def _gpt_oss_layer(config: Config, expert: Table, **attention_fields: Any) -> Table:
+    """Returns a layer of gpt-oss. attention_fields: additional fields of the layer's attention."""
     experts = moe(
         config.size("num_local_experts", "num_experts"),
         config.size("num_experts_per_tok"),
         expert,
         router={"bias": True},
     )
-    mixer = attention(config, sinks=True, **biases(config.flag("attention_bias"), *QKVO), **fields)
+    mixer = attention(config, sinks=True, **biases(config.flag("attention_bias"), *QKVO), **attention_fields)
     norm = float32_rmsnorm(config.number("rms_norm_eps"))
     return layer_table(mixer, experts, norm)
 
 
-def _privacy_filter(config: Config) -> Table:
+def _read_privacy_filter(config: Config) -> Table:
     """Reads the privacy filter, whose window is symmetric around each token."""
-    width = config.size("intermediate_size")
+    ffn_width = config.size("intermediate_size")
     expert = {
-        "intermediate_size": width,
+        "intermediate_size": ffn_width,
         "hidden_act": "silu",
         "gated": True,
         **biases(True, "gate_bias", "up_bias", "down_bias"),
     }
-    block = _gpt_oss_layer(
-        config, clamped_gpt_oss_network(expert), sliding_window=2 * config.size("sliding_window") + 1
-    )
-    table = decoder(config, block, block["norm"])
-    table["encoder"] = table.pop("decoder")
-    return table
+    block = _gpt_oss_layer(config, clamped_gpt_oss_ffn(expert), sliding_window=2 * config.size("sliding_window") + 1)
+    model_fields = decoder(config, block, block["norm"])
+    model_fields["encoder"] = model_fields.pop("decoder")
+    return model_fields
 
 
 FAMILIES = {
     "gpt_oss": Family(
-        _gpt_oss,
+        _read_gpt_oss,
         ignored_fields=frozenset({"initial_context_length", "experts_per_token"}),
         modules=module_names("gpt_oss"),
     ),
     "openai_privacy_filter": Family(
-        _privacy_filter,
+        _read_privacy_filter,
         {"num_labels": 33},
         frozenset({"initial_context_length", "experts_per_token"}),
         modules=module_names("gpt_oss"),

@@ -25,45 +25,45 @@ from ...parts import (
     glu,
     layer_table,
     moe,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
     uncounted_prediction,
 )
 from ..deepseek.deepseek import SIGMOID
-from ..llama.llama import llama_like
+from ..llama.llama import llama_decoder
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
 
 
-def _attention_with_norms(config: Config, order: str = "after_rope", **fields: Any) -> Table:
+def _attention_with_norms(config: Config, norm_order: str = "after_rope", **attention_fields: Any) -> Table:
     return attention(
         config,
         **biases(config.flag("attention_bias"), *QKVO),
-        **qk_norm(rmsnorm(config.number("rms_norm_eps")), order=order),
-        **fields,
+        **qk_norm_fields(rmsnorm(config.number("rms_norm_eps")), norm_order=norm_order),
+        **attention_fields,
     )
 
 
 def _check_published_fields(config: Config) -> None:
     """Raises `InputError` for values in Tencent's own fields that the class of transformers does not implement."""
-    for name, counted_values in (
+    for field_name, counted_values in (
         ("use_qk_norm", (True,)),
         ("use_cla", (False,)),
         ("use_mla", (False,)),
         ("mlp_bias", (False,)),
         ("norm_type", ("rms",)),
     ):
-        if config.has(name):
-            config.require(name, *counted_values)
+        if config.has(field_name):
+            config.require(field_name, *counted_values)
 
 
-def _hunyuan_v1_dense(config: Config) -> Table:
+def _read_hunyuan_v1_dense(config: Config) -> Table:
     _check_published_fields(config)
-    return llama_like(config, _attention_with_norms(config))
+    return llama_decoder(config, _attention_with_norms(config))
 
 
-def _hunyuan_vl_text(config: Config) -> Table:
+def _read_hunyuan_vl_text(config: Config) -> Table:
     """Reads HunyuanOCR's text model, where Tencent's field names are aliases with precedence."""
     for usual_name, published_name in (("vocab_size", "org_vocab_size"), ("head_dim", "attention_head_dim")):
         if (
@@ -74,47 +74,51 @@ def _hunyuan_vl_text(config: Config) -> Table:
             raise config.error(
                 published_name, config.data[published_name], f"{usual_name} ({shown(config.data[usual_name])})"
             )
-    return _hunyuan_v1_dense(config)
+    return _read_hunyuan_v1_dense(config)
 
 
-def _values_per_layer(config: Config, name: str) -> list[int]:
+def _layer_integers(config: Config, field_name: str) -> list[int]:
     """Returns one positive integer per layer, from a number or a list."""
-    depth, field_value = config.size("num_hidden_layers"), config.get(name)
-    layer_values = field_value if isinstance(field_value, list) else [config.size(name)] * depth
-    if len(layer_values) < depth or any(not is_whole(value) or not 0 < value <= LARGEST for value in layer_values):
-        raise config.error(name, field_value, f"a positive whole number, or {depth} of them")
+    depth, field_value = config.size("num_hidden_layers"), config.get(field_name)
+    layer_values = field_value if isinstance(field_value, list) else [config.size(field_name)] * depth
+    if len(layer_values) < depth or any(
+        not is_whole(layer_value) or not 0 < layer_value <= LARGEST for layer_value in layer_values
+    ):
+        raise config.error(field_name, field_value, f"a positive whole number, or {depth} of them")
     return layer_values[:depth]
 
 
-def _hunyuan_v1_moe(config: Config) -> Table:
+def _read_hunyuan_v1_moe(config: Config) -> Table:
     """Reads Hunyuan A13B, with experts and a shared expert of the same width in every layer.
 
     The number of experts per token may differ by layer.
     """
     _check_published_fields(config)
     norm = rmsnorm(config.number("rms_norm_eps"))
-    width = config.size("intermediate_size")
+    expert_width = config.size("intermediate_size")
     experts = config.size("num_experts", "num_local_experts")
-    for name, expected_value in (("num_shared_expert", 1), ("moe_intermediate_size", width)):
-        if config.has(name) and {*_values_per_layer(config, name)} != {expected_value}:
-            raise config.error(name, config.get(name), f"{expected_value} in every layer, as in the class")
+    for field_name, expected_value in (("num_shared_expert", 1), ("moe_intermediate_size", expert_width)):
+        if config.has(field_name) and {*_layer_integers(config, field_name)} != {expected_value}:
+            raise config.error(field_name, config.get(field_name), f"{expected_value} in every layer, as in the class")
     if config.has("moe_layer_num_skipped"):
         config.require("moe_layer_num_skipped", 0)
-    top_k_by_layer = _values_per_layer(config, "num_experts_per_tok")
+    top_k_by_layer = _layer_integers(config, "num_experts_per_tok")
     layer_tables: Table = {
-        f"top{k}": {"feed_forward": {"num_experts_per_tok": k}} if k != top_k_by_layer[0] else {}
-        for k in top_k_by_layer
+        f"top{top_k}": {"feed_forward": {"num_experts_per_tok": top_k}} if top_k != top_k_by_layer[0] else {}
+        for top_k in top_k_by_layer
     }
     block = layer_table(_attention_with_norms(config), moe(experts, top_k_by_layer[0], glu(config), glu(config)), norm)
-    return decoder(config, block, norm, stack=combined_kinds(([f"top{k}" for k in top_k_by_layer], layer_tables)))
+    return decoder(
+        config, block, norm, stack=combined_kinds(([f"top{top_k}" for top_k in top_k_by_layer], layer_tables))
+    )
 
 
-def _hy_v3(config: Config) -> Table:
+def _read_hy_v3(config: Config) -> Table:
     if config.has("first_k_dense_replace") and not config.has("mlp_layer_types"):
         config.require("first_k_dense_replace", 1)
     uncounted_prediction(config)
     norm = rmsnorm(config.number("rms_norm_eps"))
-    width = config.size("moe_intermediate_size")
+    expert_width = config.size("moe_intermediate_size")
     bias = config.flag("mlp_bias")
     if config.count("num_shared_experts") == 0:
         raise config.error(
@@ -122,18 +126,21 @@ def _hy_v3(config: Config) -> Table:
             0,
             "1 or more (with 0, the class adds an FFN of intermediate_size, which no checkpoint has)",
         )
-    shared_expert = glu(config, bias, width * config.size("num_shared_experts"))
+    shared_expert = glu(config, bias, expert_width * config.size("num_shared_experts"))
     experts = moe(
         config.size("num_experts", "num_local_experts"),
         config.size("num_experts_per_tok"),
-        glu(config, width=width),
+        glu(config, width=expert_width),
         shared_expert,
         **SIGMOID,
     )
-    networks: Table = {"dense": {}, "moe": {"feed_forward": experts}}
+    ffns_by_kind: Table = {"dense": {}, "moe": {"feed_forward": experts}}
     block = layer_table(_attention_with_norms(config, "before_rope"), glu(config, bias), norm)
     return decoder(
-        config, block, norm, stack=combined_kinds((dense_or_moe(config, config.size("num_hidden_layers"), 1), networks))
+        config,
+        block,
+        norm,
+        stack=combined_kinds((dense_or_moe(config, config.size("num_hidden_layers"), 1), ffns_by_kind)),
     )
 
 
@@ -157,14 +164,14 @@ OF_EXPERTS = {"num_experts", "moe_topk", "num_shared_expert", "moe_intermediate_
 
 
 def _top_k_values(config_values: ConfigValues) -> Any:
-    top_k_by_layer = [network.num_experts_per_tok for network in config_values.networks]
+    top_k_by_layer = [ffn.num_experts_per_tok for ffn in config_values.networks]
     return top_k_by_layer if len({*top_k_by_layer}) > 1 else top_k_by_layer[0]
 
 
 HUNYUAN_MODULES: Modules = {"q_norm": "query_layernorm", "k_norm": "key_layernorm", "shared_expert": "shared_mlp"}
 
 FAMILIES = {
-    "hunyuan_v1_dense": Family(_hunyuan_v1_dense, ignored_fields=NO_COUNT | OF_EXPERTS, modules=HUNYUAN_MODULES),
+    "hunyuan_v1_dense": Family(_read_hunyuan_v1_dense, ignored_fields=NO_COUNT | OF_EXPERTS, modules=HUNYUAN_MODULES),
     "hunyuan_vl": Family(
         None,
         text_type="hunyuan_vl_text",
@@ -173,21 +180,21 @@ FAMILIES = {
         tower_file="pixtral",
     ),
     "hunyuan_vl_text": Family(
-        _hunyuan_vl_text,
+        _read_hunyuan_vl_text,
         ignored_fields=NO_COUNT | OF_EXPERTS,
         aliases={"head_dim": "attention_head_dim", "vocab_size": "org_vocab_size"},
         has_older_aliases=True,
         modules=HUNYUAN_MODULES,
     ),
     "hunyuan_v1_moe": Family(
-        _hunyuan_v1_moe,
+        _read_hunyuan_v1_moe,
         ignored_fields=NO_COUNT,
         aliases={"num_experts_per_tok": "moe_topk"},
         field_writers={"moe_topk": _top_k_values},
         modules=HUNYUAN_MODULES,
     ),
     "hy_v3": Family(
-        _hy_v3,
+        _read_hy_v3,
         ignored_fields=NO_COUNT | {"expert_hidden_dim", "qk_norm"},
         earlier_names={"mlp.gate": "mlp.router.gate", "shared_experts": "shared_mlp"},
     ),

@@ -43,11 +43,11 @@ def profile_mixers(config: Config) -> tuple[Table, Table]:
     return full_attention, sliding_attention
 
 
-def _inkling_text(config: Config) -> Table:
+def _read_inkling_text(config: Config) -> Table:
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     full_attention, sliding_attention = profile_mixers(config)
     kernel_size, mixer = full_attention["conv_kernel_size"], {"type": "profile", **full_attention, "norm": norm}
-    expert_width, width = _network_widths(config)
+    expert_width, dense_width = _ffn_widths(config)
     shared_expert_count = config.size("n_shared_experts")
     experts = moe(
         config.size("n_routed_experts"),
@@ -57,25 +57,25 @@ def _inkling_text(config: Config) -> Table:
         shared_scores={"shared_experts": shared_expert_count},
         **SIGMOID,
     )
-    networks = _network_kinds(config, depth)
-    dense_network: Table = {"type": "mlp", **glu(config, width=width), "output_scale": True}
+    ffn_kinds = _ffn_kinds(config, depth)
+    dense_ffn: Table = {"type": "mlp", **glu(config, width=dense_width), "output_scale": True}
     block = {
         "type": "convolved",
         "attention": mixer,
-        "feed_forward": dense_network if "dense" in networks else experts,
+        "feed_forward": dense_ffn if "dense" in ffn_kinds else experts,
         "norm": norm,
         "conv_kernel_size": kernel_size,
     }
     layer_tables: Table = {"full": {}, "sliding": {"attention": sliding_attention}}
     stack = combined_kinds(
-        (_attention_kinds(config, depth), layer_tables), (networks, {"dense": {}, "moe": {"feed_forward": experts}})
+        (_attention_kinds(config, depth), layer_tables), (ffn_kinds, {"dense": {}, "moe": {"feed_forward": experts}})
     )
     stack["embedding_norm"] = norm
     _uncounted_prediction(config)
     return {**decoder(config, block, norm, stack=stack), "tie_word_embeddings": False}
 
 
-def _network_widths(config: Config) -> tuple[int, int]:
+def _ffn_widths(config: Config) -> tuple[int, int]:
     """Returns the FFN widths of an expert and of a dense layer.
 
     With a `dense_intermediate_size`, as in published checkpoints, `intermediate_size` is the experts'.
@@ -95,7 +95,7 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
     return listed_kinds(config, "layer_types", RANGES, default_kinds)
 
 
-def _network_kinds(config: Config, depth: int) -> list[str]:
+def _ffn_kinds(config: Config, depth: int) -> list[str]:
     dense_count = config.count("dense_mlp_idx") if config.has("dense_mlp_idx") else 0
     return listed_kinds(
         config, "mlp_layer_types", DENSE_OR_MOE, ["dense" if i < dense_count else "moe" for i in range(depth)]
@@ -144,7 +144,7 @@ MIXER_WRITES: Writes = {
 
 FAMILIES = {
     "inkling_text": Family(
-        _inkling_text,
+        _read_inkling_text,
         {"tie_word_embeddings": False},
         frozenset({"dense_mlp_idx", "tie_word_embeddings"}),
         field_writers={

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
 
 
-def _inkling2_text(config: Config) -> Table:
+def _read_inkling2_text(config: Config) -> Table:
     depth, norm = config.size("num_hidden_layers"), float32_rmsnorm(config.number("rms_norm_eps"))
     full_attention, sliding_attention = profile_mixers(config)
     full_attention |= {"type": "gated_profile", "dynamic_convolutions": True}
@@ -46,9 +46,18 @@ def _inkling2_text(config: Config) -> Table:
     default_kinds = ["sliding" if (i + 1) % 6 else "full" for i in range(depth)]
     block_size, layers = config.size("n_layers_per_attn_res_block"), []
     for i, layer_kind in enumerate(listed_kinds(config, "layer_types", RANGES, default_kinds)):
-        finished, starts = ceil_div(i, block_size), i % block_size == 0
-        residuals = {"attention_blocks": finished, "feed_forward_blocks": finished + starts, "starts_block": starts}
-        layers.append((f"{layer_kind}_{finished}" + ("_start" if starts else ""), {**changes[layer_kind], **residuals}))
+        finished_blocks, starts_block = ceil_div(i, block_size), i % block_size == 0
+        residual_fields = {
+            "attention_blocks": finished_blocks,
+            "feed_forward_blocks": finished_blocks + starts_block,
+            "starts_block": starts_block,
+        }
+        layers.append(
+            (
+                f"{layer_kind}_{finished_blocks}" + ("_start" if starts_block else ""),
+                {**changes[layer_kind], **residual_fields},
+            )
+        )
     streams: Table = {
         "type": "block_residual",
         "blocks": ceil_div(depth, block_size),
@@ -61,8 +70,8 @@ def _inkling2_text(config: Config) -> Table:
 
 def _block_size(config_values: ConfigValues) -> int:
     """Returns the layers per block: the index of the second block's first layer, or all layers."""
-    starts = [i for i, layer in enumerate(config_values.layers) if getattr(layer, "starts_block", False)]
-    return starts[1] if len(starts) > 1 else len(config_values.layers)
+    block_starts = [i for i, layer in enumerate(config_values.layers) if getattr(layer, "starts_block", False)]
+    return block_starts[1] if len(block_starts) > 1 else len(config_values.layers)
 
 
 EARLIER = {
@@ -85,7 +94,7 @@ EARLIER = {
 
 FAMILIES = {
     "inkling2_text": Family(
-        _inkling2_text,
+        _read_inkling2_text,
         {"tie_word_embeddings": False},
         frozenset({"tie_word_embeddings"}),
         field_writers={**MIXER_WRITES, "n_layers_per_attn_res_block": _block_size, "hidden_act": lambda s: "silu"},

@@ -10,7 +10,7 @@ from ...family import EVERY, Family, Quirks, module_names
 from ...parts import Table, decoder, glu, layer_table, moe, rmsnorm, rope
 
 
-def _jetmoe(config: Config) -> Table:
+def _read_jetmoe(config: Config) -> Table:
     experts, top_k = config.size("num_local_experts"), config.size("num_experts_per_tok")
     heads = {"num_key_value_heads": config.size("num_key_value_heads"), "head_dim": config.size("kv_channels")}
     mixer = {
@@ -20,14 +20,14 @@ def _jetmoe(config: Config) -> Table:
         **heads,
         "position": rope(config),
     }
-    network = moe(experts, top_k, glu(config, act="activation_function"), output_bias=True)
-    block: Table = layer_table(mixer, network, rmsnorm())
+    ffn = moe(experts, top_k, glu(config, act="activation_function"), output_bias=True)
+    block: Table = layer_table(mixer, ffn, rmsnorm())
     return decoder(config, block, rmsnorm(config.number("rms_norm_eps")))
 
 
 FAMILIES = {
     "jetmoe": Family(
-        _jetmoe,
+        _read_jetmoe,
         ignored_fields=frozenset(
             {"bias", "ffn_hidden_size", "glu", "moe_num_experts", "moe_top_k", "num_attention_heads", "num_layers"}
         ),

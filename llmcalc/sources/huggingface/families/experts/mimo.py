@@ -28,7 +28,7 @@ from ...parts import (
 from ..deepseek.deepseek import ROUTING, SIGMOID
 
 
-def _mimo(config: Config) -> Table:
+def _read_mimo(config: Config) -> Table:
     config.require("attention_bias", True)
     config.require("use_sliding_window", False)
     norm = rmsnorm(config.number("rms_norm_eps"))
@@ -36,7 +36,7 @@ def _mimo(config: Config) -> Table:
     return decoder(config, block, norm, **prediction(config))
 
 
-def _mimo_v2_flash(config: Config) -> Table:
+def _read_mimo_v2_flash(config: Config) -> Table:
     """Reads MiMo-V2-Flash: sliding layers have sinks and twice the key/value heads.
 
     The class does not read the published fields for sliding layers and for the kinds of layers (`swa_head_dim`,
@@ -59,12 +59,12 @@ def _mimo_v2_flash(config: Config) -> Table:
         "sinks": True,
         "sliding_window": window,
     }
-    head_fields = {name: config.size(name) for name in SLIDING} | {
+    head_fields = {field_name: config.size(field_name) for field_name in SLIDING} | {
         "num_key_value_heads": sliding_attention["num_key_value_heads"]
     }
-    for name, value in head_fields.items():
-        if config.has(f"swa_{name}"):
-            config.require(f"swa_{name}", value)
+    for field_name, field_value in head_fields.items():
+        if config.has(f"swa_{field_name}"):
+            config.require(f"swa_{field_name}", field_value)
     experts = moe(
         config.size("n_routed_experts", "num_local_experts"),
         config.size("num_experts_per_tok"),
@@ -74,16 +74,16 @@ def _mimo_v2_flash(config: Config) -> Table:
     attention_kinds = listed_kinds(
         config, "layer_types", FULL_OR_SLIDING, ["sliding" if i > 0 and (i + 1) % 6 else "full" for i in range(depth)]
     )
-    networks = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, ["moe" if i else "dense" for i in range(depth)])
-    _require_layers(config, "hybrid_layer_pattern", "sliding", attention_kinds)
-    _require_layers(config, "moe_layer_freq", "moe", networks)
+    ffn_kinds = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, ["moe" if i else "dense" for i in range(depth)])
+    _require_marked_layers(config, "hybrid_layer_pattern", "sliding", attention_kinds)
+    _require_marked_layers(config, "moe_layer_freq", "moe", ffn_kinds)
     block = layer_table(mixer, glu(config), norm)
     attention_fields = {"full": {}, "sliding": {"attention": sliding_attention}}
-    network = {"dense": {}, "moe": {"feed_forward": experts}}
-    return decoder(config, block, norm, stack=combined_kinds((attention_kinds, attention_fields), (networks, network)))
+    ffn = {"dense": {}, "moe": {"feed_forward": experts}}
+    return decoder(config, block, norm, stack=combined_kinds((attention_kinds, attention_fields), (ffn_kinds, ffn)))
 
 
-def _require_layers(config: Config, field: str, layer_kind: str, layers: list[str]) -> None:
+def _require_marked_layers(config: Config, field: str, layer_kind: str, layers: list[str]) -> None:
     """Raises `InputError` if a list of 0 and 1 does not mark exactly the layers of this kind with 1."""
     if config.has(field) and config.sizes(field) != [int(layer == layer_kind) for layer in layers]:
         layer_types = "mlp_layer_types" if layer_kind == "moe" else "layer_types"
@@ -98,13 +98,13 @@ SLIDING = ("num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim
 
 FAMILIES = {
     "mimo": Family(
-        _mimo,
+        _read_mimo,
         {"head_dim": None, "attention_bias": True},
         frozenset({"sliding_window", "max_window_layers"}),
         class_model_type="qwen2",
     ),
     "mimo_v2_flash": Family(
-        _mimo_v2_flash,
+        _read_mimo_v2_flash,
         {"add_swa_attention_sink_bias": True, "add_full_attention_sink_bias": False},
         ROUTING
         | field_names(

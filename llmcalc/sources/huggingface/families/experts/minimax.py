@@ -12,7 +12,7 @@ from ...family import Family, module_names
 from ...parts import ACTIVATIONS, Table, attention, decoder, glu, listed_kinds, moe, rmsnorm, rope, stack_of_kinds
 
 
-def _minimax(config: Config) -> Table:
+def _read_minimax(config: Config) -> Table:
     default_kinds = ["linear" if i % 2 else "full" for i in range(config.size("num_hidden_layers"))]
     name_of_type = {"linear_attention": "linear", "full_attention": "full"}
     return minimax_decoder(config, listed_kinds(config, "layer_types", name_of_type, default_kinds), rope(config))
@@ -26,7 +26,7 @@ def minimax_decoder(config: Config, layer_kinds: list[str], position: Table) -> 
     config.require("sliding_window", None)
     config.require("shared_intermediate_size", None, 0)
     heads, norm = config.size("num_attention_heads"), rmsnorm(config.number("rms_norm_eps"))
-    lightning = {
+    lightning_fields = {
         "type": "lightning",
         "num_attention_heads": heads,
         "head_dim": config.optional_size("head_dim")
@@ -40,7 +40,7 @@ def minimax_decoder(config: Config, layer_kinds: list[str], position: Table) -> 
         "norm_placement": "post",
     }
     layer_tables = {
-        "linear": {**block, "attention": lightning},
+        "linear": {**block, "attention": lightning_fields},
         "full": {**block, "attention": {"type": "attention", **attention(config, position=position)}},
     }
     stack = stack_of_kinds(layer_tables, layer_kinds)
@@ -49,7 +49,7 @@ def minimax_decoder(config: Config, layer_kinds: list[str], position: Table) -> 
 
 FAMILIES = {
     "minimax": Family(
-        _minimax,
+        _read_minimax,
         {"shared_intermediate_size": None},
         frozenset(
             f"{part}_{factor}_factor" for part in ("full_attn", "linear_attn", "mlp") for factor in ("alpha", "beta")

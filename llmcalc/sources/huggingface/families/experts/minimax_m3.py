@@ -15,7 +15,7 @@ from ...parts import (
     DENSE_OR_MOE,
     Table,
     attention,
-    clamped_gpt_oss_network,
+    clamped_gpt_oss_ffn,
     combined_kinds,
     decoder,
     full_rope,
@@ -23,7 +23,7 @@ from ...parts import (
     listed_kinds,
     moe,
     offset_rmsnorm,
-    qk_norm,
+    qk_norm_fields,
     uncounted_prediction,
 )
 from ...writes import Value
@@ -53,31 +53,33 @@ FIXED = {
 """Fields of the checkpoints whose only supported value is the class's behaviour."""
 
 
-def _minimax_m3(config: Config) -> Table:
+def _read_minimax_m3(config: Config) -> Table:
     uncounted_prediction(config)
-    for name, value in FIXED.items():
-        config.require(name, None, value)
+    for field_name, field_value in FIXED.items():
+        config.require(field_name, None, field_value)
     if config.has("moe_intermediate_size"):
         config.require("moe_intermediate_size", config.size("intermediate_size"))
     depth, norm = config.size("num_hidden_layers"), offset_rmsnorm(config.number("rms_norm_eps"))
     older_config = config.section("sparse_attention_config")
     indexer = {
-        field: older_config.size(name) if older_config.has(name) else config.size(field)
-        for field, name in OLDER.items()
+        field: older_config.size(field_name) if older_config.has(field_name) else config.size(field)
+        for field, field_name in OLDER.items()
     }
     default_kinds = ["full"] * depth
     if older_config.has("sparse_attention_freq"):
-        default_kinds = _named_flags(older_config, "sparse_attention_freq", "full", "sparse", depth)
+        default_kinds = _names_of_flags(older_config, "sparse_attention_freq", "full", "sparse", depth)
     attention_kinds = listed_kinds(
         config, "layer_types", {"full_attention": "full", "minimax_m3_sparse": "sparse"}, default_kinds
     )
-    networks = (
-        _named_flags(config, "moe_layer_freq", "dense", "moe", depth)
+    ffn_kinds = (
+        _names_of_flags(config, "moe_layer_freq", "dense", "moe", depth)
         if config.has("moe_layer_freq")
         else ["moe"] * depth
     )
-    networks = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, networks)
-    mixer = attention(config, position={**full_rope(config), "rotary_dim": config.size("rotary_dim")}, **qk_norm(norm))
+    ffn_kinds = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, ffn_kinds)
+    mixer = attention(
+        config, position={**full_rope(config), "rotary_dim": config.size("rotary_dim")}, **qk_norm_fields(norm)
+    )
     experts = moe(
         config.size("num_local_experts", "num_experts"),
         config.size("num_experts_per_tok"),
@@ -87,28 +89,28 @@ def _minimax_m3(config: Config) -> Table:
     )
     block = layer_table(mixer, experts, norm)
     attention_fields: Table = {"full": {}, "sparse": {"attention": {"block_indexer": {**indexer, "norm": norm}}}}
-    dense_network: Table = {"type": "mlp", **_swiglu(config, "dense_intermediate_size")}
+    dense_ffn: Table = {"type": "mlp", **_swiglu(config, "dense_intermediate_size")}
     return decoder(
         config,
         block,
         norm,
         stack=combined_kinds(
-            (attention_kinds, attention_fields), (networks, {"moe": {}, "dense": {"feed_forward": dense_network}})
+            (attention_kinds, attention_fields), (ffn_kinds, {"moe": {}, "dense": {"feed_forward": dense_ffn}})
         ),
     )
 
 
-def _swiglu(config: Config, width: str) -> Table:
+def _swiglu(config: Config, width_field: str) -> Table:
     """Returns clamped SwiGLU, regardless of `hidden_act`."""
-    return clamped_gpt_oss_network({"intermediate_size": config.size(width), "gated": True})
+    return clamped_gpt_oss_ffn({"intermediate_size": config.size(width_field), "gated": True})
 
 
-def _named_flags(config: Config, field: str, name_if_zero: str, name_if_one: str, depth: int) -> list[str]:
+def _names_of_flags(config: Config, field: str, name_if_zero: str, name_if_one: str, depth: int) -> list[str]:
     """Converts a list of 0 and 1 to a list of two names."""
-    flags = config.sizes(field)
-    if len(flags) != depth:
-        raise config.error(field, flags, f"{depth} times 0 or 1")
-    return [name_if_one if flag else name_if_zero for flag in flags]
+    layer_flags = config.sizes(field)
+    if len(layer_flags) != depth:
+        raise config.error(field, layer_flags, f"{depth} times 0 or 1")
+    return [name_if_one if flag else name_if_zero for flag in layer_flags]
 
 
 def _attention_kinds(config_values: ConfigValues) -> list[str]:
@@ -125,7 +127,7 @@ OF_THE_INDEXER = ("index_n_heads", "index_head_dim", "index_block_size", "index_
 
 FAMILIES = {
     "minimax_m3_vl_text": Family(
-        _minimax_m3,
+        _read_minimax_m3,
         {
             "attention_output_gate": None,
             "n_shared_experts": None,

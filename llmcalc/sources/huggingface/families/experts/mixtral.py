@@ -22,19 +22,19 @@ from ...parts import (
     layernorm,
     listed_kinds,
     moe,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
 )
 
 
-def _mixtral(config: Config) -> Table:
+def _read_mixtral(config: Config) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     experts = moe(config.size("num_local_experts", "num_experts"), config.size("num_experts_per_tok"), glu(config))
     mixer = attention(config, sliding_window=config.optional_size("sliding_window"))
     return decoder(config, layer_table(mixer, experts, norm), norm)
 
 
-def _phimoe(config: Config) -> Table:
+def _read_phimoe(config: Config) -> Table:
     if config.size("num_experts_per_tok") != 2:
         raise config.error(
             "num_experts_per_tok",
@@ -49,8 +49,8 @@ def _phimoe(config: Config) -> Table:
     return decoder(config, block, norm, head=biases(config.flag("lm_head_bias"), "bias"))
 
 
-def _qwen2_moe(config: Config) -> Table:
-    width = config.size("shared_expert_intermediate_size")
+def _read_qwen2_moe(config: Config) -> Table:
+    shared_width = config.size("shared_expert_intermediate_size")
     depth = config.size("num_hidden_layers")
     uses_window = config.flag("use_sliding_window")
     first_sliding_layer = config.count("max_window_layers")
@@ -61,46 +61,46 @@ def _qwen2_moe(config: Config) -> Table:
         ["sliding" if uses_window and i < first_sliding_layer and i % 2 == 0 else "full" for i in range(depth)],
     )
     window = config.optional_size("sliding_window")
-    windows = (
+    layer_windows = (
         (layer_kinds, {"full": {}, "sliding": {"attention": {"sliding_window": window}}})
         if uses_window and window is not None
         else (["full"] * depth, {"full": {}})
     )
     mixer = attention(config, **biases(config.flag("qkv_bias"), *QKV))
-    expert_fields = {"shared": glu(config, width=width), "shared_expert_gate": True}
-    return qwen_moe(config, config.count("num_experts"), mixer, expert_fields, windows)
+    expert_fields = {"shared_expert": glu(config, width=shared_width), "shared_expert_gate": True}
+    return qwen_moe_decoder(config, config.count("num_experts"), mixer, expert_fields, layer_windows)
 
 
-def qwen3_moe(config: Config) -> Table:
-    for name, value in (
+def read_qwen3_moe(config: Config) -> Table:
+    for field_name, field_value in (
         ("qkv_bias", False),
         ("shared_expert_intermediate_size", 0),
         ("use_qk_norm", True),
     ):  # in Qwen3-Coder's config; no class reads it
-        if config.has(name):
-            config.require(name, value)
+        if config.has(field_name):
+            config.require(field_name, field_value)
     window, uses_window = config.optional_size("sliding_window"), config.flag("use_sliding_window")
-    qk_norms = qk_norm(rmsnorm(config.number("rms_norm_eps")))
+    qk_norms = qk_norm_fields(rmsnorm(config.number("rms_norm_eps")))
     mixer = attention(
         config,
         sliding_window=window if uses_window else None,
         **biases(config.flag("attention_bias"), *QKVO),
         **qk_norms,
     )
-    return qwen_moe(config, config.count("num_experts", "num_local_experts"), mixer, {})
+    return qwen_moe_decoder(config, config.count("num_experts", "num_local_experts"), mixer, {})
 
 
-def qwen_moe(
+def qwen_moe_decoder(
     config: Config,
     experts: int,
     mixer: Table,
-    fields: Table,
-    *axes: tuple[list[str], Table],
+    moe_fields: Table,
+    *kind_axes: tuple[list[str], Table],
     float32_product: bool = False,
 ) -> Table:
     """Returns a model with experts in every `decoder_sparse_step`-th layer that is not in `mlp_only_layers`.
 
-    fields: fields of the experts beyond the routed ones. float32_product: as in `Norm`.
+    moe_fields: fields of the experts beyond the routed ones. float32_product: as in `Norm`.
     """
     norm = rmsnorm(config.number("rms_norm_eps"), **biases(float32_product, "float32_product"))
     depth = config.size("num_hidden_layers")
@@ -109,20 +109,20 @@ def qwen_moe(
     layer_kinds = [
         "moe" if experts and i not in dense_layers and (i + 1) % expert_interval == 0 else "dense" for i in range(depth)
     ]
-    expert_network = (
+    expert_ffn = (
         moe(
             experts,
             config.size("num_experts_per_tok"),
             glu(config, width=config.size("moe_intermediate_size")),
-            **fields,
+            **moe_fields,
         )
         if "moe" in layer_kinds
         else {}
     )
-    network = glu(config) if "dense" in layer_kinds else expert_network
-    block = layer_table(mixer, network, norm)
-    layer_tables: Table = {"dense": {}, "moe": {"feed_forward": expert_network} if "dense" in layer_kinds else {}}
-    return decoder(config, block, norm, stack=combined_kinds(*axes, (layer_kinds, layer_tables)))
+    ffn = glu(config) if "dense" in layer_kinds else expert_ffn
+    block = layer_table(mixer, ffn, norm)
+    layer_tables: Table = {"dense": {}, "moe": {"feed_forward": expert_ffn} if "dense" in layer_kinds else {}}
+    return decoder(config, block, norm, stack=combined_kinds(*kind_axes, (layer_kinds, layer_tables)))
 
 
 NO_COUNT = frozenset({"norm_topk_prob", "original_max_position_embeddings", "input_jitter_noise"})
@@ -130,8 +130,8 @@ OF_ABSENT_LAYERS = {"intermediate_size", "moe_intermediate_size", "num_experts_p
 """Fields that are not read if no layer is dense or no layer has experts."""
 
 FAMILIES = {
-    "mixtral": Family(_mixtral, earlier_names={"mlp": "block_sparse_moe"}),
-    "qwen2_moe": Family(_qwen2_moe, {"head_dim": None}, NO_COUNT | OF_ABSENT_LAYERS),
-    "qwen3_moe": Family(qwen3_moe, {"head_dim": None}, NO_COUNT | OF_ABSENT_LAYERS | {"max_window_layers"}),
-    "phimoe": Family(_phimoe, {"head_dim": None}, NO_COUNT, earlier_names={"mlp": "block_sparse_moe"}),
+    "mixtral": Family(_read_mixtral, earlier_names={"mlp": "block_sparse_moe"}),
+    "qwen2_moe": Family(_read_qwen2_moe, {"head_dim": None}, NO_COUNT | OF_ABSENT_LAYERS),
+    "qwen3_moe": Family(read_qwen3_moe, {"head_dim": None}, NO_COUNT | OF_ABSENT_LAYERS | {"max_window_layers"}),
+    "phimoe": Family(_read_phimoe, {"head_dim": None}, NO_COUNT, earlier_names={"mlp": "block_sparse_moe"}),
 }

@@ -24,30 +24,30 @@ from ...parts import (
     listed_kinds,
     moe,
     offset_rmsnorm,
-    qk_norm,
+    qk_norm_fields,
     uncounted_prediction,
 )
 from ..deepseek.deepseek import SIGMOID
 
 
-def _step3p5(config: Config) -> Table:
+def _read_step3p5(config: Config) -> Table:
     uncounted_prediction(config)
     depth, norm = config.size("num_hidden_layers"), offset_rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(
-        config, output_gate={"per": "head"}, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm)
+        config, output_gate={"per": "head"}, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm)
     )
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
     window = config.optional_size("sliding_window")
     if window is None and "sliding" in attention_kinds:
         raise config.error("sliding_window", None, "a number of tokens, for there are layers with a window")
     sliding_attention: Table = {"num_attention_heads": _sliding_heads(config), "sliding_window": window}
-    for name, value in (
+    for field_name, field_value in (
         ("num_experts", config.size("n_routed_experts")),
         ("n_shared_experts", 1),
         ("scoring_func", "sigmoid"),
     ):
-        if config.has(name):  # written by converters; its class does not read it
-            config.require(name, value)
+        if config.has(field_name):  # written by converters; its class does not read it
+            config.require(field_name, field_value)
     mlp_bias = config.flag("mlp_bias")
     experts = moe(
         config.size("n_routed_experts"),
@@ -56,12 +56,12 @@ def _step3p5(config: Config) -> Table:
         glu(config, mlp_bias, width=config.size("share_expert_dim")),
         **SIGMOID,
     )
-    networks = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, _layers_with_experts(config, depth))
+    ffn_kinds = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, _layers_with_experts(config, depth))
     block = layer_table(mixer, glu(config, mlp_bias), norm)
     layer_tables: Table = {"full": {}, "sliding": {"attention": sliding_attention}}
     network_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
     return decoder(
-        config, block, norm, stack=combined_kinds((attention_kinds, layer_tables), (networks, network_kinds))
+        config, block, norm, stack=combined_kinds((attention_kinds, layer_tables), (ffn_kinds, network_kinds))
     )
 
 
@@ -91,15 +91,15 @@ def _sliding_heads(config: Config) -> int:
     usual_heads = config.size("num_attention_heads")
     if not config.has("attention_other_setting"):
         return usual_heads
-    setting = config.section("attention_other_setting", {"num_attention_heads": usual_heads})
-    heads = setting.size("num_attention_heads")
-    for name, value in (
+    sliding_config = config.section("attention_other_setting", {"num_attention_heads": usual_heads})
+    heads = sliding_config.size("num_attention_heads")
+    for field_name, field_value in (
         ("num_attention_groups", config.size("num_key_value_heads")),
         ("head_dim", config.get("head_dim")),
     ):
-        if setting.has(name) and value is not None:
-            setting.require(name, value)
-    setting.finish(frozenset({"attention_type", "true_head_dim"}), config)
+        if sliding_config.has(field_name) and field_value is not None:
+            sliding_config.require(field_name, field_value)
+    sliding_config.finish(frozenset({"attention_type", "true_head_dim"}), config)
     return heads
 
 
@@ -115,7 +115,7 @@ NO_COUNT = field_names(
 FAMILIES = {
     "step3p7": Family(None, text_type="step3p5", uncounted_encoders={"vision_config": "step3p5_vision"}),
     "step3p5": Family(
-        _step3p5,
+        _read_step3p5,
         {"moe_layers_enum": None},
         NO_COUNT,
         unread_aliases=frozenset({"num_local_experts"}),  # the class's own n_routed_experts replaces it

@@ -13,17 +13,17 @@ from ...parts import Table, biases, combined_kinds, decoder, glu, layer_table, l
 from ...writes import PARTIAL_ROTARY
 
 
-def _zaya(config: Config) -> Table:
+def _read_zaya(config: Config) -> Table:
     """Reads ZAYA1, where a router adds an earlier router's features, except in the first layer.
 
     In configs of the older code some layers are attention and others experts; a config with only those fields is an
     error.
     """
     if config.has("zaya_mlp_expansion") and not config.has("router_hidden_size"):
-        expansion = config.get("zaya_mlp_expansion")
+        ffn_expansion = config.get("zaya_mlp_expansion")
         raise config.error(
             "zaya_mlp_expansion",
-            expansion,
+            ffn_expansion,
             "router_hidden_size instead, with num_hidden_layers counting layers of both attention and experts",
         )
     config.require("num_experts_per_tok", 1)
@@ -55,25 +55,25 @@ def _zaya(config: Config) -> Table:
     }
     experts = moe(config.size("num_experts"), 1, glu(config, width=config.size("moe_intermediate_size")), router=router)
     block = layer_table(mixer, experts, norm, residual_scale=True)
-    positions = ["first" if i == 0 else "further" for i in range(depth)]
+    place_kinds = ["first" if i == 0 else "further" for i in range(depth)]
     router_fields: Table = {"first": {}, "further": {"feed_forward": {"router": {"adds_below": True}}}}
     stack = {
         "embedding_norm": {"type": "affine"},
         **combined_kinds(
-            (attention_kinds, {"full": {}, "sliding": {"attention": sliding_attention}}), (positions, router_fields)
+            (attention_kinds, {"full": {}, "sliding": {"attention": sliding_attention}}), (place_kinds, router_fields)
         ),
     }
     return decoder(config, block, norm, head=biases(config.flag("lm_head_bias"), "bias"), stack=stack)
 
 
-def _scale_and_bias(name: str) -> str:
+def _scale_and_bias(module_name: str) -> str:
     """Returns the module names of the scale and shift vectors of a residual or of a sublayer output."""
-    return f"{name}_scale + {name}_bias"
+    return f"{module_name}_scale + {module_name}_bias"
 
 
 FAMILIES = {
     "zaya": Family(
-        _zaya,
+        _read_zaya,
         ignored_fields=frozenset({"zaya_mlp_expansion"}),
         field_writers={
             "layer_types": lambda s: s.layer_kinds(full_attention="hybrid", sliding_attention="hybrid_sliding"),

@@ -18,21 +18,21 @@ STEPS = (
 )
 
 
-def _diffusion_gemma_text(config: Config) -> Table:
+def _read_diffusion_gemma_text(config: Config) -> Table:
     norm, layer_kinds, mixer = gemma4_attention(config)
     config.require("use_bidirectional_attention", None, "vision")
     window: Table = {
         "sliding_window": config.size("sliding_window"),
         "position": {"type": "rope", "rope_theta": local_theta(config), "partial_rotary_factor": None},
     }
-    dense_network = glu(config, act="hidden_activation")
+    dense_ffn = glu(config, act="hidden_activation")
     experts = moe(
         config.size("num_experts"),
         config.size("top_k_experts"),
         glu(config, width=config.size("moe_intermediate_size"), act="hidden_activation"),
         router={"norm": rmsnorm(norm["eps"]), "expert_scale": True},
     )
-    block: Table = {"type": "gemma4", "attention": mixer, "feed_forward": experts, "dense": dense_network, "norm": norm}
+    block: Table = {"type": "gemma4", "attention": mixer, "feed_forward": experts, "dense": dense_ffn, "norm": norm}
     layers = [
         (layer_kind, {"attention": {**head_fields, **({"attention_k_eq_v": True} if layer_kind == "full" else window)}})
         for layer_kind, head_fields in zip(layer_kinds, _head_sizes(config, layer_kinds), strict=True)
@@ -41,7 +41,7 @@ def _diffusion_gemma_text(config: Config) -> Table:
     if config.head == "lm":
         config.require("tie_word_embeddings", True)  # otherwise its class has all weights twice
         config.notes.append(STEPS)
-        stack["streams"] = {"type": "self_conditioning", "feed_forward": dense_network, "norm": norm}
+        stack["streams"] = {"type": "self_conditioning", "feed_forward": dense_ffn, "norm": norm}
     return decoder(config, block, norm, stack=stack)
 
 
@@ -56,7 +56,7 @@ def _head_sizes(config: Config, layer_kinds: list[str]) -> list[Table]:
 
 FAMILIES = {
     "diffusion_gemma_text": Family(
-        _diffusion_gemma_text,
+        _read_diffusion_gemma_text,
         {"num_global_key_value_heads": None},
         frozenset({"final_logit_softcapping", "hidden_act", "cache_implementation", "global_head_dim"}),
         field_writers=LOCAL_THETA_WRITES,

@@ -18,11 +18,11 @@ from ...parts import (
     biases,
     bidirectional_stack,
     decoder,
-    every_nth_full,
     float32_rmsnorm,
     glu,
+    kinds_with_nth_full,
     listed_kinds,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
     stack_of_layers,
 )
@@ -30,9 +30,9 @@ from .gemma import LOCAL_THETA_WRITES, local_theta
 from .gemma4 import full_attention, head_sizes, sliding_attention
 
 
-def _embedding_gemma2(config: Config) -> Table:
+def _read_embedding_gemma2(config: Config) -> Table:
     norm, depth = float32_rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
-    default_kinds = every_nth_full(depth, config.optional_size("sliding_window_pattern") or 6)
+    default_kinds = kinds_with_nth_full(depth, config.optional_size("sliding_window_pattern") or 6)
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_kinds)
     layer_kinds[-1] = "full"
     mixer = attention(
@@ -40,17 +40,17 @@ def _embedding_gemma2(config: Config) -> Table:
         position={"type": "rope", "rope_theta": 1_000_000.0},
         v_norm=rmsnorm(norm["eps"], weight=False),
         **biases(config.flag("attention_bias"), *QKVO),
-        **qk_norm(norm),
+        **qk_norm_fields(norm),
     )
-    network, width = glu(config, act="hidden_activation"), config.size("hidden_size_per_layer_input")
+    ffn, width_per_layer = glu(config, act="hidden_activation"), config.size("hidden_size_per_layer_input")
     block: Table = {
         "type": "gemma4",
         "attention": mixer,
-        "feed_forward": network,
+        "feed_forward": ffn,
         "norm": norm,
-        "per_layer_input": {"hidden_size_per_layer_input": width, "hidden_act": network["hidden_act"]},
+        "per_layer_input": {"hidden_size_per_layer_input": width_per_layer, "hidden_act": ffn["hidden_act"]},
     }
-    wide_network = {
+    wide_ffn = {
         "head_dim": config.optional_size("global_head_dim") or 512,
         "num_key_value_heads": config.optional_size("num_global_key_value_heads") or 1,
     }
@@ -58,21 +58,21 @@ def _embedding_gemma2(config: Config) -> Table:
         "sliding_window": config.size("sliding_window"),
         "position": {"type": "rope", "rope_theta": local_theta(config)},
     }
-    layer_head_sizes = head_sizes(config, layer_kinds, wide_network)
+    layer_head_sizes = head_sizes(config, layer_kinds, wide_ffn)
     layers = [
-        (layer_kind, {"attention": {**size, **(local_attention if layer_kind == "sliding" else {})}})
-        for layer_kind, size in zip(layer_kinds, layer_head_sizes, strict=True)
+        (layer_kind, {"attention": {**head_dim, **(local_attention if layer_kind == "sliding" else {})}})
+        for layer_kind, head_dim in zip(layer_kinds, layer_head_sizes, strict=True)
     ]
     stack = bidirectional_stack({"block": block, **stack_of_layers(layers)}, lambda radius: radius)
-    stack["per_layer_embedding"] = {"hidden_size_per_layer_input": width, "norm": norm}
-    table = decoder(config, block, norm, stack=stack)
-    table["encoder"] = table.pop("decoder")
-    return {**table, "head": {"type": "projection", "size": config.size("embedding_dim")}}
+    stack["per_layer_embedding"] = {"hidden_size_per_layer_input": width_per_layer, "norm": norm}
+    model_fields = decoder(config, block, norm, stack=stack)
+    model_fields["encoder"] = model_fields.pop("decoder")
+    return {**model_fields, "head": {"type": "projection", "size": config.size("embedding_dim")}}
 
 
 FAMILIES = {
     "embedding_gemma2_text": Family(
-        _embedding_gemma2,
+        _read_embedding_gemma2,
         {
             "global_head_dim": None,
             "num_global_key_value_heads": None,

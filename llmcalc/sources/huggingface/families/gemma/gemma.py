@@ -19,11 +19,11 @@ from ...parts import (
     biases,
     bidirectional_stack,
     decoder,
-    every_nth_full,
     glu,
+    kinds_with_nth_full,
     layer_table,
     offset_rmsnorm,
-    qk_norm,
+    qk_norm_fields,
     rope,
     sliding_stack,
 )
@@ -31,24 +31,24 @@ from ...writes import Writes
 from ...written_towers import gemma3_sections, paligemma_sections
 
 
-def gemma_like(
+def gemma_decoder(
     config: Config, mixer: Table, placement: str, stack: Table | None = None, act: str = "hidden_activation"
 ) -> Table:
     norm = offset_rmsnorm(config.number("rms_norm_eps"))
     block = layer_table(mixer, glu(config, act=act), norm, placement)
-    table = decoder(config, block, norm, stack=stack)
+    model_fields = decoder(config, block, norm, stack=stack)
     if "use_bidirectional_attention" not in config.defaults or config.get("use_bidirectional_attention") is None:
-        return table
+        return model_fields
     if config.flag("use_bidirectional_attention"):
-        table["encoder"] = bidirectional_stack(table.pop("decoder"), lambda window: window // 2)
-    return table
+        model_fields["encoder"] = bidirectional_stack(model_fields.pop("decoder"), lambda window: window // 2)
+    return model_fields
 
 
-def _gemma_attention(config: Config, **fields: Any) -> Table:
-    return attention(config, **biases(config.flag("attention_bias"), *QKVO), **fields)
+def _gemma_attention(config: Config, **attention_fields: Any) -> Table:
+    return attention(config, **biases(config.flag("attention_bias"), *QKVO), **attention_fields)
 
 
-def score_cap(config: Config) -> Table:
+def score_cap_fields(config: Config) -> Table:
     """Returns the soft cap of attention scores, if the config sets one."""
     return (
         {}
@@ -57,25 +57,25 @@ def score_cap(config: Config) -> Table:
     )
 
 
-def _gemma(config: Config) -> Table:
-    return gemma_like(config, _gemma_attention(config), "pre", act="hidden_act")
+def _read_gemma(config: Config) -> Table:
+    return gemma_decoder(config, _gemma_attention(config), "pre", act="hidden_act")
 
 
-def _gemma2(config: Config) -> Table:
-    return gemma_like(
+def _read_gemma2(config: Config) -> Table:
+    return gemma_decoder(
         config,
-        _gemma_attention(config, **score_cap(config)),
+        _gemma_attention(config, **score_cap_fields(config)),
         "sandwich",
-        sliding_stack(config, every_nth_full(config.size("num_hidden_layers"), 2)),
+        sliding_stack(config, kinds_with_nth_full(config.size("num_hidden_layers"), 2)),
     )
 
 
-def _vaultgemma(config: Config) -> Table:
-    return gemma_like(
+def _read_vaultgemma(config: Config) -> Table:
+    return gemma_decoder(
         config,
-        _gemma_attention(config, **score_cap(config)),
+        _gemma_attention(config, **score_cap_fields(config)),
         "pre",
-        sliding_stack(config, every_nth_full(config.size("num_hidden_layers"), 2)),
+        sliding_stack(config, kinds_with_nth_full(config.size("num_hidden_layers"), 2)),
     )
 
 
@@ -89,11 +89,13 @@ def local_theta(config: Config) -> float:
     return float(theta) if isinstance(theta, int | float) and theta > 0 else 10_000.0
 
 
-def _gemma3(config: Config) -> Table:
+def _read_gemma3(config: Config) -> Table:
     norm = offset_rmsnorm(config.number("rms_norm_eps"))
-    mixer = _gemma_attention(config, position={"rope_theta": 1_000_000.0, **rope(config)}, **qk_norm(norm))
-    layer_kinds = every_nth_full(config.size("num_hidden_layers"), config.optional_size("sliding_window_pattern") or 6)
-    return gemma_like(
+    mixer = _gemma_attention(config, position={"rope_theta": 1_000_000.0, **rope(config)}, **qk_norm_fields(norm))
+    layer_kinds = kinds_with_nth_full(
+        config.size("num_hidden_layers"), config.optional_size("sliding_window_pattern") or 6
+    )
+    return gemma_decoder(
         config,
         mixer,
         "sandwich",
@@ -107,11 +109,11 @@ LOCAL_THETA_WRITES: Writes = {"rope_local_base_freq": lambda s: s.sliding_mixer.
 
 
 FAMILIES = {
-    "gemma": Family(_gemma, ignored_fields=frozenset({"hidden_activation", "num_image_tokens"})),
-    "gemma2": Family(_gemma2, ignored_fields=IGNORED | {"hidden_act"}),
-    "vaultgemma": Family(_vaultgemma, ignored_fields=IGNORED | {"hidden_act"}),
+    "gemma": Family(_read_gemma, ignored_fields=frozenset({"hidden_activation", "num_image_tokens"})),
+    "gemma2": Family(_read_gemma2, ignored_fields=IGNORED | {"hidden_act"}),
+    "vaultgemma": Family(_read_vaultgemma, ignored_fields=IGNORED | {"hidden_act"}),
     "gemma3_text": Family(
-        _gemma3, {"sliding_window_pattern": 6}, IGNORED | {"hidden_act"}, field_writers=LOCAL_THETA_WRITES
+        _read_gemma3, {"sliding_window_pattern": 6}, IGNORED | {"hidden_act"}, field_writers=LOCAL_THETA_WRITES
     ),
     "gemma3": Family(None, text_type="gemma3_text", tower_file="siglip", write_tower_sections=gemma3_sections),
     "shieldgemma2": Family(None, text_type="gemma3_text", tying_source="either", tower_file="siglip"),

@@ -19,11 +19,11 @@ from ...parts import (
     biases,
     check_shared_layers,
     decoder,
-    every_nth_full,
     float32_rmsnorm,
     glu,
+    kinds_with_nth_full,
     listed_kinds,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
     rope,
     stack_of_layers,
@@ -39,20 +39,20 @@ def _ffn_widths(config: Config, depth: int) -> list[int]:
     field_value = config.get("intermediate_size")
     if not isinstance(field_value, list):
         return [config.size("intermediate_size")] * depth
-    widths = config.sizes("intermediate_size")
-    if len(widths) != depth or 0 in widths:
+    ffn_widths = config.sizes("intermediate_size")
+    if len(ffn_widths) != depth or 0 in ffn_widths:
         raise config.error("intermediate_size", field_value, f"one width, or {depth} of them")
-    return widths
+    return ffn_widths
 
 
-def _gemma3n(config: Config) -> Table:
+def _read_gemma3n(config: Config) -> Table:
     depth = config.size("num_hidden_layers")
     window = config.size("sliding_window")
     shared_layers = config.count("num_kv_shared_layers")
     norm = float32_rmsnorm(config.number("rms_norm_eps"))
-    width = config.size("hidden_size_per_layer_input")
+    width_per_layer = config.size("hidden_size_per_layer_input")
     streams = config.size("altup_num_inputs")
-    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, every_nth_full(depth, 5))
+    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, kinds_with_nth_full(depth, 5))
     check_shared_layers(config, layer_kinds, shared_layers)
     layers: list[tuple[str, Table]] = []
     for i, (layer_kind, ffn_width) in enumerate(zip(layer_kinds, _ffn_widths(config, depth), strict=True)):
@@ -71,10 +71,10 @@ def _gemma3n(config: Config) -> Table:
         )
     mixer = attention(
         config, position={"rope_theta": 1_000_000.0, **rope(config)}, v_norm=rmsnorm(norm["eps"], weight=False),
-        **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm),
+        **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm),
     )  # fmt: skip
     feed_forward = glu(config, width=layers[0][1]["feed_forward"]["intermediate_size"], act="hidden_activation")
-    per_layer_gate = {"hidden_size_per_layer_input": width, "hidden_act": feed_forward["hidden_act"]}
+    per_layer_gate = {"hidden_size_per_layer_input": width_per_layer, "hidden_act": feed_forward["hidden_act"]}
     block = {
         "type": "altup",
         "attention": mixer,
@@ -84,15 +84,19 @@ def _gemma3n(config: Config) -> Table:
         "laurel_rank": config.size("laurel_rank"),
         "altup_num_inputs": streams,
     }
-    rows = config.size("vocab_size_per_layer_input")
-    table = {"vocab_size_per_layer_input": rows, "hidden_size_per_layer_input": width, "norm": norm}
+    vocab_per_layer = config.size("vocab_size_per_layer_input")
+    per_layer_embedding = {
+        "vocab_size_per_layer_input": vocab_per_layer,
+        "hidden_size_per_layer_input": width_per_layer,
+        "norm": norm,
+    }
     return decoder(
         config,
         block,
         norm,
         stack={
             **stack_of_layers(layers),
-            "per_layer_embedding": table,
+            "per_layer_embedding": per_layer_embedding,
             "streams": {"type": "altup", "altup_num_inputs": streams},
         },
     )
@@ -109,13 +113,13 @@ def shared_layer_count(config_values: ConfigValues) -> int:
 
 
 def _widths_of_layers(config_values: ConfigValues) -> Any:
-    widths = [network.intermediate_size for network in config_values.networks]
-    return widths if len({*widths}) > 1 else widths[0]
+    ffn_widths = [ffn.intermediate_size for ffn in config_values.networks]
+    return ffn_widths if len({*ffn_widths}) > 1 else ffn_widths[0]
 
 
 FAMILIES = {
     "gemma3n_text": Family(
-        _gemma3n,
+        _read_gemma3n,
         ignored_fields=IGNORED,
         field_writers={
             **LOCAL_THETA_WRITES,

@@ -24,12 +24,12 @@ from ...parts import (
     bidirectional_stack,
     check_shared_layers,
     decoder,
-    every_nth_full,
     float32_rmsnorm,
     glu,
+    kinds_with_nth_full,
     listed_kinds,
     moe,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
     stack_of_layers,
 )
@@ -58,23 +58,23 @@ def head_sizes(config: Config, layer_kinds: list[str], full_fields: Table) -> li
     """
     if not config.has("per_layer_config"):
         return [full_fields if layer_kind == "full" else {} for layer_kind in layer_kinds]
-    table = config.table("per_layer_config")
+    layer_configs = config.table("per_layer_config")
     allowed_fields = {"head_dim", "num_key_value_heads"}
-    layers = [table.get(str(i), {}) for i in range(len(layer_kinds))]
+    layers = [layer_configs.get(str(i), {}) for i in range(len(layer_kinds))]
     if not all(
         isinstance(layer, dict)
         and set(layer) <= allowed_fields
-        and all(is_whole(value) and value > 0 for value in layer.values())
+        and all(is_whole(field_value) and field_value > 0 for field_value in layer.values())
         for layer in layers
     ):
-        raise config.error("per_layer_config", table, f"{' and '.join(sorted(allowed_fields))} of some layers")
+        raise config.error("per_layer_config", layer_configs, f"{' and '.join(sorted(allowed_fields))} of some layers")
     return layers
 
 
-def _layer_fields_and_kinds(config: Config, layer_kinds: list[str], wider: str) -> Table:
+def _layer_fields_and_kinds(config: Config, layer_kinds: list[str], wider_ffn_field: str) -> Table:
     """Returns the stack's fields with layer variants, and the name of each layer's variant.
 
-    wider: the FFN of twice the width in layers with shared keys and values.
+    wider_ffn_field: the FFN of twice the width in layers with shared keys and values.
     """
     depth = config.size("num_hidden_layers")
     window = config.size("sliding_window")
@@ -96,18 +96,18 @@ def _layer_fields_and_kinds(config: Config, layer_kinds: list[str], wider: str) 
         if shared_layers and i >= depth - shared_layers:
             mixer["kv_shared"] = True
             if double_wide:
-                layer[wider] = {"intermediate_size": 2 * config.size("intermediate_size")}
+                layer[wider_ffn_field] = {"intermediate_size": 2 * config.size("intermediate_size")}
         layers.append((f"{layer_kind}_shared" if "kv_shared" in mixer else layer_kind, layer))
     return stack_of_layers(layers)
 
 
-def _gemma4(config: Config) -> Table:
+def _read_gemma4(config: Config) -> Table:
     return _gemma4_decoder(
         config, config.flag("enable_moe_block"), config.get("hidden_size_per_layer_input") not in (None, 0)
     )
 
 
-def _gemma4_unified(config: Config) -> Table:
+def _read_gemma4_unified(config: Config) -> Table:
     return _gemma4_decoder(config, experts=False, per_layer=False)
 
 
@@ -115,7 +115,7 @@ def gemma4_attention(config: Config) -> tuple[Table, list[str], Table]:
     """Returns the norm, the kind of each layer, and the attention of full layers."""
     norm = float32_rmsnorm(config.number("rms_norm_eps"))
     layer_kinds = listed_kinds(
-        config, "layer_types", FULL_OR_SLIDING, every_nth_full(config.size("num_hidden_layers"), 6)
+        config, "layer_types", FULL_OR_SLIDING, kinds_with_nth_full(config.size("num_hidden_layers"), 6)
     )
     layer_kinds[-1] = "full"
     rope = {"type": "rope", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.25}
@@ -124,15 +124,15 @@ def gemma4_attention(config: Config) -> tuple[Table, list[str], Table]:
         position=rope,
         v_norm=rmsnorm(norm["eps"], weight=False),
         **biases(config.flag("attention_bias"), *QKVO),
-        **qk_norm(norm),
+        **qk_norm_fields(norm),
     )
     return norm, layer_kinds, mixer
 
 
 def _gemma4_decoder(config: Config, experts: bool, per_layer: bool) -> Table:
     norm, layer_kinds, mixer = gemma4_attention(config)
-    dense_network = glu(config, act="hidden_activation")
-    block: Table = {"type": "gemma4", "attention": mixer, "feed_forward": dense_network, "norm": norm}
+    dense_ffn = glu(config, act="hidden_activation")
+    block: Table = {"type": "gemma4", "attention": mixer, "feed_forward": dense_ffn, "norm": norm}
     if experts:
         expert = glu(config, width=config.size("moe_intermediate_size"), act="hidden_activation")
         block |= {
@@ -142,23 +142,26 @@ def _gemma4_decoder(config: Config, experts: bool, per_layer: bool) -> Table:
                 expert,
                 router={"norm": rmsnorm(norm["eps"]), "expert_scale": True},
             ),
-            "dense": dense_network,
+            "dense": dense_ffn,
         }
     stack = _layer_fields_and_kinds(config, layer_kinds, "dense" if experts else "feed_forward")
     if per_layer:
-        width = config.size("hidden_size_per_layer_input")
-        block["per_layer_input"] = {"hidden_size_per_layer_input": width, "hidden_act": dense_network["hidden_act"]}
-        rows = config.size("vocab_size_per_layer_input")
+        width_per_layer = config.size("hidden_size_per_layer_input")
+        block["per_layer_input"] = {
+            "hidden_size_per_layer_input": width_per_layer,
+            "hidden_act": dense_ffn["hidden_act"],
+        }
+        vocab_per_layer = config.size("vocab_size_per_layer_input")
         stack["per_layer_embedding"] = {
-            "vocab_size_per_layer_input": rows,
-            "hidden_size_per_layer_input": width,
+            "vocab_size_per_layer_input": vocab_per_layer,
+            "hidden_size_per_layer_input": width_per_layer,
             "norm": norm,
         }
-    table = decoder(config, block, norm, stack=stack)
+    model_fields = decoder(config, block, norm, stack=stack)
     config.require("use_bidirectional_attention", None, "all", "vision")
     if config.get("use_bidirectional_attention") == "all":
-        table["encoder"] = bidirectional_stack(table.pop("decoder"), lambda window: window // 2 + 1)
-    return table
+        model_fields["encoder"] = bidirectional_stack(model_fields.pop("decoder"), lambda window: window // 2 + 1)
+    return model_fields
 
 
 IGNORED = field_names(
@@ -171,7 +174,7 @@ IGNORED = field_names(
 
 def full_attention(config_values: ConfigValues) -> Any:
     """Returns the attention of a layer without a window."""
-    return config_values.find_part(Attention, condition=lambda part: part.sliding_window is None)
+    return config_values.find_part(Attention, matches_part=lambda part: part.sliding_window is None)
 
 
 def sliding_attention(config_values: ConfigValues) -> Any:
@@ -189,21 +192,23 @@ def _full_kv_heads(config_values: ConfigValues) -> int | None:
 
 def _per_layer_input_width(config_values: ConfigValues) -> int:
     try:
-        width: int = require_present(config_values.first_stack.per_layer_embedding).hidden_size_per_layer_input
+        width_per_layer: int = require_present(
+            config_values.first_stack.per_layer_embedding
+        ).hidden_size_per_layer_input
     except LookupError:
         return 0
-    return width
+    return width_per_layer
 
 
 def _has_wider_ffn(config_values: ConfigValues) -> bool:
     """Whether layers with shared keys and values have a wider FFN."""
-    networks: list[Any] = [layer.networks()[-1] for layer in config_values.layers]
-    return len({network.intermediate_size for network in networks}) > 1
+    ffns: list[Any] = [layer.networks()[-1] for layer in config_values.layers]
+    return len({ffn.intermediate_size for ffn in ffns}) > 1
 
 
 FAMILIES = {
     "gemma4_text": Family(
-        _gemma4,
+        _read_gemma4,
         {"global_head_dim": 512, "num_global_key_value_heads": None},
         IGNORED,
         field_writers={
@@ -230,7 +235,7 @@ FAMILIES = {
         write_tower_sections=gemma4_sections,
     ),
     "gemma4_unified_text": Family(
-        _gemma4_unified,
+        _read_gemma4_unified,
         {"global_head_dim": 512, "num_global_key_value_heads": None},
         IGNORED | {"hidden_size_per_layer_input", "enable_moe_block"},
     ),

@@ -26,29 +26,29 @@ from ...parts import (
     listed_kinds,
     moe,
     offset_rmsnorm,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
     rope,
     stack_of_layers,
 )
 
 
-def _muse_glimmer_text(config: Config) -> Table:
+def _read_muse_glimmer_text(config: Config) -> Table:
     eps = config.number("rms_norm_eps")
     block = layer_table(_gated_attention(config), glu(config, act="hidden_activation"), offset_rmsnorm(eps), "sandwich")
     stack = {**stack_of_layers(_attention_kinds(config)), "embedding_norm": rmsnorm(eps, weight=False)}
     return decoder(config, block, offset_rmsnorm(eps), stack=stack)
 
 
-def _muse_spark_text(config: Config) -> Table:
+def _read_muse_spark_text(config: Config) -> Table:
     """Reads Muse Spark, where layers have experts unless listed as dense."""
     depth = config.size("num_hidden_layers")
     eps = config.number("rms_norm_eps")
     post_norm_eps = config.number("post_norm_eps")
-    networks = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, ["moe"] * depth)
+    ffn_kinds = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, ["moe"] * depth)
     norm, output_norm = offset_rmsnorm(eps), offset_rmsnorm(post_norm_eps)
     experts: Table = {}
-    if "moe" in networks:
+    if "moe" in ffn_kinds:
         latent_fields = {"moe_latent_size": config.size("moe_hidden_size"), "norm": norm, "expert_norm": output_norm}
         experts = moe(
             config.size("num_local_experts"),
@@ -57,22 +57,22 @@ def _muse_spark_text(config: Config) -> Table:
             latent=latent_fields,
             router={"scoring_func": "sigmoid", "score_correction": "buffer"},
         )
-    dense_network: Table = {"type": "mlp", **glu(config)} if "dense" in networks else {}
+    dense_ffn: Table = {"type": "mlp", **glu(config)} if "dense" in ffn_kinds else {}
     config.fields_read.add("intermediate_size")
     block = {
         "type": "residual_gate",
         "attention": {**_gated_attention(config), "head_norm": rmsnorm(eps, weight=False)},
-        "feed_forward": experts or dense_network,
+        "feed_forward": experts or dense_ffn,
         "norm": norm,
         "attention_output_norm": rmsnorm(post_norm_eps, weight=False),
         "feed_forward_output_norm": output_norm,
     }
     layers = [
         (
-            f"{layer_kind}-{network}",
-            {**layer, **({"feed_forward": dense_network} if network == "dense" and experts else {})},
+            f"{layer_kind}-{ffn_kind}",
+            {**layer, **({"feed_forward": dense_ffn} if ffn_kind == "dense" and experts else {})},
         )
-        for (layer_kind, layer), network in zip(_attention_kinds(config), networks, strict=True)
+        for (layer_kind, layer), ffn_kind in zip(_attention_kinds(config), ffn_kinds, strict=True)
     ]
     stack = {**stack_of_layers(layers), "embedding_norm": rmsnorm(eps, weight=False)}
     return decoder(config, block, rmsnorm(eps), stack=stack)
@@ -84,7 +84,7 @@ def _gated_attention(config: Config) -> Table:
         config,
         output_gate={"per": "element"},
         **biases(config.flag("attention_bias"), *QKVO),
-        **qk_norm(rmsnorm(config.number("rms_norm_eps"), weight=False)),
+        **qk_norm_fields(rmsnorm(config.number("rms_norm_eps"), weight=False)),
     )
 
 
@@ -99,8 +99,8 @@ def _attention_kinds(config: Config) -> list[tuple[str, Table]]:
         config, "layer_types", FULL_OR_SLIDING, ["full" if is_full else "sliding" for is_full in full_flags]
     )
     return [
-        (layer_kind, {"attention": {**position, **_window_field(config, layer_kind)}})
-        for layer_kind, position in zip(layer_kinds, _position_changes(config, full_flags), strict=True)
+        (layer_kind, {"attention": {**position_change, **_window_field(config, layer_kind)}})
+        for layer_kind, position_change in zip(layer_kinds, _position_changes(config, full_flags), strict=True)
     ]
 
 
@@ -132,7 +132,7 @@ FAMILIES = {
     "muse_glimmer": Family(
         None, text_type="muse_glimmer_text", uncounted_encoders={"vision_config": "muse_glimmer_vision"}
     ),
-    "muse_glimmer_text": Family(_muse_glimmer_text),
+    "muse_glimmer_text": Family(_read_muse_glimmer_text),
     "muse_spark": Family(
         None,
         text_type="muse_spark_text",
@@ -140,7 +140,7 @@ FAMILIES = {
         uncounted_encoders={"vision_config": "muse_spark_vision", "audio_config": "muse_spark_audio"},
     ),
     "muse_spark_text": Family(
-        _muse_spark_text,
+        _read_muse_spark_text,
         field_writers={
             "post_norm_eps": lambda s: s.first_stack.block.attention_output_norm.eps,
             "mlp_layer_types": lambda s: [

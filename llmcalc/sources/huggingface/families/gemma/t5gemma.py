@@ -19,43 +19,43 @@ from ...parts import (
     attention,
     biases,
     bidirectional_stack,
-    every_nth_full,
     glu,
     head_table,
+    kinds_with_nth_full,
     layer_table,
     offset_rmsnorm,
-    qk_norm,
+    qk_norm_fields,
     rope,
     sliding_stack,
 )
-from .gemma import local_theta, score_cap
+from .gemma import local_theta, score_cap_fields
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
 
 
-def _config_and_stack(config: Config, name: str, has_cross_attention: bool = False) -> tuple[Config, Table]:
+def _read_stack_config(config: Config, section_name: str, has_cross_attention: bool = False) -> tuple[Config, Table]:
     """Returns the config and the stack of the encoder or decoder; a missing section has the class's defaults."""
-    side_config = config.section(name, SIDE)
+    side_config = config.section(section_name, SIDE)
     norm = offset_rmsnorm(side_config.number("rms_norm_eps"))
-    mixer = attention(side_config, **score_cap(side_config), **biases(side_config.flag("attention_bias"), *QKVO))
+    mixer = attention(side_config, **score_cap_fields(side_config), **biases(side_config.flag("attention_bias"), *QKVO))
     block: Table = layer_table(mixer, glu(side_config, act="hidden_activation"), norm, "sandwich")
     if has_cross_attention:
-        block["cross_attention"] = {field: value for field, value in mixer.items() if field != "position"}
+        block["cross_attention"] = {field: field_value for field, field_value in mixer.items() if field != "position"}
     depth = side_config.size("num_hidden_layers")
     stack: Table = {
         "num_hidden_layers": depth,
         "block": block,
         "final_norm": norm,
-        **sliding_stack(side_config, every_nth_full(depth, 2)),
+        **sliding_stack(side_config, kinds_with_nth_full(depth, 2)),
     }
     stack = stack if has_cross_attention else bidirectional_stack(stack, lambda window: window)
     side_config.finish(IGNORED, config)
     return side_config, stack
 
 
-def _t5gemma(config: Config) -> Table:
-    encoder_config, encoder = _config_and_stack(config, "encoder")
+def _read_t5gemma(config: Config) -> Table:
+    encoder_config, encoder = _read_stack_config(config, "encoder")
     if not config.flag("is_encoder_decoder"):
         model_sizes = {
             "vocab_size": encoder_config.size("vocab_size"),
@@ -68,9 +68,12 @@ def _t5gemma(config: Config) -> Table:
             "encoder": encoder,
             "head": _token_classifier(config) if config.head == "classification" else {"type": "none"},
         }
-    decoder_config, decoder = _config_and_stack(config, "decoder", has_cross_attention=True)
-    width, vocab = encoder_config.size("hidden_size"), encoder_config.size("vocab_size")
-    encoder |= {"vocab_size": vocab, **({} if width == decoder_config.size("hidden_size") else {"hidden_size": width})}
+    decoder_config, decoder = _read_stack_config(config, "decoder", has_cross_attention=True)
+    hidden, vocab = encoder_config.size("hidden_size"), encoder_config.size("vocab_size")
+    encoder |= {
+        "vocab_size": vocab,
+        **({} if hidden == decoder_config.size("hidden_size") else {"hidden_size": hidden}),
+    }
     model_sizes = {
         field: decoder_config.size(field) for field in ("vocab_size", "hidden_size", "max_position_embeddings")
     }
@@ -83,22 +86,27 @@ def _t5gemma(config: Config) -> Table:
     }
 
 
-def _t5gemma2(config: Config) -> Table:
+def _read_t5gemma2(config: Config) -> Table:
     config.require("is_encoder_decoder", True)
     encoder_wrapper = config.section("encoder", {"text_config": None})
     encoder_config = encoder_wrapper.section("text_config", TEXT)
     decoder_config = config.section("decoder", TEXT)
-    for name in ("hidden_size", "vocab_size"):
-        if encoder_config.size(name) != decoder_config.size(name):
+    for field_name in ("hidden_size", "vocab_size"):
+        if encoder_config.size(field_name) != decoder_config.size(field_name):
             raise decoder_config.error(
-                name, decoder_config.size(name), f"{encoder_config.size(name)}, which is the encoder's"
+                field_name,
+                decoder_config.size(field_name),
+                f"{encoder_config.size(field_name)}, which is the encoder's",
             )
-    is_tied, width = config.flag("tie_word_embeddings"), decoder_config.size("hidden_size")
-    encoder, decoder = _gemma3_side(encoder_config), _gemma3_side(decoder_config, has_merged_attention=True)
+    is_tied, hidden_size = config.flag("tie_word_embeddings"), decoder_config.size("hidden_size")
+    encoder, decoder = (
+        _encoder_or_decoder(encoder_config),
+        _encoder_or_decoder(decoder_config, has_merged_attention=True),
+    )
     from ...towers import read_towers
 
     towers, notes = read_towers(
-        "t5gemma2", FAMILIES["t5gemma2"], {**encoder_wrapper.data, "tie_word_embeddings": is_tied}, width
+        "t5gemma2", FAMILIES["t5gemma2"], {**encoder_wrapper.data, "tie_word_embeddings": is_tied}, hidden_size
     )
     for part_config, ignored_fields in (
         (encoder_wrapper, IMAGES),
@@ -110,7 +118,7 @@ def _t5gemma2(config: Config) -> Table:
     model_sizes = {
         field: decoder_config.size(field) for field in ("vocab_size", "hidden_size", "max_position_embeddings")
     }
-    table: Table = {
+    model_fields: Table = {
         **model_sizes,
         "tie_word_embeddings": is_tied,
         "encoder": encoder,
@@ -119,10 +127,10 @@ def _t5gemma2(config: Config) -> Table:
     }
     if not is_tied:
         encoder["vocab_size"] = encoder_config.size("vocab_size")
-    return {**table, "towers": towers} if towers else table
+    return {**model_fields, "towers": towers} if towers else model_fields
 
 
-def _gemma3_side(config: Config, has_merged_attention: bool = False) -> Table:
+def _encoder_or_decoder(config: Config, has_merged_attention: bool = False) -> Table:
     """Returns the table of the encoder's or the decoder's stack.
 
     has_merged_attention: whether attention also covers the encoder's output.
@@ -139,12 +147,14 @@ def _gemma3_side(config: Config, has_merged_attention: bool = False) -> Table:
             "attention_bias": bias,
             "norm": norm,
             **position_field,
-            **score_cap(config),
+            **score_cap_fields(config),
         }
     else:
-        mixer = attention(config, **position_field, **score_cap(config), **qk_norm(norm), **biases(bias, *QKVO))
+        mixer = attention(
+            config, **position_field, **score_cap_fields(config), **qk_norm_fields(norm), **biases(bias, *QKVO)
+        )
     block: Table = layer_table(mixer, glu(config, act="hidden_activation"), norm, "sandwich")
-    layer_kinds = every_nth_full(depth, config.optional_size("sliding_window_pattern") or 6)
+    layer_kinds = kinds_with_nth_full(depth, config.optional_size("sliding_window_pattern") or 6)
     local_attention_fields = {"position": {"rope_theta": local_theta(config)}}
     return {
         "num_hidden_layers": depth,
@@ -211,15 +221,15 @@ def _stack_config(config_values: ConfigValues, stack_name: str) -> dict[str, Any
         "layer_types",
         "rms_norm_eps",
     )
-    values = {field: side_values.usual_value(field) for field in stack_fields}
+    field_values = {field: side_values.usual_value(field) for field in stack_fields}
     mixer, context_length = side_values.find_part(Attention), config_values.spec.max_position_embeddings
-    values |= {
+    field_values |= {
         "hidden_activation": side_values.usual_value("hidden_act"),
         "attention_bias": mixer.q_bias,
         "attn_logit_softcapping": mixer.attn_logit_softcapping,
     }
-    values |= {} if side_values.window is None else {"sliding_window": side_values.window}
-    values |= {} if context_length is None else {"max_position_embeddings": context_length}
+    field_values |= {} if side_values.window is None else {"sliding_window": side_values.window}
+    field_values |= {} if context_length is None else {"max_position_embeddings": context_length}
     model_sizes = {
         "vocab_size": stack.vocab_size or config_values.spec.vocab_size,
         "hidden_size": stack.hidden_size or config_values.spec.hidden_size,
@@ -227,14 +237,14 @@ def _stack_config(config_values: ConfigValues, stack_name: str) -> dict[str, Any
     return {
         **model_sizes,
         "num_attention_heads": mixer.num_attention_heads,
-        **values,
+        **field_values,
         "rope_theta": side_values.rotary_position.rope_theta,
     }
 
 
 FAMILIES = {
     "t5gemma": Family(
-        _t5gemma,
+        _read_t5gemma,
         ignored_fields=IGNORED,
         field_writers={
             "encoder": lambda s: _stack_config(s, "encoder"),
@@ -246,7 +256,7 @@ FAMILIES = {
         dropout_fields={**T5_DROPOUT, "attention": "attention_dropout"},
     ),
     "t5gemma2": Family(
-        _t5gemma2,
+        _read_t5gemma2,
         ignored_fields=IGNORED,
         quirks=Quirks(reads_values=CLASSIFIERS, refuses_cache=CLASSIFIERS),
         modules=module_names("t5gemma2"),

@@ -11,14 +11,14 @@ from ...parts import QKV, Table, attention, biases, decoder, fused_glu, layer_ta
 from ...writes import PARTIAL_ROTARY, UNPADDED
 
 
-def _glm(config: Config, placement: str = "pre") -> Table:
+def _read_glm(config: Config, placement: str = "pre") -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(config, position=rope(config, share=0.5), **biases(config.flag("attention_bias"), *QKV))
     return decoder(config, layer_table(mixer, fused_glu(config), norm, placement), norm)
 
 
-def _glm4(config: Config) -> Table:
-    return _glm(config, "sandwich")
+def _read_glm4(config: Config) -> Table:
+    return _read_glm(config, "sandwich")
 
 
 HALVES_MODULES: Modules = {"gate_proj": "gate_up_proj/2", "up_proj": "gate_up_proj/2"}
@@ -26,6 +26,8 @@ HALVES_MODULES: Modules = {"gate_proj": "gate_up_proj/2", "up_proj": "gate_up_pr
 GLM4_MODULES: Modules = {"self_attn_post_norm": "post_self_attn_layernorm", "mlp_post_norm": "post_mlp_layernorm"}
 
 FAMILIES = {
-    "glm": Family(_glm, field_writers={**UNPADDED, **PARTIAL_ROTARY}, modules=HALVES_MODULES),
-    "glm4": Family(_glm4, field_writers={**UNPADDED, **PARTIAL_ROTARY}, modules={**HALVES_MODULES, **GLM4_MODULES}),
+    "glm": Family(_read_glm, field_writers={**UNPADDED, **PARTIAL_ROTARY}, modules=HALVES_MODULES),
+    "glm4": Family(
+        _read_glm4, field_writers={**UNPADDED, **PARTIAL_ROTARY}, modules={**HALVES_MODULES, **GLM4_MODULES}
+    ),
 }

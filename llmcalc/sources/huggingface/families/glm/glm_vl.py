@@ -26,10 +26,10 @@ from .glm import GLM4_MODULES, HALVES_MODULES
 
 def _head_dim(config: Config) -> int:
     """Returns the size of a head: hidden_size / heads, rounded down as in the classes."""
-    width, heads = config.size("hidden_size"), config.size("num_attention_heads")
-    if width < heads:
-        raise config.error("num_attention_heads", heads, f"at most {width}, which is hidden_size")
-    return width // heads
+    hidden_size, heads = config.size("hidden_size"), config.size("num_attention_heads")
+    if hidden_size < heads:
+        raise config.error("num_attention_heads", heads, f"at most {hidden_size}, which is hidden_size")
+    return hidden_size // heads
 
 
 def _dense_decoder(config: Config, mixer: Table) -> Table:
@@ -37,17 +37,17 @@ def _dense_decoder(config: Config, mixer: Table) -> Table:
     return decoder(config, layer_table(mixer, fused_glu(config), norm, "sandwich"), norm)
 
 
-def _glm4v_text(config: Config) -> Table:
+def _read_glm4v_text(config: Config) -> Table:
     config.require("attention_bias", None, True)
     return _dense_decoder(config, attention(config, head_dim=_head_dim(config), **biases(True, *QKV)))
 
 
-def _glm_ocr_text(config: Config) -> Table:
+def _read_glm_ocr_text(config: Config) -> Table:
     uncounted_prediction(config)
     return _dense_decoder(config, attention(config, head_dim=config.optional_size("head_dim") or _head_dim(config)))
 
 
-def _glm4v_moe_text(config: Config) -> Table:
+def _read_glm4v_moe_text(config: Config) -> Table:
     config.require("use_qk_norm", None, False)
     head = config.optional_size("head_dim") or _head_dim(config)
     mixer = attention(config, position=rope(config, 0.5), head_dim=head, **biases(config.flag("attention_bias"), *QKV))
@@ -58,17 +58,17 @@ def _glm4v_moe_text(config: Config) -> Table:
 FAMILIES = {
     "glm4v": Family(None, text_type="glm4v_text", tying_source="either", tower_file="glm"),
     "glm4v_text": Family(
-        _glm4v_text,
+        _read_glm4v_text,
         {"tie_word_embeddings": False, "head_dim": None, "attention_bias": None},
         modules={**HALVES_MODULES, **GLM4_MODULES},
     ),
     "glm_ocr": Family(None, text_type="glm_ocr_text", tying_source="either", tower_file="glm"),
     "glm_ocr_text": Family(
-        _glm_ocr_text, {"tie_word_embeddings": False, "head_dim": None}, modules={**HALVES_MODULES, **GLM4_MODULES}
+        _read_glm_ocr_text, {"tie_word_embeddings": False, "head_dim": None}, modules={**HALVES_MODULES, **GLM4_MODULES}
     ),
     "glm4v_moe": Family(None, text_type="glm4v_moe_text", tying_source="either", tower_file="glm"),
     "glm4v_moe_text": Family(
-        _glm4v_moe_text,
+        _read_glm4v_moe_text,
         {"head_dim": None, "moe_layer_freq": 1, "use_qk_norm": None},
         ROUTING,
         aliases={"n_routed_experts": "num_local_experts"},

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
 
 
-def _bloom(config: Config) -> Table:
+def _read_bloom(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_epsilon"))
     mixer = full_width_heads(
         config, position={"type": "alibi"}, fused_qkv=True, names_scores=True, **biases(True, *QKVO)
@@ -30,27 +30,27 @@ def _bloom(config: Config) -> Table:
     return decoder(config, block, norm, stack={"embedding_norm": norm})
 
 
-def _falcon(config: Config) -> Table:
+def _read_falcon(config: Config) -> Table:
     norm, heads = layernorm(config.number("layer_norm_epsilon")), config.size("num_attention_heads")
     new_architecture = _nullable_flag(config, "new_decoder_architecture")
-    parallel = _nullable_flag(config, "parallel_attn")
+    is_parallel = _nullable_flag(config, "parallel_attn")
     norms = config.optional_size("num_ln_in_parallel_attn")
-    if new_architecture and not parallel:
-        raise config.error("parallel_attn", parallel, "true with new_decoder_architecture")
-    if parallel and not new_architecture and norms == 2:
+    if new_architecture and not is_parallel:
+        raise config.error("parallel_attn", is_parallel, "true with new_decoder_architecture")
+    if is_parallel and not new_architecture and norms == 2:
         raise config.error("num_ln_in_parallel_attn", norms, "1 or nothing without new_decoder_architecture")
     kv_heads = config.optional_size("num_kv_heads") or heads
     if not new_architecture:
         kv_heads = 1 if _nullable_flag(config, "multi_query") else heads
     has_alibi = _nullable_flag(config, "alibi")
     position = {"type": "alibi"} if has_alibi else rope(config)
-    numerics: Table = {} if has_alibi else {"float32_softmax": False}
-    numerics |= {"repeat_kv": False} if kv_heads == 1 < heads else {}
+    softmax_fields: Table = {} if has_alibi else {"float32_softmax": False}
+    softmax_fields |= {"repeat_kv": False} if kv_heads == 1 < heads else {}
     mixer = full_width_heads(
         config,
         num_key_value_heads=kv_heads,
         position=position,
-        **numerics,
+        **softmax_fields,
         **biases(_nullable_flag(config, "bias"), *QKVO),
     )
     if kv_heads == heads:
@@ -58,17 +58,17 @@ def _falcon(config: Config) -> Table:
     block: Table = layer_table(
         mixer, plain_ffn(config, "ffn_hidden_size", "activation", _nullable_flag(config, "bias")), norm
     )
-    if parallel:
+    if is_parallel:
         block["parallel"] = "separate" if new_architecture and norms in (None, 2) else "shared"
     return decoder(config, block, norm)
 
 
-def _nullable_flag(config: Config, name: str) -> bool:
+def _nullable_flag(config: Config, field_name: str) -> bool:
     """Returns a boolean field; null means false."""
-    return config.get(name) is not None and config.flag(name)
+    return config.get(field_name) is not None and config.flag(field_name)
 
 
-def _mpt(config: Config) -> Table:
+def _read_mpt(config: Config) -> Table:
     """Reads MPT as published, with ALiBi and without options that the class ignores."""
     norm = layernorm(config.number("layer_norm_epsilon"), bias=False)
     config.require("expansion_ratio", 4)
@@ -78,9 +78,9 @@ def _mpt(config: Config) -> Table:
     attention_config.require("alibi", True)
     attention_config.require("qk_ln", False)
     attention_config.finish(OF_ATTENTION, config)
-    network = config.get("ffn_config")
-    if isinstance(network, dict) and network.get("ffn_type", "mptmlp") != "mptmlp":
-        raise config.error("ffn_config", network, "a table whose ffn_type is 'mptmlp'")
+    ffn = config.get("ffn_config")
+    if isinstance(ffn, dict) and ffn.get("ffn_type", "mptmlp") != "mptmlp":
+        raise config.error("ffn_config", ffn, "a table whose ffn_type is 'mptmlp'")
     mixer = full_width_heads(config, position={"type": "alibi"}, fused_qkv=True)
     block = layer_table(mixer, mlp(4 * config.size("hidden_size"), "gelu", bias=False), norm)
     return decoder(config, block, norm)
@@ -131,7 +131,7 @@ KEEPS_EVERY_HEAD = Deviation(
 
 FAMILIES = {
     "bloom": Family(
-        _bloom,
+        _read_bloom,
         ignored_fields=field_names(
             "bias_dropout_fusion masked_softmax_fusion n_inner offset_alibi seq_length skip_bias_add skip_bias_add_qkv"
         ),
@@ -141,7 +141,7 @@ FAMILIES = {
         dropout_fields=HIDDEN_DROPOUT,
     ),
     "falcon": Family(
-        _falcon,
+        _read_falcon,
         ignored_fields=frozenset({"apply_residual_connection_post_layernorm", "ff_factor"}),
         aliases={"hidden_size": "n_embed"},
         field_writers={
@@ -157,7 +157,7 @@ FAMILIES = {
         dropout_fields={"feed_forward": "hidden_dropout"},  # of the sum of both branches
     ),
     "mpt": Family(
-        _mpt,
+        _read_mpt,
         {"ffn_config": None},
         frozenset({"fc_type", "init_config", "tokenizer_name", "verbose"}),
         aliases={

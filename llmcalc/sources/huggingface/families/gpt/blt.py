@@ -12,19 +12,21 @@ from ...family import EVERY, Family, Quirks, module_names
 from ...parts import Table, attention, decoder, glu, layer_table, rmsnorm
 
 
-def _blt(config: Config) -> Table:
+def _read_blt(config: Config) -> Table:
     global_config, local_encoder, local_decoder = (
-        config.section(f"{name}_config", defaults) for name, defaults in SECTIONS.items() if name != "patcher"
+        config.section(f"{section_name}_config", defaults)
+        for section_name, defaults in SECTIONS.items()
+        if section_name != "patcher"
     )
-    width, vectors = local_encoder.size("hidden_size"), config.size("cross_attn_k")
-    for section, field, expected in (
-        (local_decoder, "hidden_size", width),
+    hidden, vectors_per_patch = local_encoder.size("hidden_size"), config.size("cross_attn_k")
+    for stack_config, field, expected_value in (
+        (local_decoder, "hidden_size", hidden),
         (local_decoder, "hidden_size_global", global_config.size("hidden_size")),
-        (local_decoder, "cross_attn_k", vectors),
-        (local_encoder, "cross_attn_k", vectors),
+        (local_decoder, "cross_attn_k", vectors_per_patch),
+        (local_encoder, "cross_attn_k", vectors_per_patch),
     ):
-        if section.size(field) != expected:
-            raise section.error(field, section.size(field), f"{expected}, as the parts around it have")
+        if stack_config.size(field) != expected_value:
+            raise stack_config.error(field, stack_config.size(field), f"{expected_value}, as the parts around it have")
     if local_encoder.flag("cross_attn_all_layers") and local_encoder.size("num_hidden_layers") > 1:
         raise local_encoder.error("cross_attn_all_layers", True, "false: of its layers the last one alone counts")
     window = config.optional_size("local_attention_window_len")
@@ -35,32 +37,34 @@ def _blt(config: Config) -> Table:
     streams: Table = {
         "type": "byte_patches",
         "patch_size": config.size("patch_size") if is_by_entropy else 1,
-        "local_size": width,
-        "vectors": vectors,
-        "projected": vectors * width != global_config.size("hidden_size"),
+        "local_size": hidden,
+        "vectors": vectors_per_patch,
+        "projected": vectors_per_patch * hidden != global_config.size("hidden_size"),
         "hash_tables": len(config.sizes("encoder_hash_byte_group_size"))
         * config.size("encoder_hash_byte_group_nb_functions"),
         "hash_vocab_size": config.size("encoder_hash_byte_group_vocab"),
-        "encoder": _layers_of_llama(local_encoder, window_field),
+        "encoder": _llama_layers(local_encoder, window_field),
         "reads": _cross_attention(local_encoder),
-        "decoder": _layers_of_llama(local_decoder, window_field),
+        "decoder": _llama_layers(local_decoder, window_field),
         "writes": _cross_attention(local_decoder),
         "writes_every_layer": local_decoder.flag("cross_attn_all_layers"),
         "norm": rmsnorm(local_decoder.number("rms_norm_eps")),
     }
     if config.flag("patch_in_forward"):
-        patcher = config.section("patcher_config", SECTIONS["patcher"])
-        patcher_window, vocab = patcher.optional_size("sliding_window"), config.size("vocab_size")
-        if patcher.size("vocab_size") < vocab:
-            raise patcher.error("vocab_size", patcher.size("vocab_size"), f"at least {vocab}, the model's vocabulary")
+        patcher_config = config.section("patcher_config", SECTIONS["patcher"])
+        patcher_window, vocab = patcher_config.optional_size("sliding_window"), config.size("vocab_size")
+        if patcher_config.size("vocab_size") < vocab:
+            raise patcher_config.error(
+                "vocab_size", patcher_config.size("vocab_size"), f"at least {vocab}, the model's vocabulary"
+            )
         streams["patcher"] = {
-            **_layers_of_llama(patcher, {} if patcher_window is None else {"sliding_window": patcher_window}),
-            "vocab_size": patcher.size("vocab_size"),
-            "hidden_size": patcher.size("hidden_size"),
-            "norm": rmsnorm(patcher.number("rms_norm_eps")),
+            **_llama_layers(patcher_config, {} if patcher_window is None else {"sliding_window": patcher_window}),
+            "vocab_size": patcher_config.size("vocab_size"),
+            "hidden_size": patcher_config.size("hidden_size"),
+            "norm": rmsnorm(patcher_config.number("rms_norm_eps")),
         }
         streams["patcher_runs"] = is_by_entropy
-        patcher.finish(frozenset(patcher.defaults), config)
+        patcher_config.finish(frozenset(patcher_config.defaults), config)
     if is_by_entropy:
         config.notes.append(
             "patch_size: the lengths of a text's patches are not counted, but "
@@ -68,37 +72,37 @@ def _blt(config: Config) -> Table:
         )
     config.fields_read.add("patcher_config")
     _check_vocabulary(config, local_encoder)
-    layers = _layers_of_llama(global_config)
-    for section in (global_config, local_encoder, local_decoder):
-        section.finish(frozenset(section.defaults), config)
-    embedding_fields: Table = {} if width == global_config.size("hidden_size") else {"embedding_size": width}
-    stack = {**layers, "streams": streams, **({"input_size": width} if embedding_fields else {})}
+    layers = _llama_layers(global_config)
+    for stack_config in (global_config, local_encoder, local_decoder):
+        stack_config.finish(frozenset(stack_config.defaults), config)
+    embedding_fields: Table = {} if hidden == global_config.size("hidden_size") else {"embedding_size": hidden}
+    stack = {**layers, "streams": streams, **({"input_size": hidden} if embedding_fields else {})}
     block = stack.pop("block")
     sized_stack = config.with_fields(hidden_size=global_config.size("hidden_size"))
-    table = decoder(sized_stack, block, None, stack=stack, **embedding_fields)
-    return {**table, "max_position_embeddings": local_encoder.size("max_position_embeddings")}
+    model_fields = decoder(sized_stack, block, None, stack=stack, **embedding_fields)
+    return {**model_fields, "max_position_embeddings": local_encoder.size("max_position_embeddings")}
 
 
 def _check_vocabulary(config: Config, local_encoder: Config) -> None:
     """Raises `InputError` if embedding and head have different vocabularies."""
-    rows, vocab = local_encoder.size("vocab_size"), config.size("vocab_size")
-    if rows != vocab:
-        raise local_encoder.error("vocab_size", rows, f"{vocab}, the vocabulary of the head")
+    local_vocab, vocab = local_encoder.size("vocab_size"), config.size("vocab_size")
+    if local_vocab != vocab:
+        raise local_encoder.error("vocab_size", local_vocab, f"{vocab}, the vocabulary of the head")
 
 
-def _layers_of_llama(config: Config, fields: Table | None = None) -> Table:
-    """Returns layers of Llama's kind. fields: further fields of their attention."""
+def _llama_layers(config: Config, attention_fields: Table | None = None) -> Table:
+    """Returns layers of Llama's kind. attention_fields: further fields of their attention."""
     heads, hidden = config.size("num_attention_heads"), config.size("hidden_size")
     config.quotient("num_attention_heads", hidden, heads)
     config.require("dropout", 0, 0.0, None)
-    network = glu(config, width=config.optional_size("intermediate_size") or int(8 * hidden / 3))
-    block = layer_table(attention(config, **(fields or {})), network, rmsnorm(config.number("rms_norm_eps")))
+    ffn = glu(config, width=config.optional_size("intermediate_size") or int(8 * hidden / 3))
+    block = layer_table(attention(config, **(attention_fields or {})), ffn, rmsnorm(config.number("rms_norm_eps")))
     return {"num_hidden_layers": config.size("num_hidden_layers"), "block": block}
 
 
 def _cross_attention(config: Config) -> Table:
     """Returns cross-attention, whose norms of queries and keys stand before the projections."""
-    mixer = {name: value for name, value in attention(config).items() if name != "position"}
+    mixer = {field: value for field, value in attention(config).items() if field != "position"}
     return {"attention": mixer, "norm": rmsnorm(config.number("rms_norm_eps"))}
 
 
@@ -145,7 +149,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
 
 FAMILIES = {
     "blt": Family(
-        _blt,
+        _read_blt,
         defaults={"encoder_hash_byte_group_size": [3, 4, 5, 6, 7, 8]},
         ignored_fields=frozenset({"max_position_embeddings"}),
         modules=module_names("blt"),

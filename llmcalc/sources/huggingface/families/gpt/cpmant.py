@@ -19,12 +19,14 @@ MOST_SEGMENTS = 2**20
 """The largest number of segments."""
 
 
-def _cpmant(config: Config) -> Table:
+def _read_cpmant(config: Config) -> Table:
     norm = rmsnorm(config.number("eps"))
     heads = config.size("num_attention_heads")
-    segments = config.size("segment_types")
-    if segments > MOST_SEGMENTS:
-        raise config.error("segment_types", segments, f"at most {MOST_SEGMENTS}, as its table has a row for each pair")
+    segment_types = config.size("segment_types")
+    if segment_types > MOST_SEGMENTS:
+        raise config.error(
+            "segment_types", segment_types, f"at most {MOST_SEGMENTS}, as its table has a row for each pair"
+        )
     prompts = config.size("prompt_types")
     if prompts < FEWEST_PROMPTS:
         raise config.error("prompt_types", prompts, f"at least {FEWEST_PROMPTS}: the class reads the third prompt")
@@ -35,16 +37,16 @@ def _cpmant(config: Config) -> Table:
     )
     stack = {
         "streams": {"type": "prompt_tokens", "prompt_types": prompts, "prompt_length": config.size("prompt_length")},
-        "token_types": {"type_vocab_size": segments},
+        "token_types": {"type_vocab_size": segment_types},
         "relative_bias": {
             "num_attention_heads": heads,
             "relative_attention_num_buckets": config.size("position_bias_num_buckets"),
             "relative_attention_max_distance": config.size("position_bias_max_distance"),
-            "other_buckets": [segments**2],
+            "other_buckets": [segment_types**2],
         },
     }
-    table = decoder(config, block, norm, stack=stack)
-    return {**table, "tie_word_embeddings": False}  # its class ties nothing, whatever the config says
+    model_fields = decoder(config, block, norm, stack=stack)
+    return {**model_fields, "tie_word_embeddings": False}  # its class ties nothing, whatever the config says
 
 
 WRITES: Writes = {
@@ -60,7 +62,7 @@ WRITES: Writes = {
 
 FAMILIES = {
     "cpmant": Family(
-        _cpmant,
+        _read_cpmant,
         field_writers=WRITES,
         modules=module_names("cpmant"),
         dropout_fields=dict.fromkeys(("attention", "attention_output", "activation", "feed_forward"), "dropout_p"),

@@ -11,7 +11,7 @@ from ...parts import QKVO, Table, biases, decoder, layer_table, layernorm, mlp
 from .gpt import ALIASES, full_width_heads
 
 
-def _ctrl(config: Config) -> Table:
+def _read_ctrl(config: Config) -> Table:
     norm = layernorm(1e-6)
     block = layer_table(full_width_heads(config, **biases(True, *QKVO)), mlp(config.size("dff"), "relu"), norm)
     return decoder(
@@ -25,7 +25,7 @@ def _ctrl(config: Config) -> Table:
 
 FAMILIES = {
     "ctrl": Family(
-        _ctrl,
+        _read_ctrl,
         ignored_fields=field_names(
             "n_ctx summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj"
         ),

@@ -37,39 +37,41 @@ if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
 
 
-def full_width_heads(config: Config, **fields: Any) -> Table:
+def full_width_heads(config: Config, **attention_fields: Any) -> Table:
     """Returns multi-head attention whose heads together are as wide as the model."""
     heads = config.size("num_attention_heads")
     config.quotient("num_attention_heads", config.size("hidden_size"), heads)
-    return {"num_attention_heads": heads, **fields}
+    return {"num_attention_heads": heads, **attention_fields}
 
 
-def plain_ffn(config: Config, width: str, act: str, bias: bool = True) -> Table:
-    """Returns a non-gated FFN, by default four times as wide as hidden_size. width: config field of the width."""
-    return mlp(config.optional_size(width) or 4 * config.size("hidden_size"), config.choice(ACTIVATIONS, act), bias)
+def plain_ffn(config: Config, width_field: str, act: str, bias: bool = True) -> Table:
+    """Returns a non-gated FFN, by default four times as wide as hidden_size. width_field: config field of the width."""
+    return mlp(
+        config.optional_size(width_field) or 4 * config.size("hidden_size"), config.choice(ACTIVATIONS, act), bias
+    )
 
 
 def _gpt(
     config: Config,
     mixer: Table,
-    width: str = "n_inner",
+    width_field: str = "n_inner",
     stack: Table | None = None,
     head: Table | None = None,
-    answers: int = 2,
+    label_count: int = 2,
     **block: Any,
 ) -> Table:
     norm = layernorm(config.number("layer_norm_epsilon"))
     layer = {
         "attention": mixer,
-        "feed_forward": plain_ffn(config, width, "activation_function"),
+        "feed_forward": plain_ffn(config, width_field, "activation_function"),
         "norm": norm,
         "norm_placement": "pre",
         **block,
     }
-    return decoder(config, layer, norm, stack=stack, head=head, answers=answers)
+    return decoder(config, layer, norm, stack=stack, head=head, label_count=label_count)
 
 
-def _choice_head(config: Config) -> Table:
+def _multiple_choice_head(config: Config) -> Table:
     """Returns the second head of a multiple-choice class: one score per continuation, from the last token."""
     if config.head != "lm" or not architecture(config).endswith("DoubleHeadsModel"):
         return {}
@@ -78,26 +80,29 @@ def _choice_head(config: Config) -> Table:
     return {"pooler": {"dense": False, "num_labels": 1}}
 
 
-def _gpt2(config: Config) -> Table:
+def _read_gpt2(config: Config) -> Table:
     heads = full_width_heads(config, float32_softmax=False, **biases(True, *QKVO))
     mixer, cross = {**heads, "fused_qkv": True}, Table()
     if config.flag("add_cross_attention"):
         cross = {"cross_attention": heads, "idle_cross_attention": True}
         config.notes.append(IDLE_CROSS_ATTENTION)
-    return {**_gpt(config, mixer, stack={"position": learned_positions(config)}, **cross), **_choice_head(config)}
+    return {
+        **_gpt(config, mixer, stack={"position": learned_positions(config)}, **cross),
+        **_multiple_choice_head(config),
+    }
 
 
-def _gpt_bigcode(config: Config) -> Table:
+def _read_gpt_bigcode(config: Config) -> Table:
     config.require("add_cross_attention", False)
-    queries = {"num_key_value_heads": 1} if config.flag("multi_query") else {}
+    kv_fields = {"num_key_value_heads": 1} if config.flag("multi_query") else {}
     return _gpt(
         config,
-        full_width_heads(config, **queries, **biases(True, *QKVO)),
+        full_width_heads(config, **kv_fields, **biases(True, *QKVO)),
         stack={"position": learned_positions(config)},
     )
 
 
-def _gpt_neo(config: Config) -> Table:
+def _read_gpt_neo(config: Config) -> Table:
     attention_types, depth, window = (
         config.get("attention_types"),
         config.size("num_hidden_layers"),
@@ -106,8 +111,8 @@ def _gpt_neo(config: Config) -> Table:
     attention_types = [[["global", "local"], 12]] if attention_types is None else attention_types
     layer_tables: Table = {"global": {}, "local": {"attention": {"sliding_window": window}}}
     layer_kinds: list[str] = []
-    for entry in attention_types if isinstance(attention_types, list) else ():
-        match entry:
+    for pattern_entry in attention_types if isinstance(attention_types, list) else ():
+        match pattern_entry:
             case [[*several], int(times)] if 0 <= times <= depth >= times * len(several) and all(
                 isinstance(layer_kind, str) and layer_kind in layer_tables for layer_kind in several
             ):
@@ -122,17 +127,17 @@ def _gpt_neo(config: Config) -> Table:
     return _gpt(config, full_width_heads(config, float32_scores=True, o_bias=True), "intermediate_size", stack)
 
 
-def _openai_gpt(config: Config) -> Table:
+def _read_openai_gpt(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_epsilon"))
-    network = mlp(
+    ffn = mlp(
         4 * config.size("hidden_size"),
         config.choice({"gelu": "gelu_new", "relu": "relu", "silu": "silu", "swish": "silu"}, "afn"),
     )
-    block = layer_table(full_width_heads(config, float32_softmax=False, **biases(True, *QKVO)), network, norm, "post")
-    return decoder(config, block, None, stack={"position": learned_positions(config)}, **_choice_head(config))
+    block = layer_table(full_width_heads(config, float32_softmax=False, **biases(True, *QKVO)), ffn, norm, "post")
+    return decoder(config, block, None, stack={"position": learned_positions(config)}, **_multiple_choice_head(config))
 
 
-def _gptj(config: Config) -> Table:
+def _read_gptj(config: Config) -> Table:
     rotary_dim = config.optional_size("rotary_dim")
     position = {"type": "rope", **({} if rotary_dim is None else {"rotary_dim": rotary_dim})}
     return _gpt(
@@ -140,11 +145,11 @@ def _gptj(config: Config) -> Table:
         full_width_heads(config, float32_scores=True, position=position),
         parallel="shared",
         head={"bias": True},
-        answers=class_count(config),
+        label_count=class_count(config),
     )
 
 
-def _gpt_neox(config: Config) -> Table:
+def _read_gpt_neox(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_eps"))
     position = rope(config, 0.25, "rotary_pct", "rotary_emb_base")
     mixer = full_width_heads(config, position=position, fused_qkv=True, **biases(config.flag("attention_bias"), *QKVO))
@@ -154,14 +159,14 @@ def _gpt_neox(config: Config) -> Table:
     )
 
 
-def _gpt_neox_japanese(config: Config) -> Table:
+def _read_gpt_neox_japanese(config: Config) -> Table:
     """Reads GPT-NeoX Japanese: no biases, except in the last layer's attention output projection."""
     norm = layernorm(config.number("layer_norm_eps"))
     depth = config.size("num_hidden_layers")
-    width = config.size("intermediate_multiple_size") * config.size("hidden_size")
-    network = mlp(width, config.choice(ACTIVATIONS, "hidden_act"), bias=False)
+    ffn_width = config.size("intermediate_multiple_size") * config.size("hidden_size")
+    ffn = mlp(ffn_width, config.choice(ACTIVATIONS, "hidden_act"), bias=False)
     block = layer_table(
-        full_width_heads(config, position=rope(config, 1.0, "rotary_pct", "rotary_emb_base")), network, norm
+        full_width_heads(config, position=rope(config, 1.0, "rotary_pct", "rotary_emb_base")), ffn, norm
     )
     layer_tables = {"plain": {}, "biased": {"attention": {"o_bias": True}}}
     layer_kinds = ["plain"] * (depth - 1) + ["biased"]
@@ -211,7 +216,7 @@ KEEPS_EVERY_TOKEN = Deviation(
 
 FAMILIES = {
     "openai-gpt": Family(
-        _openai_gpt,
+        _read_openai_gpt,
         ignored_fields=NO_COUNT,
         aliases=ALIASES,
         field_writers={"afn": _activation_name},
@@ -219,13 +224,13 @@ FAMILIES = {
         dropout_fields=GPT2_DROPOUT,
     ),
     "gpt2": Family(
-        _gpt2, ignored_fields=NO_COUNT, aliases=ALIASES, modules=module_names("gpt2"), dropout_fields=GPT2_DROPOUT
+        _read_gpt2, ignored_fields=NO_COUNT, aliases=ALIASES, modules=module_names("gpt2"), dropout_fields=GPT2_DROPOUT
     ),
     "gpt-sw3": Family(
-        _gpt2, ignored_fields=NO_COUNT, aliases=ALIASES, modules=module_names("gpt2"), dropout_fields=GPT2_DROPOUT
+        _read_gpt2, ignored_fields=NO_COUNT, aliases=ALIASES, modules=module_names("gpt2"), dropout_fields=GPT2_DROPOUT
     ),
     "gpt_bigcode": Family(
-        _gpt_bigcode,
+        _read_gpt_bigcode,
         {"summary_use_proj": True, "summary_proj_to_labels": True},
         NO_COUNT,
         aliases=ALIASES,
@@ -233,7 +238,7 @@ FAMILIES = {
         dropout_fields=GPT2_DROPOUT,
     ),
     "gpt_neo": Family(
-        _gpt_neo,
+        _read_gpt_neo,
         ignored_fields=NO_COUNT,
         aliases={"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
         field_writers={"attention_types": _attention_types, "window_size": lambda s: require_present(s.window)},
@@ -247,28 +252,28 @@ FAMILIES = {
         },
     ),
     "gptj": Family(
-        _gptj,
+        _read_gptj,
         ignored_fields=NO_COUNT,
         aliases=ALIASES,
         modules=module_names("gptj"),
         dropout_fields=GPT2_DROPOUT,
     ),
     "codegen": Family(
-        _gptj,
+        _read_gptj,
         ignored_fields=NO_COUNT,
         aliases=ALIASES,
         modules=module_names("codegen"),
         dropout_fields=GPT2_DROPOUT,
     ),
     "gpt_neox": Family(
-        _gpt_neox,
+        _read_gpt_neox,
         ignored_fields=NO_COUNT,
         field_writers={"rotary_pct": "partial_rotary_factor"},
         modules=module_names("gpt_neox"),
         dropout_fields={**HIDDEN_DROPOUT, "embedding": "hidden_dropout"},
     ),
     "gpt_neox_japanese": Family(
-        _gpt_neox_japanese,
+        _read_gpt_neox_japanese,
         ignored_fields=NO_COUNT,
         modules={**module_names("gpt_neox"), "o_proj": "dense + dense_bias | dense"},
         dropout_fields=HIDDEN_DROPOUT,

@@ -15,22 +15,22 @@ from ...family import Family, module_names
 from ...parts import ACTIVATIONS, QKVO, Table, biases, decoder, layer_table, layernorm, mlp, token_types
 
 
-def _kosmos(config: Config, stack: Table, **mixing: Any) -> Table:
+def _kosmos(config: Config, stack: Table, **attention_fields: Any) -> Table:
     norm, heads = layernorm(config.number("layer_norm_eps")), config.size("num_attention_heads")
     config.quotient("attention_heads", config.size("hidden_size"), heads)
-    network = mlp(config.size("ffn_dim"), config.choice(ACTIVATIONS, "activation_function"))
+    ffn = mlp(config.size("ffn_dim"), config.choice(ACTIVATIONS, "activation_function"))
     block = layer_table(
-        {"num_attention_heads": heads, **biases(True, *QKVO), **mixing}, {**network, "sub_norm": norm}, norm
+        {"num_attention_heads": heads, **biases(True, *QKVO), **attention_fields}, {**ffn, "sub_norm": norm}, norm
     )
     return decoder(config, block, norm, stack={"position": {"type": "sinusoidal"}, **stack})
 
 
-def _kosmos2(config: Config) -> Table:
+def _read_kosmos2(config: Config) -> Table:
     config.require("add_cross_attention", False)
     return _kosmos(config, {}, sub_norm=layernorm(config.number("layer_norm_eps")))
 
 
-def _kosmos2_5(config: Config) -> Table:
+def _read_kosmos2_5(config: Config) -> Table:
     """Reads Kosmos-2.5, with a segment embedding for text and images."""
     return _kosmos(config, token_types(2))
 
@@ -45,7 +45,11 @@ FAMILIES = {
         uncounted_encoders={"vision_config": "kosmos_2_vision_model"},
     ),
     "kosmos_2_text_model": Family(
-        _kosmos2, ignored_fields=NO_COUNT, aliases=ALIASES, modules=module_names("kosmos"), dropout_fields=BART_DROPOUT
+        _read_kosmos2,
+        ignored_fields=NO_COUNT,
+        aliases=ALIASES,
+        modules=module_names("kosmos"),
+        dropout_fields=BART_DROPOUT,
     ),
     "kosmos-2.5": Family(
         None,
@@ -54,7 +58,7 @@ FAMILIES = {
         uncounted_encoders={"vision_config": "kosmos_2_5_vision_model"},
     ),
     "kosmos_2_5_text_model": Family(
-        _kosmos2_5,
+        _read_kosmos2_5,
         ignored_fields=NO_COUNT,
         aliases=ALIASES,
         modules=module_names("kosmos"),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
 
 
-def _opt(config: Config) -> Table:
+def _read_opt(config: Config) -> Table:
     bias, pre_norm, hidden = config.flag("enable_bias"), config.flag("do_layer_norm_before"), config.size("hidden_size")
     norm = layernorm(weight=config.flag("layer_norm_elementwise_affine"))
     block = layer_table(
@@ -26,27 +26,29 @@ def _opt(config: Config) -> Table:
         norm,
         "pre" if pre_norm else "post",
     )
-    width = config.optional_size("word_embed_proj_dim") or hidden
+    embedding_width = config.optional_size("word_embed_proj_dim") or hidden
     final_norm = norm if pre_norm and not config.flag("_remove_final_layer_norm") else None
-    embedding_fields: Table = {} if width == hidden else {"embedding_size": width}
+    embedding_fields: Table = {} if embedding_width == hidden else {"embedding_size": embedding_width}
     return decoder(config, block, final_norm, stack={"position": learned_positions(config, 2)}, **embedding_fields)
 
 
-def _xglm(config: Config) -> Table:
+def _read_xglm(config: Config) -> Table:
     config.require("add_cross_attention", False)
-    return _fairseq(
+    return _fairseq_decoder(
         config, "ffn_dim", "activation_function", {"type": "sinusoidal"}, float32_softmax=False, floors_scores=True
     )
 
 
-def _biogpt(config: Config) -> Table:
-    return _fairseq(config, "intermediate_size", "hidden_act", learned_positions(config, 2))
+def _read_biogpt(config: Config) -> Table:
+    return _fairseq_decoder(config, "intermediate_size", "hidden_act", learned_positions(config, 2))
 
 
-def _fairseq(config: Config, width: str, act: str, position: Table, **softmax: bool) -> Table:
+def _fairseq_decoder(config: Config, width_field: str, act: str, position: Table, **softmax: bool) -> Table:
     """Returns a decoder of fairseq. softmax: additional fields of the attention."""
     norm = layernorm()
-    block = layer_table(full_width_heads(config, **softmax, **biases(True, *QKVO)), plain_ffn(config, width, act), norm)
+    block = layer_table(
+        full_width_heads(config, **softmax, **biases(True, *QKVO)), plain_ffn(config, width_field, act), norm
+    )
     return decoder(config, block, norm, stack={"position": position})
 
 
@@ -59,7 +61,7 @@ def _has_pre_norm(config_values: ConfigValues) -> bool:
 
 FAMILIES = {
     "opt": Family(
-        _opt,
+        _read_opt,
         ignored_fields=NO_COUNT,
         field_writers={
             "do_layer_norm_before": _has_pre_norm,
@@ -71,14 +73,14 @@ FAMILIES = {
         dropout_fields={"attention": "attention_dropout", "attention_output": "dropout", "feed_forward": "dropout"},
     ),
     "xglm": Family(
-        _xglm,
+        _read_xglm,
         ignored_fields=NO_COUNT,
         aliases={"hidden_size": "d_model", "num_hidden_layers": "num_layers", "num_attention_heads": "attention_heads"},
         modules={**module_names("opt"), "norm": "layer_norm", "lm_head": "lm_head | output_projection"},
         dropout_fields=BART_DROPOUT,
     ),
     "biogpt": Family(
-        _biogpt,
+        _read_biogpt,
         ignored_fields=NO_COUNT,
         modules={**module_names("opt"), "norm": "layer_norm", "lm_head": "lm_head | output_projection"},
         dropout_fields={**BERT_DROPOUT, "activation": "activation_dropout"},

@@ -7,35 +7,48 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family, module_names
-from ...parts import QKV, QKVO, Table, attention, biases, decoder, fused_glu, glu, layer_table, layernorm, qk_norm, rope
+from ...parts import (
+    QKV,
+    QKVO,
+    Table,
+    attention,
+    biases,
+    decoder,
+    fused_glu,
+    glu,
+    layer_table,
+    layernorm,
+    qk_norm_fields,
+    rope,
+)
 from ...writes import PARTIAL_ROTARY, UNPADDED
-from ..llama.llama import llama_like
+from ..llama.llama import llama_decoder
 from .gpt import full_width_heads, plain_ffn
 
 
-def _phi3(config: Config) -> Table:
+def _read_phi3(config: Config) -> Table:
     position = {**rope(config), "concatenated": True}
-    return llama_like(config, attention(config, position=position, fused_qkv=True), network=fused_glu(config))
+    return llama_decoder(config, attention(config, position=position, fused_qkv=True), ffn=fused_glu(config))
 
 
-def _phi(config: Config) -> Table:
+def _read_phi(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_eps"))
-    qk_norms = qk_norm(norm) if config.flag("qk_layernorm") else {}
+    qk_norms = qk_norm_fields(norm) if config.flag("qk_layernorm") else {}
     mixer = attention(config, position=rope(config, 0.5), **biases(True, *QKVO), **qk_norms)
     block = layer_table(mixer, plain_ffn(config, "intermediate_size", "hidden_act"), norm, parallel="shared")
     return decoder(config, block, norm, head={"bias": True})
 
 
-def _persimmon(config: Config) -> Table:
+def _read_persimmon(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_eps"))
-    qk_norms = qk_norm(norm) if config.flag("qk_layernorm") else {}
+    qk_norms = qk_norm_fields(norm) if config.flag("qk_layernorm") else {}
     mixer = full_width_heads(config, position=rope(config, 0.5), **biases(True, *QKVO), **qk_norms)
     return decoder(config, layer_table(mixer, plain_ffn(config, "intermediate_size", "hidden_act"), norm), norm)
 
 
-def _stablelm(config: Config) -> Table:
+def _read_stablelm(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_eps"))
-    qk_norms = qk_norm({**norm, "bias": False}, "per_head") if config.flag("qk_layernorm") else {}
+    qk_norms = qk_norm_fields({**norm, "bias": False}, "per_head") if config.flag("qk_layernorm") else {}
     mixer = attention(
         config, head_dim=None, position=rope(config, 0.25), **biases(config.flag("use_qkv_bias"), *QKV), **qk_norms
     )
@@ -47,22 +60,22 @@ def _stablelm(config: Config) -> Table:
     )
 
 
-def _starcoder2(config: Config) -> Table:
+def _read_starcoder2(config: Config) -> Table:
     norm, bias = layernorm(config.number("norm_epsilon")), config.flag("use_bias")
     mixer = attention(config, sliding_window=config.optional_size("sliding_window"), **biases(bias, *QKVO))
     return decoder(config, layer_table(mixer, plain_ffn(config, "intermediate_size", "hidden_act", bias), norm), norm)
 
 
-def _jais2(config: Config) -> Table:
+def _read_jais2(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_eps"))
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
-    network = plain_ffn(config, "intermediate_size", "hidden_act", config.flag("mlp_bias"))
-    return decoder(config, layer_table(mixer, network, norm), norm)
+    ffn = plain_ffn(config, "intermediate_size", "hidden_act", config.flag("mlp_bias"))
+    return decoder(config, layer_table(mixer, ffn, norm), norm)
 
 
 FAMILIES = {
     "phi3": Family(
-        _phi3,
+        _read_phi3,
         {"head_dim": None},
         frozenset({"attention_bias", "full_attn_mod", "interpolate_factor", "lm_head_bias", "mlp_bias"}),
         field_writers={**UNPADDED, **PARTIAL_ROTARY},
@@ -74,7 +87,7 @@ FAMILIES = {
         },
     ),
     "phi": Family(
-        _phi,
+        _read_phi,
         {"head_dim": None},
         field_writers=PARTIAL_ROTARY,
         modules=module_names("phi"),
@@ -86,14 +99,14 @@ FAMILIES = {
         },
     ),
     "persimmon": Family(
-        _persimmon,
+        _read_persimmon,
         ignored_fields=frozenset({"num_key_value_heads"}),
         field_writers=PARTIAL_ROTARY,
         modules=module_names("persimmon"),
         dropout_fields={"attention": "attention_dropout", "feed_forward": "hidden_dropout"},
     ),
     "stablelm": Family(
-        _stablelm,
+        _read_stablelm,
         {"head_dim": None},
         frozenset({"head_dim", "rope_pct", "rotary_scaling_factor"}),
         field_writers=PARTIAL_ROTARY,
@@ -101,7 +114,7 @@ FAMILIES = {
         dropout_fields={"attention": "attention_dropout", "feed_forward": "hidden_dropout"},
     ),
     "starcoder2": Family(
-        _starcoder2,
+        _read_starcoder2,
         {"head_dim": None},
         frozenset({"mlp_type", "norm_type"}),
         field_writers={"use_bias": lambda s: s.network.up_bias},
@@ -113,5 +126,5 @@ FAMILIES = {
             "feed_forward": "residual_dropout",
         },
     ),
-    "jais2": Family(_jais2, ignored_fields=frozenset({"rope_interleaved"})),
+    "jais2": Family(_read_jais2, ignored_fields=frozenset({"rope_interleaved"})),
 }

@@ -8,29 +8,31 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import QKVO, Table, attention, biases, decoder, glu, layer_table, qk_norm, rmsnorm
+from ...parts import QKVO, Table, attention, biases, decoder, glu, layer_table, qk_norm_fields, rmsnorm
 from ..gpt.gpt import plain_ffn
 
 
-def _bitnet(config: Config) -> Table:
+def _read_bitnet(config: Config) -> Table:
     """Reads BitNet, with a norm before each sublayer's output projection."""
     norm = rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(config, sub_norm=norm, **biases(config.flag("attention_bias"), *QKVO))
     return decoder(config, layer_table(mixer, {**glu(config), "sub_norm": norm}, norm), norm)
 
 
-def _nanochat(config: Config) -> Table:
+def _read_nanochat(config: Config) -> Table:
     """Reads nanochat: norms have no weights, a norm follows the embeddings, and QK-norm follows RoPE."""
     norm = rmsnorm(config.number("rms_norm_eps"), weight=False)
-    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm, order="after_rope"))
+    mixer = attention(
+        config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm, norm_order="after_rope")
+    )
     block = layer_table(mixer, plain_ffn(config, "intermediate_size", "hidden_act", False), norm)
     return decoder(config, block, norm, stack={"embedding_norm": norm})
 
 
 FAMILIES = {
-    "bitnet": Family(_bitnet, modules={"mlp.sub_norm": "ffn_sub_norm", "self_attn.sub_norm": "attn_sub_norm"}),
+    "bitnet": Family(_read_bitnet, modules={"mlp.sub_norm": "ffn_sub_norm", "self_attn.sub_norm": "attn_sub_norm"}),
     "nanochat": Family(
-        _nanochat,
+        _read_nanochat,
         ignored_fields=frozenset({"logits_soft_cap", "qkv_bias"}),
         modules={"up_proj": "fc1", "down_proj": "fc2"},
     ),

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import QKVO, Table, attention, biases, decoder, glu, layer_table, layernorm, qk_norm, rmsnorm
+from ...parts import QKVO, Table, attention, biases, decoder, glu, layer_table, layernorm, qk_norm_fields, rmsnorm
 
 
-def _chameleon(config: Config) -> Table:
+def _read_chameleon(config: Config) -> Table:
     config.quotient("num_attention_heads", config.size("hidden_size"), config.size("num_attention_heads"))
     norm = rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(
-        config, head_dim=None, **biases(config.get("attention_bias") is True, *QKVO), **qk_norm(layernorm(), "per_head")
+        config,
+        head_dim=None,
+        **biases(config.get("attention_bias") is True, *QKVO),
+        **qk_norm_fields(layernorm(), "per_head"),
     )
     placement = "output" if config.get("swin_norm") is True else "pre"
     block = layer_table(mixer, glu(config, config.flag("mlp_bias")), norm, placement)
@@ -25,7 +28,7 @@ def _chameleon(config: Config) -> Table:
 
 FAMILIES = {
     "chameleon": Family(
-        _chameleon,
+        _read_chameleon,
         tower_class_prefixes="Chameleon",
         uncounted_encoders={"vq_config": "chameleon_vqgan"},
         uncounted_modules="model.vqmodel",

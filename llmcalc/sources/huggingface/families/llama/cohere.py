@@ -21,14 +21,14 @@ from ...parts import (
     attention,
     biases,
     decoder,
-    every_nth_full,
     glu,
+    kinds_with_nth_full,
     layer_pattern,
     layer_table,
     layernorm,
     listed_kinds,
     moe,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
     rope,
     sliding_stack,
@@ -54,15 +54,19 @@ def _layer_norm(config: Config) -> Table:
     return layernorm(config.number("layer_norm_eps"), bias=False, float32_product=True)
 
 
-def _cohere(config: Config) -> Table:
+def _read_cohere(config: Config) -> Table:
     norm = _layer_norm(config)
-    qk_norms = qk_norm(norm, "per_head") if config.get("use_qk_norm") is not None and config.flag("use_qk_norm") else {}
+    qk_norms = (
+        qk_norm_fields(norm, "per_head") if config.get("use_qk_norm") is not None and config.flag("use_qk_norm") else {}
+    )
     return _parallel_decoder(config, attention(config, **_attention_biases(config), **qk_norms), glu(config), norm)
 
 
-def _cohere2(config: Config) -> Table:
+def _read_cohere2(config: Config) -> Table:
     config.require("use_qk_norm", None, False)
-    layer_kinds = every_nth_full(config.size("num_hidden_layers"), config.optional_size("sliding_window_pattern") or 4)
+    layer_kinds = kinds_with_nth_full(
+        config.size("num_hidden_layers"), config.optional_size("sliding_window_pattern") or 4
+    )
     mixer = attention(config, **_attention_biases(config))
     if config.optional_size("sliding_window") is None:
         del mixer["position"]
@@ -75,17 +79,20 @@ def _cohere2(config: Config) -> Table:
     )
 
 
-def _cohere2_moe(config: Config) -> Table:
+def _read_cohere2_moe(config: Config) -> Table:
     config.require("use_qk_norm", None, False)
     depth, dense_layers = config.size("num_hidden_layers"), config.count("first_k_dense_replace")
     if dense_layers > depth:
         raise config.error("first_k_dense_replace", dense_layers, f"at most num_hidden_layers ({depth})")
     dense_period = config.size("prefix_dense_sliding_window_pattern")
-    period = config.optional_size("sliding_window_pattern") or 4
+    full_period = config.optional_size("sliding_window_pattern") or 4
     window = config.optional_size("sliding_window")
-    default_kinds = [*every_nth_full(dense_layers, dense_period), *every_nth_full(depth - dense_layers, period)]
+    default_kinds = [
+        *kinds_with_nth_full(dense_layers, dense_period),
+        *kinds_with_nth_full(depth - dense_layers, full_period),
+    ]
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_kinds)
-    network_kinds = listed_kinds(
+    ffn_kinds = listed_kinds(
         config,
         "mlp_layer_types",
         {"dense": "dense", "sparse": "sparse"},
@@ -99,29 +106,29 @@ def _cohere2_moe(config: Config) -> Table:
         glu(config, width=shared_expert_count * config.size("intermediate_size")) if shared_expert_count else None,
         router={"scoring_func": config.choice({"softmax": "softmax", "sigmoid": "sigmoid"}, "expert_selection_fn")},
     )
-    dense_network = {"type": "mlp", **glu(config, width=config.optional_size("prefix_dense_intermediate_size"))}
-    variants: Table = {}
-    for attention_kind, network_kind in dict.fromkeys(zip(attention_kinds, network_kinds, strict=True)):
-        windows: Table = {} if attention_kind == "full" or window is None else {"sliding_window": window}
-        has_rope = bool(windows) or (network_kind == "dense" and dense_period == 1)
-        changes: Table = windows if has_rope else {"position": "none"}
-        variants[f"{network_kind}_{attention_kind}"] = {
-            "attention": changes,
-            **({"feed_forward": dense_network} if network_kind == "dense" else {}),
+    dense_ffn = {"type": "mlp", **glu(config, width=config.optional_size("prefix_dense_intermediate_size"))}
+    layer_variants: Table = {}
+    for attention_kind, network_kind in dict.fromkeys(zip(attention_kinds, ffn_kinds, strict=True)):
+        window_fields: Table = {} if attention_kind == "full" or window is None else {"sliding_window": window}
+        has_rope = bool(window_fields) or (network_kind == "dense" and dense_period == 1)
+        layer_changes: Table = window_fields if has_rope else {"position": "none"}
+        layer_variants[f"{network_kind}_{attention_kind}"] = {
+            "attention": layer_changes,
+            **({"feed_forward": dense_ffn} if network_kind == "dense" else {}),
         }
     norm = rmsnorm(config.number("rms_norm_eps")) if config.get("rms_norm_eps") is not None else _layer_norm(config)
     pattern = layer_pattern(
         [
             f"{network_kind}_{attention_kind}"
-            for attention_kind, network_kind in zip(attention_kinds, network_kinds, strict=True)
+            for attention_kind, network_kind in zip(attention_kinds, ffn_kinds, strict=True)
         ]
     )
     return _parallel_decoder(
-        config, attention(config, **_attention_biases(config)), experts, norm, {"variants": variants, **pattern}
+        config, attention(config, **_attention_biases(config)), experts, norm, {"variants": layer_variants, **pattern}
     )
 
 
-def _cohere_compass(config: Config) -> Table:
+def _read_cohere_compass(config: Config) -> Table:
     """Reads Cohere Compass: `rope_parameters` has a table per kind of layer, or null for no positions."""
     rope_parameters = config.data.get("rope_parameters")
     rope_tables = rope_parameters if isinstance(rope_parameters, dict) else {}
@@ -160,11 +167,11 @@ FAMILIES = {
     "aya_vision": Family(None, text_type="cohere2", tower_file="siglip"),
     "cohere2_vision": Family(None, text_type="cohere2", tower_file="siglip"),
     "cohere_compass": Family(None, text_type="cohere_compass_text", tower_file="qwen"),
-    "cohere_compass_text": Family(_cohere_compass, ignored_fields=IGNORED | {"sliding_window_pattern"}),
-    "cohere": Family(_cohere, ignored_fields=IGNORED),
-    "cohere2": Family(_cohere2, {"sliding_window_pattern": 4, "use_qk_norm": None}, IGNORED),
+    "cohere_compass_text": Family(_read_cohere_compass, ignored_fields=IGNORED | {"sliding_window_pattern"}),
+    "cohere": Family(_read_cohere, ignored_fields=IGNORED),
+    "cohere2": Family(_read_cohere2, {"sliding_window_pattern": 4, "use_qk_norm": None}, IGNORED),
     "cohere2_moe": Family(
-        _cohere2_moe,
+        _read_cohere2_moe,
         {"first_k_dense_replace": 0, "use_qk_norm": None},
         IGNORED,
         field_writers={

@@ -10,11 +10,11 @@ from ...family import Family
 from ...parts import ACTIVATIONS, QKVO, Table, attention, biases, decoder, layer_table, mlp, rmsnorm
 
 
-def _cosmos3_edge_text(config: Config) -> Table:
+def _read_cosmos3_edge_text(config: Config) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
-    network = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"), config.flag("mlp_bias"))
+    ffn = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"), config.flag("mlp_bias"))
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
-    return decoder(config, layer_table(mixer, network, norm), norm)
+    return decoder(config, layer_table(mixer, ffn, norm), norm)
 
 
 FAMILIES = {
@@ -24,5 +24,5 @@ FAMILIES = {
         tying_source="never",
         uncounted_encoders={"vision_config": "cosmos3_edge_vision"},
     ),
-    "cosmos3_edge_text": Family(_cosmos3_edge_text, modules={"up_proj": "fc1", "down_proj": "fc2"}),
+    "cosmos3_edge_text": Family(_read_cosmos3_edge_text, modules={"up_proj": "fc1", "down_proj": "fc2"}),
 }

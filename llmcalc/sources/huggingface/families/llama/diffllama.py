@@ -8,17 +8,17 @@ from __future__ import annotations
 from ...config import Config
 from ...family import Family
 from ...parts import Table, rope
-from .llama import llama_like
+from .llama import llama_decoder
 
 
-def _diffllama(config: Config) -> Table:
+def _read_diffllama(config: Config) -> Table:
     heads, eps = config.size("num_attention_heads"), config.number("rms_norm_eps")
     head_dim = config.optional_size("head_dim") or config.quotient(
         "num_attention_heads", config.size("hidden_size"), heads
     )
     kv_heads = config.optional_size("num_key_value_heads") or heads
     head_fields = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim}
-    return llama_like(
+    return llama_decoder(
         config,
         {
             "type": "differential",
@@ -30,4 +30,4 @@ def _diffllama(config: Config) -> Table:
     )
 
 
-FAMILIES = {"diffllama": Family(_diffllama, ignored_fields=frozenset({"mlp_bias", "patch_size"}))}
+FAMILIES = {"diffllama": Family(_read_diffllama, ignored_fields=frozenset({"mlp_bias", "patch_size"}))}

@@ -23,13 +23,13 @@ from ...parts import (
 )
 
 
-def _evolla(config: Config) -> Table:
+def _read_evolla(config: Config) -> Table:
     config.fields_read.add("tie_word_embeddings")  # the class ties nothing
     norm = rmsnorm(config.number("rms_norm_eps"))
-    width = config.size("hidden_size")
+    hidden_size = config.size("hidden_size")
     depth = config.size("num_hidden_layers")
     heads = config.size("num_attention_heads")
-    config.quotient("num_attention_heads", width, heads)
+    config.quotient("num_attention_heads", hidden_size, heads)
     block = layer_table(
         attention(config, **biases(config.flag("attention_bias"), *QKVO)), glu(config, config.flag("mlp_bias")), norm
     )
@@ -40,7 +40,7 @@ def _evolla(config: Config) -> Table:
     }
     adapter = {
         "attention": cross_attention,
-        "feed_forward": mlp(config.size("aligner_ffn_mult") * width, "gelu", bias=False),
+        "feed_forward": mlp(config.size("aligner_ffn_mult") * hidden_size, "gelu", bias=False),
         "norm": norm,
         "feed_forward_norm": layernorm(),
     }
@@ -53,7 +53,7 @@ def _evolla(config: Config) -> Table:
 
 FAMILIES = {
     "evolla": Family(
-        _evolla,
+        _read_evolla,
         ignored_fields=frozenset(
             {
                 "aligner_attention_probs_dropout_prob",

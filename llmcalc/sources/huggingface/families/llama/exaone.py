@@ -17,7 +17,7 @@ from ...parts import (
     layer_table,
     listed_kinds,
     moe,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
     sliding_stack,
     uncounted_prediction,
@@ -35,67 +35,65 @@ def _attention_kinds(config: Config) -> list[str]:
         return ["full"] * depth
     if isinstance(pattern, str) and pattern and set(pattern) <= set(PATTERN_LETTERS):
         return [PATTERN_LETTERS[pattern[i % len(pattern)]] for i in range(depth)]
-    period = config.size("sliding_window_pattern")
-    return ["sliding" if (i + 1) % period else "full" for i in range(depth)]
+    full_period = config.size("sliding_window_pattern")
+    return ["sliding" if (i + 1) % full_period else "full" for i in range(depth)]
 
 
-def _exaone4(config: Config) -> Table:
+def _read_exaone4(config: Config) -> Table:
     uncounted_prediction(config)
     norm = rmsnorm(config.number("rms_norm_eps"))
-    block = layer_table(attention(config, **qk_norm(norm)), glu(config), norm, "output")
+    block = layer_table(attention(config, **qk_norm_fields(norm)), glu(config), norm, "output")
     return decoder(
         config, block, norm, stack=sliding_stack(config, _attention_kinds(config), full_fields={"position": "none"})
     )
 
 
-def _exaone_moe(config: Config) -> Table:
+def _read_exaone_moe(config: Config) -> Table:
     uncounted_prediction(config)
     norm = rmsnorm(config.number("rms_norm_eps"))
     depth = config.size("num_hidden_layers")
     window = config.optional_size("sliding_window")
     dense_layers = config.count("first_k_dense_replace")
-    network_kinds = listed_kinds(
+    ffn_kinds = listed_kinds(
         config,
         "mlp_layer_types",
         {"dense": "dense", "sparse": "sparse"},
         ["dense" if i < dense_layers else "sparse" for i in range(depth)],
     )
-    if config.has("is_moe_layer") and config.get("is_moe_layer") != [
-        layer_kind == "sparse" for layer_kind in network_kinds
-    ]:
+    if config.has("is_moe_layer") and config.get("is_moe_layer") != [ffn_kind == "sparse" for ffn_kind in ffn_kinds]:
         raise config.error(
             "is_moe_layer", config.get("is_moe_layer"), "the same layers as mlp_layer_types or first_k_dense_replace"
         )
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, _attention_kinds(config))
-    width, shared_expert_count = config.size("moe_intermediate_size"), config.count("num_shared_experts")
+    expert_width, shared_expert_count = config.size("moe_intermediate_size"), config.count("num_shared_experts")
     experts = moe(
         config.size("num_experts"),
         config.size("num_experts_per_tok"),
-        glu(config, width=width),
-        glu(config, width=width * shared_expert_count) if shared_expert_count else None,
+        glu(config, width=expert_width),
+        glu(config, width=expert_width * shared_expert_count) if shared_expert_count else None,
         router={"score_correction": "buffer", "scoring_func": "sigmoid"},
     )
-    variants: Table = {}
-    for attention_kind, network_kind in dict.fromkeys(zip(attention_kinds, network_kinds, strict=True)):
-        changes: Table = (
+    layer_variants: Table = {}
+    for attention_kind, network_kind in dict.fromkeys(zip(attention_kinds, ffn_kinds, strict=True)):
+        layer_changes: Table = (
             {}
             if window is None
             else {"sliding_window": window}
             if attention_kind == "sliding"
             else {"position": "none"}
         )
-        variants[f"{network_kind}_{attention_kind}"] = {
-            "attention": changes,
+        layer_variants[f"{network_kind}_{attention_kind}"] = {
+            "attention": layer_changes,
             **({"feed_forward": {"type": "mlp", **glu(config)}} if network_kind == "dense" else {}),
         }
     pattern = layer_pattern(
         [
             f"{network_kind}_{attention_kind}"
-            for attention_kind, network_kind in zip(attention_kinds, network_kinds, strict=True)
+            for attention_kind, network_kind in zip(attention_kinds, ffn_kinds, strict=True)
         ]
     )
-    block = layer_table(attention(config, **qk_norm(norm)), experts, norm)
-    return decoder(config, block, norm, stack={"variants": variants, **pattern})
+    block = layer_table(attention(config, **qk_norm_fields(norm)), experts, norm)
+    return decoder(config, block, norm, stack={"variants": layer_variants, **pattern})
 
 
 IGNORED = field_names(
@@ -106,6 +104,6 @@ IGNORED = field_names(
 )
 
 FAMILIES = {
-    "exaone4": Family(_exaone4, ignored_fields=IGNORED, field_writers=WINDOW),
-    "exaone_moe": Family(_exaone_moe, ignored_fields=IGNORED | {"first_last_k_dense_replace"}),
+    "exaone4": Family(_read_exaone4, ignored_fields=IGNORED, field_writers=WINDOW),
+    "exaone_moe": Family(_read_exaone_moe, ignored_fields=IGNORED | {"first_last_k_dense_replace"}),
 }

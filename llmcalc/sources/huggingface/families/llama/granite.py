@@ -38,38 +38,38 @@ if TYPE_CHECKING:
 
 
 def _decoder_with_attention(
-    config: Config, feed_forward: Table, placement: str = "pre", stack: Table | None = None, **mixing: Any
+    config: Config, feed_forward: Table, placement: str = "pre", stack: Table | None = None, **attention_fields: Any
 ) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
-    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **mixing)
+    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **attention_fields)
     return decoder(config, layer_table(mixer, feed_forward, norm, placement), norm, stack=stack)
 
 
-def _granite(config: Config) -> Table:
+def _read_granite(config: Config) -> Table:
     return _decoder_with_attention(config, glu(config, config.flag("mlp_bias")))
 
 
-def _granitemoe(config: Config) -> Table:
+def _read_granitemoe(config: Config) -> Table:
     return _decoder_with_attention(
         config, moe(config.size("num_local_experts"), config.size("num_experts_per_tok"), glu(config))
     )
 
 
 def _shared_experts(config: Config) -> Table:
-    width = config.count("shared_intermediate_size")
+    shared_width = config.count("shared_intermediate_size")
     return moe(
         config.size("num_local_experts"),
         config.size("num_experts_per_tok"),
         glu(config),
-        glu(config, width=width) if width else None,
+        glu(config, width=shared_width) if shared_width else None,
     )
 
 
-def _granitemoeshared(config: Config) -> Table:
+def _read_granitemoeshared(config: Config) -> Table:
     return _decoder_with_attention(config, _shared_experts(config))
 
 
-def _hyperclovax(config: Config) -> Table:
+def _read_hyperclovax(config: Config) -> Table:
     return _decoder_with_attention(
         config, glu(config, config.flag("mlp_bias")), "sandwich" if config.flag("use_post_norm") else "pre"
     )
@@ -88,7 +88,7 @@ def _sliding_decoder(config: Config, feed_forward: Table) -> Table:
     if rope_bases is not None and (
         not isinstance(rope_bases, list)
         or len(rope_bases) < depth
-        or any(not is_number(b) or not 0 <= b <= LARGEST for b in rope_bases)
+        or any(not is_number(base) or not 0 <= base <= LARGEST for base in rope_bases)
     ):
         raise config.error("layer_rope_theta", rope_bases, f"{depth} bases of RoPE, 0 for a layer without positions")
     layers: list[tuple[str, Table]] = []
@@ -104,11 +104,11 @@ def _sliding_decoder(config: Config, feed_forward: Table) -> Table:
     return _decoder_with_attention(config, feed_forward, stack=stack_of_layers(layers), sinks=True)
 
 
-def _granite_swa(config: Config) -> Table:
+def _read_granite_swa(config: Config) -> Table:
     return _sliding_decoder(config, glu(config, config.flag("mlp_bias")))
 
 
-def _granitemoe_swa(config: Config) -> Table:
+def _read_granitemoe_swa(config: Config) -> Table:
     return _sliding_decoder(config, _shared_experts(config))
 
 
@@ -127,20 +127,22 @@ GRANITE_EARLIER: Modules = {
 }
 
 FAMILIES = {
-    "granite": Family(_granite),
+    "granite": Family(_read_granite),
     "granite4_vision": Family(
         None,
         text_type="granite4_vision_text",
         uncounted_encoders={"vision_config": "clip_vision_model", "qformer_config": "blip_2_qformer"},
     ),
-    "granite4_vision_text": Family(_granite, quirks=Quirks(makes_mask=EVERY)),
+    "granite4_vision_text": Family(_read_granite, quirks=Quirks(makes_mask=EVERY)),
     "granite_docling": Family(
         None, text_type="granite_docling_text", uncounted_encoders={"vision_config": "granite_docling_vision"}
     ),
-    "granite_docling_text": Family(_granite),
-    "granitemoe": Family(_granitemoe, modules=module_names("granite"), earlier_names=GRANITE_EARLIER),
-    "granitemoeshared": Family(_granitemoeshared, modules=module_names("granite"), earlier_names=GRANITE_EARLIER),
-    "hyperclovax": Family(_hyperclovax, modules={"self_attn_post_norm": "post_norm1", "mlp_post_norm": "post_norm2"}),
-    "granite_swa": Family(_granite_swa, field_writers=BASES_WRITES),
-    "granitemoe_swa": Family(_granitemoe_swa, field_writers=BASES_WRITES, modules=module_names("granite")),
+    "granite_docling_text": Family(_read_granite),
+    "granitemoe": Family(_read_granitemoe, modules=module_names("granite"), earlier_names=GRANITE_EARLIER),
+    "granitemoeshared": Family(_read_granitemoeshared, modules=module_names("granite"), earlier_names=GRANITE_EARLIER),
+    "hyperclovax": Family(
+        _read_hyperclovax, modules={"self_attn_post_norm": "post_norm1", "mlp_post_norm": "post_norm2"}
+    ),
+    "granite_swa": Family(_read_granite_swa, field_writers=BASES_WRITES),
+    "granitemoe_swa": Family(_read_granitemoe_swa, field_writers=BASES_WRITES, modules=module_names("granite")),
 }

@@ -15,20 +15,20 @@ from ...family import Family
 from ...parts import QKVO, Table, attention, biases, decoder, glu, layer_table, rmsnorm
 
 
-def _hrm_text(config: Config) -> Table:
-    cycles, low_cycles = config.size("H_cycles"), config.size("L_cycles")
+def _read_hrm_text(config: Config) -> Table:
+    high_cycles, low_cycles = config.size("H_cycles"), config.size("L_cycles")
     depth = config.optional_size("num_layers_per_stack") or config.size("num_hidden_layers")
-    if 2 * depth > MOST_KINDS or depth * cycles * (low_cycles + 1) > MOST_LAYERS:
+    if 2 * depth > MOST_KINDS or depth * high_cycles * (low_cycles + 1) > MOST_LAYERS:
         raise config.error("num_hidden_layers", depth, f"at most {MOST_KINDS // 2} layers of each stack")
     norm, bias = rmsnorm(config.number("rms_norm_eps"), weight=False), config.flag("attention_bias")
     mixer = attention(
         config, num_key_value_heads=None, output_gate={"per": "element", "bias": bias}, **biases(bias, *QKVO)
     )
     low_names, high_names = [f"low_{i}" for i in range(depth)], [f"high_{i}" for i in range(depth)]
-    layer_kinds = [*low_names * low_cycles, *high_names] * cycles
+    layer_kinds = [*low_names * low_cycles, *high_names] * high_cycles
     stack = {
         "num_hidden_layers": len(layer_kinds),
-        "variants": {name: {} for name in (*low_names, *high_names)},
+        "variants": {layer_kind: {} for layer_kind in (*low_names, *high_names)},
         "first_layers": layer_kinds,
         "pattern": layer_kinds[-1:],
         "shared_layers": [*low_names, *high_names],
@@ -40,7 +40,7 @@ def _hrm_text(config: Config) -> Table:
 
 FAMILIES = {
     "hrm_text": Family(
-        _hrm_text,
+        _read_hrm_text,
         modules={"layers": "L_module.layers.* + H_module.layers.*", "second_stream": "z_L_init"},
         earlier_names={
             **{f"self_attn.{leaf}": "attn.gqkv_proj" for leaf in ("gate_proj", "q_proj", "k_proj", "v_proj")},

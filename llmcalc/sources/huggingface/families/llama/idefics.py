@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...config import Config
 from ...family import EVERY, Family, Quirks, module_names
-from ...parts import Table, attention, decoder, glu, layer_pattern, layer_table, qk_norm, rmsnorm
+from ...parts import Table, attention, decoder, glu, layer_pattern, layer_table, qk_norm_fields, rmsnorm
 from ...writes import Writes
 
 if TYPE_CHECKING:
@@ -20,21 +20,21 @@ IMAGE_WIDTH = 768
 """The default of `embed_dim` of the image encoder."""
 
 
-def _idefics(config: Config) -> Table:
+def _read_idefics(config: Config) -> Table:
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
-    interval = config.size("cross_layer_interval")
-    config.quotient("cross_layer_interval", depth, interval)
+    image_interval = config.size("cross_layer_interval")
+    config.quotient("cross_layer_interval", depth, image_interval)
     vision = Config(config.table("vision_config") if config.has("vision_config") else {}, {}, "idefics_vision")
-    width = vision.size("embed_dim") if vision.has("embed_dim") else IMAGE_WIDTH
+    image_width = vision.size("embed_dim") if vision.has("embed_dim") else IMAGE_WIDTH
     block = layer_table(attention(config), glu(config), norm)
     image_layer: Table = {
         "type": "gated_cross_text",
-        "attention": {"position": "none", **(qk_norm(norm) if config.flag("qk_layer_norms") else {})},
+        "attention": {"position": "none", **(qk_norm_fields(norm) if config.flag("qk_layer_norms") else {})},
         "gate_per_feature": config.choice({"vector": True, "float": False}, "alpha_type"),
-        **({} if width == config.size("hidden_size") else {"source_size": width}),
+        **({} if image_width == config.size("hidden_size") else {"source_size": image_width}),
     }
     config.notes.append("cross_layer_interval: text alone is counted; its products with images are not counted")
-    layer_kinds = (["image"] + ["block"] * interval) * (depth // interval)
+    layer_kinds = (["image"] + ["block"] * image_interval) * (depth // image_interval)
     stack = {"variants": {"image": image_layer}, "num_hidden_layers": len(layer_kinds), **layer_pattern(layer_kinds)}
     vocabulary = config.size("vocab_size") + config.count("additional_vocab_size")
     return {**decoder(config, block, norm, stack=stack), "vocab_size": vocabulary}
@@ -42,8 +42,8 @@ def _idefics(config: Config) -> Table:
 
 def _empty_image_arguments(config: Any) -> dict[str, tuple[int | str, ...]]:
     """Returns the arguments of the class for a text without an image."""
-    name = "perceiver_embeddings" if config.use_resampler else "image_encoder_embeddings"
-    return {name: ("batch", 1, 0, config.vision_config.embed_dim), "image_attention_mask": ("batch", "seq", 1)}
+    argument_name = "perceiver_embeddings" if config.use_resampler else "image_encoder_embeddings"
+    return {argument_name: ("batch", 1, 0, config.vision_config.embed_dim), "image_attention_mask": ("batch", "seq", 1)}
 
 
 def _image_layer(config_values: ConfigValues) -> Any:
@@ -67,7 +67,7 @@ WRITES: Writes = {
 
 FAMILIES = {
     "idefics": Family(
-        _idefics,
+        _read_idefics,
         tower_class_prefixes="Idefics",
         uncounted_encoders={"vision_config": "idefics_vision", "perceiver_config": "idefics_perciever"},
         uncounted_modules="model.vision_model + model.perceiver_resampler + vision_model + perceiver_resampler",

@@ -8,27 +8,27 @@ from __future__ import annotations
 from ...config import Config
 from ...family import Family
 from ...parts import QKVO, Table, attention, biases
-from .llama import llama_like
+from .llama import llama_decoder
 
 
-def _internlm3(config: Config) -> Table:
+def _read_internlm3(config: Config) -> Table:
     """Reads InternLM3: `qkv_bias` and `bias` must be equal, because Llama's class has both or neither."""
     bias = config.flag("attention_bias")
     config.require("mlp_bias", bias)
-    return llama_like(config, attention(config, **biases(bias, *QKVO)), bias)
+    return llama_decoder(config, attention(config, **biases(bias, *QKVO)), bias)
 
 
-def _iquestcoder(config: Config) -> Table:
+def _read_iquestcoder(config: Config) -> Table:
     if config.has("use_sliding_window"):
         config.require("use_sliding_window", False)
     if config.has("clip_qkv"):
         config.require("clip_qkv", None)
-    return llama_like(
+    return llama_decoder(
         config, attention(config, **biases(config.flag("attention_bias"), *QKVO)), config.flag("mlp_bias")
     )
 
 
 FAMILIES = {
-    "internlm3": Family(_internlm3, aliases={"attention_bias": "qkv_bias", "mlp_bias": "bias"}),
-    "iquestcoder": Family(_iquestcoder, ignored_fields=frozenset({"max_window_layers"})),
+    "internlm3": Family(_read_internlm3, aliases={"attention_bias": "qkv_bias", "mlp_bias": "bias"}),
+    "iquestcoder": Family(_read_iquestcoder, ignored_fields=frozenset({"max_window_layers"})),
 }

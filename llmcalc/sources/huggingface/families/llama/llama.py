@@ -19,23 +19,23 @@ from ...parts import (
     layer_pattern,
     layer_table,
     listed_kinds,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
     sliding_stack,
 )
 from ...writes import WINDOW
 
 
-def llama_like(
-    config: Config, mixer: Table, mlp_bias: bool = False, by_layer: bool = False, network: Table | None = None
+def llama_decoder(
+    config: Config, mixer: Table, mlp_bias: bool = False, by_layer: bool = False, ffn: Table | None = None
 ) -> Table:
     """Returns a decoder of pre-norm RMSNorm layers with a gated FFN, and optional sliding layers.
 
-    network: the FFN, by default with a bias if `mlp_bias`.
+    ffn: the FFN, by default with a bias if `mlp_bias`.
     by_layer: whether `layer_types` counts although the family has no default for it.
     """
     norm = rmsnorm(config.number("rms_norm_eps"))
-    block = layer_table(mixer, network or glu(config, mlp_bias), norm)
+    block = layer_table(mixer, ffn or glu(config, mlp_bias), norm)
     return decoder(config, block, norm, stack=sliding_variants(config, by_layer))
 
 
@@ -55,38 +55,40 @@ def sliding_variants(config: Config, by_layer: bool = False) -> Table:
         layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, layer_kinds)
     if window is None or not uses_window:
         return {}
-    variants: Table = {"full": {}, "sliding": {"attention": {"sliding_window": window}}}
+    layer_variants: Table = {"full": {}, "sliding": {"attention": {"sliding_window": window}}}
     return {
-        "variants": {name: variant for name, variant in variants.items() if name in layer_kinds},
+        "variants": {kind: variant for kind, variant in layer_variants.items() if kind in layer_kinds},
         **layer_pattern(layer_kinds),
     }
 
 
-def _llama(config: Config) -> Table:
-    return llama_like(
+def _read_llama(config: Config) -> Table:
+    return llama_decoder(
         config, attention(config, **biases(config.flag("attention_bias"), *QKVO)), config.flag("mlp_bias")
     )
 
 
-def _mistral(config: Config) -> Table:
+def _read_mistral(config: Config) -> Table:
     """Reads Mistral. A config with `layer_types` is read as Ministral, as `AutoConfig` does."""
-    return llama_like(config, attention(config), by_layer=config.data.get("layer_types") is not None)
+    return llama_decoder(config, attention(config), by_layer=config.data.get("layer_types") is not None)
 
 
-def _qwen2(config: Config) -> Table:
-    return llama_like(config, attention(config, **biases(True, *QKV)))
+def _read_qwen2(config: Config) -> Table:
+    return llama_decoder(config, attention(config, **biases(True, *QKV)))
 
 
-def _qwen3(config: Config) -> Table:
-    return llama_like(
+def _read_qwen3(config: Config) -> Table:
+    return llama_decoder(
         config,
         attention(
-            config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(rmsnorm(config.number("rms_norm_eps")))
+            config,
+            **biases(config.flag("attention_bias"), *QKVO),
+            **qk_norm_fields(rmsnorm(config.number("rms_norm_eps"))),
         ),
     )
 
 
-def _cwm(config: Config) -> Table:
+def _read_cwm(config: Config) -> Table:
     """Reads Code World Model, where every fourth layer from the first has full attention."""
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     block = layer_table(attention(config), glu(config, config.flag("mlp_bias")), norm)
@@ -98,13 +100,15 @@ def _cwm(config: Config) -> Table:
 
 FAMILIES = {
     "llama": Family(
-        _llama,
+        _read_llama,
         ignored_fields=field_names(
             "activation is_llama_config neftune_noise_alpha pixel_shuffle_factor rope_interleaved use_resampler"
         ),
     ),
-    "mistral": Family(_mistral, field_writers=WINDOW),
-    "qwen2": Family(_qwen2, {"head_dim": None}, frozenset({"dual_chunk_attention_config", "is_causal", "use_mrope"})),
-    "qwen3": Family(_qwen3),
-    "cwm": Family(_cwm),
+    "mistral": Family(_read_mistral, field_writers=WINDOW),
+    "qwen2": Family(
+        _read_qwen2, {"head_dim": None}, frozenset({"dual_chunk_attention_config", "is_causal", "use_mrope"})
+    ),
+    "qwen3": Family(_read_qwen3),
+    "cwm": Family(_read_cwm),
 }

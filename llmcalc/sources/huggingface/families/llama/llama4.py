@@ -23,7 +23,7 @@ from ...parts import (
     layer_table,
     listed_kinds,
     moe,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
 )
 
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 KINDS = {"chunked_attention": "chunked", "full_attention": "full"}
 
 
-def _llama4_text(config: Config) -> Table:
+def _read_llama4_text(config: Config) -> Table:
     """Reads Llama 4's text model: QK-norm has no weights and exists only in layers with RoPE."""
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
     rope_fields: Table = {"position": mixer.pop("position")}
     if config.flag("use_qk_norm"):
-        rope_fields |= qk_norm(rmsnorm(config.number("rms_norm_eps"), weight=False), order="after_rope")
-    positions = ["rope" if has_rope else "nope" for has_rope in _rope_flags(config, depth)]
+        rope_fields |= qk_norm_fields(rmsnorm(config.number("rms_norm_eps"), weight=False), norm_order="after_rope")
+    position_kinds = ["rope" if has_rope else "nope" for has_rope in _rope_flags(config, depth)]
     attention_kinds = listed_kinds(
-        config, "layer_types", KINDS, ["chunked" if position == "rope" else "full" for position in positions]
+        config, "layer_types", KINDS, ["chunked" if position == "rope" else "full" for position in position_kinds]
     )
     chunk = (
         {}
@@ -74,32 +74,34 @@ def _llama4_text(config: Config) -> Table:
         if expert_layers
         else {}
     )
-    networks = ["moe" if i in expert_layers else "dense" for i in range(depth)]
+    ffn_kinds = ["moe" if i in expert_layers else "dense" for i in range(depth)]
     block = layer_table(mixer, glu(config, width=config.size("intermediate_size_mlp")), norm)
     layer_kinds = [
         f"{attention_range}_{position_kind}"
-        for attention_range, position_kind in zip(attention_kinds, positions, strict=True)
+        for attention_range, position_kind in zip(attention_kinds, position_kinds, strict=True)
     ]
     return decoder(
         config,
         block,
         norm,
         stack=combined_kinds(
-            (layer_kinds, kinds_of_attention), (networks, {"dense": {}, "moe": {"feed_forward": experts}})
+            (layer_kinds, kinds_of_attention), (ffn_kinds, {"dense": {}, "moe": {"feed_forward": experts}})
         ),
     )
 
 
 def _rope_flags(config: Config, depth: int) -> list[int]:
     """Returns 1 for each layer with RoPE and 0 for others; an empty list in the config means the default."""
-    flags, interval = config.get("no_rope_layers"), config.size("no_rope_layer_interval")
-    ropes = config.sizes("no_rope_layers") if flags else [int((i + 1) % interval != 0) for i in range(depth)]
-    if len(ropes) != depth:
-        raise config.error("no_rope_layers", flags, f"{depth} times 0 or 1 (the list has {len(ropes)})")
-    return ropes
+    listed_flags, nope_interval = config.get("no_rope_layers"), config.size("no_rope_layer_interval")
+    rope_flags = (
+        config.sizes("no_rope_layers") if listed_flags else [int((i + 1) % nope_interval != 0) for i in range(depth)]
+    )
+    if len(rope_flags) != depth:
+        raise config.error("no_rope_layers", listed_flags, f"{depth} times 0 or 1 (the list has {len(rope_flags)})")
+    return rope_flags
 
 
-def _qk_normed(config_values: ConfigValues) -> bool:
+def _has_qk_norm(config_values: ConfigValues) -> bool:
     return any(isinstance(mixer, Attention) and mixer.qk_norm is not None for mixer in config_values.mixers)
 
 
@@ -113,13 +115,13 @@ EVERY_EXPERT = Deviation(
 
 FAMILIES = {
     "llama4_text": Family(
-        _llama4_text,
+        _read_llama4_text,
         ignored_fields=frozenset({"for_llm_compressor"}),
         field_writers={
             "intermediate_size": lambda s: s.moe.expert.intermediate_size,
             "intermediate_size_mlp": lambda s: s.network.intermediate_size,
             "moe_layers": lambda s: s.expert_layers(),
-            "use_qk_norm": _qk_normed,
+            "use_qk_norm": _has_qk_norm,
         },
         deviations=(EVERY_EXPERT,),
         modules={"mlp": "feed_forward"},

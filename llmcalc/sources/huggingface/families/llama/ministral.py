@@ -10,15 +10,15 @@ from ...family import Family
 from ...parts import Table, attention, decoder, glu, layer_table, rmsnorm, sliding_stack
 
 
-def _ministral(config: Config) -> Table:
+def _read_ministral(config: Config) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     block = layer_table(attention(config), glu(config), norm)
     return decoder(config, block, norm, stack=sliding_stack(config, ["sliding"] * config.size("num_hidden_layers")))
 
 
 FAMILIES = {
-    "ministral": Family(_ministral),
-    "ministral3": Family(_ministral, {"layer_types": None}),
+    "ministral": Family(_read_ministral),
+    "ministral3": Family(_read_ministral, {"layer_types": None}),
     "mistral3": Family(
         None,
         text_type="mistral",

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family, module_names
-from ...parts import Table, attention, decoder, glu, layer_pattern, layer_table, qk_norm, rmsnorm
+from ...parts import Table, attention, decoder, glu, layer_pattern, layer_table, qk_norm_fields, rmsnorm
 
 IMAGE_TOKENS = 8
 """Rows of the embedding beyond the vocabulary, which the class adds."""
 
 
-def _mllama_text_model(config: Config) -> Table:
+def _read_mllama_text_model(config: Config) -> Table:
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     layers = config.get("cross_attention_layers")
     cross_layers = {3, 8, 13, 18, 23, 28, 33, 38} if layers is None else {*config.sizes("cross_attention_layers")}
     mixer = attention(config, head_dim=None)
     layer: Table = layer_table(mixer, glu(config), norm)
-    image_layer: Table = {"type": "gated_cross", "attention": {"position": "none", **qk_norm(norm)}}
+    image_layer: Table = {"type": "gated_cross", "attention": {"position": "none", **qk_norm_fields(norm)}}
     layer_kinds = ["image" if i in cross_layers else "block" for i in range(depth)]
     if "image" in layer_kinds:
         config.notes.append(
@@ -39,7 +39,7 @@ FAMILIES = {
         uncounted_encoders={"vision_config": "mllama_vision_model"},
     ),
     "mllama_text_model": Family(
-        _mllama_text_model,
+        _read_mllama_text_model,
         modules=module_names("mllama_text_model"),
         dropout_fields={"attention": "dropout"},
     ),

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import QKV, Table, attention, biases, decoder, glu, layer_table, qk_norm, rmsnorm
+from ...parts import QKV, Table, attention, biases, decoder, glu, layer_table, qk_norm_fields, rmsnorm
 
 
-def _molmo2_text(config: Config) -> Table:
+def _read_molmo2_text(config: Config) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
-    scope = config.choice({"qwen3": "head", "olmo": "projection"}, "qk_norm_type")
-    mixer = attention(config, **biases(config.flag("attention_bias"), *QKV), **qk_norm(norm, scope))
+    norm_scope = config.choice({"qwen3": "head", "olmo": "projection"}, "qk_norm_type")
+    mixer = attention(config, **biases(config.flag("attention_bias"), *QKV), **qk_norm_fields(norm, norm_scope))
     block = layer_table(mixer, glu(config), norm, "output" if config.flag("norm_after") else "pre")
     further_rows = config.count("additional_vocab_size") or None
     return decoder(config, block, norm, additional_vocab_size=further_rows)
@@ -29,7 +29,7 @@ FAMILIES = {
         uncounted_encoders={"vision_config": "molmo2_vision", "adapter_config": "molmo2_adapter"},
     ),
     "molmo2_text": Family(
-        _molmo2_text,
+        _read_molmo2_text,
         modules={"self_attn_post_norm": "input_layernorm", "mlp_post_norm": "post_attention_layernorm"},
         earlier_names={
             **{f"self_attn.{leaf}": "self_attn.att_proj" for leaf in ("q_proj", "k_proj", "v_proj")},

@@ -15,19 +15,19 @@ from ...parts import (
     attention,
     biases,
     decoder,
-    every_nth_full,
     glu,
+    kinds_with_nth_full,
     layer_table,
     layernorm,
     moe,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
     sliding_stack,
 )
 from ...writes import UNPADDED
 
 
-def _olmo(config: Config) -> Table:
+def _read_olmo(config: Config) -> Table:
     norm = layernorm(1e-5, weight=False, float32_product=True)
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
     return decoder(config, layer_table(mixer, glu(config), norm), norm)
@@ -38,17 +38,17 @@ def _decoder_with_qk_norm(
 ) -> Table:
     """Returns RMSNorm layers with QK-norm over the full projection. float32_product: as in `Norm`, but for OLMoE."""
     norm = rmsnorm(config.number("rms_norm_eps"), **biases(float32_product, "float32_product"))
-    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm, "projection"))
+    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm, "projection"))
     return decoder(config, layer_table(mixer, feed_forward, norm, placement), norm, stack=stack)
 
 
-def _olmo2(config: Config) -> Table:
+def _read_olmo2(config: Config) -> Table:
     return _decoder_with_qk_norm(config, glu(config), "output")
 
 
-def _olmo3(config: Config) -> Table:
+def _read_olmo3(config: Config) -> Table:
     return _decoder_with_qk_norm(
-        config, glu(config), "output", sliding_stack(config, every_nth_full(config.size("num_hidden_layers"), 4))
+        config, glu(config), "output", sliding_stack(config, kinds_with_nth_full(config.size("num_hidden_layers"), 4))
     )
 
 
@@ -56,20 +56,20 @@ def _routed_experts(config: Config) -> Table:
     return moe(config.size("num_experts", "num_local_experts"), config.size("num_experts_per_tok"), glu(config))
 
 
-def _olmoe(config: Config) -> Table:
+def _read_olmoe(config: Config) -> Table:
     return _decoder_with_qk_norm(config, _routed_experts(config), "pre", float32_product=False)
 
 
-def _flex_olmo(config: Config) -> Table:
+def _read_flex_olmo(config: Config) -> Table:
     return _decoder_with_qk_norm(config, _routed_experts(config), "output")
 
 
 IGNORED = frozenset({"clip_qkv", "norm_topk_prob"})
 
 FAMILIES = {
-    "olmo": Family(_olmo, ignored_fields=IGNORED),
-    "olmo2": Family(_olmo2, ignored_fields=IGNORED),
-    "olmo3": Family(_olmo3, ignored_fields=IGNORED),
-    "olmoe": Family(_olmoe, ignored_fields=IGNORED),
-    "flex_olmo": Family(_flex_olmo, ignored_fields=IGNORED, field_writers=UNPADDED),
+    "olmo": Family(_read_olmo, ignored_fields=IGNORED),
+    "olmo2": Family(_read_olmo2, ignored_fields=IGNORED),
+    "olmo3": Family(_read_olmo3, ignored_fields=IGNORED),
+    "olmoe": Family(_read_olmoe, ignored_fields=IGNORED),
+    "flex_olmo": Family(_read_flex_olmo, ignored_fields=IGNORED, field_writers=UNPADDED),
 }

@@ -10,16 +10,16 @@ from __future__ import annotations
 from ...config import Config
 from ...family import Family, field_names, module_names
 from ...parts import Table, attention, fused_glu
-from .llama import llama_like
+from .llama import llama_decoder
 
 
-def _phi4_multimodal(config: Config) -> Table:
-    return llama_like(config, attention(config, fused_qkv=True), network=fused_glu(config))
+def _read_phi4_multimodal(config: Config) -> Table:
+    return llama_decoder(config, attention(config, fused_qkv=True), ffn=fused_glu(config))
 
 
 FAMILIES = {
     "phi4_multimodal": Family(
-        _phi4_multimodal,
+        _read_phi4_multimodal,
         {"head_dim": None},
         field_names(
             """

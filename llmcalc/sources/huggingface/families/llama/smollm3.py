@@ -23,7 +23,7 @@ from ...parts import (
     layer_table,
     listed_kinds,
     mlp,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
 )
 from ...writes import UNPADDED
@@ -37,16 +37,18 @@ def _pre_norm_decoder(
     return decoder(config, layer_table(mixer, feed_forward, norm), norm, stack=stack)
 
 
-def _smollm3(config: Config) -> Table:
+def _read_smollm3(config: Config) -> Table:
     depth = config.size("num_hidden_layers")
     window = config.optional_size("sliding_window")
-    flags = config.get("no_rope_layers")
-    period = config.size("no_rope_layer_interval")
+    rope_flags = config.get("no_rope_layers")
+    nope_period = config.size("no_rope_layer_interval")
     has_rope = (
-        config.sizes("no_rope_layers") if flags is not None else [int((i + 1) % period != 0) for i in range(depth)]
+        config.sizes("no_rope_layers")
+        if rope_flags is not None
+        else [int((i + 1) % nope_period != 0) for i in range(depth)]
     )
     if len(has_rope) < depth:
-        raise config.error("no_rope_layers", flags, f"{depth} times 0 or 1")
+        raise config.error("no_rope_layers", rope_flags, f"{depth} times 0 or 1")
     uses_sliding_window = config.flag("use_sliding_window") and window is not None
     attention_kinds = listed_kinds(
         config,
@@ -54,25 +56,27 @@ def _smollm3(config: Config) -> Table:
         FULL_OR_SLIDING,
         ["full" if has_rope[i] or not uses_sliding_window else "sliding" for i in range(depth)],
     )
-    layer_kinds, variants = [], {}
+    layer_kinds, layer_variants = [], {}
     for i, attention_kind in enumerate(attention_kinds):
-        windows: Table = {"sliding_window": window} if attention_kind == "sliding" and window is not None else {}
-        layer_kinds.append(f"{'sliding' if windows else 'full'}{'' if has_rope[i] else '_no_rope'}")
-        variants[layer_kinds[-1]] = {"attention": {**windows, **({} if has_rope[i] else {"position": "none"})}}
+        window_fields: Table = {"sliding_window": window} if attention_kind == "sliding" and window is not None else {}
+        layer_kinds.append(f"{'sliding' if window_fields else 'full'}{'' if has_rope[i] else '_no_rope'}")
+        layer_variants[layer_kinds[-1]] = {
+            "attention": {**window_fields, **({} if has_rope[i] else {"position": "none"})}
+        }
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
     return _pre_norm_decoder(
-        config, mixer, glu(config, config.flag("mlp_bias")), {"variants": variants, **layer_pattern(layer_kinds)}
+        config, mixer, glu(config, config.flag("mlp_bias")), {"variants": layer_variants, **layer_pattern(layer_kinds)}
     )
 
 
-def _seed_oss(config: Config) -> Table:
+def _read_seed_oss(config: Config) -> Table:
     mixer = attention(
         config, **biases(config.flag("attention_bias"), *QKV), **biases(config.flag("attention_out_bias"), "o_bias")
     )
     return _pre_norm_decoder(config, mixer, glu(config, config.flag("mlp_bias")))
 
 
-def _arcee(config: Config) -> Table:
+def _read_arcee(config: Config) -> Table:
     activation = config.choice(ACTIVATIONS, "hidden_act")
     return _pre_norm_decoder(
         config,
@@ -81,15 +85,15 @@ def _arcee(config: Config) -> Table:
     )
 
 
-def _apertus(config: Config) -> Table:
+def _read_apertus(config: Config) -> Table:
     activation = config.choice({**ACTIVATIONS, "xielu": "xielu"}, "hidden_act")
     mixer = attention(
-        config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(rmsnorm(config.number("rms_norm_eps")))
+        config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(rmsnorm(config.number("rms_norm_eps")))
     )
     return _pre_norm_decoder(config, mixer, mlp(config.size("intermediate_size"), activation, bias=False))
 
 
-def _helium(config: Config) -> Table:
+def _read_helium(config: Config) -> Table:
     """Reads Helium: the class's output projection is hidden_size × hidden_size, regardless of head_dim."""
     config.require(
         "head_dim",
@@ -100,9 +104,9 @@ def _helium(config: Config) -> Table:
 
 
 FAMILIES = {
-    "smollm3": Family(_smollm3, ignored_fields=frozenset({"max_window_layers"}), field_writers=UNPADDED),
+    "smollm3": Family(_read_smollm3, ignored_fields=frozenset({"max_window_layers"}), field_writers=UNPADDED),
     "seed_oss": Family(
-        _seed_oss,
+        _read_seed_oss,
         field_writers={"attention_out_bias": lambda s: s.full_attention.o_bias},
         dropout_fields={
             "attention": "attention_dropout",
@@ -110,11 +114,11 @@ FAMILIES = {
             "feed_forward": "residual_dropout",
         },
     ),
-    "arcee": Family(_arcee),
+    "arcee": Family(_read_arcee),
     "apertus": Family(
-        _apertus,
+        _read_apertus,
         ignored_fields=frozenset({"mlp_bias", "post_norm", "qk_norm"}),
         modules=module_names("apertus"),
     ),
-    "helium": Family(_helium),
+    "helium": Family(_read_helium),
 }

@@ -10,7 +10,7 @@ from ...family import Family, Quirks
 from ...parts import Table, attention, decoder, glu, rmsnorm
 
 
-def _voxtral_realtime_text(config: Config) -> Table:
+def _read_voxtral_realtime_text(config: Config) -> Table:
     norm, window = rmsnorm(config.number("rms_norm_eps")), config.optional_size("sliding_window")
     block = {
         "type": "conditioned",
@@ -46,7 +46,7 @@ FAMILIES = {
         uncounted_encoders={"audio_config": "voxtral_realtime_encoder"},
     ),
     "voxtral_realtime_text": Family(
-        _voxtral_realtime_text,
+        _read_voxtral_realtime_text,
         {"tie_word_embeddings": False},
         quirks=Quirks(further_inputs=lambda config: {"t_cond": (1, config.hidden_size)}),
         modules={"condition": "ada_rms_norm", "condition.in_proj": "linear1", "condition.out_proj": "linear2"},

@@ -12,7 +12,7 @@ from ...family import EVERY, Family, Quirks, module_names
 from ...parts import ACTIVATIONS, Table, architecture, attention, decoder, float32_rmsnorm, layer_table
 
 
-def _moshi(config: Config) -> Table:
+def _read_moshi(config: Config) -> Table:
     """Reads Moshi's main decoder, whose untied embedding table has one token more than the output head."""
     config.fields_read.add("tie_word_embeddings")
     if not architecture(config).endswith(("ForCausalLM", "MoshiModel")):
@@ -20,8 +20,8 @@ def _moshi(config: Config) -> Table:
     return {**_sliding_decoder(config), "tie_word_embeddings": False, "additional_vocab_size": 1}
 
 
-def _kyutai_speech_to_text(config: Config) -> Table:
-    """Reads the decoder, whose embedding table has text tokens, all codebooks' tokens, and a padding token."""
+def _read_kyutai_speech_to_text(config: Config) -> Table:
+    """Reads Kyutai's decoder, whose embedding table has text tokens, all codebooks' tokens, and a padding token."""
     config.require("tie_word_embeddings", False)
     codebooks = config.size("num_codebooks")
     config.notes.append(
@@ -33,14 +33,14 @@ def _kyutai_speech_to_text(config: Config) -> Table:
 
 def _sliding_decoder(config: Config) -> Table:
     """Returns the decoder: Llama's layers with a sliding window; half of `ffn_dim` is the FFN's gate."""
-    norm, width = float32_rmsnorm(config.number("rms_norm_eps")), config.size("ffn_dim")
+    norm, ffn_width = float32_rmsnorm(config.number("rms_norm_eps")), config.size("ffn_dim")
     config.quotient("num_attention_heads", config.size("hidden_size"), config.size("num_attention_heads"))
-    if width % 2:
-        raise config.error("ffn_dim", width, "an even number")
+    if ffn_width % 2:
+        raise config.error("ffn_dim", ffn_width, "an even number")
     window = config.optional_size("sliding_window")
     block = layer_table(
         attention(config, sliding_window=window),
-        {"intermediate_size": width // 2, "hidden_act": config.choice(ACTIVATIONS, "hidden_act"), "gated": True},
+        {"intermediate_size": ffn_width // 2, "hidden_act": config.choice(ACTIVATIONS, "hidden_act"), "gated": True},
         norm,
     )
     return decoder(config, block, norm)
@@ -48,7 +48,7 @@ def _sliding_decoder(config: Config) -> Table:
 
 FAMILIES = {
     "moshi": Family(
-        _moshi,
+        _read_moshi,
         tower_class_prefixes="MoshiForConditionalGeneration",
         uncounted_encoders={"audio_encoder_config": "mimi", "depth_decoder_config": "moshi_depth"},
         uncounted_modules="embed_tokens.* + audio_encoder + depth_decoder",
@@ -56,7 +56,7 @@ FAMILIES = {
         modules=module_names("moshi"),
     ),
     "kyutai_speech_to_text": Family(
-        _kyutai_speech_to_text,
+        _read_kyutai_speech_to_text,
         ignored_fields=frozenset({"frame_size"}),
         tower_class_prefixes="KyutaiSpeechToTextForConditionalGeneration",
         uncounted_encoders={"codec_config": "mimi"},

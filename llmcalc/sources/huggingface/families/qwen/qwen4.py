@@ -26,7 +26,7 @@ from ...parts import (
     listed_kinds,
     moe,
     offset_rmsnorm,
-    qk_norm,
+    qk_norm_fields,
     rope,
     stack_of_layers,
 )
@@ -43,7 +43,7 @@ MOST_TABLES, LARGEST_TABLE = 256, 2**32
 """The most rows that a token looks up in all layers, and the largest table of one of them: primes are searched."""
 
 
-def _qwen4(config: Config) -> Table:
+def _read_qwen4(config: Config) -> Table:
     depth, streams, rank = config.size("num_hidden_layers"), config.size("hc_count"), config.size("hc_lowrank")
     norm, has_bias = offset_rmsnorm(config.number("rms_norm_eps")), config.flag("attention_bias")
     full_attention: Table = {
@@ -54,7 +54,7 @@ def _qwen4(config: Config) -> Table:
             output_gate={"per": "element", "bias": has_bias},
             block_indexer=_indexer(config, norm),
             **biases(has_bias, *QKVO),
-            **qk_norm(norm),
+            **qk_norm_fields(norm),
         ),
     }
     experts = moe(
@@ -73,17 +73,19 @@ def _qwen4(config: Config) -> Table:
         "hc_mult": streams,
         "hc_lowrank": rank,
     }
-    period = config.size("full_attention_interval")
+    full_period = config.size("full_attention_interval")
     layer_kinds = listed_kinds(
-        config, "layer_types", KINDS, ["full" if (i + 1) % period == 0 else "linear" for i in range(depth)]
+        config, "layer_types", KINDS, ["full" if (i + 1) % full_period == 0 else "linear" for i in range(depth)]
     )
-    inputs = _ngram_inputs(config, norm, streams)
+    ngram_inputs = _ngram_inputs(config, norm, streams)
     layers: list[tuple[str, Table]] = []
     for i, layer_kind in enumerate(layer_kinds):
-        if i + 1 in inputs and layer_kind == "full":
-            raise config.error("ple_layer_ids", sorted(inputs), "numbers of layers with linear attention")
-        changes: Table = {"attention": full_attention} if layer_kind == "full" else {}
-        layers.append((layer_kind + ("_ngrams" if i + 1 in inputs else ""), changes | inputs.get(i + 1, {})))
+        if i + 1 in ngram_inputs and layer_kind == "full":
+            raise config.error("ple_layer_ids", sorted(ngram_inputs), "numbers of layers with linear attention")
+        layer_changes: Table = {"attention": full_attention} if layer_kind == "full" else {}
+        layers.append(
+            (layer_kind + ("_ngrams" if i + 1 in ngram_inputs else ""), layer_changes | ngram_inputs.get(i + 1, {}))
+        )
     shared_fields: Table = {"hc_mult": streams, "hc_lowrank": rank, "norm": norm}
     stack = {**stack_of_layers(layers), "streams": {"type": "gated_streams", **shared_fields}}
     return decoder(config, block, None, stack=stack)
@@ -92,54 +94,56 @@ def _qwen4(config: Config) -> Table:
 def _indexer(config: Config, norm: Table) -> Table:
     """Returns the indexer, which every layer with attention has."""
     config.require("indexer_kv_heads", 1)
-    budget, compression_ratio = config.size("indexer_budget"), config.size("indexer_compress_ratio")
-    if budget % compression_ratio:
-        raise config.error("indexer_budget", budget, f"a multiple of indexer_compress_ratio {compression_ratio}")
+    token_budget, compression_ratio = config.size("indexer_budget"), config.size("indexer_compress_ratio")
+    if token_budget % compression_ratio:
+        raise config.error("indexer_budget", token_budget, f"a multiple of indexer_compress_ratio {compression_ratio}")
     return {
         "type": "mean_indexer",
         "index_n_heads": config.size("indexer_n_heads"),
         "index_head_dim": config.size("indexer_head_dim"),
         "index_block_size": compression_ratio,
-        "index_topk_blocks": budget // compression_ratio,
+        "index_topk_blocks": token_budget // compression_ratio,
         "norm": norm,
     }
 
 
-def _ngram_inputs(config: Config, norm: Table, streams: int) -> dict[int, Table]:
+def _ngram_inputs(config: Config, norm: Table, stream_count: int) -> dict[int, Table]:
     """Returns the n-gram embeddings by layer number, counted from 1."""
     listed_layers = config.get("ple_layer_ids")
-    numbers = [] if listed_layers is None else sorted({*config.sizes("ple_layer_ids")})
+    layer_numbers = [] if listed_layers is None else sorted({*config.sizes("ple_layer_ids")})
     longest_ngram, heads_per_ngram = config.size("ngram_size"), config.size("heads_per_ngram")
-    width, heads = (
+    ngram_width, heads = (
         config.optional_size("ple_embed_dim") or config.size("hidden_size"),
         (longest_ngram - 1) * heads_per_ngram,
     )
-    least, divisor = config.size("ngram_vocab_size_base"), config.size("make_ngram_vocab_size_divisible_by")
+    least_prime, row_divisor = config.size("ngram_vocab_size_base"), config.size("make_ngram_vocab_size_divisible_by")
     kernel_size = config.size("ple_conv_kernel_size")
-    if not numbers:
+    if not layer_numbers:
         return {}
-    if numbers[-1] > config.size("num_hidden_layers"):
-        raise config.error("ple_layer_ids", numbers, "numbers of layers, from 1 to num_hidden_layers")
-    if heads < 1 or width % heads:
-        raise config.error("ple_embed_dim", width, f"a multiple of (ngram_size - 1) · heads_per_ngram = {heads}")
-    if heads * len(numbers) > MOST_TABLES or least > LARGEST_TABLE:
-        raise config.error("ngram_vocab_size_base", least, f"at most {LARGEST_TABLE}, and {MOST_TABLES} hashed heads")
-    primes = list(islice(filter(_is_prime, count(least)), heads * len(numbers)))
-    inputs = {}
-    for i, layer_number in enumerate(numbers):
-        rows = ceil_div(sum(primes[i * heads : (i + 1) * heads]), divisor) * divisor
-        inputs[layer_number] = {
+    if layer_numbers[-1] > config.size("num_hidden_layers"):
+        raise config.error("ple_layer_ids", layer_numbers, "numbers of layers, from 1 to num_hidden_layers")
+    if heads < 1 or ngram_width % heads:
+        raise config.error("ple_embed_dim", ngram_width, f"a multiple of (ngram_size - 1) · heads_per_ngram = {heads}")
+    if heads * len(layer_numbers) > MOST_TABLES or least_prime > LARGEST_TABLE:
+        raise config.error(
+            "ngram_vocab_size_base", least_prime, f"at most {LARGEST_TABLE}, and {MOST_TABLES} hashed heads"
+        )
+    table_primes = list(islice(filter(_is_prime, count(least_prime)), heads * len(layer_numbers)))
+    ngram_inputs = {}
+    for i, layer_number in enumerate(layer_numbers):
+        ngram_rows = ceil_div(sum(table_primes[i * heads : (i + 1) * heads]), row_divisor) * row_divisor
+        ngram_inputs[layer_number] = {
             "ngram_input": {
-                "ngram_rows": rows,
+                "ngram_rows": ngram_rows,
                 "ngram_heads": heads,
-                "ngram_head_dim": width // heads,
-                "streams": streams,
+                "ngram_head_dim": ngram_width // heads,
+                "streams": stream_count,
                 "conv_kernel_size": kernel_size,
                 "dilation": longest_ngram,
                 "norm": norm,
             }
         }
-    return inputs
+    return ngram_inputs
 
 
 def _is_prime(number: int) -> bool:
@@ -151,8 +155,8 @@ class _VisibleBlocks(EntryScores):
     """The indexer's scores of only the complete blocks before each token."""
 
     def pairs(self, run_config: RunConfig) -> Any:
-        past = run_config.past_rows(self.rows)
-        return self.visible_pairs(past + run_config.new_rows(self.rows)) - self.visible_pairs(past)
+        past_rows = run_config.past_rows(self.rows)
+        return self.visible_pairs(past_rows + run_config.new_rows(self.rows)) - self.visible_pairs(past_rows)
 
 
 def _visible_blocks(op: Op) -> Op:
@@ -177,8 +181,10 @@ def _indexer_of(config_values: ConfigValues) -> Any:
 
 
 def _ngram_parts(config_values: ConfigValues) -> dict[int, Any]:
-    parts = {i + 1: getattr(layer, "ngram_input", None) for i, layer in enumerate(config_values.layers)}
-    return {layer_number: part for layer_number, part in parts.items() if part is not None}
+    input_by_layer = {i + 1: getattr(layer, "ngram_input", None) for i, layer in enumerate(config_values.layers)}
+    return {
+        layer_number: ngram_input for layer_number, ngram_input in input_by_layer.items() if ngram_input is not None
+    }
 
 
 MODULES = {
@@ -204,7 +210,7 @@ MODULES = {
 
 FAMILIES = {
     "qwen4_exp_text": Family(
-        _qwen4,
+        _read_qwen4,
         {"full_attention_interval": 4},
         frozenset({"mtp_num_hidden_layers"}),
         field_writers={

@@ -9,22 +9,22 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import QKV, QKVO, Table, attention, biases, qk_norm, rmsnorm
-from ..experts.mixtral import NO_COUNT, OF_ABSENT_LAYERS, qwen_moe
-from ..llama.llama import llama_like
+from ...parts import QKV, QKVO, Table, attention, biases, qk_norm_fields, rmsnorm
+from ..experts.mixtral import NO_COUNT, OF_ABSENT_LAYERS, qwen_moe_decoder
+from ..llama.llama import llama_decoder
 
 
-def _qwen2_5_omni_text(config: Config) -> Table:
-    return llama_like(config, attention(config, **biases(True, *QKV)))
+def _read_qwen2_5_omni_text(config: Config) -> Table:
+    return llama_decoder(config, attention(config, **biases(True, *QKV)))
 
 
-def _qwen3_omni_moe_text(config: Config) -> Table:
+def _read_qwen3_omni_moe_text(config: Config) -> Table:
     """Reads Qwen3-Omni's thinker, whose class would attend to all tokens but cache only those of a window."""
     config.require("sliding_window", None)
     mixer = attention(
-        config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(rmsnorm(config.number("rms_norm_eps")))
+        config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(rmsnorm(config.number("rms_norm_eps")))
     )
-    return qwen_moe(config, config.count("num_experts"), mixer, {})
+    return qwen_moe_decoder(config, config.count("num_experts"), mixer, {})
 
 
 QWEN2_5_ENCODERS = {
@@ -65,7 +65,7 @@ FAMILIES = {
         uncounted_encoders={"talker_config": "qwen2_5_omni_talker", "token2wav_config": "qwen2_5_omni_token2wav"},
     ),
     "qwen2_5_omni_thinker": Family(None, text_type="qwen2_5_omni_text", tower_file="omni", modules=QWEN2_5_ENCODERS),
-    "qwen2_5_omni_text": Family(_qwen2_5_omni_text, {"head_dim": None}),
+    "qwen2_5_omni_text": Family(_read_qwen2_5_omni_text, {"head_dim": None}),
     "qwen3_omni_moe": Family(
         None,
         text_type="qwen3_omni_moe_thinker",
@@ -74,6 +74,6 @@ FAMILIES = {
     ),
     "qwen3_omni_moe_thinker": Family(None, text_type="qwen3_omni_moe_text", tower_file="omni", modules=QWEN3_ENCODERS),
     "qwen3_omni_moe_text": Family(
-        _qwen3_omni_moe_text, {"head_dim": None, "tie_word_embeddings": False}, NO_COUNT | OF_ABSENT_LAYERS
+        _read_qwen3_omni_moe_text, {"head_dim": None, "tie_word_embeddings": False}, NO_COUNT | OF_ABSENT_LAYERS
     ),
 }

@@ -8,28 +8,28 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family, field_names
-from ...parts import QKV, QKVO, Table, attention, biases, qk_norm, rmsnorm
-from ..experts.mixtral import NO_COUNT, OF_ABSENT_LAYERS, qwen_moe
-from ..llama.llama import llama_like
+from ...parts import QKV, QKVO, Table, attention, biases, qk_norm_fields, rmsnorm
+from ..experts.mixtral import NO_COUNT, OF_ABSENT_LAYERS, qwen_moe_decoder
+from ..llama.llama import llama_decoder
 
 
-def _qwen2_vl_text(config: Config) -> Table:
+def _read_qwen2_vl_text(config: Config) -> Table:
     """Reads Qwen2-VL's text model, where the head size is hidden_size / num_attention_heads despite `head_dim`."""
-    return llama_like(config, attention(config, head_dim=None, **biases(True, *QKV)))
+    return llama_decoder(config, attention(config, head_dim=None, **biases(True, *QKV)))
 
 
 def _qwen3(config: Config) -> Table:
     return attention(
-        config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(rmsnorm(config.number("rms_norm_eps")))
+        config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(rmsnorm(config.number("rms_norm_eps")))
     )
 
 
-def _qwen3_vl_text(config: Config) -> Table:
-    return llama_like(config, _qwen3(config))
+def _read_qwen3_vl_text(config: Config) -> Table:
+    return llama_decoder(config, _qwen3(config))
 
 
-def qwen3_vl_moe_text(config: Config) -> Table:
-    return qwen_moe(config, config.count("num_experts", "num_local_experts"), _qwen3(config), {})
+def read_qwen3_vl_moe_text(config: Config) -> Table:
+    return qwen_moe_decoder(config, config.count("num_experts", "num_local_experts"), _qwen3(config), {})
 
 
 OF_WRAPPER = field_names(
@@ -41,11 +41,11 @@ OF_WRAPPER = field_names(
 
 FAMILIES = {
     "qwen2_vl": Family(None, text_type="qwen2_vl_text", tying_source="either", tower_file="qwen"),
-    "qwen2_vl_text": Family(_qwen2_vl_text, {"head_dim": None, "tie_word_embeddings": False}, OF_WRAPPER),
+    "qwen2_vl_text": Family(_read_qwen2_vl_text, {"head_dim": None, "tie_word_embeddings": False}, OF_WRAPPER),
     "qwen2_5_vl": Family(None, text_type="qwen2_5_vl_text", tying_source="either", tower_file="qwen"),
-    "qwen2_5_vl_text": Family(_qwen2_vl_text, {"head_dim": None, "tie_word_embeddings": False}, OF_WRAPPER),
+    "qwen2_5_vl_text": Family(_read_qwen2_vl_text, {"head_dim": None, "tie_word_embeddings": False}, OF_WRAPPER),
     "qwen3_vl": Family(None, text_type="qwen3_vl_text", tower_file="qwen"),
-    "qwen3_vl_text": Family(_qwen3_vl_text, {"tie_word_embeddings": False}),
+    "qwen3_vl_text": Family(_read_qwen3_vl_text, {"tie_word_embeddings": False}),
     "qwen3_vl_moe": Family(None, text_type="qwen3_vl_moe_text", tower_file="qwen"),
-    "qwen3_vl_moe_text": Family(qwen3_vl_moe_text, ignored_fields=NO_COUNT | OF_ABSENT_LAYERS),
+    "qwen3_vl_moe_text": Family(read_qwen3_vl_moe_text, ignored_fields=NO_COUNT | OF_ABSENT_LAYERS),
 }

@@ -29,7 +29,7 @@ from ...parts import (
     moe,
     offset_rmsnorm,
     prediction,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
     rope,
     stack_of_kinds,
@@ -41,7 +41,7 @@ from .mamba import layer_interval, layers_of_kind
 LINEAR_OR_FULL = {"linear_attention": "linear", "full_attention": "full"}
 
 
-def gated_delta_net(config: Config, **fields: Any) -> Table:
+def gated_delta_net(config: Config, **mixer_fields: Any) -> Table:
     size_fields = (
         "linear_num_key_heads",
         "linear_num_value_heads",
@@ -51,9 +51,9 @@ def gated_delta_net(config: Config, **fields: Any) -> Table:
     )
     return {
         "type": "gated_delta_net",
-        **{name: config.size(name) for name in size_fields if name not in fields},
+        **{field_name: config.size(field_name) for field_name in size_fields if field_name not in mixer_fields},
         "norm_eps": config.number("rms_norm_eps"),
-        **fields,
+        **mixer_fields,
     }
 
 
@@ -70,16 +70,16 @@ def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
         position=rope(config, 0.25),
         output_gate={"per": "element", "bias": has_bias},
         **biases(has_bias, *QKVO),
-        **qk_norm(norm),
+        **qk_norm_fields(norm),
     )
     mixers: Table = {"linear": gated_delta_net(config), "full": {"type": "attention", **full_attention}}
-    networks: Table = {}
+    ffns_by_kind: Table = {}
     if not all(expert_flags):
-        networks[""] = {"type": "mlp", **glu(config)}
+        ffns_by_kind[""] = {"type": "mlp", **glu(config)}
     if any(expert_flags):
         shared_expert = glu(config, width=config.size("shared_expert_intermediate_size"))
         expert = glu(config, width=config.size("moe_intermediate_size"))
-        networks["_moe"] = moe(
+        ffns_by_kind["_moe"] = moe(
             config.size("num_experts"),
             config.size("num_experts_per_tok"),
             expert,
@@ -87,10 +87,12 @@ def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
             shared_expert_gate=True,
         )
     layer_tables = {
-        mixer + network: layer_table(mixers[mixer], networks[network], norm) for mixer in mixers for network in networks
+        mixer + ffn_kind: layer_table(mixers[mixer], ffns_by_kind[ffn_kind], norm)
+        for mixer in mixers
+        for ffn_kind in ffns_by_kind
     }
-    period = config.size("full_attention_interval")
-    default_kinds = ["linear" if (i + 1) % period else "full" for i in range(depth)]
+    attention_period = config.size("full_attention_interval")
+    default_kinds = ["linear" if (i + 1) % attention_period else "full" for i in range(depth)]
     mixer_kinds = listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_kinds)
     layer_kinds = [
         layer_kind + ("_moe" if experts else "") for layer_kind, experts in zip(mixer_kinds, expert_flags, strict=True)
@@ -102,7 +104,7 @@ def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
 def _prediction_module(config: Config, layer_kinds: list[str]) -> Table:
     """Returns Qwen's multi-token prediction: one module with a full-attention layer."""
     layers = config.count("mtp_num_hidden_layers") if config.has("mtp_num_hidden_layers") else 0
-    full_kind = next((name for name in reversed(layer_kinds) if name.startswith("full")), None)
+    full_kind = next((layer_kind for layer_kind in reversed(layer_kinds) if layer_kind.startswith("full")), None)
     if layers != 1 or full_kind is None or config.head != "lm":
         return {}
     return {
@@ -114,7 +116,7 @@ def _prediction_module(config: Config, layer_kinds: list[str]) -> Table:
     }
 
 
-def _qwen3_next(config: Config) -> Table:
+def _read_qwen3_next(config: Config) -> Table:
     dense_indices, expert_interval = config.get("mlp_only_layers"), config.size("decoder_sparse_step")
     dense_layers = set() if dense_indices is None else set(config.sizes("mlp_only_layers"))
     experts = config.count("num_experts") > 0
@@ -127,11 +129,11 @@ def _qwen3_next(config: Config) -> Table:
     )
 
 
-def _qwen3_5(config: Config) -> Table:
+def _read_qwen3_5(config: Config) -> Table:
     return _qwen_decoder(config, [False] * config.size("num_hidden_layers"))
 
 
-def _qwen3_5_moe(config: Config) -> Table:
+def _read_qwen3_5_moe(config: Config) -> Table:
     return _qwen_decoder(config, [True] * config.size("num_hidden_layers"))
 
 
@@ -144,38 +146,40 @@ OUTSIDE = {
 """
 
 
-def linear_attention_config(config: Config, defaults: Table | None = None) -> Config:
+def linear_attention_config(config: Config, field_defaults: Table | None = None) -> Config:
     """Returns Kimi Linear's table `linear_attn_config`, from its place or from renamed top-level fields.
 
-    defaults: the defaults of further fields.
+    field_defaults: the defaults of further fields.
     """
     stated_config = config.table("linear_attn_config") if config.has("linear_attn_config") else {}
     config.fields_read.update(OUTSIDE.values())
-    outside = {name: config.size(field) for name, field in OUTSIDE.items() if name not in stated_config}
+    outer_fields = {
+        linear_field: config.size(field) for linear_field, field in OUTSIDE.items() if linear_field not in stated_config
+    }
     location = f"{config.location}linear_attn_config."
-    return Config(stated_config, {**outside, **(defaults or {})}, config.model_type, location=location)
+    return Config(stated_config, {**outer_fields, **(field_defaults or {})}, config.model_type, location=location)
 
 
-def _kimi_linear(config: Config) -> Table:
+def _read_kimi_linear(config: Config) -> Table:
     config.require("moe_layer_freq", 1)
     linear_config = linear_attention_config(config)
-    table = latent_decoder(
+    model_fields = latent_decoder(
         config,
         kda(config, linear_config),
         latent_attention(config, mla_use_nope=True),
         kimi_mixers(config, linear_config, config.size("num_hidden_layers")),
     )
     linear_config.finish(frozenset(), config)
-    return {**table, **prediction(config)}
+    return {**model_fields, **prediction(config)}
 
 
-def _bailing_hybrid(config: Config) -> Table:
+def _read_bailing_hybrid(config: Config) -> Table:
     """Reads Ling 3 as in transformers, without query compression."""
     config.require("q_lora_rank", None)
-    return ling_3(config)
+    return read_ling_3(config)
 
 
-def ling_3(config: Config) -> Table:
+def read_ling_3(config: Config) -> Table:
     """Reads Ling 3: full-rank gates and gated latent attention; a latent-attention layer ends each group.
 
     Linear attention has the sizes of the model, unless the config has separate fields for them.
@@ -185,12 +189,14 @@ def ling_3(config: Config) -> Table:
         "head_dim": config.size("linear_head_dim", "head_dim"),
         "short_conv_kernel_size": config.size("linear_conv_kernel_dim", "short_conv_kernel_size"),
     }
-    period = config.size("layer_group_size")
-    bound = (
+    attention_period = config.size("layer_group_size")
+    lower_bound = (
         {"kda_lower_bound": config.number("kda_lower_bound", minimum=-LARGEST)} if config.flag("kda_safe_gate") else {}
     )
-    linear_attention = kda(config, Config(linear_fields, {}, config.model_type), low_rank_gates=False, **bound)
-    default_kinds = ["linear" if (i + 1) % period else "full" for i in range(config.size("num_hidden_layers"))]
+    linear_attention = kda(config, Config(linear_fields, {}, config.model_type), low_rank_gates=False, **lower_bound)
+    default_kinds = [
+        "linear" if (i + 1) % attention_period else "full" for i in range(config.size("num_hidden_layers"))
+    ]
     return latent_decoder(
         config,
         linear_attention,
@@ -199,10 +205,10 @@ def ling_3(config: Config) -> Table:
     )
 
 
-def kda(config: Config, linear_fields: Config, **fields: Any) -> Table:
+def kda(config: Config, linear_fields: Config, **mixer_fields: Any) -> Table:
     """Returns Kimi delta attention. linear_fields: the config's table of sizes.
 
-    fields: further fields of the component.
+    mixer_fields: further fields of the component.
     """
     return {
         "type": "kimi_delta_attention",
@@ -210,7 +216,7 @@ def kda(config: Config, linear_fields: Config, **fields: Any) -> Table:
         "linear_head_dim": linear_fields.size("head_dim"),
         "linear_conv_kernel_dim": linear_fields.size("short_conv_kernel_size"),
         "norm_eps": config.number("rms_norm_eps"),
-        **fields,
+        **mixer_fields,
     }
 
 
@@ -223,25 +229,28 @@ def latent_decoder(config: Config, linear_attention: Table, full_attention: Tabl
     norm = rmsnorm(config.number("rms_norm_eps"))
     block: Table = {"norm": norm, "norm_placement": "pre"}
     mixers = {"linear": {**block, "attention": linear_attention}, "full": {**block, "attention": full_attention}}
-    width, shared_expert_count = config.size("moe_intermediate_size"), config.count("n_shared_experts")
-    shared_expert = glu(config, width=width * shared_expert_count) if shared_expert_count else None
+    expert_width, shared_expert_count = config.size("moe_intermediate_size"), config.count("n_shared_experts")
+    shared_expert = glu(config, width=expert_width * shared_expert_count) if shared_expert_count else None
     experts = moe(
         config.size("num_local_experts"),
         config.size("num_experts_per_tok"),
-        glu(config, width=width),
+        glu(config, width=expert_width),
         shared_expert,
         **SIGMOID,
     )
     layer_kinds = dense_or_moe(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
-    networks: Table = {"moe": experts, **({"dense": {"type": "mlp", **glu(config)}} if "dense" in layer_kinds else {})}
+    ffns_by_kind: Table = {
+        "moe": experts,
+        **({"dense": {"type": "mlp", **glu(config)}} if "dense" in layer_kinds else {}),
+    }
     layer_tables = {
-        f"{mixer_name}_{network_name}": {**mixer, "feed_forward": network}
+        f"{mixer_name}_{ffn_kind}": {**mixer, "feed_forward": ffn}
         for mixer_name, mixer in mixers.items()
-        for network_name, network in networks.items()
+        for ffn_kind, ffn in ffns_by_kind.items()
     }
     stack = stack_of_kinds(
         layer_tables,
-        [f"{mixer_name}_{network_name}" for mixer_name, network_name in zip(mixer_kinds, layer_kinds, strict=True)],
+        [f"{mixer_name}_{ffn_kind}" for mixer_name, ffn_kind in zip(mixer_kinds, layer_kinds, strict=True)],
     )
     return {**decoder(config, stack["block"], norm, stack=stack), "tie_word_embeddings": False}
 
@@ -262,7 +271,7 @@ def kimi_mixers(config: Config, linear_config: Config, depth: int) -> list[str]:
     return listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_kinds)
 
 
-def _olmo_hybrid(config: Config) -> Table:
+def _read_olmo_hybrid(config: Config) -> Table:
     """Reads OLMo Hybrid: full-attention layers have OLMo 3's norms, linear-attention layers pre-norms."""
     depth = config.size("num_hidden_layers")
     norm = float32_rmsnorm(config.number("rms_norm_eps"))
@@ -279,7 +288,7 @@ def _olmo_hybrid(config: Config) -> Table:
         linear_allow_neg_eigval=config.flag("linear_allow_neg_eigval"),
     )
     full_attention = attention(
-        config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm, scope="projection")
+        config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm, norm_scope="projection")
     )
     if not _has_rope(config):
         del full_attention["position"]
@@ -389,7 +398,7 @@ QWEN3_5_MODULES: Modules = {
 
 FAMILIES = {
     "qwen3_next": Family(
-        _qwen3_next,
+        _read_qwen3_next,
         {"full_attention_interval": 4},
         IGNORED | {"use_sliding_window"},
         field_writers={**QWEN_WRITES, **PARTIAL_ROTARY},
@@ -402,7 +411,7 @@ FAMILIES = {
         },
     ),
     "qwen3_5_text": Family(
-        _qwen3_5,
+        _read_qwen3_5,
         {"full_attention_interval": 4},
         IGNORED,
         field_writers={**QWEN_WRITES, **PARTIAL_ROTARY},
@@ -410,7 +419,7 @@ FAMILIES = {
     ),
     "qwen3_5": Family(None, text_type="qwen3_5_text", tower_file="qwen"),
     "qwen3_5_moe_text": Family(
-        _qwen3_5_moe,
+        _read_qwen3_5_moe,
         {"full_attention_interval": 4},
         IGNORED | {"mlp_only_layers", "intermediate_size"},
         field_writers={**QWEN_WRITES, **PARTIAL_ROTARY},
@@ -418,7 +427,7 @@ FAMILIES = {
     ),
     "qwen3_5_moe": Family(None, text_type="qwen3_5_moe_text", tower_file="qwen"),
     "kimi_linear": Family(
-        _kimi_linear,
+        _read_kimi_linear,
         {"first_k_dense_replace": 1, "moe_layer_freq": 1},
         ROUTING,
         aliases=KIMI_NAMES,
@@ -431,7 +440,7 @@ FAMILIES = {
         },
     ),
     "bailing_hybrid": Family(
-        _bailing_hybrid,
+        _read_bailing_hybrid,
         {"q_lora_rank": None},
         ROUTING | OF_LING,
         aliases=KIMI_NAMES,
@@ -446,5 +455,7 @@ FAMILIES = {
         modules={**KDA_MODULES, "self_attn.gate_proj": "g_proj"},
         earlier_names={"self_attn": "attention", "forget_gate.f_proj": "f_proj", "attention.o_proj": "attention.dense"},
     ),
-    "olmo_hybrid": Family(_olmo_hybrid, ignored_fields=frozenset({"partial_rotary_factor"}), field_writers=UNPADDED),
+    "olmo_hybrid": Family(
+        _read_olmo_hybrid, ignored_fields=frozenset({"partial_rotary_factor"}), field_writers=UNPADDED
+    ),
 }

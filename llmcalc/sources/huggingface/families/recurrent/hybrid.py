@@ -40,27 +40,27 @@ MIXERS = {"attention": "attention", "full_attention": "attention", "mamba": "mam
 """Name of a layer's mixer in configs, old and new → its name here."""
 
 
-def hybrid_attention(config: Config, **fields: Any) -> Table:
+def hybrid_attention(config: Config, **attention_fields: Any) -> Table:
     """Returns attention for a hybrid model."""
-    return {"type": "attention", **attention(config, **fields)}
+    return {"type": "attention", **attention(config, **attention_fields)}
 
 
 def mixed_decoder(config: Config, layer_tables: dict[str, Table], layer_kinds: list[str]) -> Table:
     """Returns a decoder with several kinds of layers. Each kind is a layer table without a norm."""
     norm = rmsnorm(config.number("rms_norm_eps"))
     stack = stack_of_kinds(
-        {name: {**layer_table, "norm": norm, "norm_placement": "pre"} for name, layer_table in layer_tables.items()},
+        {kind: {**layer_table, "norm": norm, "norm_placement": "pre"} for kind, layer_table in layer_tables.items()},
         layer_kinds,
     )
     return decoder(config, stack.pop("block"), norm, stack=stack)
 
 
-def dense_network(config: Config, bias: bool = False, width: int | None = None) -> Table:
+def dense_ffn(config: Config, bias: bool = False, ffn_width: int | None = None) -> Table:
     """Returns a gated FFN for a model that may also have experts."""
-    return {"type": "mlp", **glu(config, bias, width)}
+    return {"type": "mlp", **glu(config, bias, ffn_width)}
 
 
-def mamba2(config: Config, channels: int, **fields: Any) -> Table:
+def mamba2(config: Config, channels: int, **mixer_fields: Any) -> Table:
     """Returns a Mamba-2 mixer of `channels` channels, from the config fields of Bamba and later models."""
     heads, norm = config.size("mamba_n_heads"), rmsnorm(config.number("rms_norm_eps"))
     head_dim = config.quotient("mamba_n_heads", channels, heads)
@@ -86,7 +86,7 @@ def mamba2(config: Config, channels: int, **fields: Any) -> Table:
         "out_bias": has_bias,
         "hidden_act": activation,
         "norm": norm,
-        **fields,
+        **mixer_fields,
     }
 
 
@@ -102,7 +102,7 @@ def _periodic_kinds(config: Config, prefix: str, layer_kind: str, other_kind: st
     return [layer_kind if i % period == offset else other_kind for i in range(config.size("num_hidden_layers"))]
 
 
-def _jamba(config: Config) -> Table:
+def _read_jamba(config: Config) -> Table:
     norm, has_bias = rmsnorm(config.number("rms_norm_eps")), config.flag("mamba_proj_bias")
     mamba_fields = {
         "intermediate_size": _expanded_width(config),
@@ -122,26 +122,26 @@ def _jamba(config: Config) -> Table:
         "norm": norm,
     }
     experts, top_k = config.size("num_experts"), config.size("num_experts_per_tok")
-    networks = {
-        "dense": dense_network(config),
-        "moe": moe(experts, top_k, glu(config)) if experts > 1 else dense_network(config),
+    ffns_by_kind = {
+        "dense": dense_ffn(config),
+        "moe": moe(experts, top_k, glu(config)) if experts > 1 else dense_ffn(config),
     }
     mixers = {"attention": hybrid_attention(config, position=None), "mamba": mamba}
     layer_tables = {
-        f"{mixer_name}_{network_name}": {"attention": mixer, "feed_forward": network}
+        f"{mixer_name}_{ffn_kind}": {"attention": mixer, "feed_forward": ffn}
         for mixer_name, mixer in mixers.items()
-        for network_name, network in networks.items()
+        for ffn_kind, ffn in ffns_by_kind.items()
     }
-    pairs = zip(
+    layer_pairs = zip(
         _periodic_kinds(config, "attn", "attention", "mamba"),
         _periodic_kinds(config, "expert", "moe" if experts > 1 else "dense", "dense"),
         strict=True,
     )
-    return mixed_decoder(config, layer_tables, [f"{mixer_name}_{network_name}" for mixer_name, network_name in pairs])
+    return mixed_decoder(config, layer_tables, [f"{mixer_name}_{ffn_kind}" for mixer_name, ffn_kind in layer_pairs])
 
 
-def _bamba(config: Config) -> Table:
-    network = dense_network(config, config.flag("mlp_bias"))
+def _read_bamba(config: Config) -> Table:
+    ffn = dense_ffn(config, config.flag("mlp_bias"))
     attention_layers = set() if config.get("attn_layer_indices") is None else set(config.sizes("attn_layer_indices"))
     mixers = {
         "attention": hybrid_attention(
@@ -151,16 +151,14 @@ def _bamba(config: Config) -> Table:
     }
     layer_kinds = ["attention" if i in attention_layers else "mamba" for i in range(config.size("num_hidden_layers"))]
     return mixed_decoder(
-        config, {name: {"attention": mixer, "feed_forward": network} for name, mixer in mixers.items()}, layer_kinds
+        config, {kind: {"attention": mixer, "feed_forward": ffn} for kind, mixer in mixers.items()}, layer_kinds
     )
 
 
-def _granitemoehybrid(config: Config) -> Table:
+def _read_granitemoehybrid(config: Config) -> Table:
     experts = config.count("num_local_experts")
-    shared_network = glu(config, width=config.size("shared_intermediate_size"))
-    network = (
-        moe(experts, config.size("num_experts_per_tok"), glu(config), shared_network) if experts else shared_network
-    )
+    shared_ffn = glu(config, width=config.size("shared_intermediate_size"))
+    ffn = moe(experts, config.size("num_experts_per_tok"), glu(config), shared_ffn) if experts else shared_ffn
     config.require("position_embedding_type", None, "nope", "rope")
     position: Table = {} if config.get("position_embedding_type") == "rope" else {"position": None}
     mixers = {
@@ -169,11 +167,11 @@ def _granitemoehybrid(config: Config) -> Table:
     }
     layer_kinds = listed_kinds(config, "layer_types", MIXERS, ["mamba"] * config.size("num_hidden_layers"))
     return mixed_decoder(
-        config, {name: {"attention": mixer, "feed_forward": network} for name, mixer in mixers.items()}, layer_kinds
+        config, {kind: {"attention": mixer, "feed_forward": ffn} for kind, mixer in mixers.items()}, layer_kinds
     )
 
 
-def _falcon_h1(config: Config) -> Table:
+def _read_falcon_h1(config: Config) -> Table:
     expanded_width = _expanded_width(config)
     channels = config.optional_size("mamba_d_ssm") or expanded_width
     norm = {} if config.flag("mamba_rms_norm") else {"norm": None}
@@ -184,13 +182,13 @@ def _falcon_h1(config: Config) -> Table:
         norm_before_gate=config.flag("mamba_norm_before_gate"),
         **norm,
     )
-    context = rmsnorm(config.number("rms_norm_eps"))
+    mixer_norm = rmsnorm(config.number("rms_norm_eps"))
     layer_parts = {
         "attention": attention(config, **biases(config.flag("attention_bias"), *QKVO)),
         "state_space": mixer,
         "feed_forward": glu(config, config.flag("mlp_bias")),
     }
-    return decoder(config, {"type": "hybrid", **layer_parts, "norm": context, "norm_placement": "pre"}, context)
+    return decoder(config, {"type": "hybrid", **layer_parts, "norm": mixer_norm, "norm_placement": "pre"}, mixer_norm)
 
 
 MULTIPLIERS = field_names(
@@ -203,15 +201,15 @@ MULTIPLIERS = field_names(
 )
 
 
-def _first_index(indices: list[int]) -> int:
-    return indices[0] if indices else 0
+def _first_layer_index(layer_indices: list[int]) -> int:
+    return layer_indices[0] if layer_indices else 0
 
 
 HYBRID_MODULES: Modules = {"mlp": "feed_forward", "mlp_pre_norm": "pre_ff_layernorm", "norm": "final_layernorm"}
 
 FAMILIES = {
     "jamba": Family(
-        _jamba,
+        _read_jamba,
         {"head_dim": None},
         IGNORED
         | {"sliding_window", "calc_logits_for_entire_prompt", "mamba_inner_layernorms", "n_ctx", "n_ctx_tokens"},
@@ -220,16 +218,16 @@ FAMILIES = {
             **MAMBA_WRITES,
             "mamba_dt_rank": state_space_field("time_step_rank"),
             "attn_layer_period": lambda s: layer_interval(s, layers_of_kind(s, "full_attention")),
-            "attn_layer_offset": lambda s: _first_index(layers_of_kind(s, "full_attention")),
+            "attn_layer_offset": lambda s: _first_layer_index(layers_of_kind(s, "full_attention")),
             "expert_layer_period": lambda s: layer_interval(s, s.expert_layers()),
-            "expert_layer_offset": lambda s: _first_index(s.expert_layers()),
+            "expert_layer_offset": lambda s: _first_layer_index(s.expert_layers()),
             "num_experts": lambda s: max(1, s.usual_value("num_experts")),
         },
         has_older_aliases=True,
         modules={**HYBRID_MODULES, "b_norm": "b_layernorm", "c_norm": "c_layernorm", "dt_norm": "dt_layernorm"},
     ),
     "bamba": Family(
-        _bamba,
+        _read_bamba,
         {"head_dim": None},
         IGNORED | MULTIPLIERS,
         field_writers={
@@ -240,7 +238,7 @@ FAMILIES = {
         modules=HYBRID_MODULES,
     ),
     "granitemoehybrid": Family(
-        _granitemoehybrid,
+        _read_granitemoehybrid,
         {"head_dim": None},
         IGNORED | MULTIPLIERS,
         aliases={"layer_types": "layers_block_type"},
@@ -257,7 +255,7 @@ FAMILIES = {
         earlier_names=GRANITE_EARLIER,
     ),
     "falcon_h1": Family(
-        _falcon_h1,
+        _read_falcon_h1,
         {"head_dim": None},
         IGNORED | MULTIPLIERS,
         field_writers={

@@ -21,7 +21,7 @@ from ...parts import (
     layer_table,
     listed_kinds,
     moe,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
     rope,
     stack_of_kinds,
@@ -34,8 +34,10 @@ if TYPE_CHECKING:
 CONV_OR_FULL = {"conv": "conv", "full_attention": "full"}
 
 
-def _mixer_tables(config: Config, norm: Table, **fields: Any) -> dict[str, Table]:
-    full_attention = attention(config, position={"rope_theta": 1_000_000.0, **rope(config)}, **qk_norm(norm), **fields)
+def _mixer_tables(config: Config, norm: Table, **attention_fields: Any) -> dict[str, Table]:
+    full_attention = attention(
+        config, position={"rope_theta": 1_000_000.0, **rope(config)}, **qk_norm_fields(norm), **attention_fields
+    )
     return {
         "conv": {
             "type": "short_conv",
@@ -46,40 +48,40 @@ def _mixer_tables(config: Config, norm: Table, **fields: Any) -> dict[str, Table
     }
 
 
-def _swiglu(width: int) -> Table:
-    return {"type": "mlp", "intermediate_size": width, "hidden_act": "silu", "gated": True}
+def _swiglu(ffn_width: int) -> Table:
+    return {"type": "mlp", "intermediate_size": ffn_width, "hidden_act": "silu", "gated": True}
 
 
 def _tying_field(config: Config) -> Table:
     return {"tie_word_embeddings": config.flag("tie_embedding", "tie_word_embeddings")}
 
 
-def _lfm2(config: Config) -> Table:
+def _read_lfm2(config: Config) -> Table:
     """Reads LFM2: `block_ff_dim` replaces intermediate_size.
 
     If the config enables it, the FFN width is two thirds of that, times an optional factor, rounded up to a multiple.
     """
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("norm_eps"))
-    width = config.size("block_ff_dim", "intermediate_size")
+    ffn_width = config.size("block_ff_dim", "intermediate_size")
     if config.flag("block_auto_adjust_ff_dim"):
-        width = floor(2 * width / 3)
+        ffn_width = floor(2 * ffn_width / 3)
         if config.get("block_ffn_dim_multiplier") is not None:
             width_multiple, width_factor = config.size("block_multiple_of"), config.number("block_ffn_dim_multiplier")
-            if width_factor * width < 1:
-                raise config.error("block_ffn_dim_multiplier", width_factor, f"at least 1 / {width}")
-            width = -(-floor(width * width_factor) // width_multiple) * width_multiple
+            if width_factor * ffn_width < 1:
+                raise config.error("block_ffn_dim_multiplier", width_factor, f"at least 1 / {ffn_width}")
+            ffn_width = -(-floor(ffn_width * width_factor) // width_multiple) * width_multiple
     full_layers = set(range(depth)) if config.get("full_attn_idxs") is None else set(config.sizes("full_attn_idxs"))
     layer_kinds = listed_kinds(
         config, "layer_types", CONV_OR_FULL, ["full" if i in full_layers else "conv" for i in range(depth)]
     )
-    block: Table = {"feed_forward": _swiglu(width), "norm": norm, "norm_placement": "pre"}
+    block: Table = {"feed_forward": _swiglu(ffn_width), "norm": norm, "norm_placement": "pre"}
     stack = stack_of_kinds(
-        {name: {**block, "attention": mixer} for name, mixer in _mixer_tables(config, norm).items()}, layer_kinds
+        {kind: {**block, "attention": mixer} for kind, mixer in _mixer_tables(config, norm).items()}, layer_kinds
     )
     return decoder(config, stack["block"], norm, stack=stack, **_tying_field(config))
 
 
-def _lfm2_moe(config: Config) -> Table:
+def _read_lfm2_moe(config: Config) -> Table:
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("norm_eps"))
     router: Table = {
         "scoring_func": "sigmoid",
@@ -91,11 +93,11 @@ def _lfm2_moe(config: Config) -> Table:
         _swiglu(config.size("moe_intermediate_size")),
         router=router,
     )
-    networks = {"dense": _swiglu(config.size("intermediate_size")), "moe": experts}
+    ffns_by_kind = {"dense": _swiglu(config.size("intermediate_size")), "moe": experts}
     layer_tables = {
-        f"{mixer}_{network}": layer_table(table, networks[network], norm)
-        for mixer, table in _mixer_tables(config, norm).items()
-        for network in networks
+        f"{mixer}_{ffn_kind}": layer_table(mixer_fields, ffns_by_kind[ffn_kind], norm)
+        for mixer, mixer_fields in _mixer_tables(config, norm).items()
+        for ffn_kind in ffns_by_kind
     }
     config.texts("layer_types")  # the class has no default for layer_types
     dense_layers = config.count("num_dense_layers")
@@ -106,7 +108,7 @@ def _lfm2_moe(config: Config) -> Table:
     return decoder(config, stack["block"], norm, stack=stack, **_tying_field(config))
 
 
-def _lfm3(config: Config) -> Table:
+def _read_lfm3(config: Config) -> Table:
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("norm_eps"))
     output_gate = {"output_gate": {"per": "head"}} if config.flag("use_attention_gate") else {}
     mixers = _mixer_tables(config, norm, **output_gate, **biases(config.flag("attention_bias"), *QKVO))
@@ -118,7 +120,7 @@ def _lfm3(config: Config) -> Table:
     layer_kinds = listed_kinds(config, "layer_types", {**CONV_OR_FULL, "sliding_attention": "sliding"}, default_kinds)
     block: Table = {"feed_forward": _swiglu(config.size("intermediate_size")), "norm": norm}
     block["norm_placement"] = "sandwich" if config.flag("use_sandwich_norm") else "pre"
-    stack = stack_of_kinds({name: {**block, "attention": mixer} for name, mixer in mixers.items()}, layer_kinds)
+    stack = stack_of_kinds({kind: {**block, "attention": mixer} for kind, mixer in mixers.items()}, layer_kinds)
     return decoder(config, stack["block"], norm, stack=stack)
 
 
@@ -138,14 +140,14 @@ def _has_attention_gate(config_values: ConfigValues) -> bool:
 
 FAMILIES = {
     "lfm2": Family(
-        _lfm2,
+        _read_lfm2,
         ignored_fields=UNUSED,
         field_writers={"block_auto_adjust_ff_dim": lambda s: False},
         modules=module_names("lfm2"),
         dropout_fields={},
     ),
     "lfm2_moe": Family(
-        _lfm2_moe,
+        _read_lfm2_moe,
         ignored_fields=UNUSED,
         field_writers={"use_expert_bias": lambda s: s.find_part(LinearRouter).score_correction == "buffer"},
         modules=module_names("lfm2"),
@@ -153,7 +155,7 @@ FAMILIES = {
     ),
     "lfm2_vl": Family(None, text_type="lfm2", aliases={"tie_word_embeddings": "tie_embedding"}, tower_file="siglip"),
     "lfm3": Family(
-        _lfm3,
+        _read_lfm3,
         ignored_fields=UNUSED,
         field_writers={
             "use_sandwich_norm": lambda s: s.layers[0].norm_placement == "sandwich",

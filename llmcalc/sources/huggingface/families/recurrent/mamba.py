@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 NONE: Table = {"type": "none"}
 
 
-def step_rank(config: Config, name: str) -> int:
+def step_rank(config: Config, field_name: str) -> int:
     """Returns the rank of Δ's projection; `auto` is hidden_size / 16, rounded up."""
-    return -(-config.size("hidden_size") // 16) if config.get(name) == "auto" else config.size(name)
+    return -(-config.size("hidden_size") // 16) if config.get(field_name) == "auto" else config.size(field_name)
 
 
 def _state_space_decoder(config: Config, mixer: Table) -> Table:
@@ -29,7 +29,7 @@ def _state_space_decoder(config: Config, mixer: Table) -> Table:
     return decoder(config, layer_table(mixer, NONE, norm), norm)
 
 
-def _mamba(config: Config, **fields: Any) -> Table:
+def _read_mamba(config: Config, **mixer_fields: Any) -> Table:
     expanded_width = config.size("expand") * config.size("hidden_size")
     channels = config.optional_size("intermediate_size") or expanded_width
     mixer = {
@@ -44,20 +44,20 @@ def _mamba(config: Config, **fields: Any) -> Table:
         "use_conv_bias": config.flag("use_conv_bias"),
     }
     return _state_space_decoder(
-        config, {**mixer, **other_fields, "hidden_act": config.choice(ACTIVATIONS, "hidden_act"), **fields}
+        config, {**mixer, **other_fields, "hidden_act": config.choice(ACTIVATIONS, "hidden_act"), **mixer_fields}
     )
 
 
-def _falcon_mamba(config: Config) -> Table:
-    return _mamba(config, norm=rmsnorm(config.number("mixer_rms_eps"), weight=False))
+def _read_falcon_mamba(config: Config) -> Table:
+    return _read_mamba(config, norm=rmsnorm(config.number("mixer_rms_eps"), weight=False))
 
 
-def _mamba2(config: Config) -> Table:
+def _read_mamba2(config: Config) -> Table:
     heads = config.size("num_heads")
     head_dim = config.size("head_dim")
-    width = config.size("expand") * config.size("hidden_size")
-    if heads * head_dim != width:
-        raise config.error("num_heads", heads, f"expand × hidden_size / head_dim = {width} / {head_dim}")
+    inner_size = config.size("expand") * config.size("hidden_size")
+    if heads * head_dim != inner_size:
+        raise config.error("num_heads", heads, f"expand × hidden_size / head_dim = {inner_size} / {head_dim}")
     mixer = {
         "type": "mamba2",
         "num_heads": heads,
@@ -106,16 +106,16 @@ def layers_of_kind(config_values: ConfigValues, wanted_kind: str) -> list[int]:
 def inner_width(config_values: ConfigValues) -> int:
     """Returns the number of channels of the first state-space mixer."""
     mixer = config_values.part_of_type("mamba", "mamba2")
-    width: int = mixer.intermediate_size if mixer.type == "mamba" else mixer.num_heads * mixer.head_dim
-    return width
+    inner_size: int = mixer.intermediate_size if mixer.type == "mamba" else mixer.num_heads * mixer.head_dim
+    return inner_size
 
 
 def expansion_factor(config_values: ConfigValues) -> int:
     """Returns the number of channels of the recurrence as a multiple of the model's width."""
-    factor, remainder = divmod(inner_width(config_values), config_values.spec.hidden_size)
-    if remainder or not factor:
+    expansion, remainder = divmod(inner_width(config_values), config_values.spec.hidden_size)
+    if remainder or not expansion:
         raise Absent
-    return factor
+    return expansion
 
 
 def state_space_field(field: str) -> Value:
@@ -151,13 +151,13 @@ MAMBA_MODULES: Modules = {"embed_tokens": "embeddings", "mamba_pre_norm": "norm"
 
 FAMILIES = {
     "mamba": Family(
-        _mamba, ignored_fields=IGNORED, field_writers=ALONE_WRITES, modules=MAMBA_MODULES, dropout_fields={}
+        _read_mamba, ignored_fields=IGNORED, field_writers=ALONE_WRITES, modules=MAMBA_MODULES, dropout_fields={}
     ),
     "falcon_mamba": Family(
-        _falcon_mamba, ignored_fields=IGNORED, field_writers=ALONE_WRITES, modules=MAMBA_MODULES, dropout_fields={}
+        _read_falcon_mamba, ignored_fields=IGNORED, field_writers=ALONE_WRITES, modules=MAMBA_MODULES, dropout_fields={}
     ),
     "mamba2": Family(
-        _mamba2,
+        _read_mamba2,
         ignored_fields=IGNORED,
         field_writers={
             "expand": expansion_factor,

@@ -51,24 +51,24 @@ KINDS = {
 """Letter of a layer in `hybrid_override_pattern` → its names in lists, old and new."""
 
 
-def _nemotron(config: Config) -> Table:
+def _read_nemotron(config: Config) -> Table:
     norm = layernorm(config.number("norm_eps"), unit_offset=True)
     mixer = attention(config, position=rope(config, 0.5), **biases(config.flag("attention_bias"), *QKVO))
-    network = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"), config.flag("mlp_bias"))
-    return decoder(config, layer_table(mixer, network, norm), norm)
+    ffn = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"), config.flag("mlp_bias"))
+    return decoder(config, layer_table(mixer, ffn, norm), norm)
 
 
 def layer_kinds(config: Config) -> list[str]:
     """Returns each layer's kind, from a list or from letters; the number of kinds is the depth."""
     field = "layer_types" if config.has("layer_types") or config.has("layers_block_type") else "hybrid_override_pattern"
-    pattern: Any = config.get(field)
-    letters = list(pattern) if isinstance(pattern, str) else config.texts(field)
-    kinds = [KINDS.get(name, "") for name in letters]
-    if not kinds or "" in kinds:
+    layer_pattern_text: Any = config.get(field)
+    layer_letters = list(layer_pattern_text) if isinstance(layer_pattern_text, str) else config.texts(field)
+    layer_kinds_read = [KINDS.get(letter, "") for letter in layer_letters]
+    if not layer_kinds_read or "" in layer_kinds_read:
         raise config.error(
-            field, pattern, "a layer for each of M, *, - and E, or a list of mamba, attention, mlp and moe"
+            field, layer_pattern_text, "a layer for each of M, *, - and E, or a list of mamba, attention, mlp and moe"
         )
-    return kinds
+    return layer_kinds_read
 
 
 def _mamba(config: Config) -> Table:
@@ -103,19 +103,19 @@ def _moe(config: Config, act: str) -> Table:
     expert = mlp(config.size("moe_intermediate_size"), act, bias=False)
     shared_expert = mlp(config.size("moe_shared_expert_intermediate_size"), act, has_bias)
     latent_field = {} if latent_width is None else {"latent": {"moe_latent_size": latent_width, "bias": has_bias}}
-    routing = {"router": {"scoring_func": "sigmoid", "score_correction": "buffer"}}
+    router_fields = {"router": {"scoring_func": "sigmoid", "score_correction": "buffer"}}
     return moe(
         config.size("n_routed_experts"),
         config.size("num_experts_per_tok"),
         expert,
         shared_expert,
         **latent_field,
-        **routing,
+        **router_fields,
     )
 
 
-def _nemotron_h(config: Config) -> Table:
-    return single_sublayer_model(config, [(kind, config) for kind in layer_kinds(config)])
+def _read_nemotron_h(config: Config) -> Table:
+    return single_sublayer_model(config, [(layer_kind, config) for layer_kind in layer_kinds(config)])
 
 
 def single_sublayer_model(config: Config, layers: list[tuple[str, Config]]) -> Table:
@@ -126,26 +126,31 @@ def single_sublayer_model(config: Config, layers: list[tuple[str, Config]]) -> T
         config.choice(ACTIVATIONS, "mlp_hidden_act"),
     )
     layer_parts: dict[str, Callable[[Config], Table]] = {
-        "mamba": lambda fields: {"attention": _mamba(fields), "feed_forward": NONE},
-        "attention": lambda fields: {"attention": hybrid_attention(fields, position=None), "feed_forward": NONE},
-        "mlp": lambda fields: {
+        "mamba": lambda layer_config: {"attention": _mamba(layer_config), "feed_forward": NONE},
+        "attention": lambda layer_config: {
+            "attention": hybrid_attention(layer_config, position=None),
+            "feed_forward": NONE,
+        },
+        "mlp": lambda layer_config: {
             "attention": NONE,
             "feed_forward": {
                 "type": "mlp",
-                **mlp(fields.size("intermediate_size"), activation, fields.flag("mlp_bias")),
+                **mlp(layer_config.size("intermediate_size"), activation, layer_config.flag("mlp_bias")),
             },
         },
-        "moe": lambda fields: {"attention": NONE, "feed_forward": _moe(fields, activation)},
+        "moe": lambda layer_config: {"attention": NONE, "feed_forward": _moe(layer_config, activation)},
     }
     table_by_kind: dict[str, Table] = {}
     kind_names: list[str] = []
-    for kind, fields in layers:
-        table = {**layer_parts[kind](fields), "norm": norm, "norm_placement": "pre"}
-        same_kind = [name for name in table_by_kind if name.partition("_")[0] == kind]
-        new_name = f"{kind}_{len(same_kind)}" if same_kind else kind
-        name = next((name for name in same_kind if table_by_kind[name] == table), new_name)
-        table_by_kind[name] = table
-        kind_names.append(name)
+    for layer_kind, layer_config in layers:
+        layer_fields = {**layer_parts[layer_kind](layer_config), "norm": norm, "norm_placement": "pre"}
+        names_of_kind = [variant_name for variant_name in table_by_kind if variant_name.partition("_")[0] == layer_kind]
+        new_name = f"{layer_kind}_{len(names_of_kind)}" if names_of_kind else layer_kind
+        variant_name = next(
+            (variant_name for variant_name in names_of_kind if table_by_kind[variant_name] == layer_fields), new_name
+        )
+        table_by_kind[variant_name] = layer_fields
+        kind_names.append(variant_name)
     stack = stack_of_kinds(table_by_kind, kind_names)
     return decoder(
         config,
@@ -156,32 +161,32 @@ def single_sublayer_model(config: Config, layers: list[tuple[str, Config]]) -> T
     )
 
 
-def _names_of_layers(config_values: ConfigValues) -> list[str]:
+def _layer_type_names(config_values: ConfigValues) -> list[str]:
     """Returns the name of each layer in `layers_block_type`; each layer is a single sublayer."""
-    mixers = {"mamba2": "mamba", "attention": "attention"}
+    kind_by_mixer = {"mamba2": "mamba", "attention": "attention"}
     return [
-        mixers.get(layer.attention.type) or {"mlp": "mlp", "moe": "moe"}[layer.feed_forward.type]
+        kind_by_mixer.get(layer.attention.type) or {"mlp": "mlp", "moe": "moe"}[layer.feed_forward.type]
         for layer in config_values.layers
     ]
 
 
 FAMILIES = {
     "nemotron": Family(
-        _nemotron,
+        _read_nemotron,
         ignored_fields=field_names(
             "kv_channels layernorm_type rope_percent partial_rotary_factor rotary_percent rope_percentage"
         ),
         field_writers=PARTIAL_ROTARY,
     ),
     "nemotron_h": Family(
-        _nemotron_h,
+        _read_nemotron_h,
         {"num_hidden_layers": 4, "hybrid_override_pattern": "ME*-"},
         IGNORED
         | {"attention_head_dim", "mamba_expand", "mamba_d_state", "mtp_hybrid_override_pattern", "num_hidden_layers"}
         | {"num_local_experts"},
         aliases={"layer_types": "layers_block_type", "n_routed_experts": "num_local_experts"},
         field_writers={
-            "layers_block_type": _names_of_layers,
+            "layers_block_type": _layer_type_names,
             "use_bias": state_space_field("use_bias"),
             "mamba_num_heads": state_space_field("num_heads"),
             "mamba_head_dim": state_space_field("head_dim"),

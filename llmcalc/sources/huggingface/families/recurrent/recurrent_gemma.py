@@ -24,13 +24,13 @@ from ...parts import (
 from ...writes import PARTIAL_ROTARY
 
 
-def _recurrent_gemma(config: Config) -> Table:
+def _read_recurrent_gemma(config: Config) -> Table:
     depth = config.size("num_hidden_layers")
     hidden = config.size("hidden_size")
     heads = config.size("num_attention_heads")
     norm = offset_rmsnorm(config.number("rms_norm_eps"))
-    width = config.optional_size("lru_width") or hidden
-    config.quotient("num_attention_heads", width, heads)
+    recurrent_width = config.optional_size("lru_width") or hidden
+    config.quotient("num_attention_heads", recurrent_width, heads)
     window = config.size("attention_window_size", "sliding_window")
     local_attention = attention(
         config,
@@ -41,29 +41,29 @@ def _recurrent_gemma(config: Config) -> Table:
     )
     recurrent: Table = {
         "type": "rglru",
-        "lru_width": width,
+        "lru_width": recurrent_width,
         "num_attention_heads": heads,
         "conv1d_width": config.size("conv1d_width"),
     }
     recurrent["hidden_act"] = config.choice(ACTIVATIONS, "hidden_activation")
-    network = glu(
+    ffn = glu(
         config,
         bias=True,
         width=config.quotient("intermediate_size", config.size("intermediate_size") // 2 * 2, 2),
         act="hidden_activation",
     )
-    block: Table = layer_table(local_attention, network, norm)
+    block: Table = layer_table(local_attention, ffn, norm)
     block_types = config.texts("block_types")
     if not block_types or set(block_types) - {"recurrent", "attention"}:
         raise config.error("block_types", config.get("block_types"), "a list of recurrent and attention")
     layer_kinds = (block_types * depth)[:depth]
-    variants = {"recurrent": {"attention": recurrent}, "attention": {}}
-    return decoder(config, block, norm, stack=stack_of_variants(variants, layer_kinds))
+    layer_variants = {"recurrent": {"attention": recurrent}, "attention": {}}
+    return decoder(config, block, norm, stack=stack_of_variants(layer_variants, layer_kinds))
 
 
 FAMILIES = {
     "recurrent_gemma": Family(
-        _recurrent_gemma,
+        _read_recurrent_gemma,
         ignored_fields=frozenset({"final_w_init_variance_scale", "embeddings_scale_by_sqrt_dim"}),
         field_writers={
             "block_types": lambda s: s.layer_kinds(sliding_attention="attention"),

@@ -10,7 +10,7 @@ from ...family import Family, module_names
 from ...parts import Table, decoder, layer_table, layernorm
 
 
-def _rwkv(config: Config) -> Table:
+def _read_rwkv(config: Config) -> Table:
     hidden, norm = config.size("hidden_size"), layernorm(config.number("layer_norm_epsilon"))
     time_mixing = {
         "type": "rwkv_time_mix",
@@ -27,7 +27,7 @@ def _rwkv(config: Config) -> Table:
 
 FAMILIES = {
     "rwkv": Family(
-        _rwkv,
+        _read_rwkv,
         aliases={"max_position_embeddings": "context_length"},
         field_writers={"intermediate_size": lambda s: s.networks[0].intermediate_size},
         modules=module_names("rwkv"),

@@ -14,7 +14,7 @@ from ...parts import Table, biases, decoder, layer_table, rmsnorm
 from ...writes import Value
 
 
-def _xlstm(config: Config) -> Table:
+def _read_xlstm(config: Config) -> Table:
     hidden, heads, has_bias = config.size("hidden_size"), config.size("num_heads"), config.flag("use_bias")
     config.require("embedding_dim", None, hidden)
     eps = config.number("norm_eps")
@@ -32,27 +32,31 @@ def _xlstm(config: Config) -> Table:
     }
     mixer["gate_soft_cap"] = config.number("gate_soft_cap")
     width_multiple = config.size("ffn_round_up_to_multiple_of")
-    width = floor((hidden * config.number("ffn_proj_factor") + width_multiple - 1) // width_multiple * width_multiple)
-    network: Table = {
-        "intermediate_size": width,
+    ffn_width = floor(
+        (hidden * config.number("ffn_proj_factor") + width_multiple - 1) // width_multiple * width_multiple
+    )
+    ffn: Table = {
+        "intermediate_size": ffn_width,
         "hidden_act": "silu",
         "gated": True,
         **biases(has_bias, "gate_bias", "up_bias", "down_bias"),
     }
-    block: Table = layer_table(mixer, network, norm)
+    block: Table = layer_table(mixer, ffn, norm)
     depth = {"num_hidden_layers": config.size("num_blocks")} if config.has("num_blocks") else {}
     return {**decoder(config, block, rmsnorm(eps), stack=depth), "tie_word_embeddings": False}
 
 
-def _head_size(config: Config, factor: str, hidden: int, heads: int) -> int:
+def _head_size(config: Config, factor_field: str, hidden: int, heads: int) -> int:
     """Returns the size of a query, key or value head: factor · hidden_size / heads.
 
     The total must be a multiple of 64 for the class's cache.
     """
-    width = floor(hidden * config.number(factor))
-    if width <= 0 or width % 64:
-        raise config.error(factor, config.get(factor), f"a factor that makes a multiple of 64 of hidden_size {hidden}")
-    return config.quotient("num_heads", width, heads)
+    inner_width = floor(hidden * config.number(factor_field))
+    if inner_width <= 0 or inner_width % 64:
+        raise config.error(
+            factor_field, config.get(factor_field), f"a factor that makes a multiple of 64 of hidden_size {hidden}"
+        )
+    return config.quotient("num_heads", inner_width, heads)
 
 
 RUNNING = field_names(
@@ -74,7 +78,7 @@ def _width_factor(field: str) -> Value:
 
 FAMILIES = {
     "xlstm": Family(
-        _xlstm,
+        _read_xlstm,
         ignored_fields=RUNNING,
         field_writers={
             "qk_dim_factor": _width_factor("qk_head_dim"),

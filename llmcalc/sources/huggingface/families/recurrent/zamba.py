@@ -47,9 +47,9 @@ ZAMBA2 = [
 
 
 def _hybrid_decoder(
-    config: Config, mixer: Table, block: Table, layer_kinds: list[str], blocks: int, **model: Any
+    config: Config, mixer: Table, block: Table, layer_kinds: list[str], block_count: int, **model_fields: Any
 ) -> Table:
-    """Returns a decoder whose hybrid layers use `blocks` shared blocks in rotation."""
+    """Returns a decoder whose hybrid layers use `block_count` shared blocks in rotation."""
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     if len(layer_kinds) != depth:
         raise config.error(
@@ -58,14 +58,17 @@ def _hybrid_decoder(
             f"{depth} times mamba or hybrid, as num_hidden_layers says",
         )
     mixer_fields = layer_table(mixer, NONE, norm)
-    hybrids = [i for i, name in enumerate(layer_kinds) if name == "hybrid"]
-    block_of_layer = {layer: f"hybrid_{i % blocks + 1}" if blocks > 1 else "hybrid" for i, layer in enumerate(hybrids)}
+    hybrid_indices = [i for i, kind in enumerate(layer_kinds) if kind == "hybrid"]
+    block_of_layer = {
+        layer: f"hybrid_{i % block_count + 1}" if block_count > 1 else "hybrid"
+        for i, layer in enumerate(hybrid_indices)
+    }
     layer_tables: dict[str, Table] = {"mamba": {"type": "block", **mixer_fields}}
     is_tied = config.flag("tie_word_embeddings")  # the classes tie the shared blocks and all other ties, or nothing
     layers = list(block_of_layer.values())
-    for name in dict.fromkeys(layers):
-        adapter_fields = {"idle_adapters": layers.count(name) - 1} if "adapter_rank" in block and not is_tied else {}
-        layer_tables[name] = {"type": "zamba", **mixer_fields, "transformer": {**block, **adapter_fields}}
+    for kind in dict.fromkeys(layers):
+        adapter_fields = {"idle_adapters": layers.count(kind) - 1} if "adapter_rank" in block and not is_tied else {}
+        layer_tables[kind] = {"type": "zamba", **mixer_fields, "transformer": {**block, **adapter_fields}}
     kind_variants = [block_of_layer.get(i, "mamba") for i in range(depth)]
     stack = stack_of_kinds(layer_tables, kind_variants)
     shared_kinds = list(dict.fromkeys(layers)) if is_tied else []
@@ -74,7 +77,7 @@ def _hybrid_decoder(
         stack.pop("block"),
         norm,
         stack={**stack, **layer_pattern(kind_variants), "shared_layers": shared_kinds},
-        **model,
+        **model_fields,
     )
 
 
@@ -90,7 +93,7 @@ def _double_width_attention(config: Config, position: Table | None) -> Table:
     )
 
 
-def _zamba(config: Config) -> Table:
+def _read_zamba(config: Config) -> Table:
     heads = config.size("n_mamba_heads")
     has_bias = config.flag("mamba_proj_bias")
     channels = config.size("mamba_expand") * config.size("hidden_size")
@@ -112,9 +115,10 @@ def _zamba(config: Config) -> Table:
         **convolution,
         "hidden_act": config.choice(ACTIVATIONS, "hidden_mamba_act"),
     }
-    period, offset = config.size("attn_layer_period"), config.count("attn_layer_offset")
+    attention_period, attention_offset = config.size("attn_layer_period"), config.count("attn_layer_offset")
     later_kinds = [
-        "hybrid" if i % period == offset else "mamba" for i in range(config.size("num_hidden_layers") - len(FIRST))
+        "hybrid" if i % attention_period == attention_offset else "mamba"
+        for i in range(config.size("num_hidden_layers") - len(FIRST))
     ]
     layer_types = config.get("layers_block_type", "layer_types")
     layer_kinds = (
@@ -127,7 +131,7 @@ def _zamba(config: Config) -> Table:
     )
 
 
-def _zamba2(config: Config) -> Table:
+def _read_zamba2(config: Config) -> Table:
     heads = config.size("n_mamba_heads")
     channels = config.size("mamba_expand") * config.size("hidden_size")
     has_bias = config.flag("add_bias_linear")
@@ -155,9 +159,9 @@ def _zamba2(config: Config) -> Table:
         )
     shared_attention = _double_width_attention(config, rope(config) if config.flag("use_mem_rope") else None)
     if config.has("hybrid_layer_ids"):
-        ids = config.sizes("hybrid_layer_ids")
-        if ids != sorted(set(ids)):  # the class finds a layer's adapters by the position of its id
-            raise config.error("hybrid_layer_ids", ids, "ascending numbers of layers")
+        hybrid_ids = config.sizes("hybrid_layer_ids")
+        if hybrid_ids != sorted(set(hybrid_ids)):  # the class finds a layer's adapters by the position of its id
+            raise config.error("hybrid_layer_ids", hybrid_ids, "ascending numbers of layers")
     has_adapters = config.flag("use_shared_attention_adapter")
     if has_adapters and shared_attention.get("num_key_value_heads") is not None:
         raise config.error(
@@ -165,11 +169,11 @@ def _zamba2(config: Config) -> Table:
             config.get("num_key_value_heads"),
             "num_attention_heads: an attention adapter is as wide as the queries",
         )
-    network = glu(config, width=config.optional_size("intermediate_size") or 4 * config.size("hidden_size"))
-    network |= biases(has_bias, "gate_bias", "up_bias", "down_bias")
+    ffn = glu(config, width=config.optional_size("intermediate_size") or 4 * config.size("hidden_size"))
+    ffn |= biases(has_bias, "gate_bias", "up_bias", "down_bias")
     block: Table = {
         "attention": shared_attention,
-        "feed_forward": network,
+        "feed_forward": ffn,
         "adapter_rank": config.size("adapter_rank"),
         "attention_adapters": has_adapters,
     }
@@ -207,9 +211,9 @@ def _shared_blocks(config_values: ConfigValues) -> int:
         1,
         len(
             {
-                name
-                for name in config_values.first_stack.layer_names()
-                if hasattr(config_values.first_stack.layer(name), "transformer")
+                layer_kind
+                for layer_kind in config_values.first_stack.layer_names()
+                if hasattr(config_values.first_stack.layer(layer_kind), "transformer")
             }
         ),
     )
@@ -232,7 +236,7 @@ ZAMBA_MODULES: Modules = {
 
 FAMILIES = {
     "zamba": Family(
-        _zamba,
+        _read_zamba,
         ignored_fields=OTHER,
         aliases={"layers_block_type": "layer_types", "attention_head_dim": "head_dim"},
         field_writers={
@@ -249,7 +253,7 @@ FAMILIES = {
         },
     ),
     "zamba2": Family(
-        _zamba2,
+        _read_zamba2,
         ignored_fields=OTHER,
         aliases={"layers_block_type": "layer_types", "attention_head_dim": "head_dim"},
         field_writers={

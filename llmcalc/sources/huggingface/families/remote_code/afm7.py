@@ -9,23 +9,25 @@ from .....components.base import LARGEST
 from ...code_addresses import MLX
 from ...config import Config
 from ...family import Family
-from ...parts import Table, attention, decoder, layer_table, qk_norm, rmsnorm, stack_of_layers
+from ...parts import Table, attention, decoder, layer_table, qk_norm_fields, rmsnorm, stack_of_layers
 
 
-def _afm7(config: Config) -> Table:
+def _read_afm7(config: Config) -> Table:
     """Reads AFM-7. Norms of queries and keys follow the rotation, and the output projection is the embedding's."""
     depth, reusing_layers = config.size("num_hidden_layers"), config.count("num_kv_reuse_layers")
     if reusing_layers >= depth:
         raise config.error("num_kv_reuse_layers", reusing_layers, f"fewer than the {depth} layers of the model")
     heads = config.size("num_attention_heads")
     hidden = config.size("hidden_size")
-    width_factor = _network_width_factor(config)
+    width_factor = _ffn_width_factor(config)
     mixer = attention(
-        config, head_dim=config.quotient("num_heads", hidden, heads), **qk_norm(rmsnorm(1e-5), order="after_rope")
+        config,
+        head_dim=config.quotient("num_heads", hidden, heads),
+        **qk_norm_fields(rmsnorm(1e-5), norm_order="after_rope"),
     )
-    network = {"intermediate_size": int(hidden * width_factor), "hidden_act": "silu", "gated": True}
+    ffn = {"intermediate_size": int(hidden * width_factor), "hidden_act": "silu", "gated": True}
     norm = rmsnorm(config.number("rms_norm_eps"))
-    block = layer_table(mixer, network, norm)
+    block = layer_table(mixer, ffn, norm)
     config.notes.append("quantization of keys and values: its two scales in each layer that caches are not counted")
     layers: list[tuple[str, Table]] = [
         ("own", {}) if layer < depth - reusing_layers else ("shared", {"attention": {"kv_shared": True}})
@@ -34,18 +36,18 @@ def _afm7(config: Config) -> Table:
     return decoder(config, block, norm, stack=stack_of_layers(layers) if reusing_layers else None)
 
 
-def _network_width_factor(config: Config) -> float:
+def _ffn_width_factor(config: Config) -> float:
     """Returns the width of the FFN in units of the hidden size."""
-    name = "hidden_dim_scale_factor"
-    width_factor, hidden = config.number(name), config.size("hidden_size")
+    field_name = "hidden_dim_scale_factor"
+    width_factor, hidden = config.number(field_name), config.size("hidden_size")
     if not 1 <= hidden * width_factor <= LARGEST:
-        raise config.error(name, width_factor, "a number that gives the network a width")
+        raise config.error(field_name, width_factor, "a number that gives the network a width")
     return width_factor
 
 
 FAMILIES = {
     "afm7": Family(
-        _afm7,
+        _read_afm7,
         {"hidden_dim_scale_factor": 3.25, "rms_norm_eps": 1e-5, "rope_theta": 50000.0, "tie_word_embeddings": True},
         aliases={
             "hidden_size": "hidden_dim",

@@ -9,7 +9,7 @@ from ...class_defaults import class_defaults, class_fields
 from ...code_addresses import VLLM
 from ...config import Config
 from ...family import Family
-from ...parts import Table, attention, glu, layer_table, listed_kinds, moe, offset_rmsnorm, qk_norm, rope
+from ...parts import Table, attention, glu, layer_table, listed_kinds, moe, offset_rmsnorm, qk_norm_fields, rope
 from ..deepseek.deepseek import SIGMOID
 from ..recurrent.delta import FAMILIES as DELTA
 from ..recurrent.delta import LINEAR_OR_FULL
@@ -18,9 +18,9 @@ from .kimi_k3 import block_residual_decoder
 QWEN = DELTA["qwen3_next"]
 
 
-def _alice_ai(config: Config) -> Table:
-    for name, value in (("attention_bias", False), ("decoder_sparse_step", 1), ("router_bias_correction", True)):
-        config.require(name, value)
+def _read_alice_ai(config: Config) -> Table:
+    for field, value in (("attention_bias", False), ("decoder_sparse_step", 1), ("router_bias_correction", True)):
+        config.require(field, value)
     config.require("mlp_only_layers", None, [])
     config.require("router_score_function", "sigmoid")
     if config.count("mtp_num_hidden_layers"):
@@ -36,7 +36,9 @@ def _alice_ai(config: Config) -> Table:
         "linear_conv_kernel_dim": config.size("linear_conv_kernel_dim"),
         "norm_eps": config.number("rms_norm_eps"),
     }
-    full_attention = attention(config, position=rope(config, 0.25), output_gate={"per": "element"}, **qk_norm(norm))
+    full_attention = attention(
+        config, position=rope(config, 0.25), output_gate={"per": "element"}, **qk_norm_fields(norm)
+    )
     shared_width = config.count("shared_expert_intermediate_size")
     experts = moe(
         config.size("num_experts"),
@@ -46,18 +48,18 @@ def _alice_ai(config: Config) -> Table:
         **({"shared_expert_gate": True} if shared_width else {}),
         **SIGMOID,
     )
-    period = config.size("full_attention_interval")
-    default_kinds = ["linear" if (i + 1) % period else "full" for i in range(depth)]
-    changes: dict[str, Table] = {"linear": {}, "full": {"attention": {"type": "attention", **full_attention}}}
+    full_period = config.size("full_attention_interval")
+    default_kinds = ["linear" if (i + 1) % full_period else "full" for i in range(depth)]
+    layer_changes: dict[str, Table] = {"linear": {}, "full": {"attention": {"type": "attention", **full_attention}}}
     layer_kinds = listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_kinds)
     base_layer: Table = layer_table(linear_attention, experts, norm)
-    layers = [(kind, changes[kind]) for kind in layer_kinds]
+    layers = [(layer_kind, layer_changes[layer_kind]) for layer_kind in layer_kinds]
     return block_residual_decoder(config, base_layer, layers, config.size("block_attn_res_block_size"))
 
 
 FAMILIES = {
     "alice_ai": Family(
-        _alice_ai,
+        _read_alice_ai,
         {
             **class_defaults("qwen3_next"),
             **QWEN.defaults,

@@ -12,7 +12,7 @@ from ...family import Family
 from ...parts import Table, combined_kinds, decoder, glu, layer_table, rmsnorm, rope
 
 
-def _baichuan_m1(config: Config) -> Table:
+def _read_baichuan_m1(config: Config) -> Table:
     config.require("conv_window", 2)
     depth, window = config.size("num_hidden_layers"), config.size("sliding_window")
     sliding_indices = {*config.sizes("sliding_window_layers")}
@@ -44,7 +44,7 @@ def _attention(config: Config, heads_field: str, kv_heads_field: str) -> Table:
 
 FAMILIES = {
     "baichuan_m1": Family(
-        _baichuan_m1,
+        _read_baichuan_m1,
         {
             "hidden_act": "silu",
             "rms_norm_eps": 1e-6,

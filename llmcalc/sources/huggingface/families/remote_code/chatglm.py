@@ -12,7 +12,7 @@ from ...family import Family, field_names
 from ...parts import QKV, QKVO, Table, architecture, biases, decoder, layer_table, layernorm, mlp, rmsnorm, rope
 
 
-def _chatglm(config: Config) -> Table:
+def _read_chatglm(config: Config) -> Table:
     if config.has("inner_hidden_size"):
         return _chatglm1(config)
     if architecture(config) == "ChatGLMModel":  # which has the output projection, as `output_layer`
@@ -47,19 +47,19 @@ def _chatglm2(config: Config) -> Table:
     }
     if config.flag("multi_query_attention"):
         mixer["num_key_value_heads"] = config.size("num_key_value_heads")
-    network = {
+    ffn = {
         "intermediate_size": config.size("intermediate_size"),
         "hidden_act": "silu",
         "gated": True,
         **biases(bias, "gate_bias", "up_bias", "down_bias"),
     }
     final_norm = norm if config.flag("post_layer_norm") else None
-    return decoder(config, layer_table(mixer, network, norm), final_norm)
+    return decoder(config, layer_table(mixer, ffn, norm), final_norm)
 
 
 FAMILIES = {
     "chatglm": Family(
-        _chatglm,
+        _read_chatglm,
         {
             "layernorm_epsilon": 1e-5,
             "rmsnorm": True,

@@ -16,7 +16,7 @@ from .wrappers import READ_HERE
 MIXER_FIELDS = ("num_attention_heads", "head_dim", "qk_rope_head_dim", "q_lora_rank", "o_groups", "o_lora_rank")
 
 
-def _deepseek_v41_text(config: Config) -> Table:
+def _read_deepseek_v41_text(config: Config) -> Table:
     uncounted_prediction(config)
     config.require("n_shared_experts", 1)
     config.require("num_key_value_heads", 1)
@@ -26,41 +26,41 @@ def _deepseek_v41_text(config: Config) -> Table:
     config.require("tie_word_embeddings", False)
     depth = config.size("num_hidden_layers")
     norm = rmsnorm(config.number("rms_norm_eps"))
-    streams = config.size("hc_mult")
+    stream_count = config.size("hc_mult")
     mixer: Table = {
         "type": "shared_entries",
         **{field: config.size(field) for field in (*MIXER_FIELDS, "sliding_window")},
         "norm": norm,
         "position": full_rope(config),
     }
-    network = clamped_swiglu(glu(config, width=config.size("moe_intermediate_size")))
+    ffn = clamped_swiglu(glu(config, width=config.size("moe_intermediate_size")))
     router = {"scoring_func": "sqrtsoftplus", "score_correction": "parameter", "image_correction": True}
-    experts = moe(config.size("n_routed_experts"), config.size("num_experts_per_tok"), network, network, router=router)
+    experts = moe(config.size("n_routed_experts"), config.size("num_experts_per_tok"), ffn, ffn, router=router)
     block = {
         "type": "delayed_hyper",
         "attention": mixer,
         "feed_forward": experts,
         "norm": norm,
-        "hc_mult": streams,
+        "hc_mult": stream_count,
         "hc_sinkhorn_iters": config.size("hc_sinkhorn_iters"),
     }
-    inputs = _ngram_inputs(config, depth, streams, norm)
+    ngram_inputs = _ngram_inputs(config, depth, stream_count, norm)
     layers: list[tuple[str, Table]] = []
-    for i, (layer_kind, changes) in enumerate(_entry_layers(config, depth)):
+    for i, (layer_kind, changes) in enumerate(_layers_with_changes(config, depth)):
         layer_changes: Table = {"attention": changes} if changes else {}
-        layers.append((layer_kind + ("_ngrams" if i in inputs else ""), layer_changes | inputs.get(i, {})))
+        layers.append((layer_kind + ("_ngrams" if i in ngram_inputs else ""), layer_changes | ngram_inputs.get(i, {})))
     stack = stack_of_layers(layers)
-    stack["streams"] = {"type": "delayed_hyper", "hc_mult": streams}
+    stack["streams"] = {"type": "delayed_hyper", "hc_mult": stream_count}
     return decoder(config, block, norm, stack=stack)
 
 
-def _entry_layers(config: Config, depth: int) -> list[tuple[str, Table]]:
+def _layers_with_changes(config: Config, depth: int) -> list[tuple[str, Table]]:
     """Returns the kind of each layer's attention and the fields that it changes."""
     compression_ratios = config.sizes("compress_ratios")
     if len(compression_ratios) < depth:
         raise config.error("compress_ratios", compression_ratios, f"{depth} numbers of tokens per entry, 0 for none")
-    sources, choosers = (
-        _layer_indices(config, name, depth) for name in ("kv_source_layer_ids", "index_source_layer_ids")
+    kv_sources, index_sources = (
+        _layer_indices(config, field_name, depth) for field_name in ("kv_source_layer_ids", "index_source_layer_ids")
     )
     selected_tokens, blocks = config.size("index_topk"), _candidate_blocks(config)
     indexer: Table = {field: config.size(field) for field in ("index_n_heads", "index_head_dim")}
@@ -76,65 +76,71 @@ def _entry_layers(config: Config, depth: int) -> list[tuple[str, Table]]:
     rate_of_source = 0
     for i, compression_ratio in enumerate(compression_ratios[:depth]):
         if compression_ratio == 0:
-            if i in sources or i in choosers:
+            if i in kv_sources or i in index_sources:
                 raise config.error(
                     "compress_ratios", compression_ratios, f"1 or more for layer {i}, which selects entries"
                 )
             layers.append(("local", {}))
             continue
-        if i in sources:
+        if i in kv_sources:
             rate_of_source = compression_ratio
-            if i not in choosers:
-                raise config.error("index_source_layer_ids", sorted(choosers), f"layer {i} too, which computes entries")
+            if i not in index_sources:
+                raise config.error(
+                    "index_source_layer_ids", sorted(index_sources), f"layer {i} too, which computes entries"
+                )
         elif compression_ratio != rate_of_source:
             raise config.error(
                 "kv_source_layer_ids",
-                sorted(sources),
+                sorted(kv_sources),
                 f"a source of {compression_ratio} tokens per entry for layer {i}",
             )
-        changes: Table = {
+        layer_changes: Table = {
             "compress_rate": compression_ratio,
             "weighted_entries": compression_ratio > 1,
-            "entries_shared": i not in sources,
+            "entries_shared": i not in kv_sources,
         }
-        if i not in choosers:
-            layers.append(("shared", {**changes, "index_topk": selected_tokens}))
+        if i not in index_sources:
+            layers.append(("shared", {**layer_changes, "index_topk": selected_tokens}))
             continue
         if i >= candidate_source >= 0 and compression_ratio != 1:
             raise config.error(
                 "compress_ratios", compression_ratios, f"1 for layer {i}, at or above candidate_source_layer_id"
             )
-        fields = (
+        attention_sizes = (
             {"finds": blocks} if i == candidate_source else {"candidates": blocks} if i > candidate_source >= 0 else {}
         )
-        layers.append(("full" if i in sources else "selecting", {**changes, "indexer": {**indexer, **fields}}))
+        layers.append(
+            ("full" if i in kv_sources else "selecting", {**layer_changes, "indexer": {**indexer, **attention_sizes}})
+        )
     return layers
 
 
 def _candidate_blocks(config: Config) -> Table:
-    return {name: config.size(name) for name in ("candidate_topk_blocks", "candidate_block_size")}
+    return {field_name: config.size(field_name) for field_name in ("candidate_topk_blocks", "candidate_block_size")}
 
 
-def _layer_indices(config: Config, name: str, depth: int) -> set[int]:
+def _layer_indices(config: Config, field_name: str, depth: int) -> set[int]:
     """Returns the indices of the model's layers that a field lists."""
-    return {i for i in config.sizes(name) if i < depth}
+    return {i for i in config.sizes(field_name) if i < depth}
 
 
-def _ngram_inputs(config: Config, depth: int, streams: int, norm: Table) -> dict[int, Table]:
+def _ngram_inputs(config: Config, depth: int, stream_count: int, norm: Table) -> dict[int, Table]:
     """Returns the engram of each layer with an engram."""
-    layer_ids, rows = config.sizes("engram_layer_ids"), config.sizes("engram_num_embeddings")
-    if len(rows) != len(layer_ids):
-        raise config.error("engram_num_embeddings", rows, f"one number of rows for each of {len(layer_ids)} layers")
+    layer_ids, ngram_rows = config.sizes("engram_layer_ids"), config.sizes("engram_num_embeddings")
+    if len(ngram_rows) != len(layer_ids):
+        raise config.error(
+            "engram_num_embeddings", ngram_rows, f"one number of rows for each of {len(layer_ids)} layers"
+        )
     heads = (config.size("engram_max_ngram_size") - 1) * config.size("engram_n_heads")
     if heads < 1:
         raise config.error("engram_max_ngram_size", config.get("engram_max_ngram_size"), "2 or more")
     common_fields = {
         "ngram_heads": heads,
         "ngram_head_dim": config.size("engram_head_dim"),
-        "streams": streams,
+        "streams": stream_count,
         "norm": norm,
     }
-    rows_by_layer = zip(layer_ids, rows, strict=True)
+    rows_by_layer = zip(layer_ids, ngram_rows, strict=True)
     return {i: {"ngram_input": {"ngram_rows": count, **common_fields}} for i, count in rows_by_layer if i < depth}
 
 
@@ -182,7 +188,7 @@ VLLM = "https://github.com/vllm-project/vllm/blob/main/vllm/models/deepseek_v41"
 
 FAMILIES = {
     "deepseek_v41_text": Family(
-        _deepseek_v41_text,
+        _read_deepseek_v41_text,
         DEFAULTS,
         field_names(
             """

@@ -26,17 +26,17 @@ from ...parts import (
     glu,
     layer_table,
     moe,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
 )
 from ..experts import mixtral
-from ..experts.mixtral import qwen3_moe
+from ..experts.mixtral import read_qwen3_moe
 from .open_models import OLMO_NAMES
 
 STEPS = "denoising: the further passes over the same tokens are not counted"
 
 
-def _llada(config: Config) -> Table:
+def _read_llada(config: Config) -> Table:
     """Reads LLaDA: OLMo's fields with Llama's layers.
 
     LLaDA-MoE's configs state the same model type and Llama's field names.
@@ -46,28 +46,30 @@ def _llada(config: Config) -> Table:
         return _llada_moe(config)
     config.require("block_type", "llama")
     config.require("layer_norm_type", "rms")
-    for name in ("attention_layer_norm", "input_emb_norm", "alibi", "bias_for_layer_norm"):
-        config.require(name, None, False)
+    for field_name in ("attention_layer_norm", "input_emb_norm", "alibi", "bias_for_layer_norm"):
+        config.require(field_name, None, False)
     config.require("rope", True)
     norm, bias = rmsnorm(config.number("rms_norm_eps")), config.flag("include_bias")
     hidden, qkv_bias = config.size("hidden_size"), bias or config.flag("include_qkv_bias")
     config.fields_read.add("mlp_ratio")
-    width = config.optional_size("intermediate_size") or config.size("mlp_ratio") * hidden
-    if width > LARGEST:
+    ffn_width = config.optional_size("intermediate_size") or config.size("mlp_ratio") * hidden
+    if ffn_width > LARGEST:
         raise config.error("mlp_ratio", config.get("mlp_ratio"), f"a width of at most {LARGEST}")
     mixer = attention(config, **biases(qkv_bias, *QKV), **biases(bias, "o_bias"))
-    block = layer_table(mixer, glu(config, bias, width), norm)
+    block = layer_table(mixer, glu(config, bias, ffn_width), norm)
     is_tied = config.flag("tie_word_embeddings")
-    rows = config.optional_size("embedding_size") or config.size("vocab_size")
+    embedding_rows = config.optional_size("embedding_size") or config.size("vocab_size")
     config.fields_read.add("vocab_size")
     head = biases(bias and not is_tied, "bias")
-    return {**encoder(config, block, {"final_norm": norm}, head), "vocab_size": rows}
+    return {**encoder(config, block, {"final_norm": norm}, head), "vocab_size": embedding_rows}
 
 
 def _llada_moe(config: Config) -> Table:
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
     mixer = attention(
-        config, **biases(config.flag("attention_bias"), *QKVO), **(qk_norm(norm) if config.flag("qk_layernorm") else {})
+        config,
+        **biases(config.flag("attention_bias"), *QKVO),
+        **(qk_norm_fields(norm) if config.flag("qk_layernorm") else {}),
     )
     shared_width = config.optional_size("shared_expert_intermediate_size")
     experts = moe(
@@ -76,23 +78,21 @@ def _llada_moe(config: Config) -> Table:
         glu(config, width=config.size("expert_intermediate_size")),
         None if shared_width is None else glu(config, width=shared_width),
     )
-    frequency = config.get("moe_layer_freq")
-    expert_frequencies = frequency if isinstance(frequency, list) else [frequency] * depth
+    expert_flags = config.get("moe_layer_freq")
+    expert_frequencies = expert_flags if isinstance(expert_flags, list) else [expert_flags] * depth
     if len(expert_frequencies) != depth or any(layer_kind not in (0, 1) for layer_kind in expert_frequencies):
-        raise config.error("moe_layer_freq", frequency, f"1, or {depth} times 0 or 1")
+        raise config.error("moe_layer_freq", expert_flags, f"1, or {depth} times 0 or 1")
     layer_kinds = ["moe" if layer_kind else "dense" for layer_kind in expert_frequencies]
-    dense_network = (
+    dense_ffn = (
         {"type": "mlp", **glu(config, width=config.size("dense_intermediate_size"))} if "dense" in layer_kinds else {}
     )
     config.fields_read.add("dense_intermediate_size")
     block = layer_table(mixer, experts, norm)
-    stack = combined_kinds(
-        (layer_kinds, {"moe": {}, "dense": {"feed_forward": dense_network} if dense_network else {}})
-    )
+    stack = combined_kinds((layer_kinds, {"moe": {}, "dense": {"feed_forward": dense_ffn} if dense_ffn else {}}))
     return encoder(config, block, {**stack, "final_norm": norm}, {})
 
 
-def _dream(config: Config) -> Table:
+def _read_dream(config: Config) -> Table:
     """Reads Dream: Qwen 2.5's layers."""
     config.notes.append(STEPS)
     config.require("use_sliding_window", False)
@@ -102,13 +102,13 @@ def _dream(config: Config) -> Table:
     return encoder(config, block, {"final_norm": norm}, {})
 
 
-def _rnd1(config: Config) -> Table:
+def _read_rnd1(config: Config) -> Table:
     """Reads RND1: Qwen 3's experts, without a window."""
     config.notes.append(STEPS)
     config.require("use_sliding_window", False)
-    table = qwen3_moe(config)
-    table["encoder"] = table.pop("decoder")
-    return table
+    model_fields = read_qwen3_moe(config)
+    model_fields["encoder"] = model_fields.pop("decoder")
+    return model_fields
 
 
 BLOCKS = field_names(
@@ -141,7 +141,7 @@ QWEN: dict[str, Any] = {
 
 FAMILIES = {
     "llada": Family(
-        _llada,
+        _read_llada,
         {
             "embedding_size": None,
             "num_key_value_heads": None,
@@ -178,14 +178,14 @@ FAMILIES = {
         source=f"{HUB}GSAI-ML/LLaDA-8B-Base modeling_llada.py",
     ),
     "Dream": Family(
-        _dream,
+        _read_dream,
         QWEN,
         BLOCKS | {"use_mrope"},
         generates_text=True,
         source=f"{HUB}Dream-org/Dream-v0-Instruct-7B modeling_dream.py",
     ),
     "rnd1": Family(
-        _rnd1,
+        _read_rnd1,
         class_defaults("qwen3_moe"),
         mixtral.FAMILIES["qwen3_moe"].ignored_fields
         | class_fields("qwen3_moe")

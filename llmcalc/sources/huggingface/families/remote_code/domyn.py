@@ -9,13 +9,13 @@ from __future__ import annotations
 from ...code_addresses import VLLM
 from ...config import Config, is_whole
 from ...family import Family, module_names
-from ...parts import Table, attention, decoder, glu, layer_table, qk_norm, rmsnorm, stack_of_layers
+from ...parts import Table, attention, decoder, glu, layer_table, qk_norm_fields, rmsnorm, stack_of_layers
 
 PATTERN = [0, 0, *[1, 1, 1, 0] * 8, 0, 0]
 """1 for each layer with RoPE, a window and narrow heads of the default 36 layers, 0 for the others."""
 
 
-def _domyn_edge(config: Config) -> Table:
+def _read_domyn_edge(config: Config) -> Table:
     config.require("attention_bias", False)
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
     positions, windows, head_dims = config.texts("position_layers"), config.get("window_sizes"), _head_dims(config)
@@ -25,7 +25,7 @@ def _domyn_edge(config: Config) -> Table:
         raise config.error("window_sizes", windows, f"{depth} pairs of -1 or the tokens before each token, and 0")
     if len(head_dims) != depth or 0 in head_dims:
         raise config.error("head_sizes", head_dims, f"{depth} positive whole numbers, one for each layer")
-    mixer = attention(config, **qk_norm(rmsnorm(norm["eps"], weight=False)))
+    mixer = attention(config, **qk_norm_fields(rmsnorm(norm["eps"], weight=False)))
     layers: list[tuple[str, Table]] = []
     for position, (tokens_before, _), head_dim in zip(positions, windows, head_dims, strict=True):
         window = {"sliding_window": tokens_before + 1} if tokens_before > 0 else {}
@@ -47,13 +47,13 @@ def _head_dims(config: Config) -> list[int]:
     if not config.has("per_layer_config"):
         return config.sizes("head_sizes")
     layers = config.table("per_layer_config")
-    sections = [config.section("per_layer_config").section(str(i)) for i in range(len(layers))]
-    return [section.size("head_dim") for section in sections]
+    layer_configs = [config.section("per_layer_config").section(str(i)) for i in range(len(layers))]
+    return [layer_config.size("head_dim") for layer_config in layer_configs]
 
 
 FAMILIES = {
     "domynedge": Family(
-        _domyn_edge,
+        _read_domyn_edge,
         {
             "vocab_size": 115269,
             "hidden_size": 2560,

@@ -26,7 +26,7 @@ from ...parts import (
     layernorm,
     moe,
     pooler,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
     rope,
     scores_sequences,
@@ -35,7 +35,7 @@ from ...parts import (
 from ..bert.bert import OLD, bert_activation, bert_head
 
 
-def _jina_bert(config: Config) -> Table:
+def _read_jina_bert(config: Config) -> Table:
     """Reads Jina embeddings 2: BERT with ALiBi and a gated network, whose first linear layer has no bias.
 
     Checkpoints whose `auto_map` names the code `qk-post-norm` normalize queries and keys.
@@ -48,50 +48,50 @@ def _jina_bert(config: Config) -> Table:
         **biases(True, *QKVO),
     }
     if "qk-post-norm" in str(config.data.get("auto_map", "")):
-        mixer |= qk_norm(norm, "projection")
-    network = {
+        mixer |= qk_norm_fields(norm, "projection")
+    ffn = {
         "intermediate_size": config.size("intermediate_size"),
         "hidden_act": config.choice({"geglu": "gelu", "reglu": "relu"}, "feed_forward_type"),
         "gated": True,
         "down_bias": True,
     }
-    block = layer_table(mixer, network, norm, "post")
+    block = layer_table(mixer, ffn, norm, "post")
     stack = {"embedding_norm": norm, **token_types(config.count("type_vocab_size"))}
     has_pooler = config.head == "none" or scores_sequences(config)
     return encoder(config, block, stack, bert_head(config, bert_activation(config)), {}, **pooler(has_pooler))
 
 
-def _neobert(config: Config) -> Table:
+def _read_neobert(config: Config) -> Table:
     """Reads NeoBERT: Llama's layers without a causal mask, and an FFN with two thirds of the stated width.
 
     Its width is the next multiple of 8.
     """
     norm, stated_width = rmsnorm(config.number("rms_norm_eps")), config.size("intermediate_size")
-    width = -(-(2 * stated_width // 3) // 8) * 8
+    ffn_width = -(-(2 * stated_width // 3) // 8) * 8
     config.require("hidden_act", "swiglu", "SwiGLU")
-    network = {"intermediate_size": width, "hidden_act": "silu", "gated": True}
-    block = layer_table(attention(config), network, norm)
+    ffn = {"intermediate_size": ffn_width, "hidden_act": "silu", "gated": True}
+    block = layer_table(attention(config), ffn, norm)
     score = {"transform": {"hidden_act": "tanh", "norm": None}}
     return encoder(config, block, {"final_norm": norm}, {"bias": True}, score)
 
 
-def _nomic_bert_moe(config: Config) -> Table:
+def _read_nomic_bert_moe(config: Config) -> Table:
     """Reads nomic-embed-text-v2: BERT with rotary positions, and experts in layer 1 of `moe_every_n_layers`."""
     config.require("activation_function", "gelu")
-    for name in ("prenorm", "causal", "parallel_block", "use_rms_norm", "expert_choice_router"):
-        config.require(name, None, False)
-    for name in ("num_shared_experts", "moe_impl"):
-        config.require(name, None, 0, "megablocks")
+    for field_name in ("prenorm", "causal", "parallel_block", "use_rms_norm", "expert_choice_router"):
+        config.require(field_name, None, False)
+    for field_name in ("num_shared_experts", "moe_impl"):
+        config.require(field_name, None, 0, "megablocks")
     norm, depth = layernorm(config.number("layer_norm_epsilon")), config.size("num_hidden_layers")
-    width, period = config.size("intermediate_size"), config.size("moe_every_n_layers")
+    ffn_width, expert_period = config.size("intermediate_size"), config.size("moe_every_n_layers")
     mixer = {
         "num_attention_heads": config.size("num_attention_heads"),
         "position": rope(config, theta_name="rotary_emb_base", share_name="rotary_emb_fraction"),
         **biases(config.flag("qkv_proj_bias"), *QKVO),
     }
-    dense_network = {
+    dense_ffn = {
         "type": "mlp",
-        "intermediate_size": width,
+        "intermediate_size": ffn_width,
         "hidden_act": "gelu",
         **biases(config.flag("mlp_fc1_bias"), "up_bias"),
         **biases(config.flag("mlp_fc2_bias"), "down_bias"),
@@ -99,34 +99,34 @@ def _nomic_bert_moe(config: Config) -> Table:
     experts = moe(
         config.size("num_experts"),
         config.size("moe_top_k"),
-        {"intermediate_size": width, "hidden_act": "gelu"},
+        {"intermediate_size": ffn_width, "hidden_act": "gelu"},
         output_bias=True,
     )
-    layer_kinds = ["moe" if i % period == 1 else "dense" for i in range(depth)]
-    block = layer_table(mixer, dense_network, norm, "post")
+    layer_kinds = ["moe" if i % expert_period == 1 else "dense" for i in range(depth)]
+    block = layer_table(mixer, dense_ffn, norm, "post")
     layers = combined_kinds((layer_kinds, {"dense": {}, "moe": {"feed_forward": experts}}))
     stack = {**layers, "embedding_norm": norm, **token_types(config.count("type_vocab_size"))}
     return encoder(config, block, stack, bert_head(config, "gelu", norm), {})
 
 
-def _llama_bidirec(config: Config) -> Table:
+def _read_llama_bidirec(config: Config) -> Table:
     bias = biases(config.flag("attention_bias"), *QKVO)
     return _without_mask(config, attention(config, **bias), glu(config, config.flag("mlp_bias")))
 
 
-def _bidir_mistral(config: Config) -> Table:
+def _read_bidir_mistral(config: Config) -> Table:
     return _without_mask(config, attention(config), glu(config))
 
 
-def _without_mask(config: Config, mixer: Table, network: Table) -> Table:
+def _without_mask(config: Config, mixer: Table, ffn: Table) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
-    block = layer_table(mixer, network, norm)
+    block = layer_table(mixer, ffn, norm)
     return encoder(config, block, {"final_norm": norm}, {}, {"bias": False})
 
 
 FAMILIES = {
     "jina_bert": Family(
-        _jina_bert,
+        _read_jina_bert,
         {
             "hidden_dropout_prob": 0.1,
             "attention_probs_dropout_prob": 0.1,
@@ -148,7 +148,7 @@ FAMILIES = {
         dropout_fields=BERT_DROPOUT,
     ),
     "neobert": Family(
-        _neobert,
+        _read_neobert,
         {
             "vocab_size": 30522,
             "hidden_size": 768,
@@ -167,7 +167,7 @@ FAMILIES = {
         source=f"{GITHUB}chandar-lab/NeoBERT/blob/main/src/neobert/model/model.py",
     ),
     "nomic_bert_moe": Family(
-        _nomic_bert_moe,
+        _read_nomic_bert_moe,
         {
             "hidden_dropout_prob": 0.1,
             "attention_probs_dropout_prob": 0.1,
@@ -209,13 +209,13 @@ FAMILIES = {
         dropout_fields=BERT_DROPOUT,
     ),
     "llama_bidirec": Family(
-        _llama_bidirec,
+        _read_llama_bidirec,
         class_defaults("llama"),
         OLD | {"pooling", "mlp_bias"},
         source=f"{HUB}nvidia/llama-nemotron-embed-1b-v2 llama_bidirectional_model.py",
     ),
     "bidir_mistral": Family(
-        _bidir_mistral,
+        _read_bidir_mistral,
         class_defaults("mistral"),
         OLD | {"sliding_window"},
         source=f"{HUB}nvidia/NV-Embed-v2 modeling_nvembed.py",

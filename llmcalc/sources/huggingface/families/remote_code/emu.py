@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import Table, attention, qk_norm, rmsnorm
-from ..llama.llama import llama_like
+from ...parts import Table, attention, qk_norm_fields, rmsnorm
+from ..llama.llama import llama_decoder
 
 
-def _emu3_5(config: Config) -> Table:
+def _read_emu3_5(config: Config) -> Table:
     config.require("use_sliding_window", False)
-    return llama_like(config, attention(config, **qk_norm(rmsnorm(config.number("rms_norm_eps")))))
+    return llama_decoder(config, attention(config, **qk_norm_fields(rmsnorm(config.number("rms_norm_eps")))))
 
 
 FAMILIES = {
     "emu3_5": Family(
-        _emu3_5,
+        _read_emu3_5,
         {
             "num_key_value_heads": None,
             "head_dim": None,

@@ -23,7 +23,7 @@ from ...parts import (
     glu,
     layer_table,
     moe,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
     rope,
     uncounted_prediction,
@@ -33,7 +33,7 @@ from ..deepseek.deepseek import ROUTING as CHOICE
 from ..experts.minimax import minimax_decoder
 
 
-def _deepseek(config: Config) -> Table:
+def _read_deepseek(config: Config) -> Table:
     """Reads DeepSeek-MoE 16B: DeepSeek-V2's experts with the attention of Llama."""
     depth = config.size("num_hidden_layers")
     first_expert_layer = config.count("first_k_dense_replace") if config.get("n_routed_experts") is not None else depth
@@ -42,7 +42,7 @@ def _deepseek(config: Config) -> Table:
     return deepseek_decoder(config, mixer, routed_experts(config) if "moe" in layer_kinds else {}, layer_kinds)
 
 
-def _bailing_moe(config: Config) -> Table:
+def _read_bailing_moe(config: Config) -> Table:
     """Reads Ling and Ring, versions 1 and 2, with DeepSeek-V3's MTP modules in version 2."""
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
     layer_kinds = ["dense" if i < config.count("first_k_dense_replace") else "moe" for i in range(depth)]
@@ -56,7 +56,7 @@ def ling_attention(config: Config, norm: Table) -> Table:
         position=ling_rope(config),
         **biases(config.flag("use_qkv_bias"), *QKV),
         **biases(config.flag("use_bias"), "o_bias"),
-        **(qk_norm(norm) if config.flag("use_qk_norm") else {}),
+        **(qk_norm_fields(norm) if config.flag("use_qk_norm") else {}),
     )
 
 
@@ -68,14 +68,14 @@ def ling_rope(config: Config) -> Table:
 
 
 def ling_experts(config: Config) -> Table:
-    width = config.size("moe_intermediate_size")
+    expert_width = config.size("moe_intermediate_size")
     shared_expert_count = config.count("num_shared_experts") if config.flag("moe_router_enable_shared_expert") else 0
-    shared_width = (config.optional_size("moe_shared_expert_intermediate_size") or width) * shared_expert_count
+    shared_width = (config.optional_size("moe_shared_expert_intermediate_size") or expert_width) * shared_expert_count
     router: Table = SIGMOID if config.flag("moe_router_enable_expert_bias") else {}
     return moe(
         config.size("num_experts"),
         config.size("num_experts_per_tok"),
-        glu(config, width=width),
+        glu(config, width=expert_width),
         glu(config, width=shared_width) if shared_expert_count else None,
         **router,
     )
@@ -97,36 +97,38 @@ def ling_lightning(config: Config, norm: Table) -> Table:
     }
 
 
-def _bailing_linear(config: Config) -> Table:
+def _read_bailing_linear(config: Config) -> Table:
     """Reads Ring-linear: groups of lightning-attention layers, each ended by a softmax-attention layer.
 
     The layers after the last whole group have softmax attention, too.
     """
     uncounted_prediction(config)
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
-    group, linear_attention = config.size("layer_group_size"), ling_lightning(config, norm)
+    group_size, linear_attention = config.size("layer_group_size"), ling_lightning(config, norm)
     full_attention = {"type": "attention", **ling_attention(config, norm)}
     first_expert_layer, experts = config.count("first_k_dense_replace"), ling_experts(config)
-    networks = ["dense" if i < first_expert_layer else "moe" for i in range(depth)]
-    mixers = ["full" if (i + 1) % group == 0 or i >= depth // group * group else "linear" for i in range(depth)]
+    ffn_kinds = ["dense" if i < first_expert_layer else "moe" for i in range(depth)]
+    mixers = [
+        "full" if (i + 1) % group_size == 0 or i >= depth // group_size * group_size else "linear" for i in range(depth)
+    ]
     block = layer_table(linear_attention, experts, norm)
     mixer_kinds: Table = {"linear": {}, "full": {"attention": full_attention}}
     network_kinds: Table = {"moe": {}, "dense": {"feed_forward": {"type": "mlp", **glu(config)}}}
-    return decoder(config, block, norm, stack=combined_kinds((mixers, mixer_kinds), (networks, network_kinds)))
+    return decoder(config, block, norm, stack=combined_kinds((mixers, mixer_kinds), (ffn_kinds, network_kinds)))
 
 
-def _klear(config: Config) -> Table:
+def _read_klear(config: Config) -> Table:
     """Reads Klear: Qwen3's layers, whose experts and shared expert are mixed with learned weights."""
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
-    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm))
+    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm))
     dense_indices = set(config.sizes("mlp_only_layers")) if config.get("mlp_only_layers") else set()
-    expert_interval, width = config.size("decoder_sparse_step"), config.size("moe_intermediate_size")
+    expert_interval, expert_width = config.size("decoder_sparse_step"), config.size("moe_intermediate_size")
     layer_kinds = ["dense" if i in dense_indices or (i + 1) % expert_interval else "moe" for i in range(depth)]
     experts = moe(
         config.size("num_experts"),
         config.size("num_experts_per_tok"),
-        glu(config, width=width),
-        glu(config, width=width * config.size("n_shared_experts")),
+        glu(config, width=expert_width),
+        glu(config, width=expert_width * config.size("n_shared_experts")),
         shared_expert_mix=True,
         **SIGMOID,
     )
@@ -139,50 +141,52 @@ def _klear(config: Config) -> Table:
     return decoder(config, block, norm, stack=combined_kinds((layer_kinds, layer_tables)))
 
 
-def _hunyuan(config: Config) -> Table:
+def _read_hunyuan(config: Config) -> Table:
     """Reads Hunyuan-Large: with `use_cla`, only every `cla_share_factor`-th layer computes keys and values."""
     norm = rmsnorm(config.number("rms_norm_eps"))
     depth = config.size("num_hidden_layers")
-    width = config.size("intermediate_size")
-    qk_norms = qk_norm(norm, order="after_rope") if config.flag("use_qk_norm") else {}
+    ffn_width = config.size("intermediate_size")
+    qk_norms = qk_norm_fields(norm, norm_order="after_rope") if config.flag("use_qk_norm") else {}
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norms)
-    period = config.size("cla_share_factor") if config.flag("use_cla") else 1
-    if period > 1 and qk_norms:
+    sharing_period = config.size("cla_share_factor") if config.flag("use_cla") else 1
+    if sharing_period > 1 and qk_norms:
         config.notes.append("use_cla: the norm of the keys in layers that share them (head_dim weights) is not counted")
-    network: Table = glu(config)
+    ffn: Table = glu(config)
     if config.size("num_experts") > 1:
         expert_width = (
-            _in_every_layer(config, "moe_intermediate_size", depth) if config.has("moe_intermediate_size") else width
+            _size_in_all_layers(config, "moe_intermediate_size", depth)
+            if config.has("moe_intermediate_size")
+            else ffn_width
         )
-        shared_network = glu(config, width=width * _in_every_layer(config, "num_shared_expert", depth))
-        network = moe(
+        shared_ffn = glu(config, width=ffn_width * _size_in_all_layers(config, "num_shared_expert", depth))
+        ffn = moe(
             config.size("num_experts"),
-            _in_every_layer(config, "moe_topk", depth),
+            _size_in_all_layers(config, "moe_topk", depth),
             glu(config, width=expert_width),
-            shared_network if config.flag("use_mixed_mlp_moe") else None,
+            shared_ffn if config.flag("use_mixed_mlp_moe") else None,
         )
     layer_tables: Table = {"computed": {}, "shared": {"attention": {"kv_shared": True}}}
-    layer_kinds = ["shared" if i % period else "computed" for i in range(depth)]
-    block = layer_table(mixer, network, norm)
+    layer_kinds = ["shared" if i % sharing_period else "computed" for i in range(depth)]
+    block = layer_table(mixer, ffn, norm)
     return decoder(config, block, norm, stack=combined_kinds((layer_kinds, layer_tables)))
 
 
-def _in_every_layer(config: Config, name: str, depth: int) -> int:
-    """Returns a size that may be a list with one value per layer. Raises `InputError` for differing values."""
-    layer_values = config.get(name)
+def _size_in_all_layers(config: Config, field_name: str, depth: int) -> int:
+    """Returns a size that all layers have. Raises `InputError` for a list with different values."""
+    layer_values = config.get(field_name)
     if not isinstance(layer_values, list):
-        return config.size(name)
+        return config.size(field_name)
     if (
         len(layer_values) < depth
         or len({*layer_values[:depth]}) != 1
         or type(layer_values[0]) is not int
         or layer_values[0] < 1
     ):
-        raise config.error(name, layer_values, f"a positive whole number, or {depth} equal ones")
+        raise config.error(field_name, layer_values, f"a positive whole number, or {depth} equal ones")
     return layer_values[0]
 
 
-def _grok(config: Config) -> Table:
+def _read_grok(config: Config) -> Table:
     """Reads Grok-1 in the hub's form: experts in every layer, norms before and after each sublayer."""
     norm = rmsnorm(config.number("rms_norm_eps"))
     experts = moe(
@@ -193,47 +197,47 @@ def _grok(config: Config) -> Table:
     return decoder(config, block, norm)
 
 
-def _arctic(config: Config) -> Table:
+def _read_arctic(config: Config) -> Table:
     """Reads Snowflake Arctic: experts in every `moe_layer_frequency`-th layer; `use_residual` adds a dense network.
 
     That network is as wide as the layer.
     """
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
-    period, has_residual_network = config.size("moe_layer_frequency"), config.flag("use_residual")
-    layer_kinds = ["moe" if (i + 1) % period == 0 else "dense" for i in range(depth)]
+    expert_period, has_residual_network = config.size("moe_layer_frequency"), config.flag("use_residual")
+    layer_kinds = ["moe" if (i + 1) % expert_period == 0 else "dense" for i in range(depth)]
     experts = moe(config.size("num_local_experts"), config.size("num_experts_per_tok"), glu(config))
     expert_layer: Table = {"feed_forward": experts}
     if has_residual_network:
         expert_layer |= {"type": "dense_residual", "dense": glu(config, width=config.size("hidden_size"))}
-    dense_network = {"type": "mlp", **glu(config)}
+    dense_ffn = {"type": "mlp", **glu(config)}
     block = {"attention": attention(config), "norm": norm, "norm_placement": "pre"}
-    layer_tables: Table = {"moe": expert_layer, "dense": {"feed_forward": dense_network}}
+    layer_tables: Table = {"moe": expert_layer, "dense": {"feed_forward": dense_ffn}}
     if {*layer_kinds} == {"moe"}:
         return decoder(config, {**block, **expert_layer}, norm)
     return decoder(
-        config, {**block, "feed_forward": dense_network}, norm, stack=combined_kinds((layer_kinds, layer_tables))
+        config, {**block, "feed_forward": dense_ffn}, norm, stack=combined_kinds((layer_kinds, layer_tables))
     )
 
 
-def _grok_2(config: Config) -> Table:
+def _read_grok_2(config: Config) -> Table:
     """Reads Grok-2; `residual_moe` adds a network with the same input as the experts."""
     norm, has_residual_network = rmsnorm(config.number("rms_norm_eps")), config.flag("residual_moe")
-    width = config.optional_size("moe_intermediate_size") or config.size("intermediate_size")
+    expert_width = config.optional_size("moe_intermediate_size") or config.size("intermediate_size")
     config.fields_read.add("intermediate_size")
-    network = {"hidden_act": "gelu_tanh", "gated": True}
+    ffn = {"hidden_act": "gelu_tanh", "gated": True}
     experts = moe(
         config.size("num_local_experts"),
         config.size("num_experts_per_tok"),
-        {**network, "intermediate_size": width},
-        {**network, "intermediate_size": config.size("intermediate_size")} if has_residual_network else None,
+        {**ffn, "intermediate_size": expert_width},
+        {**ffn, "intermediate_size": config.size("intermediate_size")} if has_residual_network else None,
     )
-    cap = config.number("attn_logit_softcapping")
-    mixer = attention(config, **({"attn_logit_softcapping": cap} if cap else {}))
+    logit_cap = config.number("attn_logit_softcapping")
+    mixer = attention(config, **({"attn_logit_softcapping": logit_cap} if logit_cap else {}))
     block = layer_table(mixer, experts, norm, "sandwich")
     return decoder(config, block, norm)
 
 
-def _minimax_m1(config: Config) -> Table:
+def _read_minimax_m1(config: Config) -> Table:
     """Reads MiniMax-Text-01 and M1, whose layer list has 0 for lightning attention and 1 for softmax attention."""
     config.require("postnorm", True)
     depth, attention_flags = config.size("num_hidden_layers"), config.sizes("attn_type_list")
@@ -245,40 +249,42 @@ def _minimax_m1(config: Config) -> Table:
     return minimax_decoder(config, ["full" if layer_kind else "linear" for layer_kind in attention_flags], position)
 
 
-def _sarvam_mla(config: Config) -> Table:
+def _read_sarvam_mla(config: Config) -> Table:
     """Reads Sarvam 105B: DeepSeek-V3 with Ling's field names, by default without query compression."""
     depth, first_expert_layer = config.size("num_hidden_layers"), config.count("first_k_dense_replace")
     layer_kinds = ["dense" if i < first_expert_layer else "moe" for i in range(depth)]
-    width, shared_expert_count = config.size("moe_intermediate_size"), config.count("num_shared_experts")
-    shared_width = (config.optional_size("moe_shared_expert_intermediate_size") or width) * shared_expert_count
+    expert_width, shared_expert_count = config.size("moe_intermediate_size"), config.count("num_shared_experts")
+    shared_width = (config.optional_size("moe_shared_expert_intermediate_size") or expert_width) * shared_expert_count
     router: Table = SIGMOID if config.flag("moe_router_enable_expert_bias") else {}
     experts = moe(
         config.size("num_experts"),
         config.size("num_experts_per_tok"),
-        glu(config, width=width),
+        glu(config, width=expert_width),
         glu(config, width=shared_width) if shared_expert_count else None,
         **router,
     )
     return deepseek_decoder(config, latent_attention(config), experts, layer_kinds)
 
 
-def _smallthinker(config: Config) -> Table:
+def _read_smallthinker(config: Config) -> Table:
     """Reads SmallThinker: experts with ReLU in every layer, whose router reads the layer's input.
 
     `rope_layout` and `sliding_window_layout` have 1 for each layer with rotary positions, or with a window.
     """
     depth = config.size("num_hidden_layers")
-    rope_flags, window_flags = (_layer_flags(config, name, depth, default) for name, default in LAYOUTS.items())
+    rope_flags, window_flags = (
+        _layer_flags(config, field_name, depth, default_flag) for field_name, default_flag in LAYOUTS.items()
+    )
     window = config.optional_size("sliding_window_size") if any(window_flags) else None
     config.fields_read.add("sliding_window_size")
-    network = {"intermediate_size": config.size("moe_ffn_hidden_size"), "hidden_act": "relu", "gated": True}
-    experts = moe(config.size("moe_num_primary_experts"), config.size("moe_num_active_primary_experts"), network)
+    ffn = {"intermediate_size": config.size("moe_ffn_hidden_size"), "hidden_act": "relu", "gated": True}
+    experts = moe(config.size("moe_num_primary_experts"), config.size("moe_num_active_primary_experts"), ffn)
     norm, layer_kinds, layer_tables = rmsnorm(config.number("rms_norm_eps")), [], {}
-    for rotates, is_windowed in zip(rope_flags, window_flags, strict=True):
-        fields: Table = {} if rotates else {"position": "none"}
-        fields |= {"sliding_window": window} if is_windowed and window else {}
-        layer_kinds.append(f"{'sliding' if is_windowed else 'full'}{'' if rotates else '_no_rope'}")
-        layer_tables[layer_kinds[-1]] = {"attention": fields} if fields else {}
+    for has_rope, is_windowed in zip(rope_flags, window_flags, strict=True):
+        attention_fields: Table = {} if has_rope else {"position": "none"}
+        attention_fields |= {"sliding_window": window} if is_windowed and window else {}
+        layer_kinds.append(f"{'sliding' if is_windowed else 'full'}{'' if has_rope else '_no_rope'}")
+        layer_tables[layer_kinds[-1]] = {"attention": attention_fields} if attention_fields else {}
     block = layer_table(attention(config), experts, norm)
     return decoder(config, block, norm, stack=combined_kinds((layer_kinds, layer_tables)))
 
@@ -287,11 +293,11 @@ LAYOUTS = {"rope_layout": 1, "sliding_window_layout": 0}
 """Lists of SmallThinker's layers → what stands in one that is not given."""
 
 
-def _layer_flags(config: Config, name: str, depth: int, default: int) -> list[int]:
-    """Returns 0 or 1 for each layer, from a list in the config; without the list, `default` for every layer."""
-    layer_flags = config.sizes(name) if config.has(name) else [default] * depth
+def _layer_flags(config: Config, field_name: str, depth: int, default_flag: int) -> list[int]:
+    """Returns 0 or 1 for each layer, from a list in the config; without the list, `default_flag` for every layer."""
+    layer_flags = config.sizes(field_name) if config.has(field_name) else [default_flag] * depth
     if len(layer_flags) != depth or not {*layer_flags} <= {0, 1}:
-        raise config.error(name, layer_flags, f"{depth} times 0 or 1, one for each layer")
+        raise config.error(field_name, layer_flags, f"{depth} times 0 or 1, one for each layer")
     return layer_flags
 
 
@@ -329,13 +335,13 @@ LING_IGNORED = ROUTING | field_names(
 
 FAMILIES = {
     "deepseek": Family(
-        _deepseek,
+        _read_deepseek,
         {**COMMON, "n_routed_experts": None, "n_shared_experts": None, "first_k_dense_replace": 0},
         ROUTING | {"intermediate_size"},
         source=f"{HUB}deepseek-ai/deepseek-moe-16b-base modeling_deepseek.py",
     ),
     "bailing_moe": Family(
-        _bailing_moe,
+        _read_bailing_moe,
         LING,
         LING_IGNORED,
         uncounted_fields={
@@ -345,20 +351,20 @@ FAMILIES = {
         source="https://github.com/inclusionAI/Ming-UniAudio/blob/main/modeling_bailing_moe.py",
     ),
     "bailing_moe_linear": Family(
-        _bailing_linear,
+        _read_bailing_linear,
         {**LING, "layer_group_size": 1, "linear_silu": False},
         LING_IGNORED | {"group_norm_size", "num_nextn_predict_layers"},
         grouped_router=True,
         source=f"{MLX}bailing_moe_linear.py",
     ),
     "Klear": Family(
-        _klear,
+        _read_klear,
         {**COMMON, "mlp_only_layers": None, "decoder_sparse_step": 1, "n_shared_experts": 1},
         ROUTING | {"moe_aux_loss_coeff", "sliding_window", "use_sliding_window"},
         source=f"{MLX}Klear.py",
     ),
     "hunyuan": Family(
-        _hunyuan,
+        _read_hunyuan,
         {
             **COMMON,
             "use_qk_norm": False,
@@ -376,7 +382,7 @@ FAMILIES = {
         source=f"{MLX}hunyuan.py",
     ),
     "grok-1": Family(
-        _grok,
+        _read_grok,
         {
             **COMMON,
             "num_experts": 8,
@@ -388,7 +394,7 @@ FAMILIES = {
         source=f"{VLLM}grok1.py",
     ),
     "arctic": Family(
-        _arctic,
+        _read_arctic,
         {
             "num_key_value_heads": None,
             "head_dim": None,
@@ -409,7 +415,7 @@ FAMILIES = {
         source=f"{VLLM}arctic.py",
     ),
     "grok-2": Family(
-        _grok_2,
+        _read_grok_2,
         {
             **COMMON,
             "num_local_experts": 8,
@@ -428,7 +434,7 @@ FAMILIES = {
         source=f"{SGLANG}grok.py",
     ),
     "sarvam_mla": Family(
-        _sarvam_mla,
+        _read_sarvam_mla,
         {
             **COMMON,
             **LATENT,
@@ -444,7 +450,7 @@ FAMILIES = {
         source=f"{VLLM}sarvam.py",
     ),
     "smallthinker": Family(
-        _smallthinker,
+        _read_smallthinker,
         {**COMMON, "rope_layout": None, "sliding_window_layout": None, "sliding_window_size": 4096},
         field_names(
             """
@@ -455,7 +461,7 @@ FAMILIES = {
         source="https://github.com/SJTU-IPADS/SmallThinker sglang/srt/models/smallthinker.py",
     ),
     "minimax_m1": Family(
-        _minimax_m1,
+        _read_minimax_m1,
         {
             "num_key_value_heads": 8,
             "head_dim": None,

@@ -24,18 +24,18 @@ TEXT_OF_VERSION = {2.0: "minicpm", 2.5: "llama", 2.6: "qwen2", 4.0: "llama", 4.5
 """Version of MiniCPM-V → the model type of its text model."""
 
 
-def _minicpmv(config: Config) -> Table:
+def _read_minicpmv(config: Config) -> Table:
     """Reads MiniCPM-V, whose version determines the text model; the first two versions do not state their version."""
     first_version = 2.0 if config.size("hidden_size") == 2304 else 2.5
-    return _text_of_version(config, first_version)
+    return _moondream_text_of_version(config, first_version)
 
 
-def _minicpmo(config: Config) -> Table:
+def _read_minicpmo(config: Config) -> Table:
     """Reads MiniCPM-o, whose first version is 2.6."""
-    return _text_of_version(config, 2.6)
+    return _moondream_text_of_version(config, 2.6)
 
 
-def _text_of_version(config: Config, first_version: float) -> Table:
+def _moondream_text_of_version(config: Config, first_version: float) -> Table:
     stated_version = config.data.get("version")
     config.fields_read.add("version")
     try:
@@ -53,18 +53,18 @@ def _text_of_version(config: Config, first_version: float) -> Table:
     return _text_of_type(config, TEXT_OF_VERSION[version_number], config.data)
 
 
-def _text_of_type(config: Config, model_type: str, fields: Mapping[str, Any]) -> Table:
+def _text_of_type(config: Config, model_type: str, text_fields: Mapping[str, Any]) -> Table:
     """Returns the text model of the fields, read under the given model type."""
     family = family_of(model_type)
-    text_config = typed_config({**fields, "architectures": []}, model_type, family, config.head, config.location)
-    table: Table = family.read_model(text_config) if family.read_model is not None else {}
+    text_config = typed_config({**text_fields, "architectures": []}, model_type, family, config.head, config.location)
+    model_fields: Table = family.read_model(text_config) if family.read_model is not None else {}
     config.fields_read |= text_config.fields_read | family.ignored_fields
     config.notes += text_config.notes
     config.from_defaults |= text_config.from_defaults
-    return table
+    return model_fields
 
 
-def _moondream(config: Config) -> Table:
+def _read_moondream(config: Config) -> Table:
     """Reads Moondream 2: Phi's layers, with Phi 1.5's sizes where `text_config` or `config.text` state none."""
     config.notes.append(f"vision: {NOT_COUNTED}" if config.has("text_config") else f"region: {REGION}")
     stated_fields = config.table("text_config") if config.has("text_config") else config.data
@@ -74,7 +74,7 @@ def _moondream(config: Config) -> Table:
     unknown_names = sorted(text_fields.keys() - TEXT_NAMES.keys() - {"prefix_attn", "group_size"})
     if unknown_names:
         raise config.error(f"config.text.{unknown_names[0]}", text_fields[unknown_names[0]], "no such field")
-    named_sizes = {usual_name: text_fields[name] for name, usual_name in TEXT_NAMES.items() if name in text_fields}
+    named_sizes = {usual_name: text_fields[field] for field, usual_name in TEXT_NAMES.items() if field in text_fields}
     return _text_of_type(config, "phi", {**stated_fields, **named_sizes})
 
 
@@ -122,7 +122,7 @@ MINICPM_FIELDS = field_names(
 """Fields of the encoders and resamplers of MiniCPM-V and -o."""
 
 
-def _llava(text_type: str, source: str) -> Family:
+def _llava_family(text_type: str, source_url: str) -> Family:
     """Returns the record of a class in LLaVA's code. text_type: the text model's type.
 
     VILA and NVILA, whose classes have LLaVA's names, have the text model in `llm_cfg`.
@@ -134,7 +134,7 @@ def _llava(text_type: str, source: str) -> Family:
         tying_source="text",
         uncounted_fields={**LLAVA_TOWERS, "vision_tower": LLAVA_TOWERS["mm_vision_tower"]},
         ignored_fields=LLAVA_FIELDS,
-        source=source,
+        source=source_url,
     )
 
 
@@ -143,36 +143,37 @@ LLAVA_NEXT = f"{GITHUB}LLaVA-VL/LLaVA-NeXT/blob/main/llava/model/language_model/
 BUNNY = f"{GITHUB}BAAI-DCAI/Bunny/blob/main/bunny/model/language_model/"
 
 FAMILIES = {
-    "llava_llama": _llava("llama", f"{LLAVA}llava_llama.py"),
-    "llava_mistral": _llava("mistral", f"{LLAVA}llava_mistral.py"),
-    "llava_mpt": _llava("mpt", f"{LLAVA}llava_mpt.py"),
-    "llava_qwen": _llava("qwen2", f"{LLAVA_NEXT}llava_qwen.py"),
+    "llava_llama": _llava_family("llama", f"{LLAVA}llava_llama.py"),
+    "llava_mistral": _llava_family("mistral", f"{LLAVA}llava_mistral.py"),
+    "llava_mpt": _llava_family("mpt", f"{LLAVA}llava_mpt.py"),
+    "llava_qwen": _llava_family("qwen2", f"{LLAVA_NEXT}llava_qwen.py"),
     "videochat_flash_qwen": replace(
-        _llava("qwen2", f"{HUB}OpenGVLab/VideoChat-Flash-Qwen2-7B_res448 modeling_videochat_flash.py"),
+        _llava_family("qwen2", f"{HUB}OpenGVLab/VideoChat-Flash-Qwen2-7B_res448 modeling_videochat_flash.py"),
         ignored_fields=LLAVA_FIELDS | VIDEO_FIELDS,
     ),
-    "llava_gemma": _llava("gemma", f"{LLAVA_NEXT}llava_gemma.py"),
-    "bunny-phi": _llava("phi", f"{BUNNY}bunny_phi.py"),
-    "bunny-phi3": _llava("phi3", f"{BUNNY}bunny_phi3.py"),
-    "bunny-llama": _llava("llama", f"{BUNNY}bunny_llama.py"),
-    "bunny-qwen2": _llava("qwen2", f"{BUNNY}bunny_qwen.py"),
+    "llava_gemma": _llava_family("gemma", f"{LLAVA_NEXT}llava_gemma.py"),
+    "bunny-phi": _llava_family("phi", f"{BUNNY}bunny_phi.py"),
+    "bunny-phi3": _llava_family("phi3", f"{BUNNY}bunny_phi3.py"),
+    "bunny-llama": _llava_family("llama", f"{BUNNY}bunny_llama.py"),
+    "bunny-qwen2": _llava_family("qwen2", f"{BUNNY}bunny_qwen.py"),
     "logics": replace(
-        _llava("qwen3", f"{HUB}Logics-MLLM/Logics-Thinking-8B modeling_logics.py"),
+        _llava_family("qwen3", f"{HUB}Logics-MLLM/Logics-Thinking-8B modeling_logics.py"),
         generates_text=True,
         ignored_fields=LLAVA_FIELDS | {"siglip_config", "sliding_window", "max_window_layers", "use_sliding_window"},
     ),
     "phi4-siglip": replace(
-        _llava("phi3", f"{GITHUB}Blaizzy/mlx-vlm/blob/main/mlx_vlm/models/phi4_siglip/language.py"), generates_text=True
+        _llava_family("phi3", f"{GITHUB}Blaizzy/mlx-vlm/blob/main/mlx_vlm/models/phi4_siglip/language.py"),
+        generates_text=True,
     ),
     "minicpmv": Family(
-        _minicpmv,
+        _read_minicpmv,
         ignored_fields=MINICPM_FIELDS | {"vision_config"},
         tower_class_prefixes="MiniCPMV",
         tower_file="published_code",
         source=f"{VLLM}minicpmv.py",
     ),
     "minicpmo": Family(
-        _minicpmo,
+        _read_minicpmo,
         uncounted_fields={"tts_config": "its speech decoder is not counted"},
         ignored_fields=MINICPM_FIELDS | {"vision_config", "audio_config"},
         tower_class_prefixes="MiniCPMO",
@@ -221,7 +222,7 @@ FAMILIES = {
     ),
     **{
         kind: Family(
-            _moondream,
+            _read_moondream,
             {"config": None, "text_config": None},
             ignored_fields=frozenset({"vision_config"}),
             generates_text=True,

@@ -30,7 +30,7 @@ from ...parts import (
     learned_positions,
     mlp,
     moe,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
     rope,
     stack_of_layers,
@@ -38,77 +38,77 @@ from ...parts import (
 from ..gpt.gpt import full_width_heads, plain_ffn
 
 
-def _gpt(config: Config, mixer: Table, network: Table, head: Table | None = None, **block: Any) -> Table:
+def _gpt_decoder(config: Config, mixer: Table, ffn: Table, head: Table | None = None, **block: Any) -> Table:
     """Returns a decoder of layers with LayerNorm before each sublayer."""
     norm = layernorm(config.number("layer_norm_epsilon"))
-    layer = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre", **block}
+    layer = {"attention": mixer, "feed_forward": ffn, "norm": norm, "norm_placement": "pre", **block}
     return decoder(config, layer, norm, head)
 
 
-def _codeshell(config: Config) -> Table:
+def _read_codeshell(config: Config) -> Table:
     """Reads CodeShell: GPT-2's layers with RoPE and grouped keys and values."""
     config.require("position_embedding_type", "rope")
     mixer = full_width_heads(config, position=rope(config), **biases(True, *QKVO))
     if config.flag("group_query_attention"):
         mixer["num_key_value_heads"] = config.size("num_key_value_heads")
-    return _gpt(config, mixer, plain_ffn(config, "n_inner", "activation_function"))
+    return _gpt_decoder(config, mixer, plain_ffn(config, "n_inner", "activation_function"))
 
 
-def _jais(config: Config) -> Table:
+def _read_jais(config: Config) -> Table:
     """Reads Jais 1: GPT-2's layers with ALiBi and a gated FFN, all with biases."""
     position_type = config.choice({"alibi": "alibi", "learned": "learned"}, "position_embedding_type")
     position = {"position": {"type": "alibi"}} if position_type == "alibi" else {}
     mixer = full_width_heads(config, **position, **biases(True, *QKVO))
     if config.text("activation_function") == "swiglu":
-        network: Table = {
+        ffn: Table = {
             "intermediate_size": config.optional_size("n_inner") or 4 * config.size("hidden_size"),
             "hidden_act": "silu",
             "gated": True,
             **biases(True, "gate_bias", "up_bias", "down_bias"),
         }
     else:
-        network = plain_ffn(config, "n_inner", "activation_function")
-    table = _gpt(config, mixer, network)
+        ffn = plain_ffn(config, "n_inner", "activation_function")
+    model_fields = _gpt_decoder(config, mixer, ffn)
     if position_type == "learned":
-        table["decoder"]["position"] = learned_positions(config)
-    return table
+        model_fields["decoder"]["position"] = learned_positions(config)
+    return model_fields
 
 
-def _nanogpt(config: Config) -> Table:
+def _read_nanogpt(config: Config) -> Table:
     """Reads nanoGPT: GPT-2's layers, with or without biases everywhere."""
     bias = config.flag("bias")
     norm = layernorm(bias=bias)
-    network = mlp(4 * config.size("hidden_size"), "gelu", bias)
-    layer = {"attention": full_width_heads(config, **biases(bias, *QKVO)), "feed_forward": network, "norm": norm}
+    ffn = mlp(4 * config.size("hidden_size"), "gelu", bias)
+    layer = {"attention": full_width_heads(config, **biases(bias, *QKVO)), "feed_forward": ffn, "norm": norm}
     return decoder(config, {**layer, "norm_placement": "pre"}, norm, stack={"position": learned_positions(config)})
 
 
-def _phi(config: Config) -> Table:
+def _read_phi(config: Config) -> Table:
     """Reads the first files of Phi-1, 1.5 and 2: parallel sublayers, and a head with a bias.
 
     With `num_local_experts` each layer has experts (mlabonne/phixtral-4x2_8 modeling_phi.py), and 4 by default in
     mlx-lm's class of them, whose fields have other names.
     """
     heads, rotary_dim = config.size("num_attention_heads"), config.size("rotary_dim")
-    for name in ("n_head_kv", "head_dim"):
-        if config.has(name):
-            config.require(name, None, heads)
+    for field_name in ("n_head_kv", "head_dim"):
+        if config.has(field_name):
+            config.require(field_name, None, heads)
     position = {"type": "rope", "rotary_dim": rotary_dim}
     mixer = full_width_heads(config, position=position, **biases(True, *QKVO))
-    network = plain_ffn(config, "n_inner", "activation_function")
+    ffn = plain_ffn(config, "n_inner", "activation_function")
     experts = config.optional_size("num_local_experts")
     if experts is not None:
-        network = moe(experts, config.size("num_experts_per_tok"), network)
-    return _gpt(config, mixer, network, {"bias": True}, parallel="shared")
+        ffn = moe(experts, config.size("num_experts_per_tok"), ffn)
+    return _gpt_decoder(config, mixer, ffn, {"bias": True}, parallel="shared")
 
 
-def _stablelm_epoch(config: Config) -> Table:
+def _read_stablelm_epoch(config: Config) -> Table:
     norm = layernorm(config.number("norm_eps"))
     mixer = attention(config, position=rope(config, 0.25, "rope_pct"), **biases(config.flag("use_qkv_bias"), *QKV))
     return decoder(config, layer_table(mixer, glu(config), norm), norm)
 
 
-def _refined_web(config: Config) -> Table:
+def _read_refined_web(config: Config) -> Table:
     """Reads Falcon's first files: the 40B has a norm for each parallel sublayer, the 7B one norm."""
     bias, heads = config.flag("bias"), config.size("num_attention_heads")
     kv_heads = config.optional_size("n_head_kv") or (1 if config.flag("multi_query") else heads)
@@ -116,51 +116,53 @@ def _refined_web(config: Config) -> Table:
     mixer = full_width_heads(config, position=position, **biases(bias, *QKVO))
     if kv_heads != heads:
         mixer["num_key_value_heads"] = kv_heads
-    network = {
+    ffn = {
         "intermediate_size": 4 * config.size("hidden_size"),
         "hidden_act": "gelu",
         **biases(bias, "up_bias", "down_bias"),
     }
     is_grouped = config.model_type == "RefinedWeb"
-    parallel: dict[str, Any] = {}
+    parallel_fields: dict[str, Any] = {}
     if is_grouped or config.flag("parallel_attn"):
-        parallel = {"parallel": "separate" if is_grouped else "shared"}
-    return _gpt(config, mixer, network, **parallel)
+        parallel_fields = {"parallel": "separate" if is_grouped else "shared"}
+    return _gpt_decoder(config, mixer, ffn, **parallel_fields)
 
 
-def _phi3small(config: Config) -> Table:
+def _read_phi3small(config: Config) -> Table:
     """Reads Phi-3-small, whose layers with blocks of keys are counted as full attention."""
     if config.optional_size("dense_attention_every_n_layers") not in (None, 1):
         config.notes.append(
             "dense_attention_every_n_layers: the other layers attend to some blocks of keys; counted as full attention"
         )
     config.require("hidden_act", "gegelu")
-    width = config.optional_size("ff_intermediate_size") or config.size("ff_dim_multiplier") * config.size(
+    ffn_width = config.optional_size("ff_intermediate_size") or config.size("ff_dim_multiplier") * config.size(
         "hidden_size"
     )
-    network = {
-        "intermediate_size": width,
+    ffn = {
+        "intermediate_size": ffn_width,
         "hidden_act": "gelu",
         "gated": True,
         **biases(True, "gate_bias", "up_bias", "down_bias"),
     }
     mixer = attention(config, position=rope(config, theta_name="rope_embedding_base"), **biases(True, *QKVO))
-    return _gpt(config, mixer, network)
+    return _gpt_decoder(config, mixer, ffn)
 
 
-def _list_of(config: Config, name: str, length: int, is_value: Callable[[Any], bool], expected_text: str) -> list[Any]:
+def _checked_list(
+    config: Config, field_name: str, list_length: int, is_value: Callable[[Any], bool], expected_text: str
+) -> list[Any]:
     """Returns a list with one value per layer. Raises `InputError` for another length or another value."""
-    layer_values = config.get(name)
-    if not isinstance(layer_values, list) or len(layer_values) != length or not all(map(is_value, layer_values)):
-        raise config.error(name, layer_values, f"{length} values, {expected_text}")
+    layer_values = config.get(field_name)
+    if not isinstance(layer_values, list) or len(layer_values) != list_length or not all(map(is_value, layer_values)):
+        raise config.error(field_name, layer_values, f"{list_length} values, {expected_text}")
     return layer_values
 
 
-def _checked_width(config: Config, name: str, width: int) -> int:
+def _checked_width(config: Config, field: str, expected_width: int) -> int:
     """Returns an FFN width, a multiple of hidden_size. Raises `InputError` for a width that is too large."""
-    if width > LARGEST:
-        raise config.error(name, config.get(name), f"a width of at most {LARGEST}, a multiple of hidden_size")
-    return width
+    if expected_width > LARGEST:
+        raise config.error(field, config.get(field), f"a width of at most {LARGEST}, a multiple of hidden_size")
+    return expected_width
 
 
 def _is_positive(value: Any) -> bool:
@@ -171,23 +173,27 @@ def _is_size(value: Any) -> bool:
     return is_whole(value) and 0 < value <= LARGEST
 
 
-def _openelm(config: Config) -> Table:
+def _read_openelm(config: Config) -> Table:
     """Reads OpenELM, whose layers have more heads and a wider FFN from bottom to top."""
-    depth, width, divisor = config.size("num_hidden_layers"), config.size("hidden_size"), config.size("ffn_dim_divisor")
+    depth, hidden_size, width_divisor = (
+        config.size("num_hidden_layers"),
+        config.size("hidden_size"),
+        config.size("ffn_dim_divisor"),
+    )
     config.require("ffn_with_glu", True)
     norm, head_dim = rmsnorm(), config.size("head_dim")
-    qk_norms = qk_norm(norm) if config.flag("normalize_qk_projections") else {}
-    queries = _list_of(config, "num_query_heads", depth, _is_size, "positive whole numbers")
-    groups = _list_of(config, "num_kv_heads", depth, _is_size, "positive whole numbers")
-    multipliers = _list_of(config, "ffn_multipliers", depth, _is_positive, "positive numbers")
+    qk_norms = qk_norm_fields(norm) if config.flag("normalize_qk_projections") else {}
+    query_heads = _checked_list(config, "num_query_heads", depth, _is_size, "positive whole numbers")
+    kv_head_counts = _checked_list(config, "num_kv_heads", depth, _is_size, "positive whole numbers")
+    ffn_multipliers = _checked_list(config, "ffn_multipliers", depth, _is_positive, "positive numbers")
     layers = []
-    for heads, kv_heads, multiplier in zip(queries, groups, multipliers, strict=True):
+    for heads, kv_heads, ffn_multiplier in zip(query_heads, kv_head_counts, ffn_multipliers, strict=True):
         if heads % kv_heads:
             raise config.error("num_kv_heads", kv_heads, f"a divisor of num_query_heads, here {heads}")
-        unrounded_width = multiplier * width
-        ffn_width = max(divisor, int(unrounded_width + divisor / 2) // divisor * divisor)
+        unrounded_width = ffn_multiplier * hidden_size
+        ffn_width = max(width_divisor, int(unrounded_width + width_divisor / 2) // width_divisor * width_divisor)
         ffn_width = _checked_width(
-            config, "ffn_multipliers", ffn_width + (divisor if ffn_width < 0.9 * unrounded_width else 0)
+            config, "ffn_multipliers", ffn_width + (width_divisor if ffn_width < 0.9 * unrounded_width else 0)
         )
         layers.append(
             (
@@ -208,53 +214,57 @@ def _openelm(config: Config) -> Table:
     return decoder(config, block, norm, stack=stack_of_layers(layers))
 
 
-def _nemotron_nas(config: Config) -> Table:
+def _read_nemotron_nas(config: Config) -> Table:
     """Reads models of NVIDIA's Puzzle, whose layers differ in groups and FFN width, or lack a part."""
     depth = config.size("num_hidden_layers")
-    width = config.size("hidden_size")
+    hidden_size = config.size("hidden_size")
     heads = config.size("num_attention_heads")
     norm = rmsnorm(config.number("rms_norm_eps"))
-    block_tables = _list_of(config, "block_configs", depth, lambda value: isinstance(value, dict), "tables of fields")
+    block_tables = _checked_list(
+        config, "block_configs", depth, lambda value: isinstance(value, dict), "tables of fields"
+    )
     attention_bias, mlp_bias = config.flag("attention_bias"), config.flag("mlp_bias")
     layers: list[tuple[str, Table]] = []
-    for i, table in enumerate(block_tables):
-        mixer, network = (_block_part(config, i, table, name) for name in ("attention", "ffn"))
-        changes: Table = {"attention": {"type": "none"}, "feed_forward": {"type": "none"}}
+    for i, block_config in enumerate(block_tables):
+        mixer, ffn = (_block_part_config(config, i, block_config, part_name) for part_name in ("attention", "ffn"))
+        layer_changes: Table = {"attention": {"type": "none"}, "feed_forward": {"type": "none"}}
         part_labels = []
         if not mixer.flag("no_op"):
             kv_heads = mixer.quotient("n_heads_in_group", heads, mixer.size("n_heads_in_group"))
-            changes["attention"] = {
+            layer_changes["attention"] = {
                 "num_attention_heads": heads,
                 "num_key_value_heads": kv_heads,
                 "position": rope(config),
                 **biases(attention_bias, *QKVO),
             }
             if mixer.optional_size("window_length") is not None:
-                changes["attention"]["sliding_window"] = mixer.size("window_length")
+                layer_changes["attention"]["sliding_window"] = mixer.size("window_length")
             part_labels.append(f"kv{kv_heads}")
-        if not network.flag("no_op"):
-            unrounded_width = int(2 * network.number("ffn_mult") * width / 3)
-            ffn_width = _checked_width(network, "ffn_mult", max(256, -(-unrounded_width // 256) * 256))
-            changes["feed_forward"] = {
+        if not ffn.flag("no_op"):
+            unrounded_width = int(2 * ffn.number("ffn_mult") * hidden_size / 3)
+            ffn_width = _checked_width(ffn, "ffn_mult", max(256, -(-unrounded_width // 256) * 256))
+            layer_changes["feed_forward"] = {
                 "intermediate_size": ffn_width,
                 "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
                 "gated": True,
                 **biases(mlp_bias, "gate_bias", "up_bias", "down_bias"),
             }
             part_labels.append(f"ffn{ffn_width}")
-        layers.append(("_".join(part_labels) or "empty", changes))
+        layers.append(("_".join(part_labels) or "empty", layer_changes))
     block = {**layers[0][1], "norm": norm, "norm_placement": "pre"}
     return decoder(config, block, norm, stack=stack_of_layers(layers))
 
 
-def _block_part(config: Config, layer: int, table: Table, name: str) -> Config:
+def _block_part_config(config: Config, layer: int, block_config: Table, part_name: str) -> Config:
     """Returns the table of a layer's attention or FFN. Raises `InputError` for a single projection."""
     location = f"{config.location}block_configs[{layer}]."
-    part_table = Config({name: table.get(name)}, {}, config.model_type, location=location).table(name)
-    fields = Config(part_table, BLOCK_PART, config.model_type, location=f"{location}{name}.")
-    fields.require("replace_with_linear", False)
-    fields.require("sparsify", None)
-    return fields
+    part_table = Config({part_name: block_config.get(part_name)}, {}, config.model_type, location=location).table(
+        part_name
+    )
+    part_config = Config(part_table, BLOCK_PART, config.model_type, location=f"{location}{part_name}.")
+    part_config.require("replace_with_linear", False)
+    part_config.require("sparsify", None)
+    return part_config
 
 
 BLOCK_PART: dict[str, Any] = {"no_op": False, "replace_with_linear": False, "sparsify": None, "window_length": None}
@@ -267,7 +277,7 @@ GPT2_NAMES = {
     "max_position_embeddings": "n_positions",
 }
 PHI = Family(
-    _phi,
+    _read_phi,
     {**COMMON, "activation_function": "gelu_new", "n_inner": None, "rotary_dim": 32, "tie_word_embeddings": False}
     | {"num_local_experts": None},
     frozenset({"flash_attn", "flash_rotary", "fused_dense"}),
@@ -275,7 +285,7 @@ PHI = Family(
     source=f"{HUB}microsoft/phi-1_5 modeling_mixformer_sequential.py",
 )
 REFINED_WEB = Family(
-    _refined_web,
+    _read_refined_web,
     {
         **COMMON,
         "bias": False,
@@ -291,7 +301,7 @@ REFINED_WEB = Family(
 
 FAMILIES = {
     "codeshell": Family(
-        _codeshell,
+        _read_codeshell,
         {
             **COMMON,
             "activation_function": "gelu_pytorch_tanh",
@@ -311,7 +321,7 @@ FAMILIES = {
         source=f"{HUB}WisdomShell/CodeShell-7B modeling_codeshell.py",
     ),
     "jais": Family(
-        _jais,
+        _read_jais,
         {
             **COMMON,
             "activation_function": "gelu_new",
@@ -330,7 +340,7 @@ FAMILIES = {
         source=f"{VLLM}jais.py",
     ),
     "nanogpt": Family(
-        _nanogpt,
+        _read_nanogpt,
         {"block_size": 1024, "vocab_size": 50304, "bias": True, "tie_word_embeddings": True},
         aliases={**GPT2_NAMES, "max_position_embeddings": "block_size"},
         dropout_fields=dict.fromkeys(GPT2_DROPOUT, "dropout"),
@@ -358,7 +368,7 @@ FAMILIES = {
         source=f"{MLX}phixtral.py",
     ),
     "stablelm_epoch": Family(
-        _stablelm_epoch,
+        _read_stablelm_epoch,
         {**COMMON, "norm_eps": 1e-5, "hidden_act": "silu", "use_qkv_bias": False, "tie_word_embeddings": False},
         frozenset({"num_heads", "rotary_scaling_factor"}),
         source=f"{HUB}stabilityai/stable-code-3b modeling_stablelm_epoch.py",
@@ -368,7 +378,7 @@ FAMILIES = {
         REFINED_WEB, defaults={**REFINED_WEB.defaults, "multi_query": True, "parallel_attn": True}
     ),
     "phi3small": Family(
-        _phi3small,
+        _read_phi3small,
         {
             **COMMON,
             "hidden_act": "gegelu",
@@ -389,7 +399,7 @@ FAMILIES = {
         source=f"{MLX}phi3small.py",
     ),
     "openelm": Family(
-        _openelm,
+        _read_openelm,
         {"ffn_with_glu": True, "normalize_qk_projections": True, "tie_word_embeddings": True},
         field_names("activation_fn_name normalization_layer_name num_gqa_groups qkv_multipliers rope_max_length"),
         aliases={
@@ -401,7 +411,7 @@ FAMILIES = {
         source=f"{MLX}openelm.py",
     ),
     "nemotron-nas": Family(
-        _nemotron_nas,
+        _read_nemotron_nas,
         {
             "hidden_act": "silu",
             "rms_norm_eps": 1e-5,

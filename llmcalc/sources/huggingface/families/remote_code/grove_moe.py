@@ -8,32 +8,32 @@ from __future__ import annotations
 from ...config import Config
 from ...family import Family
 from ...parts import Table
-from ..experts.mixtral import NO_COUNT, OF_ABSENT_LAYERS, qwen3_moe
+from ..experts.mixtral import NO_COUNT, OF_ABSENT_LAYERS, read_qwen3_moe
 
 EXPERTS_PER_GROUP = 2
 ADJUGATE_WIDTH = 128
 """Sizes that the source's class states; no field of the config has them."""
 
 
-def _grove_moe(config: Config) -> Table:
-    table = qwen3_moe(config)
-    stack = table["decoder"]
+def _read_grove_moe(config: Config) -> Table:
+    model_fields = read_qwen3_moe(config)
+    stack = model_fields["decoder"]
     if config.size("num_experts") % EXPERTS_PER_GROUP:
         raise config.error("num_experts", config.size("num_experts"), f"a multiple of {EXPERTS_PER_GROUP}")
     layer_tables = [stack["block"], *stack.get("variants", {}).values()]
     for layer_table in layer_tables:
-        network = layer_table.get("feed_forward", {})
-        if network.get("type") == "moe":
-            adjugate = {**network["expert"], "intermediate_size": ADJUGATE_WIDTH}
-            network |= {"type": "grove_moe", "experts_per_group": EXPERTS_PER_GROUP, "adjugate_expert": adjugate}
-    return table
+        ffn = layer_table.get("feed_forward", {})
+        if ffn.get("type") == "moe":
+            adjugate = {**ffn["expert"], "intermediate_size": ADJUGATE_WIDTH}
+            ffn |= {"type": "grove_moe", "experts_per_group": EXPERTS_PER_GROUP, "adjugate_expert": adjugate}
+    return model_fields
 
 
 CODE = "https://github.com/inclusionAI/GroveMoE/blob/main/src/transformers-4.51.3/src/transformers"
 
 FAMILIES = {
     "grove_moe": Family(
-        _grove_moe,
+        _read_grove_moe,
         {
             "num_key_value_heads": None,
             "head_dim": None,

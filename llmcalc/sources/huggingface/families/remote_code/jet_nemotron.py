@@ -28,66 +28,74 @@ JET_DEFAULTS: dict[str, Any] = {
 SECTION = "efficient_attention_config"
 
 
-def _jet_nemotron(config: Config) -> Table:
+def _read_jet_nemotron(config: Config) -> Table:
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     heads = config.size("num_attention_heads")
     head_dim = config.quotient("num_attention_heads", config.size("hidden_size"), heads)
     mixer = attention(config, head_dim=head_dim, **biases(True, *QKV))
     if not config.has("layer_types"):
-        expected = f"a list with the kind of each of {depth} layers ({', '.join(LAYER_KINDS)})"
-        raise config.error("layer_types", config.data.get("layer_types"), expected)
+        expected_text = f"a list with the kind of each of {depth} layers ({', '.join(LAYER_KINDS)})"
+        raise config.error("layer_types", config.data.get("layer_types"), expected_text)
     layer_kinds = listed_kinds(config, "layer_types", LAYER_KINDS, ["full"] * depth)
     layer_changes: Table = {}
     if "full" in layer_kinds:
         layer_changes["full"] = {"attention": mixer}
     if "sliding" in layer_kinds:
-        window = _section(config, "swa", {}).size("window_size")
+        window = _mixer_config(config, "swa", {}).size("window_size")
         layer_changes["sliding"] = {"attention": {**mixer, "sliding_window": window}}
     if "linear" in layer_kinds:
-        layer_changes["linear"] = {"attention": _jet_block(config, _section(config, "jet", JET_DEFAULTS))}
+        layer_changes["linear"] = {"attention": _jet_block(config, _mixer_config(config, "jet", JET_DEFAULTS))}
     config.fields_read.add(SECTION)
     block = layer_table(mixer, glu(config), norm)
     return decoder(config, block, norm, stack=combined_kinds((layer_kinds, layer_changes)))
 
 
-def _section(config: Config, name: str, defaults: dict[str, Any]) -> Config:
+def _mixer_config(config: Config, section_name: str, field_defaults: dict[str, Any]) -> Config:
     """Returns the table of one kind of layer in `efficient_attention_config`."""
     location = f"{config.location}{SECTION}."
-    section = Config(config.table(SECTION), {}, config.model_type, location=location).table(name)
-    return Config(section, defaults, config.model_type, location=f"{location}{name}.")
+    section = Config(config.table(SECTION), {}, config.model_type, location=location).table(section_name)
+    return Config(section, field_defaults, config.model_type, location=f"{location}{section_name}.")
 
 
-def _jet_block(config: Config, fields: Config) -> Table:
-    heads, key_dim, value_expansion = fields.size("num_heads"), fields.size("head_dim"), fields.number("expand_v")
+def _jet_block(config: Config, block_config: Config) -> Table:
+    heads, key_dim, value_expansion = (
+        block_config.size("num_heads"),
+        block_config.size("head_dim"),
+        block_config.number("expand_v"),
+    )
     value_dim, exact_dim = int(key_dim * value_expansion), key_dim * value_expansion
     if not isclose(value_dim, exact_dim, rel_tol=1e-5) or not 1 <= value_dim <= LARGEST:
-        raise fields.error("expand_v", value_expansion, f"a multiple of 1 / head_dim ({key_dim})")
-    value_width, reduction = heads * value_dim, fields.size("dconv_generator_reduction")
-    if reduction > value_width:
-        raise fields.error("dconv_generator_reduction", reduction, f"at most {value_width}, the width of all values")
+        raise block_config.error("expand_v", value_expansion, f"a multiple of 1 / head_dim ({key_dim})")
+    value_width, generator_reduction = heads * value_dim, block_config.size("dconv_generator_reduction")
+    if generator_reduction > value_width:
+        raise block_config.error(
+            "dconv_generator_reduction", generator_reduction, f"at most {value_width}, the width of all values"
+        )
     return {
         "type": "jet_block",
         "linear_num_value_heads": heads,
         "linear_key_head_dim": key_dim,
         "linear_value_head_dim": value_dim,
-        "generator_size": value_width // reduction,
-        "linear_conv_kernel_dim": fields.size("conv_size"),
-        "norm_eps": _epsilon(fields),
+        "generator_size": value_width // generator_reduction,
+        "linear_conv_kernel_dim": block_config.size("conv_size"),
+        "norm_eps": _norm_epsilon(block_config),
     }
 
 
-def _epsilon(fields: Config) -> float:
+def _norm_epsilon(block_config: Config) -> float:
     """Returns the ε of the norm, which published configs may write as a text."""
-    value = fields.get("norm_eps")
+    norm_eps = block_config.get("norm_eps")
     try:
-        return Config({"norm_eps": float(value)}, {}, fields.model_type, location=fields.location).number("norm_eps")
+        return Config(
+            {"norm_eps": float(norm_eps)}, {}, block_config.model_type, location=block_config.location
+        ).number("norm_eps")
     except (TypeError, ValueError):
-        raise fields.error("norm_eps", value, "a number") from None
+        raise block_config.error("norm_eps", norm_eps, "a number") from None
 
 
 FAMILIES = {
     "jet_nemotron": Family(
-        _jet_nemotron,
+        _read_jet_nemotron,
         {
             "vocab_size": 151936,
             "hidden_act": "silu",

@@ -19,7 +19,7 @@ from ...parts import (
     glu,
     layer_table,
     moe,
-    qk_norm,
+    qk_norm_fields,
     rope,
 )
 
@@ -33,7 +33,7 @@ SPARSE_FIELDS = field_names(
 """Fields that only layers with experts, or only windows, need."""
 
 
-def _k2_horizon(config: Config) -> Table:
+def _read_k2_horizon(config: Config) -> Table:
     depth, eps = config.size("num_hidden_layers"), config.number("rms_norm_eps")
     norm = float32_rmsnorm(eps, groups=config.size("layernorm_num_groups"))
     if config.size("hidden_size") % norm["groups"]:
@@ -53,17 +53,18 @@ def _k2_horizon(config: Config) -> Table:
         sliding_window=window,
         **output_gate,
         **biases(config.flag("attention_bias"), *QKVO),
-        **(qk_norm(float32_rmsnorm(eps), scope="per_head") if config.flag("query_key_norm") else {}),
+        **(qk_norm_fields(float32_rmsnorm(eps), norm_scope="per_head") if config.flag("query_key_norm") else {}),
     )
     block = layer_table(mixer, glu(config), norm)
     experts = config.count("num_experts")
     dense_indices = set() if config.get("mlp_only_layers") is None else set(config.sizes("mlp_only_layers"))
-    step = config.size("decoder_sparse_step")
+    expert_interval = config.size("decoder_sparse_step")
     layer_kinds = [
-        "moe" if experts and i not in dense_indices and (i + 1) % step == 0 else "dense" for i in range(depth)
+        "moe" if experts and i not in dense_indices and (i + 1) % expert_interval == 0 else "dense"
+        for i in range(depth)
     ]
-    sparse = _sparse_layer(config, experts) if "moe" in layer_kinds else {}
-    return decoder(config, block, norm, stack=combined_kinds((layer_kinds, {"dense": {}, "moe": sparse})))
+    sparse_layer = _sparse_layer(config, experts) if "moe" in layer_kinds else {}
+    return decoder(config, block, norm, stack=combined_kinds((layer_kinds, {"dense": {}, "moe": sparse_layer})))
 
 
 def _sparse_layer(config: Config, experts: int) -> Table:
@@ -72,28 +73,28 @@ def _sparse_layer(config: Config, experts: int) -> Table:
     router: Table = {"scoring_func": scoring}
     if config.flag("moe_gate_bias"):
         router["score_correction"] = "parameter"
-    width, shared = config.size("moe_intermediate_size"), config.count("num_shared_experts")
-    network = moe(
+    expert_width, shared_count = config.size("moe_intermediate_size"), config.count("num_shared_experts")
+    ffn = moe(
         experts,
         config.size("num_experts_per_tok"),
-        glu(config, width=width),
-        glu(config, width=width * shared) if shared else None,
+        glu(config, width=expert_width),
+        glu(config, width=expert_width * shared_count) if shared_count else None,
         router=router,
     )
     value_experts = config.count("mova_num_experts")
     if not value_experts:
-        return {"feed_forward": network}
+        return {"feed_forward": ffn}
     value_projection = {
         "num_experts": value_experts,
         "num_experts_per_tok": config.size("mova_num_experts_per_tok"),
         "router": router,
     }
-    return {"feed_forward": network, "attention": {"value_experts": value_projection}}
+    return {"feed_forward": ffn, "attention": {"value_experts": value_projection}}
 
 
 FAMILIES = {
     "k2_horizon": Family(
-        _k2_horizon,
+        _read_k2_horizon,
         {
             "vocab_size": 64256,
             "hidden_size": 1536,

@@ -17,23 +17,23 @@ from ..deepseek.deepseek import SIGMOID, latent_attention
 from ..recurrent.delta import KDA_MODULES, KIMI_LINEAR, KIMI_NAMES, ROUTING, kda, kimi_mixers, linear_attention_config
 
 
-def _kimi_k3(config: Config) -> Table:
+def _read_kimi_k3(config: Config) -> Table:
     config.require("moe_layer_freq", 1)
     config.require("num_key_value_heads", None, config.size("num_attention_heads"))
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     mixers = _attention_mixers(config, depth)
     experts, block_size = _latent_experts(config), config.optional_size("attn_res_block_size")
     base_layer: Table = layer_table(mixers.linear, experts, norm)
-    changes: dict[str, Table] = {
+    layer_changes: dict[str, Table] = {
         "linear": {},
         "full": {"attention": mixers.full},
         "moe": {},
         "dense": {"feed_forward": {"type": "mlp", **glu(config)}},
     }
-    network_kinds = dense_or_moe(config, depth, config.count("first_k_dense_replace"))
+    ffn_kinds = dense_or_moe(config, depth, config.count("first_k_dense_replace"))
     layers = [
-        (f"{mixer}_{network}", {**changes[mixer], **changes[network]})
-        for mixer, network in zip(mixers.kinds, network_kinds, strict=True)
+        (f"{mixer}_{ffn_kind}", {**layer_changes[mixer], **layer_changes[ffn_kind]})
+        for mixer, ffn_kind in zip(mixers.kinds, ffn_kinds, strict=True)
     ]
     if block_size is None:
         return decoder(config, base_layer, norm, stack=stack_of_layers(layers))
@@ -51,12 +51,16 @@ def block_residual_decoder(
         none.
     """
     placed_layers = []
-    for index, (layer_kind, changes) in enumerate(layers):
-        finished, starts = ceil_div(index, block_size), index % block_size == 0
-        residuals = {"attention_blocks": finished, "feed_forward_blocks": finished + starts, "starts_block": starts}
-        name = f"{layer_kind}_{finished}" + ("_start" if starts else "")
-        idle = {"idle_residual": True} if first_is_idle and not index else {}
-        placed_layers.append((name, {**changes, **residuals, **idle}))
+    for layer_index, (layer_kind, layer_changes) in enumerate(layers):
+        finished_blocks, starts_block = ceil_div(layer_index, block_size), layer_index % block_size == 0
+        residual_fields = {
+            "attention_blocks": finished_blocks,
+            "feed_forward_blocks": finished_blocks + starts_block,
+            "starts_block": starts_block,
+        }
+        variant_name = f"{layer_kind}_{finished_blocks}" + ("_start" if starts_block else "")
+        idle_fields = {"idle_residual": True} if first_is_idle and not layer_index else {}
+        placed_layers.append((variant_name, {**layer_changes, **residual_fields, **idle_fields}))
     block = {
         **base_layer,
         "type": "block_residual",
@@ -85,13 +89,13 @@ def _attention_mixers(config: Config, depth: int) -> _Mixers:
     """Returns Kimi delta attention, latent attention, and each layer's kind of attention."""
     linear_config = linear_attention_config(config, {"gate_lower_bound": None, "use_full_rank_gate": False})
     stated_bound = linear_config.get("gate_lower_bound")
-    bound: Table = {}
+    bound_fields: Table = {}
     if stated_bound is not None:
-        bound = {"kda_lower_bound": linear_config.number("gate_lower_bound", minimum=-1000.0)}
-        if bound["kda_lower_bound"] >= 0:
+        bound_fields = {"kda_lower_bound": linear_config.number("gate_lower_bound", minimum=-1000.0)}
+        if bound_fields["kda_lower_bound"] >= 0:
             raise linear_config.error("gate_lower_bound", stated_bound, "a number below 0")
     linear_attention = kda(
-        config, linear_config, full_rank_output_gate=linear_config.flag("use_full_rank_gate"), **bound
+        config, linear_config, full_rank_output_gate=linear_config.flag("use_full_rank_gate"), **bound_fields
     )
     output_gate: Table = {"output_gate": {"per": "element"}} if config.flag("mla_use_output_gate") else {}
     full_attention = latent_attention(config, mla_use_nope=config.flag("mla_use_nope"), **output_gate)
@@ -102,15 +106,15 @@ def _attention_mixers(config: Config, depth: int) -> _Mixers:
 
 def _latent_experts(config: Config) -> Table:
     """Returns routed experts on a latent width, and the shared experts as one network."""
-    width, shared_expert_count = config.size("moe_intermediate_size"), config.count("n_shared_experts")
+    expert_width, shared_expert_count = config.size("moe_intermediate_size"), config.count("n_shared_experts")
     latent_width, eps = config.optional_size("routed_expert_hidden_size"), config.number("rms_norm_eps")
     output_norm = {"output_norm": rmsnorm(eps)} if config.flag("latent_moe_use_norm") else {}
     latent_fields: Table = {} if latent_width is None else {"latent": {"moe_latent_size": latent_width, **output_norm}}
     return moe(
         config.size("num_local_experts"),
         config.size("num_experts_per_tok"),
-        glu(config, width=width),
-        glu(config, width=width * shared_expert_count) if shared_expert_count else None,
+        glu(config, width=expert_width),
+        glu(config, width=expert_width * shared_expert_count) if shared_expert_count else None,
         **latent_fields,
         **SIGMOID,
     )
@@ -125,7 +129,7 @@ FAMILIES = {
         tower_file="published_code",
     ),
     "kimi_k3_text": Family(
-        _kimi_k3,
+        _read_kimi_k3,
         {
             **KIMI_LINEAR,
             "hidden_act": "situ",

@@ -19,23 +19,23 @@ from ..recurrent import delta
 from .experts import LING, LING_IGNORED, ling_experts, ling_lightning
 
 
-def _ling_2_5(config: Config) -> Table:
+def _read_ling_2_5(config: Config) -> Table:
     """Reads Ling 2.5 and 2.6: groups of lightning-attention layers, each ended by a latent-attention layer."""
     uncounted_prediction(config)
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
-    group = config.size("layer_group_size")
-    mixers = ["linear" if (i + 1) % group else "full" for i in range(depth)]
-    networks = dense_or_moe(config, depth, config.count("first_k_dense_replace"))
+    group_size = config.size("layer_group_size")
+    mixers = ["linear" if (i + 1) % group_size else "full" for i in range(depth)]
+    ffn_kinds = dense_or_moe(config, depth, config.count("first_k_dense_replace"))
     bias = config.flag("use_bias")
     block = layer_table(ling_lightning(config, norm), ling_experts(config), norm)
     mixer_kinds: Table = {"linear": {}, "full": {"attention": latent_attention(config)}}
     network_kinds: Table = {"moe": {}, "dense": {"feed_forward": {"type": "mlp", **glu(config, bias)}}}
-    return decoder(config, block, norm, stack=combined_kinds((mixers, mixer_kinds), (networks, network_kinds)))
+    return decoder(config, block, norm, stack=combined_kinds((mixers, mixer_kinds), (ffn_kinds, network_kinds)))
 
 
 FAMILIES = {
     "bailing_moe_v2_5": Family(
-        _ling_2_5,
+        _read_ling_2_5,
         {**LING, **LATENT, "q_lora_rank": None, "layer_group_size": 1, "linear_silu": False},
         (LING_IGNORED - {"intermediate_size"})
         | field_names(
@@ -50,7 +50,7 @@ FAMILIES = {
     ),
     "bailing_moe_v3": replace(
         delta.FAMILIES["bailing_hybrid"],
-        read_model=delta.ling_3,
+        read_model=delta.read_ling_3,
         defaults={**class_defaults("bailing_hybrid"), **delta.FAMILIES["bailing_hybrid"].defaults},
         grouped_router=True,
         source=f"{VLLM}bailing_moe_v3.py",

@@ -24,50 +24,50 @@ from ...parts import (
     layernorm,
     mlp,
     moe,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
     rope,
 )
 from ..deepseek.deepseek import LATENT, latent_attention
-from ..llama.llama import llama_like
+from ..llama.llama import llama_decoder
 
 
-def _llama(config: Config) -> Table:
+def _read_llama(config: Config) -> Table:
     """Reads a class that computes Llama's layers: grouped queries, and no bias."""
-    return llama_like(config, attention(config))
+    return llama_decoder(config, attention(config))
 
 
-def _xverse(config: Config) -> Table:
+def _read_xverse(config: Config) -> Table:
     """Reads XVERSE and XVERSE-MoE, which has experts in every layer and one wide FFN for the shared experts."""
-    table = _llama(config)
+    model_fields = _read_llama(config)
     if config.has("num_experts"):
         shared_expert_count = config.count("num_shared_experts") if config.has("num_shared_experts") else 0
-        width = config.size("intermediate_size")
-        table["decoder"]["block"]["feed_forward"] = moe(
+        ffn_width = config.size("intermediate_size")
+        model_fields["decoder"]["block"]["feed_forward"] = moe(
             config.size("num_experts"),
             config.size("num_experts_per_tok"),
             glu(config),
-            glu(config, width=width * shared_expert_count) if shared_expert_count else None,
+            glu(config, width=ffn_width * shared_expert_count) if shared_expert_count else None,
         )
-    return table
+    return model_fields
 
 
-def _internlm(config: Config) -> Table:
-    """Reads InternLM, InternLM2 and openPangu Embedded: `bias` is that of the four projections of attention."""
-    return llama_like(config, attention(config, **biases(config.flag("bias"), *QKVO)))
+def _read_internlm(config: Config) -> Table:
+    """Reads InternLM, InternLM2 and openPangu Embedded: the field `bias` is for attention's four projections."""
+    return llama_decoder(config, attention(config, **biases(config.flag("bias"), *QKVO)))
 
 
-def _baichuan(config: Config) -> Table:
+def _read_baichuan(config: Config) -> Table:
     """Reads Baichuan 1 and 2. The 7B has RoPE; the 13B has ALiBi, and the length in `model_max_length`.
 
     The classes have as many heads of keys and values as of queries.
     """
     position = rope(config) if config.has("max_position_embeddings") else {"type": "alibi"}
     config.fields_read.add("model_max_length")
-    return llama_like(config, attention(config, num_key_value_heads=None, position=position))
+    return llama_decoder(config, attention(config, num_key_value_heads=None, position=position))
 
 
-def _minicpm(config: Config) -> Table:
+def _read_minicpm(config: Config) -> Table:
     """Reads MiniCPM 1 to 4, whose scales of the embedding and the residual stream have no parameters.
 
     MiniCPM-MoE has experts of the network's form in every layer.
@@ -76,93 +76,93 @@ def _minicpm(config: Config) -> Table:
         dense_length = config.table("sparse_config").get("dense_len")
         length_text = "" if dense_length is None else f" of more than {shown(dense_length)} tokens"
         config.notes.append(f"sparse_config: that a sequence{length_text} attends to some blocks alone is not counted")
-    table = llama_like(config, attention(config, **biases(config.flag("attention_bias"), *QKVO)))
+    model_fields = llama_decoder(config, attention(config, **biases(config.flag("attention_bias"), *QKVO)))
     if config.has("num_experts") and config.count("num_experts"):
         experts = moe(config.size("num_experts"), config.size("num_experts_per_tok"), glu(config))
-        table["decoder"]["block"]["feed_forward"] = experts
-    return table
+        model_fields["decoder"]["block"]["feed_forward"] = experts
+    return model_fields
 
 
-def _mobilellm(config: Config) -> Table:
+def _read_mobilellm(config: Config) -> Table:
     """Reads MobileLLM: `share_embedding` ties the head; weight sharing of adjacent layers is not supported."""
     config.require("layer_sharing", False)
-    return llama_like(config, attention(config, **biases(config.flag("attention_bias"), *QKVO)))
+    return llama_decoder(config, attention(config, **biases(config.flag("attention_bias"), *QKVO)))
 
 
-def _telechat3(config: Config) -> Table:
+def _read_telechat3(config: Config) -> Table:
     """Reads TeleChat 3, whose layers are Llama's."""
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
-    return llama_like(config, mixer, config.flag("mlp_bias"))
+    return llama_decoder(config, mixer, config.flag("mlp_bias"))
 
 
-def _maincoder(config: Config) -> Table:
+def _read_maincoder(config: Config) -> Table:
     """Reads Maincoder: Qwen3's layers."""
     norm = rmsnorm(config.number("rms_norm_eps"))
-    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm))
-    return llama_like(config, mixer)
+    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm))
+    return llama_decoder(config, mixer)
 
 
-def _plm(config: Config) -> Table:
-    """Reads PLM: latent attention without a low rank of queries, and a network of ReLU² without a gate."""
+def _read_plm(config: Config) -> Table:
+    """Reads PLM: latent attention without query compression, and a non-gated FFN with squared ReLU."""
     config.require("q_lora_rank", None)
     norm = rmsnorm(config.number("rms_norm_eps"))
-    network = mlp(config.size("intermediate_size"), "relu2", bias=config.flag("mlp_bias"))
+    ffn = mlp(config.size("intermediate_size"), "relu2", bias=config.flag("mlp_bias"))
     config.fields_read.update(("num_key_value_heads", "hidden_act"))
-    block = layer_table(latent_attention(config), network, norm)
+    block = layer_table(latent_attention(config), ffn, norm)
     return decoder(config, block, norm)
 
 
-def _lille(config: Config) -> Table:
+def _read_lille(config: Config) -> Table:
     """Reads Lille 130M, whose FFN width is 8/3 of the model's width, rounded to 256."""
     norm = rmsnorm(config.number("layer_norm_eps"))
-    width = max(1, round(8 * config.size("hidden_size") // 3 / 256)) * 256
-    block = layer_table(attention(config), {"intermediate_size": width, "hidden_act": "silu", "gated": True}, norm)
+    ffn_width = max(1, round(8 * config.size("hidden_size") // 3 / 256)) * 256
+    block = layer_table(attention(config), {"intermediate_size": ffn_width, "hidden_act": "silu", "gated": True}, norm)
     return decoder(config, block, norm)
 
 
-def _orion(config: Config) -> Table:
+def _read_orion(config: Config) -> Table:
     """Reads Orion: LayerNorm with a bias, whose eps is in `rms_norm_eps`."""
     norm = layernorm(config.number("rms_norm_eps"))
     block = layer_table(attention(config), glu(config), norm)
     return decoder(config, block, norm)
 
 
-def _telechat(config: Config) -> Table:
+def _read_telechat(config: Config) -> Table:
     """Reads TeleChat 1 and 2: only the projections back to the residual stream have a bias."""
     config.require("embed_layernorm", False)
     norm = rmsnorm(config.number("layer_norm_epsilon"))
     mixer = attention(config, head_dim=None, **biases(True, "o_bias"))
-    network = {
+    ffn = {
         "intermediate_size": config.size("intermediate_size"),
         "hidden_act": "silu",
         "gated": True,
         "down_bias": True,
     }
-    return decoder(config, layer_table(mixer, network, norm), norm)
+    return decoder(config, layer_table(mixer, ffn, norm), norm)
 
 
-def _exaone(config: Config) -> Table:
+def _read_exaone(config: Config) -> Table:
     norm = rmsnorm(config.number("layer_norm_epsilon"))
     block = layer_table(attention(config), glu(config), norm)
     return decoder(config, block, norm)
 
 
-def _step1(config: Config) -> Table:
+def _read_step1(config: Config) -> Table:
     """Reads Step 1: ALiBi with square roots of the distances, and grouped keys and values."""
     mixer = attention(config, position={"type": "alibi"}, **biases(config.flag("attention_bias"), *QKVO))
-    return llama_like(config, mixer, config.flag("mlp_bias"))
+    return llama_decoder(config, mixer, config.flag("mlp_bias"))
 
 
-def _solar(config: Config) -> Table:
+def _read_solar(config: Config) -> Table:
     """Reads Solar Pro, which adds earlier layers' states to later layers with fixed weights.
 
     The engines that serve it attend to all tokens, whatever `sliding_window` says.
     """
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
-    return llama_like(config, mixer, config.flag("mlp_bias"))
+    return llama_decoder(config, mixer, config.flag("mlp_bias"))
 
 
-def _plamo(config: Config) -> Table:
+def _read_plamo(config: Config) -> Table:
     """Reads PLaMo 1: `n_shared_head` query heads share a key and value head; a layer has a single norm."""
     norm, heads = rmsnorm(config.number("rms_norm_eps")), config.size("num_attention_heads")
     kv_heads = config.quotient("n_shared_head", heads, config.size("n_shared_head"))
@@ -172,7 +172,7 @@ def _plamo(config: Config) -> Table:
     return decoder(config, {**block, "parallel": "shared"}, norm)
 
 
-def _cogvlm(config: Config) -> Table:
+def _read_cogvlm(config: Config) -> Table:
     """Reads CogVLM 1 and 2: Llama's layers for text tokens, and separate weights for image tokens.
 
     CogVLM 2, which states its heads of keys and values, has a bias in the projections of queries, keys and values of
@@ -190,7 +190,7 @@ def _cogvlm(config: Config) -> Table:
         "the layers' second set of projections, which tokens of an image use, is not counted: "
         f"{layer * config.size('num_hidden_layers'):,} parameters"
     )
-    return llama_like(config, mixer)
+    return llama_decoder(config, mixer)
 
 
 COMMON: dict[str, Any] = {
@@ -204,47 +204,47 @@ COMMON: dict[str, Any] = {
 
 FAMILIES = {
     "internlm": Family(
-        _internlm,
+        _read_internlm,
         {**COMMON, "bias": True},
         frozenset({"rotary"}),
         source=f"{HUB}internlm/internlm-7b modeling_internlm.py",
     ),
     "internlm2": Family(
-        _internlm, {**COMMON, "bias": True}, source=f"{HUB}internlm/internlm2-7b modeling_internlm2.py"
+        _read_internlm, {**COMMON, "bias": True}, source=f"{HUB}internlm/internlm2-7b modeling_internlm2.py"
     ),
     "PanguEmbedded": Family(
-        _internlm,
+        _read_internlm,
         {**COMMON, "bias": True},
         source="https://github.com/wujing215/OpenPangu7B-on-NVIDIA modeling_openpangu_dense.py",
     ),
     "baichuan": Family(
-        _baichuan,
+        _read_baichuan,
         COMMON,
         frozenset({"z_loss_weight"}),
         source=f"{HUB}baichuan-inc/Baichuan2-13B-Chat modeling_baichuan.py",
     ),
     "minicpm": Family(
-        _minicpm,
+        _read_minicpm,
         {**COMMON, "attention_bias": False, "tie_word_embeddings": True},
         frozenset({"scale_emb", "scale_depth", "dim_model_base", "mup_denominator"}),
         source=f"{HUB}openbmb/MiniCPM-2B-sft-bf16 modeling_minicpm.py",
     ),
     "teleflm": Family(
-        _telechat3,
+        _read_telechat3,
         {**COMMON, "attention_bias": False, "mlp_bias": False},
         frozenset({"input_mult", "output_mult", "mup_scale_factor", "use_mup"}),
         source=f"{VLLM}teleflm.py",
     ),
-    "maincoder": Family(_maincoder, {**COMMON, "attention_bias": False}, source=f"{LLAMA_CPP}maincoder.cpp"),
-    "kormo": Family(_llama, COMMON, frozenset({"mask_type"}), source=f"{LLAMA_CPP}qwen2.cpp"),
+    "maincoder": Family(_read_maincoder, {**COMMON, "attention_bias": False}, source=f"{LLAMA_CPP}maincoder.cpp"),
+    "kormo": Family(_read_llama, COMMON, frozenset({"mask_type"}), source=f"{LLAMA_CPP}qwen2.cpp"),
     "plm": Family(
-        _plm,
+        _read_plm,
         {**COMMON, **LATENT, "q_lora_rank": None, "attention_bias": False, "mlp_bias": False}
         | {"tie_word_embeddings": True},
         source=f"{LLAMA_CPP}plm.cpp",
     ),
     "lille-130m": Family(
-        _lille,
+        _read_lille,
         {**COMMON, "tie_word_embeddings": True},
         aliases={
             "hidden_size": "n_embd",
@@ -255,9 +255,9 @@ FAMILIES = {
         },
         source=f"{MLX}lille-130m.py",
     ),
-    "orion": Family(_orion, COMMON, source=f"{HUB}OrionStarAI/Orion-14B-Base modeling_orion.py"),
+    "orion": Family(_read_orion, COMMON, source=f"{HUB}OrionStarAI/Orion-14B-Base modeling_orion.py"),
     "telechat": Family(
-        _telechat,
+        _read_telechat,
         {**COMMON, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True, "embed_layernorm": False},
         frozenset({"apply_residual_connection_post_layernorm", "logn", "training_seqlen", "base_seqlen"}),
         aliases={
@@ -269,50 +269,52 @@ FAMILIES = {
         source=f"{VLLM}telechat2.py",
     ),
     "telechat3": Family(
-        _telechat3, {**COMMON, "attention_bias": False, "mlp_bias": False}, source=f"{MLX}telechat3.py"
+        _read_telechat3, {**COMMON, "attention_bias": False, "mlp_bias": False}, source=f"{MLX}telechat3.py"
     ),
     "mobilellm": Family(
-        _mobilellm,
+        _read_mobilellm,
         {**COMMON, "attention_bias": False, "layer_sharing": False, "tie_word_embeddings": False},
         frozenset({"mlp_bias"}),
         aliases={"tie_word_embeddings": "share_embedding"},
         source=f"{HUB}facebook/MobileLLM-125M modeling_mobilellm.py",
     ),
     "exaone": Family(
-        _exaone,
+        _read_exaone,
         {**COMMON, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True},
         aliases={"num_hidden_layers": "num_layers", "hidden_act": "activation_function"},
         source=f"{HUB}LGAI-EXAONE/EXAONE-3.5-7.8B-Instruct modeling_exaone.py",
     ),
     "step1": Family(
-        _step1,
+        _read_step1,
         {**COMMON, "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": True},
         aliases={"num_key_value_heads": "num_attention_groups"},
         source=f"{VLLM}step1.py",
     ),
     "solar": Family(
-        _solar,
+        _read_solar,
         {**COMMON, "attention_bias": False, "mlp_bias": False},
         frozenset({"bskcn_1", "bskcn_2", "bskcn_3", "bskcn_4", "bskcn_tv", "sliding_window"}),
         source=f"{SGLANG}solar.py",
     ),
     "cogvlm": Family(
-        _cogvlm,
+        _read_cogvlm,
         {**COMMON, "rms_norm_eps": 1e-5},
         frozenset({"template_version"}),
         uncounted_fields={"vision_config": "its encoder is not counted"},
         aliases={"num_key_value_heads": "num_multi_query_heads"},
         source=f"{HUB}zai-org/cogvlm2-llama3-chat-19B modeling_cogvlm.py",
     ),
-    "plamo": Family(_plamo, {**COMMON, "n_shared_head": 8}, frozenset({"rope_traditional"}), source=f"{MLX}plamo.py"),
+    "plamo": Family(
+        _read_plamo, {**COMMON, "n_shared_head": 8}, frozenset({"rope_traditional"}), source=f"{MLX}plamo.py"
+    ),
     "xverse": Family(
-        _xverse,
+        _read_xverse,
         COMMON,
         frozenset({"norm_topk_prob"}),
         aliases={"num_experts_per_tok": "moe_top_k"},
         source=f"{HUB}xverse/XVERSE-7B modeling_xverse.py",
     ),
-    "skywork": Family(_llama, COMMON, source=f"{HUB}Skywork/Skywork-13B-base modeling_skywork.py"),
-    "aquila": Family(_llama, COMMON, source=f"{VLLM}aquila.py"),
-    "Yi": Family(_llama, COMMON, source=f"{HUB}01-ai/Yi-34B modeling_yi.py"),
+    "skywork": Family(_read_llama, COMMON, source=f"{HUB}Skywork/Skywork-13B-base modeling_skywork.py"),
+    "aquila": Family(_read_llama, COMMON, source=f"{VLLM}aquila.py"),
+    "Yi": Family(_read_llama, COMMON, source=f"{HUB}01-ai/Yi-34B modeling_yi.py"),
 }

@@ -23,21 +23,21 @@ def _longcat_flash_ngram(config: Config) -> Table:
 
     Table i has ngram_vocab_size_ratio · vocab_size + 2·i + 1 rows.
     """
-    table = longcat_flash.longcat_flash(config)
+    model_fields = longcat_flash.read_longcat_flash(config)
     hidden, longest_ngram = config.size("hidden_size"), config.size("emb_neighbor_num")
     table_count = config.size("emb_split_num") * (longest_ngram - 1)
     if not 1 <= table_count <= MOST_TABLES:
         raise config.error("emb_neighbor_num", longest_ngram, f"2 or more, and 1 to {MOST_TABLES} tables of n-grams")
-    rows = config.size("ngram_vocab_size_ratio") * config.size("vocab_size")
-    if rows + 2 * table_count > LARGEST:
+    ngram_rows = config.size("ngram_vocab_size_ratio") * config.size("vocab_size")
+    if ngram_rows + 2 * table_count > LARGEST:
         raise config.error(
             "ngram_vocab_size_ratio", config.get("ngram_vocab_size_ratio"), f"tables of at most {LARGEST} rows"
         )
-    table["decoder"]["ngram_embedding"] = {
-        "vocab_sizes": [rows + 2 * i + 1 for i in range(table_count)],
+    model_fields["decoder"]["ngram_embedding"] = {
+        "vocab_sizes": [ngram_rows + 2 * i + 1 for i in range(table_count)],
         "embedding_size": config.quotient("emb_split_num", hidden, table_count),
     }
-    return table
+    return model_fields
 
 
 LONGCAT = longcat_flash.FAMILIES["longcat_flash"]

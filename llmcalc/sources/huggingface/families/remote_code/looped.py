@@ -28,7 +28,7 @@ OTHER_STRUCTURES = (
 """Fields of Nanbeige's code for structures that no published checkpoint has."""
 
 
-def _ouro(config: Config) -> Table:
+def _read_ouro(config: Config) -> Table:
     """Reads Ouro with all steps for every token (no early exit)."""
     depth, loop_count = config.size("num_hidden_layers"), config.size("total_ut_steps")
     stack = _looped_stack(config, loop_count)
@@ -43,12 +43,12 @@ def _ouro(config: Config) -> Table:
     return decoder(config, block, norm, stack=stack)
 
 
-def _nanbeige(config: Config) -> Table:
+def _read_nanbeige(config: Config) -> Table:
     """Reads Nanbeige 4.2; with loss weights per loop, there is one loop more than weights."""
-    for name in OTHER_STRUCTURES:
-        config.require(name, False)
-    for name in ("emb_neighbor_num", "insert_ngram_layer_idx"):
-        config.require(name, None, 0, [])
+    for field_name in OTHER_STRUCTURES:
+        config.require(field_name, False)
+    for field_name in ("emb_neighbor_num", "insert_ngram_layer_idx"):
+        config.require(field_name, None, 0, [])
     loss_weights: object = config.get("loop_loss_weights") or []
     if not isinstance(loss_weights, list):
         raise config.error("loop_loss_weights", loss_weights, "a list of numbers")
@@ -62,7 +62,7 @@ def _nanbeige(config: Config) -> Table:
     return decoder(config, block, norm, stack=_looped_stack(config, loop_count))
 
 
-def _loopcoder(config: Config) -> Table:
+def _read_loopcoder(config: Config) -> Table:
     """Reads LoopCoder, whose class runs two loops."""
     config.require("loop_num", 2)
     heads, hidden = config.size("num_attention_heads"), config.size("hidden_size")
@@ -75,8 +75,8 @@ def _loopcoder(config: Config) -> Table:
         "attention_bias": config.flag("attention_bias"),
         "position": rope(config),
     }
-    norm, network = rmsnorm(config.number("rms_norm_eps")), glu(config, config.flag("mlp_bias"))
-    block = {"type": "looped", "attention": mixer, "feed_forward": network, "norm": norm}
+    norm, ffn = rmsnorm(config.number("rms_norm_eps")), glu(config, config.flag("mlp_bias"))
+    block = {"type": "looped", "attention": mixer, "feed_forward": ffn, "norm": norm}
     return decoder(config, block, norm, stack=_looped_stack(config, 2))
 
 
@@ -90,7 +90,7 @@ def _looped_stack(config: Config, loop_count: int) -> Table:
     layer_kinds = [f"layer_{i}" for i in range(depth)]
     return {
         "num_hidden_layers": depth * loop_count,
-        "variants": {name: {} for name in layer_kinds},
+        "variants": {layer_kind: {} for layer_kind in layer_kinds},
         "first_layers": layer_kinds * loop_count,
         "pattern": layer_kinds[-1:],
         "shared_layers": layer_kinds,
@@ -99,7 +99,7 @@ def _looped_stack(config: Config, loop_count: int) -> Table:
 
 FAMILIES = {
     "ouro": Family(
-        _ouro,
+        _read_ouro,
         {
             "vocab_size": 151936,
             "hidden_size": 4096,
@@ -120,7 +120,7 @@ FAMILIES = {
         source=f"{HUB}ByteDance/Ouro-1.4B modeling_ouro.py",
     ),
     "nanbeige": Family(
-        _nanbeige,
+        _read_nanbeige,
         {
             "vocab_size": 166144,
             "hidden_size": 3072,
@@ -145,7 +145,7 @@ FAMILIES = {
         source=f"{HUB}Nanbeige/Nanbeige4.2-3B modeling_nanbeige.py",
     ),
     "iquestloopcoder": Family(
-        _loopcoder,
+        _read_loopcoder,
         {
             "num_key_value_heads": None,
             "head_dim": None,

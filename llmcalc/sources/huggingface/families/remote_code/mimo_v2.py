@@ -32,20 +32,20 @@ SIZES = ("num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim")
 """Sizes of attention that sliding layers have as `swa_…`."""
 
 
-def _mimo_v2(config: Config) -> Table:
+def _read_mimo_v2(config: Config) -> Table:
     """Reads MiMo-V2.5: only sliding layers have sinks; 1 in `hybrid_layer_pattern` marks a sliding layer."""
     config.require("add_full_attention_sink_bias", None, False)
     uncounted_prediction(config)
     return _sliding_and_full(config, {})
 
 
-def _naive(config: Config) -> Table:
+def _read_naive(config: Config) -> Table:
     """Reads Naive-N0.5-Flash, whose class requires the sizes of sliding layers."""
     config.require("tie_word_embeddings", False)
     config.require("enable_dsa", True)
     config.require("index_n_kv_heads", 1)
-    for name in SIZES:
-        config.size(f"swa_{name}")
+    for field_name in SIZES:
+        config.size(f"swa_{field_name}")
     rotary_size = Rope(**rope(config)).rotary_size(config.size("head_dim"))
     indexer: Table = {
         "type": "token_indexer",
@@ -59,19 +59,24 @@ def _naive(config: Config) -> Table:
 
 
 def _sliding_and_full(config: Config, full_fields: Table) -> Table:
-    """Returns the model. full_fields: of the attention in layers without a window, beside the usual ones."""
+    """Returns a decoder with sliding and full layers. full_fields: additional attention fields of full layers."""
     config.require("n_shared_experts", None, 0)
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     qkv = biases(config.flag("attention_bias"), *QKV)
-    head_fields = {name: config.size(name, "head_dim") if name == "v_head_dim" else config.size(name) for name in SIZES}
+    head_fields = {
+        field: config.size(field, "head_dim") if field == "v_head_dim" else config.size(field) for field in SIZES
+    }
     sliding_sizes = {
-        name: config.size(f"swa_{name}") if config.has(f"swa_{name}") else size for name, size in head_fields.items()
+        field: config.size(f"swa_{field}") if config.has(f"swa_{field}") else head_size
+        for field, head_size in head_fields.items()
     }
     window = config.size("sliding_window_size", "sliding_window")
     sinks = {"sinks": True} if config.flag("add_swa_attention_sink_bias") else {}
     mixer = attention(config, **qkv, **head_fields)
-    attention_kinds = ["sliding" if mark else "full" for mark in _layer_marks(config, "hybrid_layer_pattern", depth)]
-    network_kinds = ["moe" if mark else "dense" for mark in _layer_marks(config, "moe_layer_freq", depth)]
+    attention_kinds = [
+        "sliding" if layer_mark else "full" for layer_mark in _layer_marks(config, "hybrid_layer_pattern", depth)
+    ]
+    ffn_kinds = ["moe" if layer_mark else "dense" for layer_mark in _layer_marks(config, "moe_layer_freq", depth)]
     experts = moe(
         config.size("n_routed_experts"),
         config.size("num_experts_per_tok"),
@@ -88,7 +93,7 @@ def _sliding_and_full(config: Config, full_fields: Table) -> Table:
         config,
         block,
         norm,
-        stack=combined_kinds((attention_kinds, attention_changes), (network_kinds, network_changes)),
+        stack=combined_kinds((attention_kinds, attention_changes), (ffn_kinds, network_changes)),
     )
 
 
@@ -110,7 +115,7 @@ UNCOUNTED_FIELDS = field_names(
 
 FAMILIES = {
     "mimo_v2": Family(
-        _mimo_v2,
+        _read_mimo_v2,
         {
             "hidden_act": "silu",
             "rms_norm_eps": 1e-5,
@@ -129,7 +134,7 @@ FAMILIES = {
         source=f"{VLLM}mimo_v2.py",
     ),
     "naive_n05_flash": Family(
-        _naive,
+        _read_naive,
         {
             "rms_norm_eps": 1e-5,
             "n_shared_experts": None,

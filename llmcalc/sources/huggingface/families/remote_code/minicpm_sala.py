@@ -14,7 +14,7 @@ from ...parts import QKVO, Table, attention, biases, combined_kinds, decoder, gl
 SPARSE, LIGHTNING = "minicpm4", ("lightning", "lightning_attn", "lightning-attn")
 
 
-def _minicpm_sala(config: Config) -> Table:
+def _read_minicpm_sala(config: Config) -> Table:
     """Reads MiniCPM-SALA. Scales of the embedding and the residual stream have no parameters."""
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     mixer_types = config.texts("mixer_types")
@@ -26,7 +26,7 @@ def _minicpm_sala(config: Config) -> Table:
         config.notes.append(f"sparse_config: that a sequence{length_text} attends to some blocks alone is not counted")
     block = layer_table(_sparse_attention(config), glu(config), norm)
     layer_tables: Table = {"sparse": {}, "lightning": {"attention": _lightning_attention(config, norm)}}
-    layer_kinds = ["sparse" if name == SPARSE else "lightning" for name in mixer_types]
+    layer_kinds = ["sparse" if mixer_type == SPARSE else "lightning" for mixer_type in mixer_types]
     return decoder(config, block, norm, stack=combined_kinds((layer_kinds, layer_tables)))
 
 
@@ -41,8 +41,8 @@ def _lightning_attention(config: Config, norm: Table) -> Table:
     """Returns the lightning attention. norm: the optional norm of queries and keys."""
     heads = config.size("lightning_nh")
     config.require("lightning_nkv", heads)
-    for name in ("use_output_gate", "use_output_norm"):
-        config.require(name, True)
+    for field_name in ("use_output_gate", "use_output_norm"):
+        config.require(field_name, True)
     bias = config.flag("attention_bias")
     return {
         "type": "lightning",
@@ -58,7 +58,7 @@ def _lightning_attention(config: Config, norm: Table) -> Table:
 
 FAMILIES = {
     "minicpm_sala": Family(
-        _minicpm_sala,
+        _read_minicpm_sala,
         {
             "num_key_value_heads": None,
             "head_dim": None,

@@ -15,10 +15,10 @@ from .....algebra import ceil_div
 from ...code_addresses import GITHUB
 from ...config import Config
 from ...family import Family, field_names
-from ...parts import Table, attention, decoder, glu, layer_table, moe, qk_norm, rmsnorm
+from ...parts import Table, attention, decoder, glu, layer_table, moe, qk_norm_fields, rmsnorm
 
 
-def _minimind(config: Config) -> Table:
+def _read_minimind(config: Config) -> Table:
     is_later = config.has("num_experts")
     if is_later == config.has("n_routed_experts"):
         raise config.error(
@@ -26,21 +26,21 @@ def _minimind(config: Config) -> Table:
             config.data.get("num_experts"),
             "either num_experts (since 2026) or n_routed_experts (before)",
         )
-    return _later(config) if is_later else _earlier(config)
+    return _read_later_version(config) if is_later else _read_earlier_version(config)
 
 
-def _later(config: Config) -> Table:
+def _read_later_version(config: Config) -> Table:
     """Reads the version of 2026, which has no shared experts and ties its head by a field."""
     norm, hidden = rmsnorm(config.number("rms_norm_eps")), config.size("hidden_size")
-    width = config.optional_size("intermediate_size") or 64 * ceil(hidden * pi / 64)
-    network = glu(config, width=width)
+    ffn_width = config.optional_size("intermediate_size") or 64 * ceil(hidden * pi / 64)
+    ffn = glu(config, width=ffn_width)
     if config.flag("use_moe"):
-        expert = glu(config, width=config.optional_size("moe_intermediate_size") or width)
-        network = moe(config.size("num_experts"), config.size("num_experts_per_tok"), expert)
-    return decoder(config, layer_table(attention(config, **qk_norm(norm)), network, norm), norm)
+        expert = glu(config, width=config.optional_size("moe_intermediate_size") or ffn_width)
+        ffn = moe(config.size("num_experts"), config.size("num_experts_per_tok"), expert)
+    return decoder(config, layer_table(attention(config, **qk_norm_fields(norm)), ffn, norm), norm)
 
 
-def _earlier(config: Config) -> Table:
+def _read_earlier_version(config: Config) -> Table:
     """Reads the versions of 2024 and 2025, which always tie their head.
 
     In the first, any value of `n_shared_experts` but null means one shared expert; in the second it is their number.
@@ -48,23 +48,23 @@ def _earlier(config: Config) -> Table:
     config = config.with_fields(tie_word_embeddings=True)
     config.require("scoring_func", "softmax")
     norm, hidden = rmsnorm(config.number("rms_norm_eps")), config.size("hidden_size")
-    width = config.optional_size("intermediate_size")
-    if width is None:
-        multiple = config.size("multiple_of")
-        width = multiple * ceil_div(8 * hidden // 3, multiple)
-    network = glu(config, width=width)
+    ffn_width = config.optional_size("intermediate_size")
+    if ffn_width is None:
+        width_multiple = config.size("multiple_of")
+        ffn_width = width_multiple * ceil_div(8 * hidden // 3, width_multiple)
+    ffn = glu(config, width=ffn_width)
     if config.flag("use_moe"):
         has_metas_names = "dim" in config.data
         has_one = config.get("n_shared_experts") is not None
         shared_count = int(has_one) if has_metas_names else config.count("n_shared_experts")
-        shared = glu(config, width=width * shared_count) if shared_count else None
-        network = moe(config.size("n_routed_experts"), config.size("num_experts_per_tok"), network, shared)
-    return decoder(config, layer_table(attention(config), network, norm), norm)
+        shared_ffn = glu(config, width=ffn_width * shared_count) if shared_count else None
+        ffn = moe(config.size("n_routed_experts"), config.size("num_experts_per_tok"), ffn, shared_ffn)
+    return decoder(config, layer_table(attention(config), ffn, norm), norm)
 
 
 FAMILIES = {
     "minimind": Family(
-        _minimind,
+        _read_minimind,
         {
             "hidden_act": "silu",
             "intermediate_size": None,

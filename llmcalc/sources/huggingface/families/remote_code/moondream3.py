@@ -28,7 +28,7 @@ TEXT = {
 EXPERTS = {"start_layer": 4, "n_experts": 64, "n_experts_per_tok": 8, "expert_inner_dim": 1024}
 
 
-def _moondream3(config: Config) -> Table:
+def _read_moondream3(config: Config) -> Table:
     """Reads Moondream 3. Token-dependent scales of queries and values (`tau`) are not counted."""
     sections = config.table("config") if config.has("config") else {}
     config.fields_read.add("config")
@@ -38,9 +38,9 @@ def _moondream3(config: Config) -> Table:
     hidden, depth = text_config.size("dim"), text_config.size("n_layers")
     heads, kv_heads = text_config.size("n_heads"), text_config.size("n_kv_heads")
     head_size = text_config.quotient("n_heads", hidden, heads)
-    scales = depth * (2 * heads * head_size * (heads + 2 * kv_heads) + heads)
+    scale_params = depth * (2 * heads * head_size * (heads + 2 * kv_heads) + heads)
     config.notes += [
-        f"tau: the scales of queries and values are not counted: {scales:,} parameters",
+        f"tau: the scales of queries and values are not counted: {scale_params:,} parameters",
         f"region: {REGION}",
     ]
     norm = layernorm()
@@ -80,17 +80,17 @@ def _moondream3(config: Config) -> Table:
     return decoder(model_sizes, block, norm, {"bias": True}, combined_kinds((layer_kinds, layer_tables)))
 
 
-def config_section(config: Config, sections: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def config_section(config: Config, sections: Mapping[str, Any], section_name: str) -> Mapping[str, Any]:
     """Returns a table of the config; empty if it has none. Raises `InputError` for anything else."""
-    section = sections.get(name)
+    section = sections.get(section_name)
     if section is not None and not isinstance(section, dict):
-        raise config.error(f"config.{name}", section, "a table of fields")
+        raise config.error(f"config.{section_name}", section, "a table of fields")
     return section or {}
 
 
 FAMILIES = {
     "moondream3": Family(
-        _moondream3,
+        _read_moondream3,
         generates_text=True,
         tower_class_prefixes="HfMoondream",
         tower_file="published_code",

@@ -23,19 +23,19 @@ from ...parts import (
     layer_table,
     layernorm,
     learned_positions,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
     rope,
 )
 
 
-def _hf_olmo(config: Config) -> Table:
+def _read_hf_olmo(config: Config) -> Table:
     """Reads OLMo 1, with one flag for all linear biases and one for norm weights."""
     bias = config.flag("include_bias")
     config.choice({"sequential": True, "llama": True}, "block_type")
     norm_bias = bias if config.get("bias_for_layer_norm") is None else config.flag("bias_for_layer_norm")
-    affine, qk_affine = config.flag("layer_norm_with_affine"), config.flag("attention_layer_norm_with_affine")
-    norm = _norm(config, affine, norm_bias)
+    is_affine, qk_affine = config.flag("layer_norm_with_affine"), config.flag("attention_layer_norm_with_affine")
+    norm = _olmo_norm(config, is_affine, norm_bias)
     mixer: Table = attention(config, position=None, num_key_value_heads=_kv_heads(config), **biases(bias, *QKVO))
     mixer.pop("head_dim", None)
     stack: Table = {}
@@ -47,24 +47,24 @@ def _hf_olmo(config: Config) -> Table:
         stack["position"] = learned_positions(config)
     config.fields_read.update(("alibi", "rope_theta"))
     if config.flag("attention_layer_norm"):
-        mixer |= qk_norm(_norm(config, qk_affine, norm_bias), "projection")
+        mixer |= qk_norm_fields(_olmo_norm(config, qk_affine, norm_bias), "projection")
     if config.flag("embedding_layer_norm"):
         stack["embedding_norm"] = norm
     block = layer_table(mixer, _feed_forward(config, bias), norm, "output" if config.flag("norm_after") else "pre")
-    rows, is_tied = (
+    embedding_rows, is_tied = (
         config.optional_size("embedding_size") or config.size("vocab_size"),
         config.flag("tie_word_embeddings"),
     )
     config.fields_read.add("vocab_size")
     head = biases(bias and not is_tied, "bias")
-    return {**decoder(config, block, norm, head, stack), "vocab_size": rows}
+    return {**decoder(config, block, norm, head, stack), "vocab_size": embedding_rows}
 
 
-def _norm(config: Config, affine: bool, bias: bool) -> Table:
+def _olmo_norm(config: Config, is_affine: bool, bias: bool) -> Table:
     eps = config.number("layer_norm_eps")
     layer_tables = {"default": layernorm, "low_precision": layernorm, "rms": rmsnorm}
-    fields = {"bias": bias} if affine else {"weight": False}
-    norm: Table = config.choice(layer_tables, "layer_norm_type")(eps, **fields)
+    norm_fields = {"bias": bias} if is_affine else {"weight": False}
+    norm: Table = config.choice(layer_tables, "layer_norm_type")(eps, **norm_fields)
     return norm
 
 
@@ -81,14 +81,14 @@ def _kv_heads(config: Config) -> int:
 
 def _feed_forward(config: Config, bias: bool) -> Table:
     """Returns the feed-forward network; for SwiGLU, `mlp_hidden_size` is the width of gate and values together."""
-    width = config.optional_size("intermediate_size") or _network_width(config, config.size("mlp_ratio"))
+    ffn_width = config.optional_size("intermediate_size") or _ffn_width_of_ratio(config, config.size("mlp_ratio"))
     config.fields_read.add("mlp_ratio")
     activation = config.choice({"swiglu": "silu", "gelu": "gelu", "relu": "relu"}, "hidden_act")
     if activation != "silu":
-        return {"intermediate_size": width, "hidden_act": activation, **biases(bias, "up_bias", "down_bias")}
-    half_width = config.quotient("intermediate_size", width, 2) if width % 2 == 0 else 0
+        return {"intermediate_size": ffn_width, "hidden_act": activation, **biases(bias, "up_bias", "down_bias")}
+    half_width = config.quotient("intermediate_size", ffn_width, 2) if ffn_width % 2 == 0 else 0
     if not half_width:
-        raise config.error("intermediate_size", width, "an even number")
+        raise config.error("intermediate_size", ffn_width, "an even number")
     return {
         "intermediate_size": half_width,
         "hidden_act": activation,
@@ -97,17 +97,19 @@ def _feed_forward(config: Config, bias: bool) -> Table:
     }
 
 
-def _network_width(config: Config, multiplier: int) -> int:
+def _ffn_width_of_ratio(config: Config, width_multiplier: int) -> int:
     """Returns the default width of a feed-forward network: a multiple of the hidden size."""
     hidden = config.size("hidden_size")
-    if multiplier * hidden > LARGEST:
+    if width_multiplier * hidden > LARGEST:
         raise config.error(
-            "hidden_size", hidden, f"at most {LARGEST // multiplier}, for the network is {multiplier} times as wide"
+            "hidden_size",
+            hidden,
+            f"at most {LARGEST // width_multiplier}, for the network is {width_multiplier} times as wide",
         )
-    return multiplier * hidden
+    return width_multiplier * hidden
 
 
-def _molmo(config: Config) -> Table:
+def _read_molmo(config: Config) -> Table:
     """Reads Molmo 1: 128 additional embedding rows for images, which the head does not score."""
     config.require("layer_norm_type", "rms")
     config.require("tie_word_embeddings", False)
@@ -115,23 +117,23 @@ def _molmo(config: Config) -> Table:
     mixer = attention(config, **biases(config.flag("qkv_bias"), *QKV))
     mixer.pop("head_dim", None)
     if config.flag("attention_layer_norm"):
-        mixer |= qk_norm(norm, "projection")
-    width = config.size("intermediate_size")
-    if width % 2:
-        raise config.error("intermediate_size", width, "an even number: the gate and the other half together")
+        mixer |= qk_norm_fields(norm, "projection")
+    ffn_width = config.size("intermediate_size")
+    if ffn_width % 2:
+        raise config.error("intermediate_size", ffn_width, "an even number: the gate and the other half together")
     block = layer_table(
         mixer,
-        {"intermediate_size": width // 2, "hidden_act": "silu", "gated": True},
+        {"intermediate_size": ffn_width // 2, "hidden_act": "silu", "gated": True},
         norm,
         "output" if config.flag("norm_after") else "pre",
     )
-    rows = config.optional_size("embedding_size") or config.size("vocab_size")
+    embedding_rows = config.optional_size("embedding_size") or config.size("vocab_size")
     config.fields_read.add("vocab_size")
     config.notes.append(
         "the vision encoder, whose sizes are in the code of the model, and its projector are not counted: "
         f"{_molmo_vision(config):,} parameters"
     )
-    return {**decoder(config, block, norm), "vocab_size": rows, "additional_vocab_size": 128}
+    return {**decoder(config, block, norm), "vocab_size": embedding_rows, "additional_vocab_size": 128}
 
 
 def _molmo_vision(config: Config) -> int:
@@ -141,12 +143,12 @@ def _molmo_vision(config: Config) -> int:
     from the end, side by side. Four patches become one by attention of their mean, and a gated network has the text
     model's widths.
     """
-    width, patch, rows, depth = 1024, 3 * 14 * 14, 24 * 24 + 1, 23
-    layer = 4 * width * (width + 1) + 2 * 4 * width * width + 5 * width + 4 * width
-    encoder = width * (patch + 1 + rows + 2) + depth * layer
-    pooling = 3 * (2 * width + 1) * width + (width + 1) * width + 2 * 2 * width
+    hidden_size, patch_values, position_rows, depth = 1024, 3 * 14 * 14, 24 * 24 + 1, 23
+    layer = 4 * hidden_size * (hidden_size + 1) + 2 * 4 * hidden_size * hidden_size + 5 * hidden_size + 4 * hidden_size
+    encoder = hidden_size * (patch_values + 1 + position_rows + 2) + depth * layer
+    pooling = 3 * (2 * hidden_size + 1) * hidden_size + (hidden_size + 1) * hidden_size + 2 * 2 * hidden_size
     gated_width = config.size("intermediate_size") // 2
-    return encoder + pooling + gated_width * (2 * width + config.size("hidden_size"))
+    return encoder + pooling + gated_width * (2 * hidden_size + config.size("hidden_size"))
 
 
 OLMO_MODULES = {
@@ -164,15 +166,15 @@ OLMO_MODULES = {
 """Node → its module in the code of OLMo 1 and Molmo 1."""
 
 
-def _openlm(config: Config) -> Table:
+def _read_openlm(config: Config) -> Table:
     """Reads OpenLM's models, whose arguments may be in a separate table."""
-    arguments: Mapping[str, Any] = config.table("params_args_dict") if config.has("params_args_dict") else {}
+    model_arguments: Mapping[str, Any] = config.table("params_args_dict") if config.has("params_args_dict") else {}
     config.fields_read.add("params_args_dict")
-    config_data = {**arguments, **config.data}
+    config_data = {**model_arguments, **config.data}
     inner_config = Config(config_data, config.defaults, config.model_type, config.head, config.location, config.aliases)
-    table = _openlm_arguments(inner_config)
+    model_fields = _openlm_arguments(inner_config)
     config.fields_read |= inner_config.fields_read
-    return table
+    return model_fields
 
 
 def _openlm_arguments(config: Config) -> Table:
@@ -195,20 +197,20 @@ def _openlm_arguments(config: Config) -> Table:
         mixer["position"] = {"type": "rope"}
     config.quotient("num_attention_heads", hidden, mixer["num_attention_heads"])
     if config.flag("apply_qk_norm"):
-        mixer |= qk_norm(norm, "projection")
+        mixer |= qk_norm_fields(norm, "projection")
     ffn_width = 256 * -(
-        -(2 * _network_width(config, 4) // 3) // 256
+        -(2 * _ffn_width_of_ratio(config, 4) // 3) // 256
     )  # two thirds of four times the width, up to a multiple of 256
-    gated_network = {"intermediate_size": ffn_width, "gated": True}
-    networks = {
-        "swiglu": {**gated_network, "hidden_act": "silu"},
-        "swiglu_torch": {**gated_network, "hidden_act": "silu"},
-        "gemma_geglu": {**gated_network, "hidden_act": "gelu", **biases(True, "gate_bias", "up_bias", "down_bias")},
-        "gelu": {"intermediate_size": _network_width(config, 4), "hidden_act": "gelu"},
+    gated_ffn = {"intermediate_size": ffn_width, "gated": True}
+    ffns_by_kind = {
+        "swiglu": {**gated_ffn, "hidden_act": "silu"},
+        "swiglu_torch": {**gated_ffn, "hidden_act": "silu"},
+        "gemma_geglu": {**gated_ffn, "hidden_act": "gelu", **biases(True, "gate_bias", "up_bias", "down_bias")},
+        "gelu": {"intermediate_size": _ffn_width_of_ratio(config, 4), "hidden_act": "gelu"},
     }
-    network = config.choice(networks, "ffn_type")
+    ffn = config.choice(ffns_by_kind, "ffn_type")
     stack = {"embedding_norm": norm} if config.flag("post_embed_norm") else {}
-    block = layer_table(mixer, network, norm)
+    block = layer_table(mixer, ffn, norm)
     return decoder(config, block, norm, stack=stack)
 
 
@@ -229,7 +231,7 @@ OLMO_NAMES = {
 
 FAMILIES = {
     "hf_olmo": Family(
-        _hf_olmo,
+        _read_hf_olmo,
         {
             "vocab_size": 50257,
             "embedding_size": 50304,
@@ -268,7 +270,7 @@ FAMILIES = {
         source=OLMO,
     ),
     "molmo": Family(
-        _molmo,
+        _read_molmo,
         {
             "vocab_size": 50304,
             "embedding_size": None,
@@ -285,7 +287,7 @@ FAMILIES = {
         source=f"{VLLM}molmo.py",
     ),
     "openlm": Family(
-        _openlm,
+        _read_openlm,
         {
             "norm_eps": 1e-5,
             "model_norm": "default_layer_norm",

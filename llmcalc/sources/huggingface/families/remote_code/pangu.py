@@ -12,26 +12,26 @@ from ...parts import Table, dense_or_moe
 from ..deepseek.deepseek import LATENT, ROUTING, SIGMOID, deepseek_decoder, latent_attention, routed_experts
 
 
-def _pangu_ultra_moe(config: Config) -> Table:
+def _read_pangu_ultra_moe(config: Config) -> Table:
     depth, first_expert_layer = config.size("num_hidden_layers"), config.count("first_k_dense_replace")
     config.require("sandwich_norm", True)
     router: Table = SIGMOID if config.flag("router_enable_expert_bias") else {"router": {"scoring_func": "sigmoid"}}
-    table = deepseek_decoder(
+    model_fields = deepseek_decoder(
         config,
         latent_attention(config),
         routed_experts(config, **router),
         dense_or_moe(config, depth, first_expert_layer),
     )
-    table["decoder"]["block"]["norm_placement"] = "sandwich"
-    for layer in table["decoder"].get("variants", {}).values():
+    model_fields["decoder"]["block"]["norm_placement"] = "sandwich"
+    for layer in model_fields["decoder"].get("variants", {}).values():
         if "norm_placement" in layer:
             layer["norm_placement"] = "sandwich"
-    return table
+    return model_fields
 
 
 FAMILIES = {
     "pangu_ultra_moe": Family(
-        _pangu_ultra_moe,
+        _read_pangu_ultra_moe,
         {
             **LATENT,
             "hidden_act": "silu",

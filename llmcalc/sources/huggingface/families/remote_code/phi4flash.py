@@ -16,7 +16,7 @@ from ...parts import Table, combined_kinds, decoder, glu, layer_table, layernorm
 from ..recurrent.mamba import step_rank
 
 
-def _phi4flash(config: Config) -> Table:
+def _read_phi4flash(config: Config) -> Table:
     config.require("mb_per_layer", 2)
     depth, hidden = config.size("num_hidden_layers"), config.size("hidden_size")
     heads, channels = config.size("num_attention_heads"), config.size("mamba_expand") * hidden
@@ -41,7 +41,7 @@ def _phi4flash(config: Config) -> Table:
         "norm_weight": True,
         "position": None,
     }
-    window = _window(config)
+    window = _window_size(config)
     layer_changes: Table = {
         "mamba": {},
         "sliding": {"attention": attention if window is None else {**attention, "sliding_window": window}},
@@ -57,28 +57,32 @@ def _phi4flash(config: Config) -> Table:
         "full",
         *["gate", "shared"] * ((half_depth - 2) // 2),
     ]
-    network = glu(config, config.flag("mlp_bias"))
-    block = layer_table(mamba, network, norm)
+    ffn = glu(config, config.flag("mlp_bias"))
+    block = layer_table(mamba, ffn, norm)
     head = {"bias": True} if config.flag("lm_head_bias") else None
-    layer_changes = {name: fields for name, fields in layer_changes.items() if name in layer_kinds}
+    layer_changes = {kind: layer_fields for kind, layer_fields in layer_changes.items() if kind in layer_kinds}
     return decoder(config, block, norm, head, combined_kinds((layer_kinds, layer_changes)))
 
 
-def _window(config: Config) -> int | None:
+def _window_size(config: Config) -> int | None:
     """Returns the window of the first half's attention, stated once or per layer."""
-    value = config.get("sliding_window")
-    if not isinstance(value, list):
+    stated_window = config.get("sliding_window")
+    if not isinstance(stated_window, list):
         return config.optional_size("sliding_window")
-    windows = {size for size in value if size is not None}
-    if len(windows) > 1 or not all(is_whole(size) and 0 < size <= LARGEST for size in windows):
-        raise config.error("sliding_window", value, "one positive whole number, and null for layers without a window")
+    window_sizes = {window_size for window_size in stated_window if window_size is not None}
+    if len(window_sizes) > 1 or not all(
+        is_whole(window_size) and 0 < window_size <= LARGEST for window_size in window_sizes
+    ):
+        raise config.error(
+            "sliding_window", stated_window, "one positive whole number, and null for layers without a window"
+        )
     config.fields_read.add("sliding_window")
-    return next(iter(windows), None)
+    return next(iter(window_sizes), None)
 
 
 FAMILIES = {
     "phi4flash": Family(
-        _phi4flash,
+        _read_phi4flash,
         {
             "vocab_size": 51200,
             "hidden_size": 2560,

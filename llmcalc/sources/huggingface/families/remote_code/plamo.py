@@ -18,13 +18,13 @@ from ...parts import (
     layer_table,
     listed_kinds,
     offset_rmsnorm,
-    qk_norm,
+    qk_norm_fields,
     rmsnorm,
     rope,
 )
 
 
-def _plamo2(config: Config) -> Table:
+def _read_plamo2(config: Config) -> Table:
     """Reads PLaMo 2: every `mamba_step`-th layer has attention; `full_attention_idx` lists layers without a window."""
     eps, depth, period = config.number("rms_norm_eps"), config.size("num_hidden_layers"), config.size("mamba_step")
     norm, heads, size = offset_rmsnorm(eps), config.size("num_attention_heads"), config.size("hidden_size_per_head")
@@ -35,7 +35,7 @@ def _plamo2(config: Config) -> Table:
         "num_key_value_heads": config.size("num_key_value_heads"),
         "head_dim": size,
         "position": rope(config),
-        **qk_norm(rmsnorm(eps), "per_head"),
+        **qk_norm_fields(rmsnorm(eps), "per_head"),
     }
     sliding_attention = mixer if window is None else {**mixer, "sliding_window": window}
     mamba: Table = {
@@ -61,37 +61,39 @@ def _plamo2(config: Config) -> Table:
     return decoder(config, block, norm, stack=combined_kinds((layer_kinds, layer_tables)))
 
 
-def _is_mamba(config: Config, layer: int, depth: int, period: int) -> bool:
+def _is_mamba(config: Config, layer_index: int, depth: int, mamba_period: int) -> bool:
     """Whether a layer has a state-space mixer; without a layer at half the period, the last has attention."""
     if not config.flag("mamba_enabled"):
         return False
-    if period < 2:
-        raise config.error("mamba_step", period, "2 or more")
-    return layer != depth - 1 if depth <= period // 2 else layer % period != period // 2
+    if mamba_period < 2:
+        raise config.error("mamba_step", mamba_period, "2 or more")
+    return layer_index != depth - 1 if depth <= mamba_period // 2 else layer_index % mamba_period != mamba_period // 2
 
 
-def _plamo3(config: Config) -> Table:
+def _read_plamo3(config: Config) -> Table:
     """Reads PLaMo 3: every `sliding_window_pattern`-th layer attends to all tokens."""
     norm, depth = offset_rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
-    window, windows = (
+    window, layer_windows = (
         config.optional_size("window_size", "sliding_window"),
         config.data.get("interleaved_sliding_window"),
     )
-    period = config.size("sliding_window_pattern")
+    mamba_period = config.size("sliding_window_pattern")
     config.fields_read.add("interleaved_sliding_window")
-    default_kinds = ["sliding" if (i + 1) % period else "full" for i in range(depth)]
-    if isinstance(windows, list):
-        window_sizes = [window_size for window_size in windows if window_size is not None]
+    default_kinds = ["sliding" if (i + 1) % mamba_period else "full" for i in range(depth)]
+    if isinstance(layer_windows, list):
+        window_sizes = [window_size for window_size in layer_windows if window_size is not None]
         if (
-            len(windows) != depth
+            len(layer_windows) != depth
             or not all(type(window_size) is int and window_size > 0 for window_size in window_sizes)
             or len(set(window_sizes)) > 1
         ):
-            raise config.error("interleaved_sliding_window", windows, f"{depth} times null or one size of a window")
-        default_kinds = ["full" if window_size is None else "sliding" for window_size in windows]
+            raise config.error(
+                "interleaved_sliding_window", layer_windows, f"{depth} times null or one size of a window"
+            )
+        default_kinds = ["full" if window_size is None else "sliding" for window_size in layer_windows]
         window = next(iter(window_sizes), window)
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_kinds)
-    mixer = attention(config, **qk_norm(norm))
+    mixer = attention(config, **qk_norm_fields(norm))
     block = layer_table(mixer, glu(config), norm, "sandwich")
     sliding_layer: Table = {} if window is None else {"attention": {"sliding_window": window}}
     return decoder(config, block, norm, stack=combined_kinds((layer_kinds, {"full": {}, "sliding": sliding_layer})))
@@ -99,7 +101,7 @@ def _plamo3(config: Config) -> Table:
 
 FAMILIES = {
     "plamo2": Family(
-        _plamo2,
+        _read_plamo2,
         {
             "hidden_size": 4096,
             "num_hidden_layers": 32,
@@ -127,7 +129,7 @@ FAMILIES = {
         source=f"{VLLM}plamo2.py",
     ),
     "plamo3": Family(
-        _plamo3,
+        _read_plamo3,
         {
             "num_key_value_heads": None,
             "head_dim": None,

@@ -17,11 +17,11 @@ from ..recurrent.nemotron import KINDS, layer_kinds, single_sublayer_model
 
 def _puzzle(config: Config) -> Table:
     """Reads Nemotron-H-Puzzle: `block_configs` has each layer's kind and sizes, which replace the model's sizes."""
-    blocks = config.get("block_configs")
-    if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
-        raise config.error("block_configs", blocks, "a list with a table of fields for each layer")
+    block_configs = config.get("block_configs")
+    if not isinstance(block_configs, list) or not all(isinstance(block, dict) for block in block_configs):
+        raise config.error("block_configs", block_configs, "a list with a table of fields for each layer")
     layers = []
-    for i, block in enumerate(blocks):
+    for i, block in enumerate(block_configs):
         layer = Config(
             block,
             {**config.defaults, **config.data},
@@ -36,13 +36,13 @@ def _puzzle(config: Config) -> Table:
     layer_list_fields = ("layer_types", "layers_block_type", "hybrid_override_pattern")
     if any(config.has(name) for name in layer_list_fields) and layer_kinds(config) != kinds_of_layers:
         raise config.error("block_configs", kinds_of_layers, "the kinds of layers that the config lists elsewhere, too")
-    table = single_sublayer_model(config, layers)
+    model_fields = single_sublayer_model(config, layers)
     for _, layer in layers:
         if layer is not config:
             layer.from_defaults.clear()
             config.fields_read |= layer.fields_read - layer.data.keys()
             layer.finish(frozenset(), config)
-    return table
+    return model_fields
 
 
 FAMILIES = {

@@ -11,7 +11,7 @@ from ...family import Family, field_names
 from ...parts import QKV, Table, biases, decoder, layer_table, rmsnorm, rope
 
 
-def _qwen(config: Config) -> Table:
+def _read_qwen(config: Config) -> Table:
     norm = rmsnorm(config.number("layer_norm_epsilon"))
     heads = config.size("num_attention_heads")
     bias = not config.flag("no_bias")
@@ -23,19 +23,19 @@ def _qwen(config: Config) -> Table:
         **biases(True, *QKV),
         **biases(bias, "o_bias"),
     }
-    width = config.size("intermediate_size")
-    network = {
-        "intermediate_size": config.quotient("intermediate_size", width, 2),
+    ffn_width = config.size("intermediate_size")
+    ffn = {
+        "intermediate_size": config.quotient("intermediate_size", ffn_width, 2),
         "hidden_act": "silu",
         "gated": True,
         **biases(bias, "gate_bias", "up_bias", "down_bias"),
     }
-    return decoder(config, layer_table(mixer, network, norm), norm)
+    return decoder(config, layer_table(mixer, ffn, norm), norm)
 
 
 FAMILIES = {
     "qwen": Family(
-        _qwen,
+        _read_qwen,
         {
             "kv_channels": 128,
             "layer_norm_epsilon": 1e-6,

@@ -30,18 +30,18 @@ def _rwkv_with_heads(config: Config, ranks: Table) -> Table:
     hidden, eps = config.size("hidden_size"), config.number("layer_norm_epsilon")
     head_dim = config.size("head_size")
     config.fields_read.update(("num_attention_heads", "head_dim"))
-    width = config.optional_size("attention_hidden_size") or hidden
+    attention_width = config.optional_size("attention_hidden_size") or hidden
     time_mixing = {
         "type": "rwkv_head_mix",
-        "num_heads": config.quotient("head_size", width, head_dim),
+        "num_heads": config.quotient("head_size", attention_width, head_dim),
         "head_dim": head_dim,
         "norm_eps": eps * config.size("head_size_divisor") ** 2,
         **ranks,
     }
-    width = config.optional_size("intermediate_size") or max(32, 7 * hidden // 64 * 32)
-    if width > LARGEST:
+    attention_width = config.optional_size("intermediate_size") or max(32, 7 * hidden // 64 * 32)
+    if attention_width > LARGEST:
         raise config.error("hidden_size", hidden, f"a network of at most {LARGEST} channels, 3.5 times as wide")
-    channel_mixing = {"type": "rwkv_channel_mix", "intermediate_size": width}
+    channel_mixing = {"type": "rwkv_channel_mix", "intermediate_size": attention_width}
     return _with_first_norm(config, time_mixing, channel_mixing, eps)
 
 
@@ -51,22 +51,22 @@ def _with_first_norm(
     """Returns a model of RWKV's layers. first_layer_norm: fields of the first layer's mixing that differ."""
     norm = layernorm(eps)
     block: Table = layer_table(time_mixing, channel_mixing, norm)
-    changes: Table = {
+    layer_changes: Table = {
         "input_norm": norm,
         **({"attention": {**time_mixing, **first_layer_norm}} if first_layer_norm else {}),
     }
-    stack = {"variants": {"first": changes}, "first_layers": ["first"], "pattern": ["block"]}
+    stack = {"variants": {"first": layer_changes}, "first_layers": ["first"], "pattern": ["block"]}
     return decoder(config, block, norm, stack=stack)
 
 
-def _rwkv7(config: Config) -> Table:
+def _read_rwkv7(config: Config) -> Table:
     """Reads RWKV-7 in the form of flash-linear-attention, whose low ranks follow from the sizes unless stated."""
-    for name in ("attn", "norm_first", "norm_bias"):
-        config.require(name, config.defaults[name])
+    for field_name in ("attn", "norm_first", "norm_bias"):
+        config.require(field_name, config.defaults[field_name])
     hidden, head_dim = config.size("hidden_size"), config.size("head_dim")
-    widths = config.get("value_dim")
-    if widths not in (None, hidden, [hidden] * config.size("num_hidden_layers")):
-        raise config.error("value_dim", widths, f"{hidden}, the hidden_size, in every layer")
+    value_widths = config.get("value_dim")
+    if value_widths not in (None, hidden, [hidden] * config.size("num_hidden_layers")):
+        raise config.error("value_dim", value_widths, f"{hidden}, the hidden_size, in every layer")
     heads, eps = config.quotient("head_dim", hidden, head_dim), config.number("norm_eps")
     config.fields_read.update(("num_heads", "num_attention_heads"))
     time_mixing = {
@@ -75,9 +75,9 @@ def _rwkv7(config: Config) -> Table:
         "head_dim": head_dim,
         "norm_eps": eps * head_dim,
         **{
-            field: config.optional_size(name)
-            or max(32, round(mix_field * hidden**0.5 * (scale or head_dim / 64) / 32) * 32)
-            for field, name, mix_field, scale in (
+            field: config.optional_size(field_name)
+            or max(32, round(mix_field * hidden**0.5 * (rank_scale or head_dim / 64) / 32) * 32)
+            for field, field_name, mix_field, rank_scale in (
                 ("decay_rank", "decay_low_rank_dim", 2.5, None),
                 ("rate_rank", "a_low_rank_dim", 2.5, None),
                 ("value_rank", "v_low_rank_dim", 1.7, None),
@@ -86,10 +86,10 @@ def _rwkv7(config: Config) -> Table:
         },
     }
     width_ratio = config.number("hidden_ratio") if config.get("hidden_ratio") is not None else 4.0
-    width = config.optional_size("intermediate_size") or -(-int(hidden * width_ratio) // 32) * 32
-    if not 0 < width <= LARGEST:
+    ffn_width = config.optional_size("intermediate_size") or -(-int(hidden * width_ratio) // 32) * 32
+    if not 0 < ffn_width <= LARGEST:
         raise config.error("hidden_ratio", config.get("hidden_ratio"), f"a network of 1 to {LARGEST} channels")
-    channel_mixing = {"type": "rwkv7_channel_mix", "intermediate_size": width}
+    channel_mixing = {"type": "rwkv7_channel_mix", "intermediate_size": ffn_width}
     return _with_first_norm(config, time_mixing, channel_mixing, eps, {"first": True})
 
 
@@ -121,7 +121,7 @@ FAMILIES = {
         )
     },
     "rwkv7": Family(
-        _rwkv7,
+        _read_rwkv7,
         {
             "hidden_size": 2048,
             "hidden_ratio": 4,

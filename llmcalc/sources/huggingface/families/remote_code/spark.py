@@ -11,7 +11,7 @@ from ...family import Family
 from ...parts import QKVO, Table, attention, biases, decoder, glu, layer_table, rmsnorm, rope, sliding_stack
 
 
-def _spark(config: Config) -> Table:
+def _read_spark(config: Config) -> Table:
     config.require("gate_attn_act_mode", "sigmoid")
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
     output_gate: Table = {"output_gate": {"per": "head"}} if config.flag("headwise_attn_output_gate") else {}
@@ -21,8 +21,8 @@ def _spark(config: Config) -> Table:
         **output_gate,
         **biases(config.flag("attention_bias"), *QKVO),
     )
-    network = glu(config, config.flag("mlp_bias"))
-    block = layer_table(mixer, network, norm)
+    ffn = glu(config, config.flag("mlp_bias"))
+    block = layer_table(mixer, ffn, norm)
     if not config.has("layer_types"):
         raise config.error(
             "layer_types", config.data.get("layer_types"), f"a list with the kind of each of {depth} layers"
@@ -33,7 +33,7 @@ def _spark(config: Config) -> Table:
 
 FAMILIES = {
     "spark2_5": Family(
-        _spark,
+        _read_spark,
         {
             "num_key_value_heads": None,
             "head_dim": None,

@@ -11,7 +11,7 @@ from ...family import Family
 from ...parts import Table, attention, combined_kinds, decoder, glu, layer_table, moe, rmsnorm
 
 
-def _step3_text(config: Config) -> Table:
+def _read_step3_text(config: Config) -> Table:
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
     config.require("num_attention_groups", 1)
     head_dim = config.size("head_dim")
@@ -25,10 +25,10 @@ def _step3_text(config: Config) -> Table:
     )
     expert_layers = _layers_with_experts(config, depth)
     layer_kinds = ["moe" if i in expert_layers else "dense" for i in range(depth)]
-    dense_network = {"type": "mlp", **glu(config)}
+    dense_ffn = {"type": "mlp", **glu(config)}
     block = layer_table(mixer, experts, norm)
     return decoder(
-        config, block, norm, stack=combined_kinds((layer_kinds, {"moe": {}, "dense": {"feed_forward": dense_network}}))
+        config, block, norm, stack=combined_kinds((layer_kinds, {"moe": {}, "dense": {"feed_forward": dense_ffn}}))
     )
 
 
@@ -39,16 +39,16 @@ def _layers_with_experts(config: Config, depth: int) -> set[int]:
         return {*range(1, depth)}
     expected_text = "indices of layers with commas between them, such as 4,5,6"
     if isinstance(listed_indices, str) and len(listed_indices) <= 10 * (depth + 1):
-        indices = [text.strip() for text in listed_indices.split(",")]
-        if all(text.isascii() and text.isdigit() for text in indices):
-            return {int(text) for text in indices}
+        layer_indices = [index_text.strip() for index_text in listed_indices.split(",")]
+        if all(index_text.isascii() and index_text.isdigit() for index_text in layer_indices):
+            return {int(index_text) for index_text in layer_indices}
     raise config.error("moe_layers_enum", listed_indices, expected_text)
 
 
 FAMILIES = {
     "step3_vl": Family(None, text_type="step3_text", tying_source="text", source=f"{VLLM}step3_vl.py"),
     "step3_text": Family(
-        _step3_text,
+        _read_step3_text,
         {
             "hidden_size": 7168,
             "intermediate_size": 18432,

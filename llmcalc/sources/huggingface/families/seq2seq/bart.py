@@ -39,32 +39,32 @@ if TYPE_CHECKING:
 Side = Literal["encoder", "decoder"]
 
 
-def _bart(config: Config) -> Table:
-    return bart_like(config, "post", embedding_norm=True, position=learned_positions(config, 2))
+def _read_bart(config: Config) -> Table:
+    return bart_model(config, "post", embedding_norm=True, position=learned_positions(config, 2))
 
 
 def _mvp(config: Config) -> Table:
     """Reads MVP without its learned prompts."""
     config.require("use_prompt", False)
-    return _bart(config)
+    return _read_bart(config)
 
 
 def _mbart(config: Config) -> Table:
-    return bart_like(config, "pre", embedding_norm=True, position=learned_positions(config, 2))
+    return bart_model(config, "pre", embedding_norm=True, position=learned_positions(config, 2))
 
 
 def _m2m_100(config: Config) -> Table:
-    return bart_like(config, "pre", position={"type": "sinusoidal"})
+    return bart_model(config, "pre", position={"type": "sinusoidal"})
 
 
 def _marian(config: Config) -> Table:
     """Reads Marian, whose sinusoidal positions are a frozen table in the checkpoint."""
     decoder_vocab = config.optional_size("decoder_vocab_size") or config.size("vocab_size")
     shares_embeddings = config.flag("share_encoder_decoder_embeddings")
-    table = bart_like(config, "post", position=learned_positions(config))
-    if decoder_vocab == config.size("vocab_size") and (shares_embeddings or "encoder" not in table):
-        return table
-    if "encoder" not in table:
+    model_fields = bart_model(config, "post", position=learned_positions(config))
+    if decoder_vocab == config.size("vocab_size") and (shares_embeddings or "encoder" not in model_fields):
+        return model_fields
+    if "encoder" not in model_fields:
         raise config.error(
             "decoder_vocab_size",
             decoder_vocab,
@@ -76,25 +76,25 @@ def _marian(config: Config) -> Table:
             decoder_vocab,
             f"vocab_size ({config.size('vocab_size')}), since encoder and decoder share an embedding",
         )
-    table.pop("unused_embedding", None)
+    model_fields.pop("unused_embedding", None)
     return {
-        **table,
+        **model_fields,
         "vocab_size": decoder_vocab,
-        "encoder": {**table["encoder"], "vocab_size": config.size("vocab_size")},
+        "encoder": {**model_fields["encoder"], "vocab_size": config.size("vocab_size")},
     }
 
 
 def _pegasus(config: Config) -> Table:
-    return bart_like(config, "pre", position=learned_positions(config))
+    return bart_model(config, "pre", position=learned_positions(config))
 
 
 def _bigbird_pegasus(config: Config) -> Table:
     """Reads BigBird-Pegasus, whose encoder attends to all tokens, or to token blocks in long sequences."""
     block_sparse_note(config)
-    table = bart_like(config, "pre", position=learned_positions(config), bias=config.flag("use_bias"))
+    model_fields = bart_model(config, "pre", position=learned_positions(config), bias=config.flag("use_bias"))
     if architecture(config).endswith("ForCausalLM"):  # the class of the decoder alone ties nothing
-        table["tie_word_embeddings"] = False
-    return table
+        model_fields["tie_word_embeddings"] = False
+    return model_fields
 
 
 def _pp_formulanet_text(config: Config) -> Table:
@@ -111,36 +111,36 @@ def _pp_formulanet_text(config: Config) -> Table:
 
 
 def _blenderbot_small(config: Config) -> Table:
-    return bart_like(config, "post", embedding_norm=True, position=learned_positions(config))
+    return bart_model(config, "post", embedding_norm=True, position=learned_positions(config))
 
 
 def _fsmt(config: Config) -> Table:
     """Reads FSMT: one vocabulary per language, frozen sinusoidal positions, and a head even in the bare class."""
-    source_vocab, padding = config.size("src_vocab_size"), config.get("pad_token_id")
-    if not is_whole(padding) or not 0 <= padding < min(64, source_vocab):
-        raise config.error("pad_token_id", padding, "the index of the padding token, below src_vocab_size and 64")
+    source_vocab, padding_id = config.size("src_vocab_size"), config.get("pad_token_id")
+    if not is_whole(padding_id) or not 0 <= padding_id < min(64, source_vocab):
+        raise config.error("pad_token_id", padding_id, "the index of the padding token, below src_vocab_size and 64")
     if architecture(config).endswith("ForCausalLM"):
         raise config.error("architectures", architecture(config), "FSMTForConditionalGeneration")
-    table = bart_like(config, "post", position=learned_positions(config, padding + 1))
-    if "encoder" not in table:
+    model_fields = bart_model(config, "post", position=learned_positions(config, padding_id + 1))
+    if "encoder" not in model_fields:
         raise config.error(
             "architectures",
             config.data.get("architectures"),
             "a class of both stacks: FSMT has none for its decoder alone",
         )
-    if not table["tie_word_embeddings"]:
-        table.pop("unused_embedding")
-        table["encoder"]["vocab_size"] = source_vocab
+    if not model_fields["tie_word_embeddings"]:
+        model_fields.pop("unused_embedding")
+        model_fields["encoder"]["vocab_size"] = source_vocab
     elif source_vocab != config.size("vocab_size"):
         raise config.error(
             "src_vocab_size",
             source_vocab,
             f"tgt_vocab_size ({config.size('vocab_size')}), with which it shares an embedding",
         )
-    return {**table, "head": {"type": "lm"}}
+    return {**model_fields, "head": {"type": "lm"}}
 
 
-def bart_like(
+def bart_model(
     config: Config,
     placement: Literal["pre", "post"],
     position: Table,
@@ -155,23 +155,23 @@ def bart_like(
     Without tying each stack has its own embedding, and the classes also keep the shared one. The decoder alone
     (`BartForCausalLM`) keeps its cross-attention, which never runs.
     """
-    name = architecture(config)
+    class_name = architecture(config)
     decoder_only = architecture(config).endswith("ForCausalLM")
     is_tied = config.flag("tie_word_embeddings")
-    if name.endswith(("ForTokenClassification", "EncoderModel", "ForAudioClassification")):
+    if class_name.endswith(("ForTokenClassification", "EncoderModel", "ForAudioClassification")):
         raise config.error(
-            "architectures", name, f"an encoder-decoder of {config.model_type}, or its decoder (ForCausalLM)"
+            "architectures", class_name, f"an encoder-decoder of {config.model_type}, or its decoder (ForCausalLM)"
         )
     if not decoder_only:
         config.require("is_encoder_decoder", True)
     config.fields_read.add("is_encoder_decoder")
-    table: Table = {
+    model_fields: Table = {
         "vocab_size": config.size("vocab_size"),
         "hidden_size": config.size("hidden_size"),
         "tie_word_embeddings": is_tied,
     }
     if position["type"] == "sinusoidal":
-        table["max_position_embeddings"] = config.size("max_position_embeddings")
+        model_fields["max_position_embeddings"] = config.size("max_position_embeddings")
     stack_fields: Table = {"position": position}
     if embedding_norm:
         stack_fields["embedding_norm"] = layernorm()
@@ -179,29 +179,31 @@ def bart_like(
         stack_fields["final_norm"] = layernorm()
     for stack_name in ("encoder", "decoder"):
         depth = config.size("num_hidden_layers") if stack_name == "encoder" else config.size("decoder_layers")
-        table[stack_name] = {
+        model_fields[stack_name] = {
             "num_hidden_layers": depth,
             "block": bart_block(config, stack_name, placement, bias),
             **stack_fields,
             **sides.get(stack_name, {}),
         }
     if decoder_only:
-        del table["encoder"]
-        table["decoder"]["block"] |= {"idle_cross_attention": True}
-    elif not is_tied and "stem" not in table["encoder"]:
-        table["encoder"]["vocab_size"] = config.size("vocab_size")
-        table["unused_embedding"] = {}
+        del model_fields["encoder"]
+        model_fields["decoder"]["block"] |= {"idle_cross_attention": True}
+    elif not is_tied and "stem" not in model_fields["encoder"]:
+        model_fields["encoder"]["vocab_size"] = config.size("vocab_size")
+        model_fields["unused_embedding"] = {}
     score: Table = {"transform": {"hidden_act": "tanh", "norm": None}}
-    return {**table, "head": head_table(config, None, score)}
+    return {**model_fields, "head": head_table(config, None, score)}
 
 
 def bart_block(config: Config, stack_side: Side, placement: str, bias: bool = True) -> Table:
     heads = config.size("num_attention_heads") if stack_side == "encoder" else config.size("decoder_attention_heads")
     config.quotient(f"{stack_side}_attention_heads", config.size("hidden_size"), heads)
     attention = {"num_attention_heads": heads, **biases(bias, *QKVO)}
-    table = {"attention": attention, "norm": layernorm(), "norm_placement": placement}
-    table["feed_forward"] = mlp(config.size(f"{stack_side}_ffn_dim"), config.choice(ACTIVATIONS, "activation_function"))
-    return {**table, "cross_attention": attention} if stack_side == "decoder" else table
+    block_fields = {"attention": attention, "norm": layernorm(), "norm_placement": placement}
+    block_fields["feed_forward"] = mlp(
+        config.size(f"{stack_side}_ffn_dim"), config.choice(ACTIVATIONS, "activation_function")
+    )
+    return {**block_fields, "cross_attention": attention} if stack_side == "decoder" else block_fields
 
 
 def learned_positions(config: Config, offset: int = 0) -> Table:
@@ -223,27 +225,27 @@ IGNORED = field_names(
 )
 
 
-def _side(config_values: ConfigValues, stack_name: str, field: str) -> Any:
+def _stack_part(config_values: ConfigValues, stack_name: str, field: str) -> Any:
     block = require_present(getattr(config_values.spec, stack_name)).block
     return getattr(block, field)
 
 
-def _width(config_values: ConfigValues, stack_name: str) -> int:
-    network = _side(config_values, stack_name, "feed_forward")
-    width: int = network.expert.intermediate_size if isinstance(network, MoE) else network.intermediate_size
+def _ffn_width_of_stack(config_values: ConfigValues, stack_name: str) -> int:
+    ffn = _stack_part(config_values, stack_name, "feed_forward")
+    width: int = ffn.expert.intermediate_size if isinstance(ffn, MoE) else ffn.intermediate_size
     return width
 
 
 SIDES_WRITES: Writes = {
     "decoder_layers": lambda s: require_present(s.spec.decoder).num_hidden_layers,
-    "encoder_ffn_dim": lambda s: _width(s, "encoder"),
-    "decoder_ffn_dim": lambda s: _width(s, "decoder"),
-    "decoder_attention_heads": lambda s: _side(s, "decoder", "attention").num_attention_heads,
+    "encoder_ffn_dim": lambda s: _ffn_width_of_stack(s, "encoder"),
+    "decoder_ffn_dim": lambda s: _ffn_width_of_stack(s, "decoder"),
+    "decoder_attention_heads": lambda s: _stack_part(s, "decoder", "attention").num_attention_heads,
 }
 
 
 BART = Family(
-    _bart,
+    _read_bart,
     ignored_fields=IGNORED,
     aliases=ALIASES,
     field_writers=SIDES_WRITES,

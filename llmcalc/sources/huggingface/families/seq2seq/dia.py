@@ -12,30 +12,32 @@ from ...family import Family, Quirks, module_names
 from ...parts import Table, attention, fused_glu, head_table, layer_table, rmsnorm
 
 
-def _dia(config: Config) -> Table:
+def _read_dia(config: Config) -> Table:
     encoder_config, decoder_config = (
         config.section("encoder_config", ENCODER),
         config.section("decoder_config", DECODER),
     )
-    width, channels = encoder_config.size("hidden_size"), decoder_config.size("num_channels")
-    delays = config.sizes("delay_pattern")
-    if len(delays) != channels:
-        raise config.error("delay_pattern", delays, f"{channels} numbers, one for each channel (num_channels)")
+    hidden, channels = encoder_config.size("hidden_size"), decoder_config.size("num_channels")
+    channel_delays = config.sizes("delay_pattern")
+    if len(channel_delays) != channels:
+        raise config.error("delay_pattern", channel_delays, f"{channels} numbers, one for each channel (num_channels)")
     encoder, decoder = _stack(encoder_config), _stack(decoder_config)
     cross_width = decoder_config.size("cross_hidden_size")
-    if cross_width != width:
-        raise decoder_config.error("cross_hidden_size", cross_width, f"{width}, the width of the encoder (hidden_size)")
+    if cross_width != hidden:
+        raise decoder_config.error(
+            "cross_hidden_size", cross_width, f"{hidden}, the width of the encoder (hidden_size)"
+        )
     decoder["block"]["cross_attention"] = {
         "num_attention_heads": decoder_config.size("cross_num_attention_heads"),
         "num_key_value_heads": decoder_config.size("cross_num_key_value_heads"),
         "head_dim": decoder_config.size("cross_head_dim"),
     }
-    table = {
+    model_fields = {
         "vocab_size": channels * decoder_config.size("vocab_size"),
         "hidden_size": decoder_config.size("hidden_size"),
         "tie_word_embeddings": False,
         "max_position_embeddings": decoder_config.size("max_position_embeddings"),
-        "encoder": {**encoder, "vocab_size": encoder_config.size("vocab_size"), "hidden_size": width},
+        "encoder": {**encoder, "vocab_size": encoder_config.size("vocab_size"), "hidden_size": hidden},
         "decoder": decoder,
         "head": head_table(config),
     }
@@ -43,9 +45,9 @@ def _dia(config: Config) -> Table:
         f"num_channels: vocab_size is that of {channels} channels; the embeddings of {channels} tokens at each "
         "position are not counted in memory before their sum"
     )
-    for section in (encoder_config, decoder_config):
-        section.finish(frozenset(section.defaults), config)
-    return table
+    for stack_config in (encoder_config, decoder_config):
+        stack_config.finish(frozenset(stack_config.defaults), config)
+    return model_fields
 
 
 def _stack(config: Config) -> Table:
@@ -85,7 +87,7 @@ DECODER: dict[str, Any] = {
 
 FAMILIES = {
     "dia": Family(
-        _dia,
+        _read_dia,
         defaults={"delay_pattern": [0, *range(8, 16)]},
         ignored_fields=frozenset({"norm_eps"}),
         modules=module_names("dia"),

@@ -20,15 +20,20 @@ from ...registry import causal_class, family_of, typed_config, usual_name
 from ..bert.bert import SECOND_BIAS
 
 
-def _encoder_decoder(config: Config) -> Table:
+def _read_encoder_decoder(config: Config) -> Table:
     config.fields_read.add("tie_word_embeddings")  # each of the two models ties by its own config
-    sections: dict[str, Mapping[str, Any]] = {name: config.table(name) for name in ("encoder", "decoder")}
-    layer_tables = {name: model_type_of(config, name, fields) for name, fields in sections.items()}
+    sections: dict[str, Mapping[str, Any]] = {
+        section_name: config.table(section_name) for section_name in ("encoder", "decoder")
+    }
+    layer_tables = {
+        section_name: model_type_of(config, section_name, section_fields)
+        for section_name, section_fields in sections.items()
+    }
     decoder_class = causal_class(layer_tables["decoder"], "decoder.", config.data)
-    encoder = section_model(
+    encoder = read_section_model(
         config, "encoder", layer_tables["encoder"], {**sections["encoder"], "architectures": ["Model"]}, "none"
     )
-    decoder = section_model(
+    decoder = read_section_model(
         config, "decoder", layer_tables["decoder"], {**sections["decoder"], "architectures": [decoder_class]}
     )
     if "encoder" not in encoder or "decoder" in encoder:
@@ -41,41 +46,41 @@ def _encoder_decoder(config: Config) -> Table:
             "the config of a decoder with is_decoder = true and add_cross_attention = true",
         )
     del block["idle_cross_attention"]
-    width, source_width = decoder["hidden_size"], encoder["hidden_size"]
+    hidden_size, source_width = decoder["hidden_size"], encoder["hidden_size"]
     stack = {**encoder["encoder"], "vocab_size": encoder["vocab_size"], "hidden_size": source_width}
     if "pooler" in encoder:
         stack["pooler"] = encoder["pooler"]
-    if source_width != width and sections["decoder"].get("cross_attention_hidden_size") is None:
-        stack["output_size"] = width
+    if source_width != hidden_size and sections["decoder"].get("cross_attention_hidden_size") is None:
+        stack["output_size"] = hidden_size
     return {**decoder, "encoder": stack}
 
 
-def model_type_of(config: Config, name: str, fields: Mapping[str, Any]) -> str:
+def model_type_of(config: Config, section_name: str, section_fields: Mapping[str, Any]) -> str:
     """Returns the model type of a section with the config of a whole model."""
-    model_type = fields.get("model_type")
+    model_type = section_fields.get("model_type")
     if not isinstance(model_type, str):
-        raise config.error(name, model_type, "a table of fields with the model_type of that model")
+        raise config.error(section_name, model_type, "a table of fields with the model_type of that model")
     return usual_name(model_type)
 
 
-def section_model(
-    config: Config, name: str, model_type: str, fields: Mapping[str, Any], head: HeadKind = "lm"
+def read_section_model(
+    config: Config, section_name: str, model_type: str, section_fields: Mapping[str, Any], head: HeadKind = "lm"
 ) -> Table:
     """Returns the model that a section of the config describes."""
-    family = family_of(model_type, f"{name}.", fields)
+    family = family_of(model_type, f"{section_name}.", section_fields)
     if family.read_model is None:
-        raise config.error(name, model_type, "a model of text, not a wrapper")
-    section = typed_config(fields, model_type, family, head, f"{name}.")
-    table = family.read_model(section)
-    table |= dropout_of(section, family)
+        raise config.error(section_name, model_type, "a model of text, not a wrapper")
+    section = typed_config(section_fields, model_type, family, head, f"{section_name}.")
+    model_fields = family.read_model(section)
+    model_fields |= dropout_of(section, family)
     section.finish(family.ignored_fields, config)
     config.notes += [note for note in section.notes if note != IDLE_CROSS_ATTENTION]
-    return table
+    return model_fields
 
 
 FAMILIES = {
     "encoder-decoder": Family(
-        _encoder_decoder,
+        _read_encoder_decoder,
         ignored_fields=frozenset({"vocab_size"}),
         generates_text=True,
         modules=module_names("encoder_decoder"),

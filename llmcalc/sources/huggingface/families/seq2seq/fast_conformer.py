@@ -13,25 +13,27 @@ from ...family import Family, Modules
 from ...parts import ACTIVATIONS, QKVO, Table, biases, head_table, layer_table, layernorm, learned_positions, mlp
 
 
-def _canary(config: Config) -> Table:
+def _read_canary(config: Config) -> Table:
     """Reads Canary, whose decoder is a section of the config and reads the unprojected encoder output."""
-    section = _config_section(config, "decoder_config", "canary_decoder", CANARY_DECODER)
-    if section.size("vocab_size") != config.size("vocab_size"):
-        raise section.error("vocab_size", section.get("vocab_size"), f"{config.get('vocab_size')}, as in the config")
-    encoder_defaults = CANARY_ENCODER if config.get("encoder_config") is None else PARAKEET
-    encoder, decoder = _conformer_encoder(config, encoder_defaults), _decoder(section, {"type": "sinusoidal"})
-    width, heads = section.size("hidden_size"), section.size("num_attention_heads")
-    section.quotient("num_attention_heads", width, heads)
-    if encoder["hidden_size"] != width:
-        raise config.error(
-            "encoder_config", encoder["hidden_size"], f"a hidden_size of {width}, which the decoder's layers read"
+    section_config = _config_section(config, "decoder_config", "canary_decoder", CANARY_DECODER)
+    if section_config.size("vocab_size") != config.size("vocab_size"):
+        raise section_config.error(
+            "vocab_size", section_config.get("vocab_size"), f"{config.get('vocab_size')}, as in the config"
         )
-    model = _speech_model(config, section, encoder, decoder)
-    section.finish(NO_COUNT, config)
-    return {**model, "max_position_embeddings": section.size("max_position_embeddings")}
+    encoder_defaults = CANARY_ENCODER if config.get("encoder_config") is None else PARAKEET
+    encoder, decoder = _conformer_encoder(config, encoder_defaults), _decoder(section_config, {"type": "sinusoidal"})
+    hidden_size, heads = section_config.size("hidden_size"), section_config.size("num_attention_heads")
+    section_config.quotient("num_attention_heads", hidden_size, heads)
+    if encoder["hidden_size"] != hidden_size:
+        raise config.error(
+            "encoder_config", encoder["hidden_size"], f"a hidden_size of {hidden_size}, which the decoder's layers read"
+        )
+    model_fields = _speech_model(config, section_config, encoder, decoder)
+    section_config.finish(NO_COUNT, config)
+    return {**model_fields, "max_position_embeddings": section_config.size("max_position_embeddings")}
 
 
-def _cohere_asr(config: Config) -> Table:
+def _read_cohere_asr(config: Config) -> Table:
     """Reads Cohere Transcribe, whose decoder projects the encoder's output and has learned positions."""
     _require_sizes_of_nemo(config)
     encoder = {**_conformer_encoder(config, COHERE_ENCODER), "output_size": config.size("hidden_size")}
@@ -39,37 +41,39 @@ def _cohere_asr(config: Config) -> Table:
 
 
 def _require_sizes_of_nemo(config: Config) -> None:
-    """Compares the sizes in the sections of NeMo, which the class does not read, with those that the class reads."""
+    """Raises `InputError` if NeMo's sections, which the class ignores, have other sizes than the class reads."""
     encoder = _config_section(config, "encoder_config", "parakeet_encoder", COHERE_ENCODER)
     decoder_section = config.section("transf_decoder").section("config_dict")
-    for section, class_config, field_pairs in (
+    for section_config, class_config, field_pairs in (
         (config.section("encoder"), encoder, NEMO_ENCODER),
         (decoder_section, config, NEMO_DECODER),
         (config.section("head"), config, {"num_classes": "vocab_size"}),
     ):
-        for name, class_name in field_pairs.items():
-            if section.has(name) and section.get(name) != class_config.size(class_name):
-                expected = (
-                    f"{class_config.size(class_name)}, as {class_config.location}{class_name}, which the class reads"
+        for section_field, class_field in field_pairs.items():
+            if section_config.has(section_field) and section_config.get(section_field) != class_config.size(
+                class_field
+            ):
+                expected_value = (
+                    f"{class_config.size(class_field)}, as {class_config.location}{class_field}, which the class reads"
                 )
-                raise section.error(name, section.get(name), expected)
+                raise section_config.error(section_field, section_config.get(section_field), expected_value)
 
 
-def _config_section(config: Config, name: str, model_type: str, defaults: Table) -> Config:
+def _config_section(config: Config, section_name: str, model_type: str, section_defaults: Table) -> Config:
     """Returns a section of the config, or the class's defaults without a section."""
-    fields = {} if config.get(name) is None else config.table(name)
-    section = Config(fields, defaults, model_type, location=f"{name}.")
-    if fields.get("model_type", model_type) != model_type:
-        raise section.error("model_type", fields["model_type"], model_type)
-    return section
+    section_fields = {} if config.get(section_name) is None else config.table(section_name)
+    section_config = Config(section_fields, section_defaults, model_type, location=f"{section_name}.")
+    if section_fields.get("model_type", model_type) != model_type:
+        raise section_config.error("model_type", section_fields["model_type"], model_type)
+    return section_config
 
 
-def _speech_model(config: Config, section: Config, encoder: Table, decoder: Table) -> Table:
-    """Returns the model. section: the decoder's fields."""
+def _speech_model(config: Config, decoder_config: Config, encoder: Table, decoder: Table) -> Table:
+    """Returns a speech-to-text model from its encoder and decoder. decoder_config: the decoder's fields."""
     config.require("is_encoder_decoder", True)
     return {
-        "vocab_size": section.size("vocab_size"),
-        "hidden_size": section.size("hidden_size"),
+        "vocab_size": decoder_config.size("vocab_size"),
+        "hidden_size": decoder_config.size("hidden_size"),
         "tie_word_embeddings": config.flag("tie_word_embeddings"),
         "encoder": encoder,
         "decoder": decoder,
@@ -78,13 +82,13 @@ def _speech_model(config: Config, section: Config, encoder: Table, decoder: Tabl
 
 
 def _decoder(section: Config, position: Table) -> Table:
-    width, heads = section.size("hidden_size"), section.size("num_attention_heads")
+    hidden, heads = section.size("hidden_size"), section.size("num_attention_heads")
     kv_heads, head_dim = section.optional_size("num_key_value_heads") or heads, section.optional_size("head_dim")
     if heads % kv_heads:
         raise section.error("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
     mixer: Table = {
         "num_attention_heads": heads,
-        "head_dim": section.quotient("num_attention_heads", width, heads) if head_dim is None else head_dim,
+        "head_dim": section.quotient("num_attention_heads", hidden, heads) if head_dim is None else head_dim,
         **({} if kv_heads == heads else {"num_key_value_heads": kv_heads}),
         **biases(section.flag("attention_bias"), *QKVO),
     }
@@ -105,17 +109,17 @@ def _decoder(section: Config, position: Table) -> Table:
     }
 
 
-def _conformer_encoder(config: Config, defaults: Table) -> Table:
-    """Returns the FastConformer. defaults: default values of the section's fields."""
-    section = _config_section(config, "encoder_config", "parakeet_encoder", defaults)
-    encoder = parakeet_encoder(section)
-    section.finish(NO_COUNT | PARAKEET_FIELDS, config)
+def _conformer_encoder(config: Config, section_defaults: Table) -> Table:
+    """Returns the FastConformer. section_defaults: default values of the section's fields."""
+    section_config = _config_section(config, "encoder_config", "parakeet_encoder", section_defaults)
+    encoder = parakeet_encoder(section_config)
+    section_config.finish(NO_COUNT | PARAKEET_FIELDS, config)
     return encoder
 
 
 def parakeet_encoder(section: Config) -> Table:
     """Returns the FastConformer that a section describes."""
-    width, heads, norm = section.size("hidden_size"), section.size("num_attention_heads"), layernorm()
+    hidden, heads, norm = section.size("hidden_size"), section.size("num_attention_heads"), layernorm()
     has_bias, head_dim = section.flag("attention_bias"), section.optional_size("head_dim")
     kernel_size, activation = section.size("conv_kernel_size"), section.choice(ACTIVATIONS, "hidden_act")
     if kernel_size % 2 == 0:
@@ -123,7 +127,7 @@ def parakeet_encoder(section: Config) -> Table:
     attention = {
         "type": "relative",
         "num_attention_heads": heads,
-        "head_dim": section.quotient("num_attention_heads", width, heads) if head_dim is None else head_dim,
+        "head_dim": section.quotient("num_attention_heads", hidden, heads) if head_dim is None else head_dim,
         "bias": has_bias,
         "segments": False,
     }
@@ -144,27 +148,27 @@ def parakeet_encoder(section: Config) -> Table:
     }
     return {
         "num_hidden_layers": section.size("num_hidden_layers"),
-        "hidden_size": width,
+        "hidden_size": hidden,
         "stem": {"type": "spectrum", "subsampling": _subsampling(section)},
         "block": block,
     }
 
 
-def _subsampling(section: Config) -> Table:
+def _subsampling(encoder_config: Config) -> Table:
     """Returns the convolutions before the layers: each halves the frames; all but the first are depthwise-separable."""
-    subsampling_factor, mel_bins = section.size("subsampling_factor"), section.size("num_mel_bins")
-    section.require("subsampling_conv_kernel_size", 3)
-    section.require("subsampling_conv_stride", 2)
+    subsampling_factor, mel_bins = encoder_config.size("subsampling_factor"), encoder_config.size("num_mel_bins")
+    encoder_config.require("subsampling_conv_kernel_size", 3)
+    encoder_config.require("subsampling_conv_stride", 2)
     convolution_count = subsampling_factor.bit_length() - 1
     if subsampling_factor < 2 or subsampling_factor != 2**convolution_count:
-        raise section.error("subsampling_factor", subsampling_factor, "a power of 2, at least 2")
+        raise encoder_config.error("subsampling_factor", subsampling_factor, "a power of 2, at least 2")
     if mel_bins % subsampling_factor:
-        raise section.error("num_mel_bins", mel_bins, f"a multiple of subsampling_factor ({subsampling_factor})")
-    first_convolution = {"channels": section.size("subsampling_conv_channels"), "bias": True}
-    separable = {**first_convolution, "separable": True}
+        raise encoder_config.error("num_mel_bins", mel_bins, f"a multiple of subsampling_factor ({subsampling_factor})")
+    first_convolution = {"channels": encoder_config.size("subsampling_conv_channels"), "bias": True}
+    separable_convolution = {**first_convolution, "separable": True}
     return {
         "num_mel_bins": mel_bins,
-        "convolutions": [first_convolution, *[separable] * (convolution_count - 1)],
+        "convolutions": [first_convolution, *[separable_convolution] * (convolution_count - 1)],
         "bias": True,
     }
 
@@ -291,6 +295,6 @@ EARLIER: dict[str, str] = {
 
 
 FAMILIES = {
-    "canary": Family(_canary, modules=MODULES),
-    "cohere_asr": Family(_cohere_asr, modules=MODULES, earlier_names=EARLIER),
+    "canary": Family(_read_canary, modules=MODULES),
+    "cohere_asr": Family(_read_cohere_asr, modules=MODULES, earlier_names=EARLIER),
 }

@@ -11,26 +11,26 @@ from ...dropout import BART_DROPOUT
 from ...family import EVERY, Family, Quirks, module_names
 from ...parts import Table
 from ..bert.longformer import CHUNKS, GLOBAL, GLOBAL_NOTE, window_stack
-from .bart import ALIASES, IGNORED, SIDES_WRITES, bart_like
+from .bart import ALIASES, IGNORED, SIDES_WRITES, bart_model
 
 
-def _led(config: Config) -> Table:
+def _read_led(config: Config) -> Table:
     encoder_rows, decoder_rows = (
         {"type": "learned", "max_position_embeddings": config.size(f"max_{stack_name}_position_embeddings")}
         for stack_name in ("encoder", "decoder")
     )
     encoder = {"position": encoder_rows, **window_stack(config, config.size("num_hidden_layers"))}
     decoder = {"position": decoder_rows}
-    table = bart_like(config, "post", encoder_rows, True, encoder=encoder, decoder=decoder)
-    if "encoder" in table:
-        table["encoder"]["block"]["attention"] |= {"idle_projections": GLOBAL}
+    model_fields = bart_model(config, "post", encoder_rows, True, encoder=encoder, decoder=decoder)
+    if "encoder" in model_fields:
+        model_fields["encoder"]["block"]["attention"] |= {"idle_projections": GLOBAL}
         config.notes.append(GLOBAL_NOTE)
-    return table
+    return model_fields
 
 
 FAMILIES = {
     "led": Family(
-        _led,
+        _read_led,
         ignored_fields=IGNORED,
         aliases=ALIASES,
         field_writers={

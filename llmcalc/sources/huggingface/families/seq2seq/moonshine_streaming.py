@@ -28,7 +28,7 @@ ENCODER: dict[str, Any] = {
 """Defaults of the encoder's configuration class."""
 
 
-def _moonshine_streaming(config: Config) -> Table:
+def _read_moonshine_streaming(config: Config) -> Table:
     config.require("is_encoder_decoder", True)
     if is_whole(config.get("pad_head_dim_to_multiple_of")):
         config.notes.append("pad_head_dim_to_multiple_of: the zeros that fill up each head are not counted")
@@ -44,7 +44,7 @@ def _moonshine_streaming(config: Config) -> Table:
     else:
         mixer["head_dim"] = head_dim
     rotary_fraction = 1.0 if config.has("rope_parameters") else 0.8
-    network = {
+    ffn = {
         "intermediate_size": config.size("intermediate_size"),
         "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
         "gated": True,
@@ -52,9 +52,7 @@ def _moonshine_streaming(config: Config) -> Table:
     }
     decoder = {
         "num_hidden_layers": config.size("num_hidden_layers"),
-        "block": layer_table(
-            {**mixer, "position": rope(config, rotary_fraction)}, network, norm, cross_attention=mixer
-        ),
+        "block": layer_table({**mixer, "position": rope(config, rotary_fraction)}, ffn, norm, cross_attention=mixer),
         "final_norm": norm,
     }
     return {
@@ -69,43 +67,43 @@ def _moonshine_streaming(config: Config) -> Table:
 
 
 def _streaming_encoder(config: Config, decoder_width: int) -> Table:
-    """Returns the encoder, with learned output positions for a decoder of that width."""
-    fields = {} if config.get("encoder_config") is None else config.table("encoder_config")
-    section = Config(fields, ENCODER, "moonshine_streaming_encoder", location="encoder_config.")
-    width, heads = section.size("hidden_size"), section.size("num_attention_heads")
-    kv_heads, head_dim = section.size("num_key_value_heads"), section.optional_size("head_dim")
+    """Returns the encoder of audio frames, with a position embedding on its output."""
+    encoder_fields = {} if config.get("encoder_config") is None else config.table("encoder_config")
+    encoder_config = Config(encoder_fields, ENCODER, "moonshine_streaming_encoder", location="encoder_config.")
+    hidden, heads = encoder_config.size("hidden_size"), encoder_config.size("num_attention_heads")
+    kv_heads, head_dim = encoder_config.size("num_key_value_heads"), encoder_config.optional_size("head_dim")
     if heads % kv_heads:
-        raise section.error("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
-    frame_size = round(section.size("sample_rate") * section.number("frame_ms") / 1000)
+        raise encoder_config.error("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
+    frame_size = round(encoder_config.size("sample_rate") * encoder_config.number("frame_ms") / 1000)
     if frame_size < 1:
-        raise section.error("frame_ms", section.get("frame_ms"), "a frame of at least one sample")
+        raise encoder_config.error("frame_ms", encoder_config.get("frame_ms"), "a frame of at least one sample")
     mixer: Table = {
         "num_attention_heads": heads,
-        "head_dim": section.quotient("num_attention_heads", width, heads) if head_dim is None else head_dim,
+        "head_dim": encoder_config.quotient("num_attention_heads", hidden, heads) if head_dim is None else head_dim,
         **({} if kv_heads == heads else {"num_key_value_heads": kv_heads}),
-        **biases(section.flag("attention_bias"), *QKVO),
+        **biases(encoder_config.flag("attention_bias"), *QKVO),
     }
     norm = layernorm(1e-5, bias=False, unit_offset=True)
     config.notes.append("encoder_config.sliding_windows: not counted: every position of the encoder attends to all")
-    section.fields_read.add("sliding_windows")
+    encoder_config.fields_read.add("sliding_windows")
     encoder: Table = {
-        "num_hidden_layers": section.size("num_hidden_layers"),
+        "num_hidden_layers": encoder_config.size("num_hidden_layers"),
         "stem": {"type": "frames", "frame_size": frame_size},
         "block": layer_table(
-            mixer, mlp(section.size("intermediate_size"), section.choice(ACTIVATIONS, "hidden_act")), norm
+            mixer, mlp(encoder_config.size("intermediate_size"), encoder_config.choice(ACTIVATIONS, "hidden_act")), norm
         ),
         "final_norm": norm,
         "output_positions": {"type": "learned", "max_position_embeddings": config.size("max_position_embeddings")},
     }
-    if width != decoder_width:
-        encoder |= {"hidden_size": width, "output_size": decoder_width, "output_bias": False}
-    section.finish(frozenset({"max_position_embeddings"}), config)
+    if hidden != decoder_width:
+        encoder |= {"hidden_size": hidden, "output_size": decoder_width, "output_bias": False}
+    encoder_config.finish(frozenset({"max_position_embeddings"}), config)
     return encoder
 
 
 FAMILIES = {
     "moonshine_streaming": Family(
-        _moonshine_streaming,
+        _read_moonshine_streaming,
         ignored_fields=frozenset({"max_source_positions"}),
         modules={
             "stem": "embedder",

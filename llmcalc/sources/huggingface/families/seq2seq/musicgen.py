@@ -12,61 +12,64 @@ from ...config import Config
 from ...dropout import BART_DROPOUT
 from ...family import Family, Modules, Quirks, module_names
 from ...parts import ACTIVATIONS, IDLE_CROSS_ATTENTION, Table, decoder, layer_table, layernorm, mlp
-from .encoder_decoder import model_type_of, section_model
+from .encoder_decoder import model_type_of, read_section_model
 from .t5 import T5_MODULES
 
 
-def _musicgen(config: Config) -> Table:
-    """Reads the decoder, and the text encoder in whose output it attends."""
+def _read_musicgen(config: Config) -> Table:
+    """Reads MusicGen's decoder, and the text encoder whose output the decoder reads."""
     text_encoder, decoder_section = config.table("text_encoder"), config.table("decoder")
     text_type = model_type_of(config, "text_encoder", text_encoder)
     music_type = "musicgen_decoder"
     if decoder_section.get("model_type", music_type) != music_type:
         raise config.error("decoder.model_type", decoder_section["model_type"], f"'{music_type}'")
-    encoder = section_model(
+    encoder = read_section_model(
         config, "text_encoder", text_type, {**text_encoder, "architectures": ["EncoderModel"]}, "none"
     )
-    table = section_model(config, "decoder", music_type, {**decoder_section, "architectures": ["MusicgenForCausalLM"]})
+    model_fields = read_section_model(
+        config, "decoder", music_type, {**decoder_section, "architectures": ["MusicgenForCausalLM"]}
+    )
     if "encoder" not in encoder or "decoder" in encoder:
         raise config.error("text_encoder", text_type, "the config of a text encoder, such as T5's")
-    del table["decoder"]["block"]["idle_cross_attention"]
+    del model_fields["decoder"]["block"]["idle_cross_attention"]
     source_width = encoder["hidden_size"]
     stack = {**encoder["encoder"], "vocab_size": encoder["vocab_size"], "hidden_size": source_width}
-    if source_width != table["hidden_size"] and decoder_section.get("cross_attention_hidden_size") is None:
-        stack["output_size"] = table["hidden_size"]
+    if source_width != model_fields["hidden_size"] and decoder_section.get("cross_attention_hidden_size") is None:
+        stack["output_size"] = model_fields["hidden_size"]
     config.fields_read.add("audio_encoder")
     config.notes.append("its encoder is not counted: audio_encoder: the codec that turns audio into tokens and back")
-    return {**table, "encoder": stack}
+    return {**model_fields, "encoder": stack}
 
 
-def _musicgen_decoder(config: Config) -> Table:
+def _read_musicgen_decoder(config: Config) -> Table:
     """Reads MusicGen's decoder, which attends to the text."""
-    table = _melody_decoder(config)
-    block = table["decoder"]["block"]
+    model_fields = _read_melody_decoder(config)
+    block = model_fields["decoder"]["block"]
     block |= {"cross_attention": block["attention"], "idle_cross_attention": True}
     config.notes.append(IDLE_CROSS_ATTENTION)
-    return table
+    return model_fields
 
 
-def _melody_decoder(config: Config) -> Table:
+def _read_melody_decoder(config: Config) -> Table:
     """Reads a decoder whose embedding has, for each codebook, all tokens and a padding token."""
-    norm, heads, codebooks = layernorm(), config.size("num_attention_heads"), config.size("num_codebooks")
+    norm, heads, codebook_count = layernorm(), config.size("num_attention_heads"), config.size("num_codebooks")
     config.quotient("num_attention_heads", config.size("hidden_size"), heads)
-    network = mlp(config.size("ffn_dim"), config.choice(ACTIVATIONS, "activation_function"), bias=False)
-    table = decoder(
+    ffn = mlp(config.size("ffn_dim"), config.choice(ACTIVATIONS, "activation_function"), bias=False)
+    model_fields = decoder(
         config,
-        layer_table({"num_attention_heads": heads}, network, norm),
+        layer_table({"num_attention_heads": heads}, ffn, norm),
         norm,
         stack={"position": {"type": "sinusoidal"}},
         tie_word_embeddings=False,  # its class ties nothing
-        vocab_size=codebooks * config.size("vocab_size"),
-        additional_vocab_size=codebooks,
+        vocab_size=codebook_count * config.size("vocab_size"),
+        additional_vocab_size=codebook_count,
     )
     config.notes.append(
-        f"num_codebooks: vocab_size is that of {codebooks} codebooks; the embeddings of {codebooks} tokens at each "
+        f"num_codebooks: vocab_size is that of {codebook_count} codebooks; the embeddings of {codebook_count} tokens "
+        "at each "
         "position are not counted in memory before their sum"
     )
-    return table
+    return model_fields
 
 
 MODULES: Modules = {**module_names("bart"), "embed_tokens": "embed_tokens", "lm_head": "lm_heads"}
@@ -92,13 +95,15 @@ OF_CODEBOOKS = Quirks(decoder_ids=lambda config, ids: ids.repeat_interleave(conf
 
 FAMILIES = {
     "musicgen": Family(
-        _musicgen,
+        _read_musicgen,
         ignored_fields=frozenset({"vocab_size"}),
         uncounted_modules="audio_encoder",
         modules=OF_BOTH,
         quirks=Quirks(decoder_ids=lambda config, ids: ids.repeat_interleave(config.decoder.num_codebooks, 0)),
     ),
-    "musicgen_decoder": Family(_musicgen_decoder, modules=MODULES, quirks=OF_CODEBOOKS, dropout_fields=BART_DROPOUT),
+    "musicgen_decoder": Family(
+        _read_musicgen_decoder, modules=MODULES, quirks=OF_CODEBOOKS, dropout_fields=BART_DROPOUT
+    ),
     "musicgen_melody": Family(
         None,
         text_type="musicgen_melody_decoder",
@@ -107,6 +112,6 @@ FAMILIES = {
         uncounted_encoders={"audio_encoder": "encodec", "text_encoder": "t5"},
     ),
     "musicgen_melody_decoder": Family(
-        _melody_decoder, modules=MODULES, quirks=OF_CODEBOOKS, dropout_fields=BART_DROPOUT
+        _read_melody_decoder, modules=MODULES, quirks=OF_CODEBOOKS, dropout_fields=BART_DROPOUT
     ),
 }

@@ -11,16 +11,16 @@ from ...dropout import BART_DROPOUT
 from ...family import Family, module_names
 from ...parts import Table, layer_pattern
 from ...writes import Writes
-from .bart import ALIASES, IGNORED, SIDES_WRITES, bart_like
+from .bart import ALIASES, IGNORED, SIDES_WRITES, bart_model
 
 
-def _pegasus_x(config: Config) -> Table:
-    table = bart_like(config, "pre", {"type": "sinusoidal"}, bias=False)
-    if "encoder" not in table:
+def _read_pegasus_x(config: Config) -> Table:
+    model_fields = bart_model(config, "pre", {"type": "sinusoidal"}, bias=False)
+    if "encoder" not in model_fields:
         raise config.error("architectures", config.data.get("architectures"), "a class of both stacks")
     block_fields = {"num_global_tokens": config.size("num_global_tokens"), "block_size": config.size("block_size")}
-    staggers, encoder = config.flag("stagger_local_blocks"), table["encoder"]
-    if staggers and block_fields["block_size"] % 2:
+    staggers_blocks, encoder = config.flag("stagger_local_blocks"), model_fields["encoder"]
+    if staggers_blocks and block_fields["block_size"] % 2:
         raise config.error("block_size", block_fields["block_size"], "an even number, or stagger_local_blocks = false")
     heads = encoder["block"]["attention"]["num_attention_heads"]
     encoder["block"] |= {
@@ -29,10 +29,10 @@ def _pegasus_x(config: Config) -> Table:
     }
     encoder["streams"] = {"type": "global_tokens", **block_fields}
     depth = encoder["num_hidden_layers"]
-    if staggers and depth > 1:
+    if staggers_blocks and depth > 1:
         layer_kinds = ["staggered" if i % 2 else "block" for i in range(depth)]
         encoder |= {"variants": {"staggered": {"attention": {"staggered": True}}}, **layer_pattern(layer_kinds)}
-    return table
+    return model_fields
 
 
 WRITES: Writes = {
@@ -45,7 +45,7 @@ WRITES: Writes = {
 
 FAMILIES = {
     "pegasus_x": Family(
-        _pegasus_x,
+        _read_pegasus_x,
         ignored_fields=IGNORED,
         aliases=ALIASES,
         field_writers=WRITES,

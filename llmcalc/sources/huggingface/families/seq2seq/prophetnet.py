@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 SIDES = ("encoder", "decoder")
 
 
-def _prophetnet(config: Config) -> Table:
+def _read_prophetnet(config: Config) -> Table:
     is_tied, is_decoder = config.flag("tie_word_embeddings"), architecture(config).endswith("ForCausalLM")
     if not is_decoder:
         config.require("is_encoder_decoder", True)
         config.require("add_cross_attention", True)
     config.fields_read.add("is_encoder_decoder")
-    table: Table = {
+    model_fields: Table = {
         "vocab_size": config.size("vocab_size"),
         "hidden_size": config.size("hidden_size"),
         "tie_word_embeddings": is_tied,
@@ -46,16 +46,16 @@ def _prophetnet(config: Config) -> Table:
         **{stack_name: _post_norm_stack(config, stack_name) for stack_name in SIDES},
     }
     if not is_tied:
-        table["unused_embedding"] = {}
-        table["encoder"]["vocab_size"] = config.size("vocab_size")
+        model_fields["unused_embedding"] = {}
+        model_fields["encoder"]["vocab_size"] = config.size("vocab_size")
     if is_decoder:
-        del table["encoder"]
+        del model_fields["encoder"]
         if config.flag("add_cross_attention"):
-            table["decoder"]["block"]["idle_cross_attention"] = True
+            model_fields["decoder"]["block"]["idle_cross_attention"] = True
             config.notes.append(IDLE_CROSS_ATTENTION)
         else:
-            del table["decoder"]["block"]["cross_attention"]
-    return table
+            del model_fields["decoder"]["block"]["cross_attention"]
+    return model_fields
 
 
 def _post_norm_stack(config: Config, stack_name: str) -> Table:
@@ -72,26 +72,28 @@ def _post_norm_stack(config: Config, stack_name: str) -> Table:
         "embedding_norm": layernorm(),
     }
     if stack_name == "decoder":
-        ngram = config.size("ngram")
+        ngram_length = config.size("ngram")
         block["attention"] = {
             "type": "ngram",
             "num_attention_heads": heads,
-            "ngram": ngram,
+            "ngram": ngram_length,
             "num_buckets": config.size("num_buckets"),
             "relative_max_distance": config.size("relative_max_distance"),
         }
         block["cross_attention"] = attention
-        stack["streams"] = {"type": "predict_streams", "ngram": ngram}
+        stack["streams"] = {"type": "predict_streams", "ngram": ngram_length}
     return stack
 
 
 def _learned_positions(config: Config, extra_rows: int) -> Table:
     """Returns learned positions after the padding row. extra_rows: rows for tokens of predict streams."""
-    rows, padding = config.size("max_position_embeddings"), config.get("pad_token_id")
-    if not is_whole(padding) or not 0 <= padding < min(64, rows - 2):
-        raise config.error("pad_token_id", padding, "the index of the padding token, below max_position_embeddings − 2")
-    offset = padding + 1 + extra_rows
-    return {"type": "learned", "max_position_embeddings": rows - offset, "offset": offset}
+    position_rows, padding_id = config.size("max_position_embeddings"), config.get("pad_token_id")
+    if not is_whole(padding_id) or not 0 <= padding_id < min(64, position_rows - 2):
+        raise config.error(
+            "pad_token_id", padding_id, "the index of the padding token, below max_position_embeddings − 2"
+        )
+    position_offset = padding_id + 1 + extra_rows
+    return {"type": "learned", "max_position_embeddings": position_rows - position_offset, "offset": position_offset}
 
 
 def _decoder_positions(config_values: ConfigValues) -> Any:
@@ -115,7 +117,7 @@ WRITES: Writes = {
 
 FAMILIES = {
     "prophetnet": Family(
-        _prophetnet,
+        _read_prophetnet,
         aliases={"num_attention_heads": "num_encoder_attention_heads", "num_hidden_layers": "num_encoder_layers"},
         field_writers=WRITES,
         quirks=Quirks(reads_values=EVERY),

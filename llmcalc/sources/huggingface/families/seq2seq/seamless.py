@@ -19,15 +19,15 @@ OTHER_PARTS = {
 """A field of each part that the class of the whole model has beside text to text → the name of the part."""
 
 
-def _seamless(config: Config) -> Table:
-    """Reads text to text, which the class of the whole model runs for tokens."""
-    name = architecture(config)
-    if name and not name.endswith(("Model", "ForTextToText")):
-        raise config.error("architectures", name, "a class with a text encoder and a text decoder")
-    if not name.endswith("ForTextToText"):
-        config.notes += [f"{field}: {part} is not counted" for field, part in OTHER_PARTS.items()]
+def _read_seamless(config: Config) -> Table:
+    """Reads the text-to-text model, which the class of the whole model runs on tokens."""
+    class_name = architecture(config)
+    if class_name and not class_name.endswith(("Model", "ForTextToText")):
+        raise config.error("architectures", class_name, "a class with a text encoder and a text decoder")
+    if not class_name.endswith("ForTextToText"):
+        config.notes += [f"{field}: {part_title} is not counted" for field, part_title in OTHER_PARTS.items()]
     is_tied, position, norm = config.flag("tie_word_embeddings"), {"type": "sinusoidal"}, layernorm()
-    table: Table = {
+    model_fields: Table = {
         "vocab_size": config.size("vocab_size"),
         "hidden_size": config.size("hidden_size"),
         "tie_word_embeddings": is_tied,
@@ -36,7 +36,7 @@ def _seamless(config: Config) -> Table:
     }
     for stack_name in ("encoder", "decoder"):
         heads = config.size(f"{stack_name}_attention_heads")
-        config.quotient(f"{stack_name}_attention_heads", table["hidden_size"], heads)
+        config.quotient(f"{stack_name}_attention_heads", model_fields["hidden_size"], heads)
         mixer = {"num_attention_heads": heads, **biases(True, *QKVO)}
         block = {
             "attention": mixer,
@@ -48,11 +48,16 @@ def _seamless(config: Config) -> Table:
             "norm_placement": "pre",
         }
         depth = config.size(f"{stack_name}_layers")
-        table[stack_name] = {"num_hidden_layers": depth, "position": position, "block": block, "final_norm": norm}
+        model_fields[stack_name] = {
+            "num_hidden_layers": depth,
+            "position": position,
+            "block": block,
+            "final_norm": norm,
+        }
     if not is_tied:
-        table["encoder"]["vocab_size"] = table["vocab_size"]
-        table["unused_embedding"] = {}
-    return table
+        model_fields["encoder"]["vocab_size"] = model_fields["vocab_size"]
+        model_fields["unused_embedding"] = {}
+    return model_fields
 
 
 IGNORED = field_names(
@@ -76,7 +81,7 @@ DROPOUT = {
 
 
 SEAMLESS = Family(
-    _seamless,
+    _read_seamless,
     ignored_fields=IGNORED,
     generates_text=True,
     uncounted_modules="speech_encoder + t2u_model + vocoder",

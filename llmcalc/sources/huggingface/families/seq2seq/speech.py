@@ -11,10 +11,10 @@ from ...config import Config, is_whole
 from ...dropout import BART_DROPOUT
 from ...family import Family, module_names
 from ...parts import ACTIVATIONS, QKV, Table, biases, head_table, layer_table, layernorm, mlp, rope
-from .bart import ALIASES, IGNORED, SIDES_WRITES, bart_like
+from .bart import ALIASES, IGNORED, SIDES_WRITES, bart_model
 
 
-def _speech_to_text(config: Config) -> Table:
+def _read_speech_to_text(config: Config) -> Table:
     kernels, layers = config.sizes("conv_kernel_sizes"), config.size("num_conv_layers")
     if len(kernels) != layers or any(kernel_size % 2 == 0 for kernel_size in kernels):
         raise config.error("conv_kernel_sizes", kernels, f"num_conv_layers ({layers}) odd numbers")
@@ -28,35 +28,37 @@ def _speech_to_text(config: Config) -> Table:
         "conv_kernel_sizes": kernels,
     }
     config.fields_read.add("max_source_positions")
-    return bart_like(config, "pre", {"type": "sinusoidal"}, encoder={"stem": stem})
+    return bart_model(config, "pre", {"type": "sinusoidal"}, encoder={"stem": stem})
 
 
-def _moonshine(config: Config) -> Table:
+def _read_moonshine(config: Config) -> Table:
     config.require("is_encoder_decoder", True)
     norm, hidden = layernorm(1e-5, bias=False), config.size("hidden_size")
-    width = config.size("intermediate_size")
+    ffn_width = config.size("intermediate_size")
     is_tied = config.flag("tie_word_embeddings")
     if is_whole(config.get("pad_head_dim_to_multiple_of")):
         config.notes.append("pad_head_dim_to_multiple_of: the zeros that fill up each head are not counted")
-    mixers = {stack_name: _stack_attention(config, stack_name, hidden) for stack_name in ("encoder", "decoder")}
+    mixer_by_stack = {
+        stack_name: _attention_of_stack(config, stack_name, hidden) for stack_name in ("encoder", "decoder")
+    }
     encoder = {
         "num_hidden_layers": config.size("encoder_num_hidden_layers"),
         "stem": {"type": "waveform"},
         "block": layer_table(
-            {**mixers["encoder"], "position": rope(config, 0.9)},
-            mlp(width, config.choice(ACTIVATIONS, "encoder_hidden_act")),
+            {**mixer_by_stack["encoder"], "position": rope(config, 0.9)},
+            mlp(ffn_width, config.choice(ACTIVATIONS, "encoder_hidden_act")),
             norm,
         ),
         "final_norm": norm,
     }
-    network = {"intermediate_size": width, "hidden_act": config.choice(ACTIVATIONS, "hidden_act"), "gated": True}
+    ffn = {"intermediate_size": ffn_width, "hidden_act": config.choice(ACTIVATIONS, "hidden_act"), "gated": True}
     decoder = {
         "num_hidden_layers": config.size("num_hidden_layers"),
         "block": layer_table(
-            {**mixers["decoder"], "position": rope(config, 0.9)},
-            {**network, **biases(True, "gate_bias", "up_bias", "down_bias")},
+            {**mixer_by_stack["decoder"], "position": rope(config, 0.9)},
+            {**ffn, **biases(True, "gate_bias", "up_bias", "down_bias")},
             norm,
-            cross_attention=mixers["decoder"],
+            cross_attention=mixer_by_stack["decoder"],
         ),
         "final_norm": norm,
     }
@@ -71,7 +73,7 @@ def _moonshine(config: Config) -> Table:
     }
 
 
-def _stack_attention(config: Config, stack_name: str, hidden: int) -> Table:
+def _attention_of_stack(config: Config, stack_name: str, hidden: int) -> Table:
     """Returns the attention of a stack, with as many key/value heads as query heads."""
     heads = config.size(f"{stack_name}_num_attention_heads")
     kv_heads = config.optional_size(f"{stack_name}_num_key_value_heads")
@@ -87,7 +89,7 @@ def _stack_attention(config: Config, stack_name: str, hidden: int) -> Table:
 
 FAMILIES = {
     "speech_to_text": Family(
-        _speech_to_text,
+        _read_speech_to_text,
         ignored_fields=IGNORED,
         aliases={**ALIASES, "max_position_embeddings": "max_target_positions"},
         field_writers={
@@ -101,7 +103,7 @@ FAMILIES = {
         dropout_fields=BART_DROPOUT,
     ),
     "moonshine": Family(
-        _moonshine,
+        _read_moonshine,
         field_writers={
             "encoder_num_hidden_layers": lambda s: s.first_stack.num_hidden_layers,
             "decoder_num_hidden_layers": lambda s: require_present(s.spec.decoder).num_hidden_layers,

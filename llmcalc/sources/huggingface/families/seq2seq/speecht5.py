@@ -10,41 +10,47 @@ from ...family import Family, module_names
 from ...parts import ACTIVATIONS, QKVO, Table, architecture, biases, head_table, layernorm, mlp
 
 
-def _speecht5(config: Config) -> Table:
-    name = architecture(config)
-    if name and not name.endswith("ForSpeechToText"):
-        raise config.error("architectures", name, "SpeechT5ForSpeechToText, the class that generates text")
+def _read_speecht5(config: Config) -> Table:
+    class_name = architecture(config)
+    if class_name and not class_name.endswith("ForSpeechToText"):
+        raise config.error("architectures", class_name, "SpeechT5ForSpeechToText, the class that generates text")
     config.require("is_encoder_decoder", True)
     norm, hidden = layernorm(config.number("layer_norm_eps")), config.size("hidden_size")
     activation = config.choice(ACTIVATIONS, "hidden_act")
-    depths = {stack_name: config.size(f"{stack_name}_layers") for stack_name in ("encoder", "decoder")}
-    networks = {stack_name: mlp(config.size(f"{stack_name}_ffn_dim"), activation) for stack_name in depths}
-    heads = {stack_name: config.size(f"{stack_name}_attention_heads") for stack_name in depths}
+    depth_by_stack = {stack_name: config.size(f"{stack_name}_layers") for stack_name in ("encoder", "decoder")}
+    ffns_by_stack = {stack_name: mlp(config.size(f"{stack_name}_ffn_dim"), activation) for stack_name in depth_by_stack}
+    heads = {stack_name: config.size(f"{stack_name}_attention_heads") for stack_name in depth_by_stack}
     head_dims = {
-        stack_name: config.quotient(f"{stack_name}_attention_heads", hidden, heads[stack_name]) for stack_name in depths
+        stack_name: config.quotient(f"{stack_name}_attention_heads", hidden, heads[stack_name])
+        for stack_name in depth_by_stack
     }
-    distance = config.size("encoder_max_relative_position")
+    largest_distance = config.size("encoder_max_relative_position")
     encoder_attention = {
         "type": "relative_keys",
         "num_attention_heads": heads["encoder"],
         "head_dim": head_dims["encoder"],
-        "max_distance": distance,
+        "max_distance": largest_distance,
         "bias": True,
     }
     attention = {"num_attention_heads": heads["decoder"], **biases(True, *QKVO)}
     layer = {"norm": norm, "norm_placement": "post"}
     encoder = {
-        "num_hidden_layers": depths["encoder"],
+        "num_hidden_layers": depth_by_stack["encoder"],
         "stem": _stem_convolutions(config, hidden),
         "position": {"type": "sinusoidal"},
         "embedding_norm": norm,
-        "relative_keys": {"max_distance": distance, "head_dim": head_dims["encoder"]},
-        "block": {**layer, "attention": encoder_attention, "feed_forward": networks["encoder"]},
+        "relative_keys": {"max_distance": largest_distance, "head_dim": head_dims["encoder"]},
+        "block": {**layer, "attention": encoder_attention, "feed_forward": ffns_by_stack["encoder"]},
     }
     decoder = {
-        "num_hidden_layers": depths["decoder"],
+        "num_hidden_layers": depth_by_stack["decoder"],
         "position": {"type": "sinusoidal"},
-        "block": {**layer, "attention": attention, "cross_attention": attention, "feed_forward": networks["decoder"]},
+        "block": {
+            **layer,
+            "attention": attention,
+            "cross_attention": attention,
+            "feed_forward": ffns_by_stack["decoder"],
+        },
     }
     return {
         "vocab_size": config.size("vocab_size"),
@@ -59,29 +65,31 @@ def _speecht5(config: Config) -> Table:
 
 def _stem_convolutions(config: Config, hidden: int) -> Table:
     """Returns the stem's convolutions, which turn audio samples into encoder positions."""
-    lists = {name: config.sizes(f"conv_{name}") for name in ("dim", "kernel", "stride")}
-    convolution_count = len(lists["dim"])
-    for name, list_values in lists.items():
+    sizes_by_property = {
+        property_name: config.sizes(f"conv_{property_name}") for property_name in ("dim", "kernel", "stride")
+    }
+    convolution_count = len(sizes_by_property["dim"])
+    for property_name, list_values in sizes_by_property.items():
         if len(list_values) != convolution_count or not list_values or 0 in list_values:
             raise config.error(
-                f"conv_{name}",
+                f"conv_{property_name}",
                 list_values,
                 f"{max(convolution_count, 1)} positive whole numbers, as many as conv_dim has",
             )
-    groups = config.size("num_conv_pos_embedding_groups")
-    config.quotient("num_conv_pos_embedding_groups", hidden, groups)
+    group_count = config.size("num_conv_pos_embedding_groups")
+    config.quotient("num_conv_pos_embedding_groups", hidden, group_count)
     is_masked = max(config.number("mask_time_prob"), config.number("mask_feature_prob")) > 0
     return {
         "type": "wave",
         "convolutions": [
-            {"channels": channels, "kernel": kernel, "stride": stride}
-            for channels, kernel, stride in zip(*lists.values(), strict=True)
+            {"channels": channels, "kernel": kernel_size, "stride": stride}
+            for channels, kernel_size, stride in zip(*sizes_by_property.values(), strict=True)
         ],
         "bias": config.flag("conv_bias"),
         "norms": config.choice({"group": "first", "layer": "all"}, "feat_extract_norm"),
         "hidden_act": config.choice(ACTIVATIONS, "feat_extract_activation"),
         "position_kernel": config.size("num_conv_pos_embeddings"),
-        "position_groups": groups,
+        "position_groups": group_count,
         "mask": is_masked,
     }
 
@@ -90,7 +98,7 @@ IGNORED = frozenset({"num_feat_extract_layers"})
 
 FAMILIES = {
     "speecht5": Family(
-        _speecht5,
+        _read_speecht5,
         ignored_fields=IGNORED,
         modules=module_names("speecht5"),
         dropout_fields={

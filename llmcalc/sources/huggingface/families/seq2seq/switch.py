@@ -22,31 +22,32 @@ if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
 
 
-def _switch(config: Config) -> Table:
+def _read_switch(config: Config) -> Table:
     """Reads Switch Transformers without expert capacities: every token reaches its expert.
 
     In the class, `expert_capacity` drops the tokens beyond an expert's capacity.
     """
     config.require("tie_word_embeddings", True)
     config.size("expert_capacity")
-    dense_network = {
+    dense_ffn = {
         "intermediate_size": config.size("intermediate_size"),
         "hidden_act": config.choice(ACTIVATIONS, "dense_act_fn"),
     }
-    experts = moe(config.size("num_experts"), 1, dense_network, router=_router(config), expert_loop=True)
+    experts = moe(config.size("num_experts"), 1, dense_ffn, router=_router(config), expert_loop=True)
     sparse_depths = {
         "encoder": config.size_by_name("num_layers"),
         "decoder": t5.decoder_depth(config),
     }  # the number of layers, whatever num_hidden_layers says
-    table = t5.t5_like(config, t5.t5_block(config, dense_network), t5.shared_position_bias(config))
+    model_fields = t5.t5_model(config, t5.t5_block(config, dense_ffn), t5.shared_position_bias(config))
     for stack_name, expert_interval in {
         stack_name: _expert_interval(config, stack_name, depth) for stack_name, depth in sparse_depths.items()
     }.items():
-        if stack_name in table:
-            table[stack_name] |= _sparse_stack(
-                [_has_experts(i, expert_interval) for i in range(table[stack_name]["num_hidden_layers"])], experts
+        if stack_name in model_fields:
+            model_fields[stack_name] |= _sparse_stack(
+                [_has_experts(i, expert_interval) for i in range(model_fields[stack_name]["num_hidden_layers"])],
+                experts,
             )
-    return table
+    return model_fields
 
 
 def _router(config: Config) -> Table:
@@ -67,11 +68,14 @@ def _has_experts(i: int, expert_interval: int) -> bool:
     return expert_interval > 0 and (i % expert_interval == 1 or expert_interval == 1)
 
 
-def _nllb_moe(config: Config) -> Table:
-    table = bart.bart_like(config, "pre", {"type": "sinusoidal"})
+def _read_nllb_moe(config: Config) -> Table:
+    model_fields = bart.bart_model(config, "pre", {"type": "sinusoidal"})
     activation = config.choice(ACTIVATIONS, "activation_function")
-    for stack_name in (stack_name for stack_name in ("encoder", "decoder") if stack_name in table):
-        expert_interval, depth = config.count(f"{stack_name}_sparse_step"), table[stack_name]["num_hidden_layers"]
+    for stack_name in (stack_name for stack_name in ("encoder", "decoder") if stack_name in model_fields):
+        expert_interval, depth = (
+            config.count(f"{stack_name}_sparse_step"),
+            model_fields[stack_name]["num_hidden_layers"],
+        )
         experts = moe(
             config.size("num_experts"),
             2,
@@ -79,10 +83,10 @@ def _nllb_moe(config: Config) -> Table:
             router=_router(config),
             expert_loop=True,
         )
-        table[stack_name] |= _sparse_stack(
+        model_fields[stack_name] |= _sparse_stack(
             [expert_interval > 0 and (i + 1) % expert_interval == 0 for i in range(depth)], experts
         )
-    return table
+    return model_fields
 
 
 def _sparse_stack(expert_flags: list[bool], experts: Table) -> Table:
@@ -107,7 +111,7 @@ OF_EXPERTS = field_names(
 def _expert_layers(config_values: ConfigValues, stack_name: str) -> list[int]:
     """Returns the indices of the encoder's or decoder's layers that have experts."""
     stack = require_present(getattr(config_values.spec, stack_name))
-    return [i for i, name in enumerate(stack.layer_names()) if isinstance(stack.layer(name).feed_forward, MoE)]
+    return [i for i, kind in enumerate(stack.layer_names()) if isinstance(stack.layer(kind).feed_forward, MoE)]
 
 
 def _written_router_dtype(config_values: ConfigValues) -> str:
@@ -131,7 +135,7 @@ EVERY_EXPERT = Deviation(
 
 FAMILIES = {
     "switch_transformers": Family(
-        _switch,
+        _read_switch,
         {"n_positions": None},
         t5.IGNORED | OF_EXPERTS,
         aliases=t5.ALIASES,
@@ -155,7 +159,7 @@ FAMILIES = {
         dropout_fields=T5_DROPOUT,
     ),
     "nllb-moe": Family(
-        _nllb_moe,
+        _read_nllb_moe,
         ignored_fields=bart.IGNORED | OF_EXPERTS,
         aliases=bart.ALIASES,
         field_writers={

@@ -19,73 +19,73 @@ from ...parts import ACTIVATIONS, Table, architecture, class_count, head_table, 
 from ...writes import Writes
 
 
-def _t5(config: Config) -> Table:
+def _read_t5(config: Config) -> Table:
     stack = shared_position_bias(config)
     stack["relative_bias"]["bias_in_sdpa"] = True
-    return t5_like(config, t5_block(config), stack)
+    return t5_model(config, t5_block(config), stack)
 
 
 def _umt5(config: Config) -> Table:
     block = t5_block(config)
-    buckets = {
-        field: value
-        for field, value in shared_position_bias(config)["relative_bias"].items()
+    bucket_sizes = {
+        field: field_value
+        for field, field_value in shared_position_bias(config)["relative_bias"].items()
         if field != "num_attention_heads"
     }
-    block["attention"] |= {"position": {"type": "relative_bias", **buckets, "bias_in_sdpa": True}}
-    return t5_like(config, block, {})
+    block["attention"] |= {"position": {"type": "relative_bias", **bucket_sizes, "bias_in_sdpa": True}}
+    return t5_model(config, block, {})
 
 
 def _longt5(config: Config) -> Table:
     """Reads LongT5: T5's decoder, and a local-attention encoder, which has a second position bias for block sums."""
     block = t5_block(config)
     has_block_sums = config.choice({"local": False, "transient-global": True}, "encoder_attention_type")
-    heads = {name: value for name, value in block["attention"].items() if name != "float32_softmax"}
+    heads = {field: value for field, value in block["attention"].items() if field != "float32_softmax"}
     local_attention = {"type": "local", **heads, "local_radius": config.size("local_radius")}
     local_attention |= (
         {"global_block_size": config.size("global_block_size"), "global_norm": block["norm"]} if has_block_sums else {}
     )
-    table = t5_like(config, {**block, "attention": local_attention}, shared_position_bias(config), block)
+    model_fields = t5_model(config, {**block, "attention": local_attention}, shared_position_bias(config), block)
     if has_block_sums:
-        table["encoder"]["relative_bias"] = {**table["encoder"]["relative_bias"], "of_blocks": True}
-    return table
+        model_fields["encoder"]["relative_bias"] = {**model_fields["encoder"]["relative_bias"], "of_blocks": True}
+    return model_fields
 
 
 def _pop2piano(config: Config) -> Table:
     """Reads Pop2Piano: T5's encoder over the frames of a spectrum, and a head that its class never ties."""
     config.fields_read.add("tie_word_embeddings")
     config.require("is_encoder_decoder", True)
-    table = _t5(config)
-    table["encoder"]["stem"] = {
+    model_fields = _read_t5(config)
+    model_fields["encoder"]["stem"] = {
         "type": "features",
-        "num_features": table["hidden_size"],
+        "num_features": model_fields["hidden_size"],
         "num_styles": config.size("composer_vocab_size"),
     }
-    return {**table, "tie_word_embeddings": False}
+    return {**model_fields, "tie_word_embeddings": False}
 
 
-def t5_like(config: Config, block: Table, stack: Table, decoder_block: Table | None = None) -> Table:
+def t5_model(config: Config, block: Table, stack: Table, decoder_block: Table | None = None) -> Table:
     """Returns the tables of T5's encoder and decoder, or of the encoder alone for an encoder architecture.
 
     stack: fields of both stacks.
     """
     layers, norm = config.size("num_hidden_layers"), rmsnorm(config.number("layer_norm_epsilon"), scales_x=True)
     depth_of_decoder = decoder_depth(config)
-    table: Table = {
+    model_fields: Table = {
         "vocab_size": config.size("vocab_size"),
         "hidden_size": config.size("hidden_size"),
         "tie_word_embeddings": config.flag("tie_word_embeddings"),
     }
     if config.optional_size("n_positions") is not None:
-        table["max_position_embeddings"] = config.size("n_positions")
-    table["encoder"] = {"num_hidden_layers": layers, "block": block, "final_norm": norm, **stack}
-    name = architecture(config)
-    if name.endswith(("EncoderModel", "ForTokenClassification")):
-        return {**table, "head": head_table(config)}
+        model_fields["max_position_embeddings"] = config.size("n_positions")
+    model_fields["encoder"] = {"num_hidden_layers": layers, "block": block, "final_norm": norm, **stack}
+    class_name = architecture(config)
+    if class_name.endswith(("EncoderModel", "ForTokenClassification")):
+        return {**model_fields, "head": head_table(config)}
     decoder = {**(decoder_block or block), "cross_attention": _t5_attention(config)}
-    table["decoder"] = {"num_hidden_layers": depth_of_decoder, "block": decoder, "final_norm": norm, **stack}
+    model_fields["decoder"] = {"num_hidden_layers": depth_of_decoder, "block": decoder, "final_norm": norm, **stack}
     return {
-        **table,
+        **model_fields,
         "head": head_table(config, None, {"transform": {"hidden_act": "tanh", "norm": None}}, class_count(config)),
     }
 
@@ -106,7 +106,7 @@ def t5_block(config: Config, feed_forward: Table | None = None) -> Table:
 
 def _t5_attention(config: Config) -> Table:
     """Returns attention with heads of any size, whose softmax is in the scores' number format."""
-    head_fields = {name: config.size(name) for name in ("num_attention_heads", "head_dim")}
+    head_fields = {field_name: config.size(field_name) for field_name in ("num_attention_heads", "head_dim")}
     return {**head_fields, "float32_softmax": False}
 
 
@@ -115,21 +115,21 @@ def t5_feed_forward(config: Config) -> Table:
 
     is_gated_act, if given, overrides the prefix.
     """
-    name = config.text("feed_forward_proj")
-    gate, _, act = name.rpartition("-")
-    if gate not in ("", "gated") or act not in ACTIVATIONS:
+    projection_name = config.text("feed_forward_proj")
+    gate_prefix, _, act = projection_name.rpartition("-")
+    if gate_prefix not in ("", "gated") or act not in ACTIVATIONS:
         raise config.error(
-            "feed_forward_proj", name, "an activation or gated-ACTIVATION (relu, gated-gelu, gated-silu)"
+            "feed_forward_proj", projection_name, "an activation or gated-ACTIVATION (relu, gated-gelu, gated-silu)"
         )
-    activation = "gelu_new" if name == "gated-gelu" else ACTIVATIONS[act]
-    is_gated = config.flag("is_gated_act") if config.has("is_gated_act") else gate == "gated"
+    activation = "gelu_new" if projection_name == "gated-gelu" else ACTIVATIONS[act]
+    is_gated = config.flag("is_gated_act") if config.has("is_gated_act") else gate_prefix == "gated"
     return {"intermediate_size": config.size("intermediate_size"), "hidden_act": activation, "gated": is_gated}
 
 
 def shared_position_bias(config: Config) -> Table:
     """Returns the relative position bias of the first layer, which all layers share."""
     size_fields = ("num_attention_heads", "relative_attention_num_buckets", "relative_attention_max_distance")
-    return {"relative_bias": {name: config.size(name) for name in size_fields}}
+    return {"relative_bias": {field_name: config.size(field_name) for field_name in size_fields}}
 
 
 ALIASES = {
@@ -200,7 +200,7 @@ T5_MODULES: Modules = {
 }
 
 OF_T5 = Family(
-    _t5,
+    _read_t5,
     {"n_positions": None},
     IGNORED,
     aliases=ALIASES,

@@ -26,7 +26,7 @@ from ...parts import (
 from .bart import IGNORED
 
 
-def _trocr(config: Config) -> Table:
+def _read_trocr(config: Config) -> Table:
     heads, norm = config.size("num_attention_heads"), layernorm()
     config.quotient("decoder_attention_heads", config.size("hidden_size"), heads)
     mixer = {"num_attention_heads": heads, **biases(True, *QKVO)}
@@ -35,14 +35,14 @@ def _trocr(config: Config) -> Table:
         stack = {"position": learned_positions(config, 2)}
     if config.flag("layernorm_embedding"):
         stack["embedding_norm"] = norm
-    network = mlp(config.size("decoder_ffn_dim"), config.choice(ACTIVATIONS, "activation_function"))
+    ffn = mlp(config.size("decoder_ffn_dim"), config.choice(ACTIVATIONS, "activation_function"))
     source_size = config.optional_size("cross_attention_hidden_size")
     block = {
         "attention": mixer,
         "cross_attention": mixer,
         "idle_cross_attention": True,
         **({} if source_size in (None, config.size("hidden_size")) else {"idle_source_size": source_size}),
-        "feed_forward": network,
+        "feed_forward": ffn,
         "norm": norm,
         "norm_placement": "post",
     }
@@ -50,13 +50,13 @@ def _trocr(config: Config) -> Table:
     return decoder(config, block, None, stack=stack)
 
 
-def _pix2struct_text_model(config: Config) -> Table:
+def _read_pix2struct_text_model(config: Config) -> Table:
     config.require("is_decoder", True)
     heads, norm = config.size("num_attention_heads"), rmsnorm(config.number("layer_norm_epsilon"))
     if config.size("d_kv") * heads != config.size("hidden_size"):
         raise config.error("d_kv", config.size("d_kv"), "hidden_size / num_heads, for the class divides it so")
     activation = config.choice(ACTIVATIONS, "dense_act_fn")
-    network = {"intermediate_size": config.size("d_ff"), "hidden_act": activation, "gated": True}
+    ffn = {"intermediate_size": config.size("d_ff"), "hidden_act": activation, "gated": True}
     bias = {
         "num_attention_heads": heads,
         "relative_attention_num_buckets": config.size("relative_attention_num_buckets"),
@@ -64,7 +64,7 @@ def _pix2struct_text_model(config: Config) -> Table:
     }
     block = layer_table(
         {"num_attention_heads": heads},
-        network,
+        ffn,
         norm,
         cross_attention={"num_attention_heads": heads},
         idle_cross_attention=True,
@@ -75,7 +75,7 @@ def _pix2struct_text_model(config: Config) -> Table:
 
 FAMILIES = {
     "trocr": Family(
-        _trocr,
+        _read_trocr,
         ignored_fields=IGNORED,
         aliases={
             "hidden_size": "d_model",
@@ -89,7 +89,7 @@ FAMILIES = {
         None, text_type="pix2struct_text_model", uncounted_encoders={"vision_config": "pix2struct_vision_model"}
     ),
     "pix2struct_text_model": Family(
-        _pix2struct_text_model,
+        _read_pix2struct_text_model,
         ignored_fields=frozenset({"feed_forward_proj", "is_gated_act"}),
         modules=module_names("pix2struct_text_model"),
         dropout_fields=T5_DROPOUT,

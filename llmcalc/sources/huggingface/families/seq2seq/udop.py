@@ -15,7 +15,7 @@ from ...config import Config, is_whole
 from ...dropout import T5_DROPOUT
 from ...family import EVERY, Family, Quirks
 from ...parts import Table, architecture
-from .t5 import ALIASES, FIRST_BIAS, IGNORED, T5_MODULES, T5_WRITES, UNREAD, shared_position_bias, t5_block, t5_like
+from .t5 import ALIASES, FIRST_BIAS, IGNORED, T5_MODULES, T5_WRITES, UNREAD, shared_position_bias, t5_block, t5_model
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
@@ -27,7 +27,7 @@ BUCKETS = 32
 """The number of buckets of a table whose entry in the config names none."""
 
 
-def _udop(config: Config) -> Table:
+def _read_udop(config: Config) -> Table:
     first_bucket, *other_buckets = _bias_buckets(config)
     bias = shared_position_bias(config)["relative_bias"]
     bare_class = config.head == "none" and architecture(config).endswith("UdopModel")
@@ -37,13 +37,13 @@ def _udop(config: Config) -> Table:
             config.get("relative_bias_args"),
             "a first table with relative_attention_num_buckets buckets, whose weights the first layer's bias has",
         )
-    pages = (
+    page_buckets = (
         [first_bucket, *other_buckets] if bare_class else other_buckets
     )  # the bare class keeps the first layer's bias beside its table
     config.notes.append("patch_size: the projection of the page's image to patches is not counted, nor its products")
-    table = t5_like(config, t5_block(config), {"relative_bias": {**bias, "other_buckets": pages}})
-    table["encoder"]["token_types"] = {"other_vocab_sizes": [config.size("max_2d_position_embeddings")] * 2}
-    return {**table, "tie_word_embeddings": True}  # whatever the config says
+    model_fields = t5_model(config, t5_block(config), {"relative_bias": {**bias, "other_buckets": page_buckets}})
+    model_fields["encoder"]["token_types"] = {"other_vocab_sizes": [config.size("max_2d_position_embeddings")] * 2}
+    return {**model_fields, "tie_word_embeddings": True}  # whatever the config says
 
 
 def _bias_buckets(config: Config) -> list[int]:
@@ -54,15 +54,15 @@ def _bias_buckets(config: Config) -> list[int]:
     field, bias_tables = "relative_bias_args", config.get("relative_bias_args")
     if bias_tables is None:
         return [BUCKETS] * len(BIASES)
-    expected = "a list of 1 to 16 tables with a type (1d, horizontal or vertical), a 1d table first"
+    expected_text = "a list of 1 to 16 tables with a type (1d, horizontal or vertical), a 1d table first"
     if not isinstance(bias_tables, list) or not 1 <= len(bias_tables) <= 16:
-        raise config.error(field, bias_tables, expected)
+        raise config.error(field, bias_tables, expected_text)
     bucket_counts = []
     for i, bias_table in enumerate(bias_tables):
         known_type = isinstance(bias_table, dict) and bias_table.get("type") in (BIASES if i else BIASES[:1])
         bucket_count = bias_table.get("relative_attention_num_buckets", BUCKETS) if known_type else None
         if not is_whole(bucket_count) or not 4 <= bucket_count <= LARGEST:
-            raise config.error(field, bias_tables, expected)
+            raise config.error(field, bias_tables, expected_text)
         if bias_table.get("prefix_bucket", False) is not False:
             raise config.error(field, bias_tables, "tables without prefix_bucket")
         bucket_counts.append(bucket_count)
@@ -74,19 +74,19 @@ def _box_arguments(config: Any) -> dict[str, tuple[int | str, ...]]:
     return {"bbox": ("batch", "seq", 4)}
 
 
-def _written_biases(config_values: ConfigValues) -> list[dict[str, Any]]:
+def _relative_bias_fields(config_values: ConfigValues) -> list[dict[str, Any]]:
     bias = require_present(config_values.first_stack.relative_bias)
-    buckets = (bias.relative_attention_num_buckets, *bias.other_buckets)
-    layer_kinds = (*BIASES, *["vertical"] * len(buckets))
+    bucket_counts = (bias.relative_attention_num_buckets, *bias.other_buckets)
+    layer_kinds = (*BIASES, *["vertical"] * len(bucket_counts))
     return [
         {"type": bias_kind, "relative_attention_num_buckets": bucket_count}
-        for bias_kind, bucket_count in zip(layer_kinds, buckets, strict=False)
+        for bias_kind, bucket_count in zip(layer_kinds, bucket_counts, strict=False)
     ]
 
 
 FAMILIES = {
     "udop": Family(
-        _udop,
+        _read_udop,
         {"n_positions": None},
         IGNORED,
         aliases=ALIASES,
@@ -94,7 +94,7 @@ FAMILIES = {
         uncounted_modules="patch_embed + encoder.embed_patches + decoder.embed_patches",
         field_writers={
             **T5_WRITES,
-            "relative_bias_args": _written_biases,
+            "relative_bias_args": _relative_bias_fields,
             "max_2d_position_embeddings": lambda s: require_present(s.first_stack.token_types).other_vocab_sizes[0],
         },
         quirks=Quirks(reads_values=EVERY, further_inputs=_box_arguments),

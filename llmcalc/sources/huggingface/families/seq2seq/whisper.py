@@ -11,25 +11,29 @@ from ...dropout import BART_DROPOUT
 from ...family import Family, field_names, module_names
 from ...parts import Table
 from ...writes import UNPADDED
-from .bart import ALIASES, IGNORED, SIDES_WRITES, bart_like
+from .bart import ALIASES, IGNORED, SIDES_WRITES, bart_model
 
 
-def _whisper(config: Config) -> Table:
+def _read_whisper(config: Config) -> Table:
     encoder_position = {"type": "learned", "max_position_embeddings": config.size("max_source_positions")}
     stem = {"num_mel_bins": config.size("num_mel_bins"), "max_source_positions": config.size("max_source_positions")}
     decoder_position = {"type": "learned", "max_position_embeddings": config.size("max_target_positions")}
-    table = bart_like(config, "pre", decoder_position, encoder={"stem": stem, "position": encoder_position})
-    for stack_name, name in (("encoder", "attention"), ("decoder", "attention"), ("decoder", "cross_attention")):
-        if stack_name in table:
-            attention = table[stack_name]["block"][name]
-            fields = {field: value for field, value in attention.items() if field != "k_bias"}
-            table[stack_name]["block"][name] = {**fields, "copies_heads": True}
-    return table
+    model_fields = bart_model(config, "pre", decoder_position, encoder={"stem": stem, "position": encoder_position})
+    for stack_name, attention_name in (
+        ("encoder", "attention"),
+        ("decoder", "attention"),
+        ("decoder", "cross_attention"),
+    ):
+        if stack_name in model_fields:
+            attention = model_fields[stack_name]["block"][attention_name]
+            attention_fields = {field: field_value for field, field_value in attention.items() if field != "k_bias"}
+            model_fields[stack_name]["block"][attention_name] = {**attention_fields, "copies_heads": True}
+    return model_fields
 
 
 FAMILIES = {
     "whisper": Family(
-        _whisper,
+        _read_whisper,
         ignored_fields=IGNORED
         | field_names(
             """
