@@ -153,11 +153,11 @@ class Memory:
     def _counted_run_on(self, cuda_runtime: Runtime) -> CountedMemory:
         """Returns the run on an accelerator with this CUDA runtime, before the allocator replay."""
         if cuda_runtime not in self._counted:
-            default = default_attention(self.settings, self.spec)
+            phase_default = default_attention(self.settings, self.spec)
             try:
-                self._counted[cuda_runtime] = self._count(cuda_runtime, default)
+                self._counted[cuda_runtime] = self._count(cuda_runtime, phase_default)
             except Unsupported:
-                if default == "eager" or self.settings.attn_implementation is not None:
+                if phase_default == "eager" or self.settings.attn_implementation is not None:
                     raise
                 self._counted[cuda_runtime] = self._count(cuda_runtime, "eager")
         return self._counted[cuda_runtime]
@@ -183,8 +183,8 @@ class Memory:
     @property
     def _layer_period(self) -> int:
         """Number of layers after which the next ones run alike."""
-        is_whole = self.states.first_trained_layer is None
-        return self.settings.recomputed().every if is_whole else self.training().layer_period
+        trains_all_layers = self.states.first_trained_layer is None
+        return self.settings.recomputed().every if trains_all_layers else self.training().layer_period
 
     @property
     def _runs_encoders(self) -> bool:
@@ -210,55 +210,55 @@ class Memory:
         """
         if self.settings.phase != "training":
             raise InputError(f"--phase {self.settings.phase}: is not of training; expected --phase training")
-        training = training_run(self.settings, self.spec, self.states, default_attention(self.settings, self.spec))
+        training_config = training_run(self.settings, self.spec, self.states, default_attention(self.settings, self.spec))
         return replace(
-            training, choices=choices_on(training.choices, self.runtime if cuda_runtime is None else cuda_runtime)
+            training_config, choices=choices_on(training_config.choices, self.runtime if cuda_runtime is None else cuda_runtime)
         )
 
     def _recorded_training(self, cuda_runtime: Runtime) -> RecordReplay:
-        training = replace(self.training(cuda_runtime), pages_states=True)
-        return lambda layers, workspace: [record(self.spec, training, layers, workspace)]
+        training_config = replace(self.training(cuda_runtime), pages_states=True)
+        return lambda repeats_by_stack, workspace: [record(self.spec, training_config, repeats_by_stack, workspace)]
 
     def _inference_passes(self, attention: AttentionImplementation, cuda_runtime: Runtime) -> list[Inference]:
         """Returns the configurations of the inference passes, with an accelerator's kernels.
 
         Only the kernels of sdpa and of gradients depend on the accelerator, so that others are those of an H100.
         """
-        passes = inference_passes(self.settings, self.spec, self.states, attention)
+        pass_configs = inference_passes(self.settings, self.spec, self.states, attention)
         if attention != "sdpa":
-            return passes
+            return pass_configs
         capability = cuda_runtime.capability
-        return [replace(inference, choices=replace(inference.choices, capability=capability)) for inference in passes]
+        return [replace(pass_config, choices=replace(pass_config.choices, capability=capability)) for pass_config in pass_configs]
 
-    def _counted_inference(self, passes: Sequence[Inference], cuda_runtime: Runtime) -> CountedRun:
+    def _counted_inference(self, pass_configs: Sequence[Inference], cuda_runtime: Runtime) -> CountedRun:
         """Returns the run of these passes, which equal ranks and accelerators with equal kernels share."""
 
         def count_passes() -> CountedRun:
             """Records the passes separately, and counts their tensors."""
             return CountedRun(
                 self.spec,
-                lambda layers, workspace: [self._recorded_passes(inference, layers, workspace) for inference in passes],
+                lambda repeats_by_stack, workspace: [self._recorded_passes(pass_config, repeats_by_stack, workspace) for pass_config in pass_configs],
                 cuda_runtime,
                 self.settings.recomputed().every,
             )
 
         if not isinstance(self.spec, RankModel):
             return count_passes()
-        of_runtime = cuda_runtime.workspace, cuda_runtime.expandable, cuda_runtime.is_tried
-        run_key = shortened_rank(self.spec, {}), tuple(passes), of_runtime
+        runtime_key = cuda_runtime.workspace, cuda_runtime.expandable, cuda_runtime.is_tried
+        run_key = shortened_rank(self.spec, {}), tuple(pass_configs), runtime_key
         if run_key not in self._counted_runs:
             self._counted_runs[run_key] = count_passes()
         return self._counted_runs[run_key]
 
     def _recorded_passes(
-        self, inference_config: Inference, layers: Mapping[int, int], workspace: int
+        self, inference_config: Inference, repeats_by_stack: Mapping[int, int], workspace: int
     ) -> RecordedEvents:
         """Returns the recorded passes, which ranks with equal shortened runs share, with workspaces of any size."""
         if not isinstance(self.spec, RankModel):
-            return record_inference(self.spec, inference_config, layers, workspace)
-        run_key = shortened_rank(self.spec, layers), inference_config
+            return record_inference(self.spec, inference_config, repeats_by_stack, workspace)
+        run_key = shortened_rank(self.spec, repeats_by_stack), inference_config
         if run_key not in self._recordings:
-            self._recordings[run_key] = record_inference(self.spec, inference_config, layers, LARGE_WORKSPACE)
+            self._recordings[run_key] = record_inference(self.spec, inference_config, repeats_by_stack, LARGE_WORKSPACE)
         return self._recordings[run_key].with_workspace(workspace)
 
     def _unreplayed_bytes(self) -> list[UnreplayedBytes]:
@@ -297,7 +297,7 @@ class Memory:
             .bytes
         )
         master_bytes = bytes_of(parameters, "float32") if memory_use.has_master else 0
-        stays_after_run = self.settings.zero_grad == "zeros"
+        zeroes_gradients = self.settings.zero_grad == "zeros"
         return [
             *weights,
             UnreplayedBytes("optimizer", state_bytes + master_bytes),
@@ -305,7 +305,7 @@ class Memory:
                 "gradients",
                 bytes_of(parameters, memory_use.grad_dtype),
                 ("backward", "step"),
-                stays_after_run=stays_after_run,
+                stays_after_run=zeroes_gradients,
             ),
         ]
 
@@ -394,7 +394,7 @@ def changes_scores(spec: ModelSpec) -> bool:
 def memory(
     spec: ModelSpec,
     settings: Settings = USUAL,
-    published: str = "bfloat16",
+    published_dtype: str = "bfloat16",
     include: frozenset[str] = frozenset(),
     config: Mapping[str, Any] | Checkpoint | None = None,
     cuda_runtime: Runtime = HOPPER,
@@ -412,7 +412,7 @@ def memory(
     check_layers(spec)
     spec = spec.with_dropout(settings.dropout)
     stored_sizes: QuantizedSizes = {} if quantized_sizes is None else quantized_sizes
-    memory_use = resident.memory(spec, settings, published, include, config, stored_sizes)
+    memory_use = resident.memory(spec, settings, published_dtype, include, config, stored_sizes)
     return Memory(
-        spec, settings, memory_use, published, config, cuda_runtime, other_models, _quantized_sizes=stored_sizes
+        spec, settings, memory_use, published_dtype, config, cuda_runtime, other_models, _quantized_sizes=stored_sizes
     )

@@ -32,9 +32,9 @@ def host_terms(
     """
     memory_terms: list[Term] = []
     if training_config.offload:
-        paged_size = offloaded_bytes(spec, training_config, recompute_period)
-        source = "torchtune/training/_activation_offloading.py, OffloadActivations, with pinned tensors"
-        memory_terms.append(Term("activations (pinned)", paged_size, "source", source))
+        offloaded_size = offloaded_bytes(spec, training_config, recompute_period)
+        source_file = "torchtune/training/_activation_offloading.py, OffloadActivations, with pinned tensors"
+        memory_terms.append(Term("activations (pinned)", offloaded_size, "source", source_file))
     if paged_bytes(memory_use):
         memory_terms.append(Term("paged optimizer states, at most", paged_bytes(memory_use), "source", PAGED_SOURCE))
     return tuple(memory_terms)
@@ -53,8 +53,8 @@ def with_paged_states(device: DeviceMemory, memory_use: MemoryUse) -> DeviceMemo
     paged_state_bytes = paged_bytes(memory_use)
     if not paged_state_bytes:
         return device
-    term = Term("paged optimizer states", paged_state_bytes, "estimate", PAGED_SOURCE)
-    return replace(device, device_bytes=device.device_bytes + paged_state_bytes, terms=(*device.terms, term))
+    state_term = Term("paged optimizer states", paged_state_bytes, "estimate", PAGED_SOURCE)
+    return replace(device, device_bytes=device.device_bytes + paged_state_bytes, terms=(*device.terms, state_term))
 
 
 def offloaded_bytes(spec: ModelSpec, training_config: Training, recompute_period: int) -> int:
@@ -69,9 +69,9 @@ def offloaded_bytes(spec: ModelSpec, training_config: Training, recompute_period
     )
 
 
-def _offload_bytes(spec: ModelSpec, training_config: Training, layers: Mapping[int, int]) -> int:
+def _offload_bytes(spec: ModelSpec, training_config: Training, repeats_by_stack: Mapping[int, int]) -> int:
     """Returns the pinned bytes that a forward pass with this number of layers offloads."""
-    training_run = TrainingRun(spec, replace(training_config, microbatches=1), layers)
+    training_run = TrainingRun(spec, replace(training_config, microbatches=1), repeats_by_stack)
     training_run.set_up()
     training_run.next_batch()
     training_run.forward()

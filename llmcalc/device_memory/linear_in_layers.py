@@ -18,16 +18,16 @@ LISTED = 1000
 """About the largest number of repeats in a timeline; of more repeats it lists some at equal distances, and the last."""
 
 
-def extrapolate_layers(replay: Callable[[Mapping[int, int]], ReplayResult], stacks: list[LayerStack]) -> ReplayResult:
+def extrapolate_layers(replay_run: Callable[[Mapping[int, int]], ReplayResult], stacks: list[LayerStack]) -> ReplayResult:
     """Returns the result for all layers from runs with few repeats, without the allocator's overhead.
 
     The overhead is not linear in the number of layers. Nor is the maximum over several passes of a phase: the runs list
     the passes separately, and the result has the highest one (`highest_pass`).
 
-    replay: stack → repeats of its pattern, to the result of that run.
+    replay_run: stack → repeats of its pattern, to the result of that run.
     """
     short_run_repeats = {i: SHORT_RUN_REPEATS for i, layer_stack in enumerate(stacks) if layer_stack.can_extrapolate}
-    short_run = replay(short_run_repeats)
+    short_run = replay_run(short_run_repeats)
     extrapolated_result = ReplayResult(
         short_run.set_up,
         short_run.after,
@@ -35,7 +35,7 @@ def extrapolate_layers(replay: Callable[[Mapping[int, int]], ReplayResult], stac
     )
     bytes_per_repeat: dict[Place, int] = {}
     last_peaks: dict[Place, Peak] = {}
-    longer_runs = {i: replay({**short_run_repeats, i: SHORT_RUN_REPEATS + 1}) for i in short_run_repeats}
+    longer_runs = {i: replay_run({**short_run_repeats, i: SHORT_RUN_REPEATS + 1}) for i in short_run_repeats}
     for i, longer_run in longer_runs.items():
         added_repeats = stacks[i].repeats - SHORT_RUN_REPEATS
         extrapolated_result.set_up += added_repeats * (longer_run.set_up - short_run.set_up)
@@ -77,18 +77,18 @@ def highest_pass(replay: ReplayResult) -> ReplayResult:
     """
     highest_passes: dict[str, tuple[int, str]] = {}
     for allocation_place, peak in replay.peaks.items():
-        name = allocation_place.phase.partition(" ")[0]
-        highest_passes[name] = max(highest_passes.get(name, (0, "")), (peak.bytes, allocation_place.phase))
-    phase_by_name = {name: phase for name, (_, phase) in highest_passes.items()}
-    if all(name == phase for name, phase in phase_by_name.items()):
+        phase_name = allocation_place.phase.partition(" ")[0]
+        highest_passes[phase_name] = max(highest_passes.get(phase_name, (0, "")), (peak.bytes, allocation_place.phase))
+    phase_by_name = {phase_name: phase for phase_name, (_, phase) in highest_passes.items()}
+    if all(phase_name == phase for phase_name, phase in phase_by_name.items()):
         return replay
 
     def under_phase_name(allocation_place: Place) -> Place | None:
         """Returns the place under the phase's name; None if the highest pass also has a peak in the module."""
-        name = allocation_place.phase.partition(" ")[0]
-        highest_place = allocation_place._replace(phase=phase_by_name[name])
+        phase_name = allocation_place.phase.partition(" ")[0]
+        highest_place = allocation_place._replace(phase=phase_by_name[phase_name])
         if highest_place == allocation_place or highest_place not in replay.peaks:
-            return allocation_place._replace(phase=name)
+            return allocation_place._replace(phase=phase_name)
         return None
 
     peaks: dict[Place, Peak] = {}
@@ -142,7 +142,7 @@ def list_places(replay: ReplayResult, stacks: list[LayerStack]) -> list[tuple[st
 
     replay: from `extrapolate_layers`, or of a run of all layers.
     """
-    points: list[tuple[str, str, int]] = []
+    module_peaks: list[tuple[str, str, int]] = []
     stack_places: list[tuple[Place, int]] = []
     block_stack: LayerStack | None = None
 
@@ -165,12 +165,12 @@ def list_places(replay: ReplayResult, stacks: list[LayerStack]) -> list[tuple[st
         listed_repeats = sorted(
             {*range(0, last_repeat, last_repeat // LISTED + 1), last_repeat}, reverse=phase == "backward"
         )
-        for repeat in listed_repeats:
-            added_layers = repeat * block_stack.period
-            points.extend(
+        for repeat_index in listed_repeats:
+            added_layers = repeat_index * block_stack.period
+            module_peaks.extend(
                 [
-                    (phase, f"{prefix}{layer_index + added_layers}{path}", bytes + repeat * bytes_per_repeat)
-                    for layer_index, path, bytes, bytes_per_repeat in peaks_by_place
+                    (phase, f"{prefix}{layer_index + added_layers}{module_path}", bytes + repeat_index * bytes_per_repeat)
+                    for layer_index, module_path, bytes, bytes_per_repeat in peaks_by_place
                 ]
             )
         stack_places.clear()
@@ -192,8 +192,8 @@ def list_places(replay: ReplayResult, stacks: list[LayerStack]) -> list[tuple[st
             list_stack_places()
             block_stack = layer_stack
         if layer_stack is None:
-            points.append((allocation_place.phase, node_path(allocation_place, stacks), peak.bytes))
+            module_peaks.append((allocation_place.phase, node_path(allocation_place, stacks), peak.bytes))
         else:
             stack_places.append((allocation_place, peak.bytes))
     list_stack_places()
-    return points
+    return module_peaks

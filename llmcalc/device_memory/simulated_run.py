@@ -33,8 +33,8 @@ def kernel_choices(settings: Settings, spec: ModelSpec, attention: AttentionImpl
     """
     is_serving = settings.serves
     phase_default: AttentionImplementation = "flash" if is_serving else "sdpa"
-    like_classes = settings.fused_qkv is None and not is_serving
-    trains_as_classes = like_classes and settings.phase == "training"
+    matches_transformers = settings.fused_qkv is None and not is_serving
+    trains_like_transformers = matches_transformers and settings.phase == "training"
     return Choices(
         attention=settings.attn_implementation or attention or phase_default,
         norm="fused" if settings.norm == "liger" else settings.norm or ("fused" if is_serving else "eager"),
@@ -42,13 +42,13 @@ def kernel_choices(settings: Settings, spec: ModelSpec, attention: AttentionImpl
         cross_entropy=settings.cross_entropy or "eager",
         logits_dtype=None if settings.logits_dtype is None else dtype(settings.logits_dtype),
         float32_loss=spec.head.type != "lm" or spec.head.float32_loss,
-        caps_logits=trains_as_classes and spec.head.type == "lm" and spec.head.logit_softcapping is not None,
+        caps_logits=trains_like_transformers and spec.head.type == "lm" and spec.head.logit_softcapping is not None,
         loss_chunk=settings.loss_chunk,
         logits_to_keep=settings.logits_to_keep,
         divides_logits=bool(settings.divide_logits),
         keeps_logits=bool(settings.keep_logits),
         fused_qkv=bool(settings.fused_qkv),
-        like_classes=like_classes,
+        like_classes=matches_transformers,
         compiled=bool(settings.compile),
         capacity=None if settings.moe is None else capacity_of(settings.moe),
         fused_layer_norm=settings.norm is None,
@@ -221,7 +221,7 @@ def inference_passes(
             f"--kv-dtype {short_dtype(memory_use.kv_dtype)}: a cache that grows by concatenation has the format of the "
             f"activations, {short_dtype(compute_format)}; expected --kv-block {KV_BLOCK}"
         )
-    prefill = Inference(
+    prefill_config = Inference(
         phase="prefill",
         batch=memory_use.workload.batch,
         seq=seq,
@@ -235,10 +235,10 @@ def inference_passes(
         weights=not has_storage_format(memory_use),
     )
     if settings.phase == "prefill" or spec.one_pass_model:
-        return [prefill]
+        return [prefill_config]
     if settings.phase == "decode":
-        return [replace(prefill, phase="decode", chunk=None)]
-    return [prefill, *([replace(prefill, phase="decode", seq=seq - 1, chunk=None)] if seq > 1 else [])]
+        return [replace(prefill_config, phase="decode", chunk=None)]
+    return [prefill_config, *([replace(prefill_config, phase="decode", seq=seq - 1, chunk=None)] if seq > 1 else [])]
 
 
 def has_storage_format(memory_use: MemoryUse) -> bool:
@@ -251,14 +251,14 @@ def activation_format(memory_use: MemoryUse) -> str:
     return memory_use.dtype if memory_use.dtype in COMPUTED else "bfloat16"
 
 
-def computing_format(format_name: str, option: str) -> str:
+def computing_format(format_name: str, option_name: str) -> str:
     """Returns the number format of matrix products. Raises `InputError` for an unsupported format of the option."""
     if format_name not in COMPUTED:
-        formats = ", ".join(map(short_dtype, COMPUTED))
-        raise InputError(f"{option} {short_dtype(format_name)}: no pass computes in it; expected one of {formats}")
+        format_names = ", ".join(map(short_dtype, COMPUTED))
+        raise InputError(f"{option_name} {short_dtype(format_name)}: no pass computes in it; expected one of {format_names}")
     return format_name
 
 
-def storage_format(format_name: str, option: str) -> Dtype:
+def storage_format(format_name: str, option_name: str) -> Dtype:
     """Returns the element type of tensors stored in this format."""
-    return FLOAT8 if format_name == "float8" else DTYPES[computing_format(format_name, option)]
+    return FLOAT8 if format_name == "float8" else DTYPES[computing_format(format_name, option_name)]

@@ -178,27 +178,27 @@ class Layout:
 
     def data(self) -> dict[str, object]:
         """Returns the layout as a JSON object."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {"world": self.world, **values, "etp": self.expert_tp}
+        field_values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {"world": self.world, **field_values, "etp": self.expert_tp}
 
     def options(self) -> str:
         """Returns the command-line options of this layout, without defaults and without the schedule of `--vpp`."""
         arguments: list[str] = []
         for field in fields(self):
-            value, option = getattr(self, field.name), f"--{field.name.replace('_', '-')}"
-            if value == field.default or (value == "interleaved" and self.vpp > 1):
+            field_value, option_name = getattr(self, field.name), f"--{field.name.replace('_', '-')}"
+            if field_value == field.default or (field_value == "interleaved" and self.vpp > 1):
                 continue
-            if isinstance(value, bool):
-                arguments.append(option if value else f"--no-{option[2:]}")
+            if isinstance(field_value, bool):
+                arguments.append(option_name if field_value else f"--no-{option_name[2:]}")
             else:
-                arguments += [option, stage_layers_text(value) if isinstance(value, tuple) else str(value)]
+                arguments += [option_name, stage_layers_text(field_value) if isinstance(field_value, tuple) else str(field_value)]
         return " ".join(arguments)
 
 
 def stage_layers_text(layers: Sequence[int]) -> str:
     """Writes numbers of layers for `--pp-layout`: 2,2,2,3 as `2x3,3`."""
-    runs = [(size, len(list(stages))) for size, stages in groupby(layers)]
-    return ",".join(f"{size}x{stages}" if stages > 1 else str(size) for size, stages in runs)
+    equal_stages = [(layer_count, len(list(stages))) for layer_count, stages in groupby(layers)]
+    return ",".join(f"{layer_count}x{stages}" if stages > 1 else str(layer_count) for layer_count, stages in equal_stages)
 
 
 ONE_DEVICE = Layout()
@@ -243,16 +243,16 @@ def rank_chunks(layout: Layout, layers: int, rank: int) -> Chunks:
     """
     ranks = {rank, layout.pp - 1 - rank} if layout.is_two_way else {rank}
     rank_stages = [stage for stage in stages(layout, layers) if stage.rank in ranks]
-    indices = tuple(i for stage in rank_stages for i in stage.layers)
-    return Chunks(rank, indices, any(stage.first for stage in rank_stages), any(stage.last for stage in rank_stages))
+    layer_indices = tuple(i for stage in rank_stages for i in stage.layers)
+    return Chunks(rank, layer_indices, any(stage.first for stage in rank_stages), any(stage.last for stage in rank_stages))
 
 
 def stage_sizes_between_ends(
-    layers: int, pp: int, chunks: int, first_rank_layers: int | None, last_rank_layers: int | None, option_names: str
+    layers: int, pp: int, chunks_per_rank: int, first_rank_layers: int | None, last_rank_layers: int | None, option_names: str
 ) -> tuple[int, ...]:
     """Returns the layers of each stage if the number of the first or of the last rank is stated.
 
-    chunks: stages of a rank. first_rank_layers, last_rank_layers: None for as many as every other rank.
+    chunks_per_rank: stages of a rank. first_rank_layers, last_rank_layers: None for as many as every other rank.
     option_names: the arguments in messages. Raises `InputError` for layers that the other ranks do not divide.
     """
     layers_left = layers - (first_rank_layers or 0) - (last_rank_layers or 0)
@@ -265,9 +265,9 @@ def stage_sizes_between_ends(
     layers_by_rank = [layers_left // max(1, middle_ranks)] * pp
     layers_by_rank[0] = layers_by_rank[0] if first_rank_layers is None else first_rank_layers
     layers_by_rank[-1] = layers_by_rank[-1] if last_rank_layers is None else last_rank_layers
-    if any(rank_layers % chunks for rank_layers in layers_by_rank):
-        raise InputError(f"--num-virtual-stages-per-pipeline-rank: {chunks} does not divide {layers_by_rank}")
-    return tuple(rank_layers // chunks for rank_layers in layers_by_rank) * chunks
+    if any(rank_layers % chunks_per_rank for rank_layers in layers_by_rank):
+        raise InputError(f"--num-virtual-stages-per-pipeline-rank: {chunks_per_rank} does not divide {layers_by_rank}")
+    return tuple(rank_layers // chunks_per_rank for rank_layers in layers_by_rank) * chunks_per_rank
 
 
 def stages(layout: Layout, layers: int) -> Iterator[Stage]:
@@ -278,15 +278,15 @@ def stages(layout: Layout, layers: int) -> Iterator[Stage]:
     pp − 1 − r (DeepSeek-V3, arXiv:2412.19437, §3.2.1), and this function yields stage r alone.
     Raises `InputError` for a number of layers that the stages do not add up to.
     """
-    count = layout.pp * layout.vpp
-    if layout.pp_layout is None and layers % count:
+    stage_count = layout.pp * layout.vpp
+    if layout.pp_layout is None and layers % stage_count:
         raise ImpossibleLayout(
-            f"--pp {layout.pp}: {count} stages do not divide {layers} layers; expected a divisor, or --pp-layout"
+            f"--pp {layout.pp}: {stage_count} stages do not divide {layers} layers; expected a divisor, or --pp-layout"
         )
-    layers_per_stage = layout.pp_layout or (layers // count,) * count
+    layers_per_stage = layout.pp_layout or (layers // stage_count,) * stage_count
     if sum(layers_per_stage) != layers:
         raise ImpossibleLayout(f"--pp-layout: {sum(layers_per_stage)} layers in all; expected the model's {layers}")
-    start = 0
+    first_layer = 0
     for i, stage_layers in enumerate(layers_per_stage):
-        yield Stage(i % layout.pp, i // layout.pp, range(start, start + stage_layers), i == 0, i == count - 1)
-        start += stage_layers
+        yield Stage(i % layout.pp, i // layout.pp, range(first_layer, first_layer + stage_layers), i == 0, i == stage_count - 1)
+        first_layer += stage_layers

@@ -127,7 +127,7 @@ def test_state_is_what_torch_allocates(example: Component, name: str) -> None:
     spec = around_a_model(example)
     net = spec.reference()
     with_gradients(net)
-    state = optimizer(name).state(list(trained_tensors(spec.tree(), WITH_MTP)), "float32", momentum=name == "sgd")
+    state = optimizer(name).state(list(trained_tensors(spec.tree(), WITH_MTP)), "float32", has_momentum=name == "sgd")
     assert held(state.states) == state_bytes(*steps(name, net, momentum=True))
 
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
     """Returns the bytes of row and column means (or of the whole second moment), and of the step counts."""
-    sizes = {"row_var": _row_count, "col_var": _column_count, "variance": _unfactored_size}
+    element_counts = {"row_var": _row_count, "col_var": _column_count, "variance": _unfactored_size}
     return {
-        **{name: bytes_of(sum_over(tensors, element_count), dtype) for name, element_count in sizes.items()},
+        **{state_name: bytes_of(sum_over(tensors, element_count), dtype) for state_name, element_count in element_counts.items()},
         "step": STEP_BYTES * count_of(tensors),
     }
 
@@ -132,11 +132,11 @@ def _by_dtype_and_factors(
     optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]
 ) -> list[list[OptimizedParameter]]:
     """Returns tensors by device, number format and rank (`_group_tensors_by_device_dtype_and_is_multidim`)."""
-    groups: dict[tuple[Dtype, bool], list[OptimizedParameter]] = {}
+    groups_by_format: dict[tuple[Dtype, bool], list[OptimizedParameter]] = {}
     for same_dtype in optimizer_step.by_dtype(trained_parameters):
         for parameter in same_dtype:
-            groups.setdefault((parameter.tensor.dtype, _is_factored(parameter)), []).append(parameter)
-    return list(groups.values())
+            groups_by_format.setdefault((parameter.tensor.dtype, _is_factored(parameter)), []).append(parameter)
+    return list(groups_by_format.values())
 
 
 def build_torch_optimizers(

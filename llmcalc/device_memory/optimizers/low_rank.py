@@ -31,7 +31,7 @@ def low_rank_optimizer(
     projection_method: str,
     rank: int,
     optimizer_name: str,
-    states: Callable[[Sequence[TrainedTensor], str], States],
+    state_bytes: Callable[[Sequence[TrainedTensor], str], States],
     step: Callable[[OptimizerStep], None],
     library: str,
     source: str,
@@ -44,7 +44,7 @@ def low_rank_optimizer(
     return Optimizer(
         name=optimizer_name,
         implementations=("loop",),
-        states=states,
+        states=state_bytes,
         step=step,
         not_in_torch=f"{library} is not a part of torch",
         aliases=(f"{projection_method}-adamw",) if rank == RANK else (),
@@ -56,8 +56,8 @@ def low_rank_optimizer(
 
 def split_projected(tensors: Sequence[TrainedTensor]) -> tuple[list[TrainedTensor], list[TrainedTensor]]:
     """Returns the tensors with projected gradients, and the other tensors."""
-    projected = [tensor for tensor in tensors if tensor.is_layer_matrix]
-    return projected, [tensor for tensor in tensors if not tensor.is_layer_matrix]
+    projected_tensors = [tensor for tensor in tensors if tensor.is_layer_matrix]
+    return projected_tensors, [tensor for tensor in tensors if not tensor.is_layer_matrix]
 
 
 def shorter_side(tensor: ParamTensor) -> Number:
