@@ -87,7 +87,9 @@ def runtime_of(hardware: Hardware | None, workspace_config: str | None = None, e
         return Runtime(0, 0, expandable, gpu_name)
     capability = None if hardware is None else hardware.compute_capability
     is_large = capability is None or int(capability.partition(".")[0]) in LARGE
-    workspace = (LARGE_WORKSPACE if is_large else WORKSPACE) if workspace_config is None else workspace_bytes(workspace_config)
+    workspace = (
+        (LARGE_WORKSPACE if is_large else WORKSPACE) if workspace_config is None else workspace_bytes(workspace_config)
+    )
     version = Runtime.capability if capability is None else int(capability.replace(".", ""))
     compute_units = None if hardware is None else hardware.compute_units
     multiprocessors = compute_units.count if compute_units is not None and compute_units.name in ("SM", "CU") else None
@@ -120,7 +122,9 @@ def workspace_bytes(workspace_config: str) -> int:
     Raises `InputError` for a value that torch does not read.
     """
     if not _CONFIG.fullmatch(workspace_config):
-        raise InputError(f"--cublas-workspace {workspace_config}: not understood; expected :SIZE_IN_KIB:COUNT, such as :4096:8")
+        raise InputError(
+            f"--cublas-workspace {workspace_config}: not understood; expected :SIZE_IN_KIB:COUNT, such as :4096:8"
+        )
     buffer_numbers = [int(number_text) for number_text in workspace_config.split(":")[1:]]
     return sum(
         buffer_kib * buffer_count * KIB

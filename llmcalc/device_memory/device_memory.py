@@ -163,7 +163,9 @@ def with_evidence(memory_term: Term, evidence: Sequence[Evidence]) -> Term:
     if memory_term.of_runtime or weakest_status == memory_term.status:
         return memory_term
     if weakest_status == "untested":
-        return replace(memory_term, status=weakest_status, witness=f"no measurement of {names_of(evidence, weakest_status)}")
+        return replace(
+            memory_term, status=weakest_status, witness=f"no measurement of {names_of(evidence, weakest_status)}"
+        )
     checks_text = witnesses_of(evidence, weakest_status)
     if memory_term.witness == ON_META:
         checks_text = f"torch on meta, and {checks_text}" if weakest_status == "source" else checks_text
@@ -198,7 +200,11 @@ def device_memory(
 
 
 def summarize(
-    replay_result: ReplayResult, cuda_context_bytes: int, stacks: list[LayerStack], tensors: Term, is_complete: bool = True
+    replay_result: ReplayResult,
+    cuda_context_bytes: int,
+    stacks: list[LayerStack],
+    tensors: Term,
+    is_complete: bool = True,
 ) -> DeviceMemory:
     """Returns the memory of a device, computed from the result of a replay.
 
@@ -238,7 +244,11 @@ def _allocator_evidence(is_complete: bool, micro_batches: int) -> tuple[Status, 
     evidence_source = "c10/cuda/CUDACachingAllocator.cpp, replayed"
     if micro_batches:
         return "estimate", f"{evidence_source} for {micro_batches} micro-batches of a step, extrapolated to all"
-    return ("source", evidence_source) if is_complete else ("estimate", f"{evidence_source} for some layers, extrapolated to all")
+    return (
+        ("source", evidence_source)
+        if is_complete
+        else ("estimate", f"{evidence_source} for some layers, extrapolated to all")
+    )
 
 
 @contextmanager
@@ -303,7 +313,11 @@ class CountedRun:
         return self.result.peak[1].bytes + whole_run_bytes + cuda_context_bytes
 
     def memory(
-        self, cuda_context_bytes: int, unreplayed_bytes: Sequence[UnreplayedBytes], tensors: Term, encoder_peaks: Sequence[EncoderPeak] = ()
+        self,
+        cuda_context_bytes: int,
+        unreplayed_bytes: Sequence[UnreplayedBytes],
+        tensors: Term,
+        encoder_peaks: Sequence[EncoderPeak] = (),
     ) -> DeviceMemory:
         """Returns the memory of the device. cuda_context_bytes: bytes of the CUDA context; others as in `device_memory`."""
         replay_result, allocator_overhead = self.result.copy(), self._allocator_overhead
@@ -329,7 +343,8 @@ class CountedRun:
                 f"{layers:,} layers that differ are too many for memory; expected at most {MOST_RECORDED_LAYERS:,}"
             )
         return [
-            RepeatAnalysis(recorded_events, self.stacks, []) for recorded_events in record_replay({}, self.runtime.workspace)
+            RepeatAnalysis(recorded_events, self.stacks, [])
+            for recorded_events in record_replay({}, self.runtime.workspace)
         ]
 
     def _count_bytes(self, repeats_by_stack: Mapping[int, int]) -> ReplayResult:
@@ -363,7 +378,10 @@ class CountedRun:
     def _overhead_with_layers(self, repeats_by_stack: Mapping[int, int]) -> AllocatorOverhead:
         """Returns the allocator's overhead. repeats_by_stack: stack → repeats, by default all."""
         return AllocatorOverhead.joined(
-            [analysis.overhead(CachingAllocator(self.runtime.expandable), repeats_by_stack) for analysis in self.analyses]
+            [
+                analysis.overhead(CachingAllocator(self.runtime.expandable), repeats_by_stack)
+                for analysis in self.analyses
+            ]
         )
 
 
@@ -381,7 +399,11 @@ def check_layers(spec: ModelSpec) -> None:
 
 def _join_results(replay_results: Sequence[ReplayResult]) -> ReplayResult:
     """Returns the joint result of several runs in sequence."""
-    peaks = {allocation_place: peak for replay_result in replay_results for allocation_place, peak in replay_result.peaks.items()}
+    peaks = {
+        allocation_place: peak
+        for replay_result in replay_results
+        for allocation_place, peak in replay_result.peaks.items()
+    }
     return ReplayResult(set_up=replay_results[0].set_up, after=replay_results[-1].after, peaks=peaks)
 
 
@@ -397,7 +419,9 @@ def _add_unreplayed(replay_result: ReplayResult, unreplayed_bytes: Sequence[Unre
                 peak.by_kind[tensors.kind] = peak.by_kind.get(tensors.kind, 0) + tensors.bytes
 
 
-def _add_encoders(replay_result: ReplayResult, unreplayed_bytes: Sequence[UnreplayedBytes], encoder_peaks: Sequence[EncoderPeak]) -> None:
+def _add_encoders(
+    replay_result: ReplayResult, unreplayed_bytes: Sequence[UnreplayedBytes], encoder_peaks: Sequence[EncoderPeak]
+) -> None:
     """Adds the peaks of image and audio encoders, which run before the prompt beside weights and cache."""
     if not any(allocation_place.phase == "prefill" for allocation_place in replay_result.peaks):
         return
@@ -405,7 +429,11 @@ def _add_encoders(replay_result: ReplayResult, unreplayed_bytes: Sequence[Unrepl
     for encoder_peak in encoder_peaks:
         peak = Peak()
         peak.bytes = replay_result.set_up + encoder_peak.bytes
-        peak.by_kind = {"weights": replay_result.set_up - cache_bytes, "cache": cache_bytes, "temporary": encoder_peak.bytes}
+        peak.by_kind = {
+            "weights": replay_result.set_up - cache_bytes,
+            "cache": cache_bytes,
+            "temporary": encoder_peak.bytes,
+        }
         replay_result.peaks = {Place("prefill", path=f"towers.{encoder_peak.name}"): peak, **replay_result.peaks}
         replay_result.reserved = max(replay_result.reserved, peak.bytes + replay_result.slop)
 

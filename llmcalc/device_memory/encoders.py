@@ -82,7 +82,11 @@ def _bytes_of_lower_outputs(spec: ModelSpec, encoder_name: str, run_config: RunC
 def unreplayed_encoders(spec: ModelSpec, inputs: EncodedInputs) -> list[str]:
     """Returns the names of the encoders in use whose layers are not replayed (conformers, SAM)."""
     encoder_names = (node.name for encoder_run in inputs.runs for node in encoder_run.nodes)
-    return [encoder_name for encoder_name in encoder_names if spec.towers[encoder_name].type != "projector" and not _has_replay(spec.towers[encoder_name])]
+    return [
+        encoder_name
+        for encoder_name in encoder_names
+        if spec.towers[encoder_name].type != "projector" and not _has_replay(spec.towers[encoder_name])
+    ]
 
 
 def _has_replay(tower: Any) -> bool:

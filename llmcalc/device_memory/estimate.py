@@ -210,9 +210,12 @@ class Memory:
         """
         if self.settings.phase != "training":
             raise InputError(f"--phase {self.settings.phase}: is not of training; expected --phase training")
-        training_config = training_run(self.settings, self.spec, self.states, default_attention(self.settings, self.spec))
+        training_config = training_run(
+            self.settings, self.spec, self.states, default_attention(self.settings, self.spec)
+        )
         return replace(
-            training_config, choices=choices_on(training_config.choices, self.runtime if cuda_runtime is None else cuda_runtime)
+            training_config,
+            choices=choices_on(training_config.choices, self.runtime if cuda_runtime is None else cuda_runtime),
         )
 
     def _recorded_training(self, cuda_runtime: Runtime) -> RecordReplay:
@@ -228,7 +231,10 @@ class Memory:
         if attention != "sdpa":
             return pass_configs
         capability = cuda_runtime.capability
-        return [replace(pass_config, choices=replace(pass_config.choices, capability=capability)) for pass_config in pass_configs]
+        return [
+            replace(pass_config, choices=replace(pass_config.choices, capability=capability))
+            for pass_config in pass_configs
+        ]
 
     def _counted_inference(self, pass_configs: Sequence[Inference], cuda_runtime: Runtime) -> CountedRun:
         """Returns the run of these passes, which equal ranks and accelerators with equal kernels share."""
@@ -237,7 +243,9 @@ class Memory:
             """Records the passes separately, and counts their tensors."""
             return CountedRun(
                 self.spec,
-                lambda repeats_by_stack, workspace: [self._recorded_passes(pass_config, repeats_by_stack, workspace) for pass_config in pass_configs],
+                lambda repeats_by_stack, workspace: [
+                    self._recorded_passes(pass_config, repeats_by_stack, workspace) for pass_config in pass_configs
+                ],
                 cuda_runtime,
                 self.settings.recomputed().every,
             )
@@ -395,8 +403,8 @@ def memory(
     spec: ModelSpec,
     settings: Settings = USUAL,
     published_dtype: str = "bfloat16",
-    include: frozenset[str] = frozenset(),
-    config: Mapping[str, Any] | Checkpoint | None = None,
+    included_parts: frozenset[str] = frozenset(),
+    model_config: Mapping[str, Any] | Checkpoint | None = None,
     cuda_runtime: Runtime = HOPPER,
     other_models: Sequence[UnreplayedBytes] = (),
     quantized_sizes: QuantizedSizes | None = None,
@@ -412,7 +420,14 @@ def memory(
     check_layers(spec)
     spec = spec.with_dropout(settings.dropout)
     stored_sizes: QuantizedSizes = {} if quantized_sizes is None else quantized_sizes
-    memory_use = resident.memory(spec, settings, published_dtype, include, config, stored_sizes)
+    memory_use = resident.memory(spec, settings, published_dtype, included_parts, model_config, stored_sizes)
     return Memory(
-        spec, settings, memory_use, published_dtype, config, cuda_runtime, other_models, _quantized_sizes=stored_sizes
+        spec,
+        settings,
+        memory_use,
+        published_dtype,
+        model_config,
+        cuda_runtime,
+        other_models,
+        _quantized_sizes=stored_sizes,
     )

@@ -31,7 +31,10 @@ def evidence_of_run(
 
     optimizer: that of training; None (default) without one. included_parts: the names of optional parts that run too.
     """
-    run_evidence = [*evidence_of_parts(spec, included_parts), *evidence_of_kernels(Eager, spec.shared_program, kernel_choices)]
+    run_evidence = [
+        *evidence_of_parts(spec, included_parts),
+        *evidence_of_kernels(Eager, spec.shared_program, kernel_choices),
+    ]
     if kernel_choices.fake_quantization is not None:
         run_evidence.append(ROUNDED_OPERANDS)
     return run_evidence if optimizer is None else [*run_evidence, evidence_of_optimizer(optimizer)]

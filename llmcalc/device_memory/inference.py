@@ -148,7 +148,11 @@ class InferenceRun:
             phase = "forward"
         source_tokens = inference_config.seq if inference_config.source is None else inference_config.source
         workload = Workload(
-            inference_config.batch, inference_pass.tokens, context=inference_pass.past, source=source_tokens, phase=phase
+            inference_config.batch,
+            inference_pass.tokens,
+            context=inference_pass.past,
+            source=source_tokens,
+            phase=phase,
         )
         return RunConfig(workload, execution=Execution(mla=inference_config.mla))
 

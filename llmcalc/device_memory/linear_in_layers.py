@@ -18,7 +18,9 @@ LISTED = 1000
 """About the largest number of repeats in a timeline; of more repeats it lists some at equal distances, and the last."""
 
 
-def extrapolate_layers(replay_run: Callable[[Mapping[int, int]], ReplayResult], stacks: list[LayerStack]) -> ReplayResult:
+def extrapolate_layers(
+    replay_run: Callable[[Mapping[int, int]], ReplayResult], stacks: list[LayerStack]
+) -> ReplayResult:
     """Returns the result for all layers from runs with few repeats, without the allocator's overhead.
 
     The overhead is not linear in the number of layers. Nor is the maximum over several passes of a phase: the runs list
@@ -169,7 +171,11 @@ def list_places(replay: ReplayResult, stacks: list[LayerStack]) -> list[tuple[st
             added_layers = repeat_index * block_stack.period
             module_peaks.extend(
                 [
-                    (phase, f"{prefix}{layer_index + added_layers}{module_path}", bytes + repeat_index * bytes_per_repeat)
+                    (
+                        phase,
+                        f"{prefix}{layer_index + added_layers}{module_path}",
+                        bytes + repeat_index * bytes_per_repeat,
+                    )
                     for layer_index, module_path, bytes, bytes_per_repeat in peaks_by_place
                 ]
             )

@@ -59,7 +59,9 @@ def check_fake_quantization(option_name: str, quantization_name: str) -> str:
 def check_probability(option_name: str, probability: float) -> float:
     """Returns a dropout probability. Raises `InputError` unless it is at least 0 and below 1."""
     if not 0 <= probability < 1:
-        raise InputError(f"{option_name} {probability:g}: not a probability of dropout; expected a number from 0 to below 1")
+        raise InputError(
+            f"{option_name} {probability:g}: not a probability of dropout; expected a number from 0 to below 1"
+        )
     return probability
 
 

@@ -687,7 +687,9 @@ SHORTHANDS: Mapping[str, Declared] = {declaration.name: declaration for declarat
 
 def users_in_training(conflicting_option: str) -> InputError:
     """Returns the error of `--users` beside an option, or a framework, that asks for training."""
-    return InputError(f"--users: training has no users, and {conflicting_option} asks for training; expected one of the two")
+    return InputError(
+        f"--users: training has no users, and {conflicting_option} asks for training; expected one of the two"
+    )
 
 
 def settings_with_shorthands(setting_values: Mapping[str, Any]) -> Settings:
@@ -697,7 +699,11 @@ def settings_with_shorthands(setting_values: Mapping[str, Any]) -> Settings:
     Raises `InputError` where two of them say one setting.
     """
     settings = Settings(
-        **{setting_name: setting_value for setting_name, setting_value in setting_values.items() if setting_name not in SHORTHANDS and setting_value is not None}
+        **{
+            setting_name: setting_value
+            for setting_name, setting_value in setting_values.items()
+            if setting_name not in SHORTHANDS and setting_value is not None
+        }
     )
     if setting_values.get("phase") is None and (training_option(settings) or setting_values.get(CHECKPOINTING.name)):
         settings = settings.with_(phase="training")

@@ -255,7 +255,9 @@ def computing_format(format_name: str, option_name: str) -> str:
     """Returns the number format of matrix products. Raises `InputError` for an unsupported format of the option."""
     if format_name not in COMPUTED:
         format_names = ", ".join(map(short_dtype, COMPUTED))
-        raise InputError(f"{option_name} {short_dtype(format_name)}: no pass computes in it; expected one of {format_names}")
+        raise InputError(
+            f"{option_name} {short_dtype(format_name)}: no pass computes in it; expected one of {format_names}"
+        )
     return format_name
 
 

@@ -105,7 +105,10 @@ class MemoryUse:
         """Returns the tensors of adapters and of trained module copies, with number formats."""
         assert self.adapters is not None
         tree, included_parts = self.count.tree, self.count.include
-        adapters, module_copies = self.adapters.adapters(tree, included_parts), self.adapters.trained_copies(tree, included_parts)
+        adapters, module_copies = (
+            self.adapters.adapters(tree, included_parts),
+            self.adapters.trained_copies(tree, included_parts),
+        )
         return (adapters, self.adapter_dtype), (module_copies, self.dtype)
 
     @property
@@ -206,15 +209,15 @@ def memory(
     spec: ModelSpec,
     settings: Settings = USUAL,
     published_dtype: str = "bfloat16",
-    include: frozenset[str] = frozenset(),
-    config: Mapping[str, Any] | Checkpoint | None = None,
+    included_parts: frozenset[str] = frozenset(),
+    model_config: Mapping[str, Any] | Checkpoint | None = None,
     quantized_sizes: QuantizedSizes | None = None,
 ) -> MemoryUse:
     """Returns the persistent memory of a model under `settings`.
 
     published_dtype: number format of the published weights; default bfloat16.
-    include: optional parts to include (`mtp`, `towers`). Images and audio include the encoders.
-    config: the model's `config.json`; its `quantization_config` is the default quantization scheme. As a `Checkpoint`
+    included_parts: optional parts to include (`mtp`, `towers`). Images and audio include the encoders.
+    model_config: the model's `config.json`; its `quantization_config` is the default quantization scheme. As a `Checkpoint`
         it also says what the model's classes call their modules; otherwise these have the names of Llama's class.
     quantized_sizes: sizes under other settings of the same model and config, to which this adds; default none.
     Raises `InputError` for an unknown number format, optimizer or scheme, and for a setting that does not apply to the
@@ -222,12 +225,12 @@ def memory(
     """
     settings.check(spec)
     if settings.inputs.is_given and spec.towers:
-        include = include | {TOWERS.name}
-    parameter_count = ParameterCount(spec, spec.tree(), include)
+        included_parts = included_parts | {TOWERS.name}
+    parameter_count = ParameterCount(spec, spec.tree(), included_parts)
     if settings.phase == "training":
         return _training_memory(spec, parameter_count, settings)
     known_sizes = {} if quantized_sizes is None else quantized_sizes
-    return _inference_memory(spec, parameter_count, settings, published_dtype, config, known_sizes)
+    return _inference_memory(spec, parameter_count, settings, published_dtype, model_config, known_sizes)
 
 
 def _inference_memory(
@@ -245,8 +248,12 @@ def _inference_memory(
         weight_format = _unconverted_format(settings, published_dtype)
         size_key = settings.quantize, weight_format, parameter_count.include
         if size_key not in quantized_sizes:
-            module_names = model_config.names(parameter_count.tree, spec.kind) if isinstance(model_config, Checkpoint) else None
-            quantized_sizes[size_key] = quantized_size(spec, quantization_scheme, weight_format, parameter_count.include, module_names)
+            module_names = (
+                model_config.names(parameter_count.tree, spec.kind) if isinstance(model_config, Checkpoint) else None
+            )
+            quantized_sizes[size_key] = quantized_size(
+                spec, quantization_scheme, weight_format, parameter_count.include, module_names
+            )
         stored_bytes = quantized_sizes[size_key]
     batch = 1 if settings.batch is None else settings.batch
     seq = usual_context(spec, settings.phase == "decode") if settings.seq is None else settings.seq
@@ -256,13 +263,21 @@ def _inference_memory(
     seq += 0 if inputs is None else inputs.added_tokens
     workload = Workload(batch, seq, source=settings.source, phase="prefill")
     if spec.one_pass_model:
-        return MemoryUse(parameter_count, settings.phase, weight_format, workload, quantized=stored_bytes, inputs=inputs)
+        return MemoryUse(
+            parameter_count, settings.phase, weight_format, workload, quantized=stored_bytes, inputs=inputs
+        )
     activation_format = (
         weight_format if settings.phase != "inference" and DTYPE_BITS[weight_format] >= 16 else "bfloat16"
     )
     cache_format_name = cache_format(settings.kv_dtype or activation_format).name
     return MemoryUse(
-        parameter_count, settings.phase, weight_format, workload, kv_dtype=cache_format_name, quantized=stored_bytes, inputs=inputs
+        parameter_count,
+        settings.phase,
+        weight_format,
+        workload,
+        kv_dtype=cache_format_name,
+        quantized=stored_bytes,
+        inputs=inputs,
     )
 
 
@@ -396,12 +411,18 @@ def _optimizer_state(
         return optimizer_record.state(list(tensors), state_format, has_momentum)
     state_format = _float_format(settings.optimizer_dtype, "--optimizer-dtype", adapter_dtype)
     copy_state = optimizer_record.state(
-        adapters.trained_copies(parameter_count.tree, parameter_count.include), settings.optimizer_dtype or weight_format, has_momentum
+        adapters.trained_copies(parameter_count.tree, parameter_count.include),
+        settings.optimizer_dtype or weight_format,
+        has_momentum,
     )
-    return optimizer_record.state(adapters.adapters(parameter_count.tree, parameter_count.include), state_format, has_momentum).with_more(copy_state)
+    return optimizer_record.state(
+        adapters.adapters(parameter_count.tree, parameter_count.include), state_format, has_momentum
+    ).with_more(copy_state)
 
 
-def _adapters_and_format(settings: Settings, parameter_count: ParameterCount, weight_format: str) -> tuple[LowRank | None, str]:
+def _adapters_and_format(
+    settings: Settings, parameter_count: ParameterCount, weight_format: str
+) -> tuple[LowRank | None, str]:
     """Returns the adapters and their number format; None and an empty text without adapters.
 
     weight_format: the number format of the weights, which adapters of Megatron-Core have, too.

@@ -489,11 +489,16 @@ def repeat_steps(
     zero_grad_events = memory_meter.cut()
     training_run.next_batch()
     next_batch_events = memory_meter.cut()
-    if not (is_repeatable(batch, pass_events, zero_grad_events, next_batch_events) and is_self_contained(update_events)):
+    if not (
+        is_repeatable(batch, pass_events, zero_grad_events, next_batch_events) and is_self_contained(update_events)
+    ):
         return None
     next_batch_events += rename_events(batch, next_batch_events)
     return RecordedEvents(
-        set_up_events, [batch, pass_events, first_events, zero_grad_events], [next_batch_events, pass_events, update_events, zero_grad_events], PHASES
+        set_up_events,
+        [batch, pass_events, first_events, zero_grad_events],
+        [next_batch_events, pass_events, update_events, zero_grad_events],
+        PHASES,
     )
 
 

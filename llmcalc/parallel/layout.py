@@ -191,14 +191,19 @@ class Layout:
             if isinstance(field_value, bool):
                 arguments.append(option_name if field_value else f"--no-{option_name[2:]}")
             else:
-                arguments += [option_name, stage_layers_text(field_value) if isinstance(field_value, tuple) else str(field_value)]
+                arguments += [
+                    option_name,
+                    stage_layers_text(field_value) if isinstance(field_value, tuple) else str(field_value),
+                ]
         return " ".join(arguments)
 
 
 def stage_layers_text(layers: Sequence[int]) -> str:
     """Writes numbers of layers for `--pp-layout`: 2,2,2,3 as `2x3,3`."""
     equal_stages = [(layer_count, len(list(stages))) for layer_count, stages in groupby(layers)]
-    return ",".join(f"{layer_count}x{stages}" if stages > 1 else str(layer_count) for layer_count, stages in equal_stages)
+    return ",".join(
+        f"{layer_count}x{stages}" if stages > 1 else str(layer_count) for layer_count, stages in equal_stages
+    )
 
 
 ONE_DEVICE = Layout()
@@ -244,11 +249,18 @@ def rank_chunks(layout: Layout, layers: int, rank: int) -> Chunks:
     ranks = {rank, layout.pp - 1 - rank} if layout.is_two_way else {rank}
     rank_stages = [stage for stage in stages(layout, layers) if stage.rank in ranks]
     layer_indices = tuple(i for stage in rank_stages for i in stage.layers)
-    return Chunks(rank, layer_indices, any(stage.first for stage in rank_stages), any(stage.last for stage in rank_stages))
+    return Chunks(
+        rank, layer_indices, any(stage.first for stage in rank_stages), any(stage.last for stage in rank_stages)
+    )
 
 
 def stage_sizes_between_ends(
-    layers: int, pp: int, chunks_per_rank: int, first_rank_layers: int | None, last_rank_layers: int | None, option_names: str
+    layers: int,
+    pp: int,
+    chunks_per_rank: int,
+    first_rank_layers: int | None,
+    last_rank_layers: int | None,
+    option_names: str,
 ) -> tuple[int, ...]:
     """Returns the layers of each stage if the number of the first or of the last rank is stated.
 
@@ -288,5 +300,7 @@ def stages(layout: Layout, layers: int) -> Iterator[Stage]:
         raise ImpossibleLayout(f"--pp-layout: {sum(layers_per_stage)} layers in all; expected the model's {layers}")
     first_layer = 0
     for i, stage_layers in enumerate(layers_per_stage):
-        yield Stage(i % layout.pp, i // layout.pp, range(first_layer, first_layer + stage_layers), i == 0, i == stage_count - 1)
+        yield Stage(
+            i % layout.pp, i // layout.pp, range(first_layer, first_layer + stage_layers), i == 0, i == stage_count - 1
+        )
         first_layer += stage_layers

@@ -138,8 +138,15 @@ def rank_messages(
     for chunk in chunks:
         placement_options = element_bytes, included_parts, gradients.always_reentrant, recompute_rule
         for collective in _program_collectives(chunk.program, run_config, *placement_options):
-            group_name, ranks, collective_kind, message_bytes = collective.group, collective.ranks, collective.kind, collective.bytes
-            messages.append(Message(group_name, ranks, collective_kind, message_bytes, collective.times * chunk.batches))
+            group_name, ranks, collective_kind, message_bytes = (
+                collective.group,
+                collective.ranks,
+                collective.kind,
+                collective.bytes,
+            )
+            messages.append(
+                Message(group_name, ranks, collective_kind, message_bytes, collective.times * chunk.batches)
+            )
         messages += _loss_messages(layout, chunk, run_config)
         messages += _pipeline_messages(layout, chunk, run_config, element_bytes)
     messages += _tensor_group_gradients(spec, layout, chunks, included_parts, gradients, element_bytes)
@@ -158,7 +165,9 @@ def _program_collectives(
     recompute: Recompute,
 ) -> tuple[Collective, ...]:
     """Returns the collectives of a program's passes; layouts that differ only in replicas or stages share a result."""
-    placements = Placements(program.rank_axes.layout, run_config, element_bytes, included_parts, always_reentrant, recompute)
+    placements = Placements(
+        program.rank_axes.layout, run_config, element_bytes, included_parts, always_reentrant, recompute
+    )
     return tuple(placements.run_program(program))
 
 
@@ -172,7 +181,9 @@ def _merge_equal(messages: Iterable[Message]) -> list[Message]:
     return [message._replace(count=message_count) for message, message_count in counts_by_message.items()]
 
 
-def _chunks_of_rank(spec: ModelSpec, layout: Layout, micro_batches: int, rank: int, keeps_indices: bool) -> Iterator[Chunk]:
+def _chunks_of_rank(
+    spec: ModelSpec, layout: Layout, micro_batches: int, rank: int, keeps_indices: bool
+) -> Iterator[Chunk]:
     """Yields a rank's stages. A DualPipe rank has two stages, each for half of the micro-batches.
 
     keeps_indices: whether messages depend on the indices of layers.
@@ -234,7 +245,9 @@ def _tensor_group_gradients(
     for chunk in chunks:
         stage = chunk.stage
         undivided_program = shared_rank_program(spec, ONE_DEVICE, 0, stage)
-        shard_pairs = zip(weight_shards(chunk.program, included_parts), weight_shards(undivided_program, included_parts), strict=True)
+        shard_pairs = zip(
+            weight_shards(chunk.program, included_parts), weight_shards(undivided_program, included_parts), strict=True
+        )
         partial_sums = [
             shard
             for shard, undivided_shard in shard_pairs
@@ -266,7 +279,9 @@ def _data_messages(
                 replica_group = ReplicaGroup(is_expert, ranks, 1)
                 if layout.zero:
                     replica_group = ReplicaGroup(is_expert, sharding_ranks, ranks // sharding_ranks)
-                yield from gradients.messages(ReplicatedWeights(layout, chunk, group_shards, replica_group, element_bytes))
+                yield from gradients.messages(
+                    ReplicatedWeights(layout, chunk, group_shards, replica_group, element_bytes)
+                )
 
 
 class ReplicaGroup(NamedTuple):
@@ -283,11 +298,19 @@ class ReplicaGroup(NamedTuple):
 
     def message(self, collective_kind: CollectiveKind, message_bytes: Number, message_count: Number) -> Message:
         """Returns the collective messages of the ranks that shard the same weights."""
-        return Message("expert dp" if self.is_expert else "dp", self.shards, collective_kind, message_bytes, message_count)
+        return Message(
+            "expert dp" if self.is_expert else "dp", self.shards, collective_kind, message_bytes, message_count
+        )
 
     def replica_all_reduce(self, message_bytes: Number, message_count: Number) -> Message:
         """Returns all-reduces of this rank's shard over all replicas."""
-        return Message("expert replicas" if self.is_expert else "replicas", self.replicas, "all_reduce", message_bytes, message_count)
+        return Message(
+            "expert replicas" if self.is_expert else "replicas",
+            self.replicas,
+            "all_reduce",
+            message_bytes,
+            message_count,
+        )
 
 
 @frozen

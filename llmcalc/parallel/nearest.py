@@ -122,7 +122,9 @@ def _near_layouts(spec: ModelSpec, layout_request: LayoutRequest, layers: int) -
 
     expert_sizes = divisors(experts) if experts else [1]
     ep = [1] if layout_request.ep is None or not experts else _nearest_sizes(requested_sizes["ep"], expert_sizes)
-    expert_tensor_sizes = [requested_sizes["ep"], 1] if layout_request.ep is not None and layout_request.tp is None else []
+    expert_tensor_sizes = (
+        [requested_sizes["ep"], 1] if layout_request.ep is not None and layout_request.tp is None else []
+    )
     tensor_sizes = filter(divides_axes, _tensor_sizes(axes, requested_sizes["tp"]))
     tp = _nearest_sizes(requested_sizes["tp"], tensor_sizes, *filter(divides_axes, expert_tensor_sizes))
     stage_counts = range(1, min(layers, FAR * requested_sizes["pp"]) + 1)
@@ -130,10 +132,16 @@ def _near_layouts(spec: ModelSpec, layout_request: LayoutRequest, layers: int) -
     chunk_counts = range(1, min(layers, FAR * requested_sizes["vpp"]) + 1)
     vpp = [1] if layout_request.vpp is None else _nearest_sizes(requested_sizes["vpp"], chunk_counts, 1)
     for group_sizes in product(tp, pp, vpp, ep):
-        sizes_by_name: dict[str, Any] = dict(zip(("tp", "pp", "vpp", "ep"), group_sizes, strict=True), cp=requested_sizes["cp"])
-        if sizes_by_name["pp"] * sizes_by_name["vpp"] > layers or (sizes_by_name["vpp"] > 1 and sizes_by_name["pp"] == 1):
+        sizes_by_name: dict[str, Any] = dict(
+            zip(("tp", "pp", "vpp", "ep"), group_sizes, strict=True), cp=requested_sizes["cp"]
+        )
+        if sizes_by_name["pp"] * sizes_by_name["vpp"] > layers or (
+            sizes_by_name["vpp"] > 1 and sizes_by_name["pp"] == 1
+        ):
             continue
-        for etp in {layout_request.etp or sizes_by_name["tp"], 1} if sizes_by_name["ep"] > 1 or layout_request.etp else {None}:
+        for etp in (
+            {layout_request.etp or sizes_by_name["tp"], 1} if sizes_by_name["ep"] > 1 or layout_request.etp else {None}
+        ):
             for dp in _replica_counts(layout_request, requested_sizes["dp"], sizes_by_name, etp or sizes_by_name["tp"]):
                 candidate = sizes_by_name | {"dp": dp, "etp": etp}
                 layout = _layout_of_sizes(layout_request, layers, requested_sizes, candidate)
@@ -143,14 +151,25 @@ def _near_layouts(spec: ModelSpec, layout_request: LayoutRequest, layers: int) -
 
 def _nearest_sizes(requested_size: int, possible_sizes: Iterable[int], *extra_sizes: int) -> list[int]:
     """Returns the `FEW` possible group sizes nearest to a size, and `extra_sizes`."""
-    return sorted({*sorted(possible_sizes, key=lambda possible_size: (abs(log2(possible_size / requested_size)), possible_size))[:FEW], *extra_sizes})
+    return sorted(
+        {
+            *sorted(
+                possible_sizes, key=lambda possible_size: (abs(log2(possible_size / requested_size)), possible_size)
+            )[:FEW],
+            *extra_sizes,
+        }
+    )
 
 
 def _tensor_sizes(axes: Sequence[Axis], requested_size: int) -> Iterable[int]:
     """Returns tensor-parallel sizes near `requested_size` that may divide the axes."""
     axis_lengths = [axis.size for axis in axes if axis.name in TENSOR - NEAR_ROWS - COPIED and axis.size != 1]
     common_divisor = gcd(*(axis_length for axis_length in axis_lengths if isinstance(axis_length, int)))
-    return divisors(common_divisor, FAR * requested_size) if common_divisor else range(max(1, requested_size - FEW), requested_size + FEW + 1)
+    return (
+        divisors(common_divisor, FAR * requested_size)
+        if common_divisor
+        else range(max(1, requested_size - FEW), requested_size + FEW + 1)
+    )
 
 
 def _replica_counts(layout_request: LayoutRequest, dp: int, group_sizes: dict[str, Any], etp: int) -> set[int]:
@@ -215,7 +234,9 @@ def _layout_distance(
             option_name == "dp" and layout_request.fsdp is not None
         )
         if option_name != "dp" or layout_request.devices is None:
-            distance += (GIVEN if is_requested else 1.0) * abs(log2(group_sizes[option_name] / requested_sizes[option_name]))
+            distance += (GIVEN if is_requested else 1.0) * abs(
+                log2(group_sizes[option_name] / requested_sizes[option_name])
+            )
     if layout_request.etp is not None:
         distance += GIVEN * abs(log2(layout.expert_tp / layout_request.etp))
     elif layout.expert_tp != layout.tp:

@@ -140,7 +140,9 @@ class Placements:
         """Returns the placement of a value over the ranks."""
         if is_divided(flow_value.axes):
             return "divided"
-        return self.placements.get(id(flow_value.storage), self.default_placement if has_tokens(flow_value.rows) else "whole")
+        return self.placements.get(
+            id(flow_value.storage), self.default_placement if has_tokens(flow_value.rows) else "whole"
+        )
 
     def _run_items(self, program_items: Iterable[Item], module_path: str, repeats: Number) -> None:
         """Runs through a module's operations. module_path: the module's path. repeats: how often the module runs."""
@@ -153,7 +155,11 @@ class Placements:
                 item_attributes.get("optional") and item_attributes["optional"] not in self.include
             ):
                 continue
-            item_path = f"{module_path}.{program_item.name}" if module_path and program_item.name else module_path or program_item.name
+            item_path = (
+                f"{module_path}.{program_item.name}"
+                if module_path and program_item.name
+                else module_path or program_item.name
+            )
             self.where, self.repeats = item_path or getattr(program_item, "verb", ""), repeats
             if isinstance(program_item, Step):
                 self._run_step(program_item)
@@ -222,14 +228,21 @@ class Placements:
         if process_group == "etp" and self.default_placement == "rows":  # the tokens of all ranks that divide an expert
             message_bytes = exact_div(message_bytes * ranks, self.layout.tp)
         message_count = times(self.repeats, messages)
-        self.messages.append(Collective(self.where, collective_kind, process_group, ranks, backward, message_bytes, message_count))
+        self.messages.append(
+            Collective(self.where, collective_kind, process_group, ranks, backward, message_bytes, message_count)
+        )
 
     def _make_whole(self, flow_value: Value, process_group: Group = "tp") -> None:
         """All-gathers a sharded tensor, once for all operations that read it."""
         if self.placement(flow_value) == "partial":
             self._reduce_partial_sum(flow_value)
         gather_key = id(flow_value.storage), flow_value.of is not None, self.has_gradient
-        if self.placement(flow_value) == "divided" or gather_key in self.gathered or flow_value.fixed or flow_value.rows is ONCE:
+        if (
+            self.placement(flow_value) == "divided"
+            or gather_key in self.gathered
+            or flow_value.fixed
+            or flow_value.rows is ONCE
+        ):
             return
         self.gathered.add(gather_key)
         if self.placement(flow_value) == "rows":
@@ -312,7 +325,9 @@ class Placements:
                 f"--cp {self.layout.cp}: {self.where} reads the tokens of all ranks of a sequence, which is not "
                 "modelled; expected --cp 1"
             )
-        key_width, value_width = (flow_value.width if flow_value.once is None else flow_value.once.width for flow_value in (k, v))
+        key_width, value_width = (
+            flow_value.width if flow_value.once is None else flow_value.once.width for flow_value in (k, v)
+        )
         ranks, exchange_kind, row_value = self.layout.cp, self.layout.cp_comm, Value(q.rows, ())
         first_message = len(self.messages)
         if exchange_kind == "a2a":
@@ -356,7 +371,9 @@ class Placements:
                 self._make_whole(flow_value)
             row_values = []
         if row_values and operation.ins[0].rows is SEQUENCES:
-            for flow_value in row_values:  # every rank reads a token that one has (Megatron-LM, language_model.py, `Pooler`)
+            for (
+                flow_value
+            ) in row_values:  # every rank reads a token that one has (Megatron-LM, language_model.py, `Pooler`)
                 self._add_message("all_gather", flow_value.storage)
             row_values = []
         if row_values and (operation.verb in MIXES_ROWS or type(operation.op).__name__ in SCANS):

@@ -193,7 +193,9 @@ def heaviest_rank(spec: ModelSpec, layout: Layout, rank_cost: Callable[[RankMode
     candidates: dict[tuple[Any, ...], RankModel] = {}
     for stage in range(layout.pp):
         model = rank_model(spec, layout, layout.rank(pp=stage))
-        layer_counts = tuple(sum(i in model.chunks.layers for i in layer_indices) for layer_indices in _layer_indices(spec))
+        layer_counts = tuple(
+            sum(i in model.chunks.layers for i in layer_indices) for layer_indices in _layer_indices(spec)
+        )
         candidates.setdefault((model.chunks.first, model.chunks.last, layer_counts), model)
     return max(candidates.values(), key=lambda model: (rank_cost(model), -model.rank))
 

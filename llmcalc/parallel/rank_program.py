@@ -138,7 +138,9 @@ class RankAxes:
         if axis.name in NEAR_ROWS:
             part_length = -(-axis_size // degree)
             return Shard(axis.name, max(0, min(part_length, axis_size - part_length * part_index)), axis_size, degree)
-        is_single_group = axis.name == "groups" and axis_size == 1  # vLLM, mamba_utils.py, `extra_groups_for_head_shards`
+        is_single_group = (
+            axis.name == "groups" and axis_size == 1
+        )  # vLLM, mamba_utils.py, `extra_groups_for_head_shards`
         if is_single_group or (axis.name in COPIED and degree > axis_size and degree % axis_size == 0):
             return Shard(axis.name, 1, axis_size, degree)
         if axis_size % degree:
@@ -301,7 +303,9 @@ class RankFlow(Flow):
     def _record_copy(self, table: Weight) -> None:
         """Records this stage's copy of the embedding before the module that uses it."""
         reader_item = self.root.items[-1]
-        scope_attributes = {} if isinstance(reader_item, Alternatives) else {"optional": reader_item.about.get("optional", "")}
+        scope_attributes = (
+            {} if isinstance(reader_item, Alternatives) else {"optional": reader_item.about.get("optional", "")}
+        )
         op = ops.Embedding(table.ins[0].size, self.element_count(table.out))
         self.root.items.insert(
             -1, Step("unread_table", table.name, (), (), op, table, None, {"kind": "embedding", **scope_attributes})
@@ -367,12 +371,20 @@ class RankFlow(Flow):
             self.root.items[layers_start:layers_end],
             self.root.items[layers_end:],
         )
-        tower_scopes = [program_item for program_item in items_after if isinstance(program_item, Scope) and program_item.about.get("optional") == TOWERS.name]
+        tower_scopes = [
+            program_item
+            for program_item in items_after
+            if isinstance(program_item, Scope) and program_item.about.get("optional") == TOWERS.name
+        ]
         items_before = (
-            [*items_before, *tower_scopes] if self.stage.first else [program_item for program_item in items_before if _marks_function(program_item)]
+            [*items_before, *tower_scopes]
+            if self.stage.first
+            else [program_item for program_item in items_before if _marks_function(program_item)]
         )
         items_after = [
-            program_item for program_item in items_after if program_item not in tower_scopes and (self.stage.last or _marks_function(program_item))
+            program_item
+            for program_item in items_after
+            if program_item not in tower_scopes and (self.stage.last or _marks_function(program_item))
         ]
         self.root.items = [*items_before, *layer_items, *items_after]
         if not self.stage.last:
@@ -458,7 +470,9 @@ def model_axes(spec: ModelSpec) -> list[Axis]:
     encoder_operations = {id(operation) for module_scope in encoders for operation in module_scope.steps()}
     steps = (operation for operation in root.steps() if id(operation) not in encoder_operations)
     return list(
-        dict.fromkeys(axis for operation in steps for flow_value in operation.outs for axis in flat_axes(flow_value.axes))
+        dict.fromkeys(
+            axis for operation in steps for flow_value in operation.outs for axis in flat_axes(flow_value.axes)
+        )
     )
 
 
@@ -518,7 +532,12 @@ def similar_stage(spec: ModelSpec, stage: Stage) -> Stage:
 
     Their programs differ in nothing but the indices of their layers, so callers that do not read those share one.
     """
-    stage_key = id(spec), stage.first, stage.last, tuple(spec.main.layer_names()[stage.layers.start : stage.layers.stop])
+    stage_key = (
+        id(spec),
+        stage.first,
+        stage.last,
+        tuple(spec.main.layer_names()[stage.layers.start : stage.layers.stop]),
+    )
     if len(_stages) >= MAX_STAGES:
         _stages.clear()
     return _stages.setdefault(stage_key, (spec, stage))[1]

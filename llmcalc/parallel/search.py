@@ -103,7 +103,9 @@ def search(
         dp = devices // (tp * cp * pp)
         for vpp, ep in product(CHUNKS if pp > 1 else (1,), _expert_groups(experts, tp * cp * dp)):
             group_sizes = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "vpp": vpp, "ep": ep}
-            if not _matches_request(layout_request, group_sizes) or not _follows_rules(layout_rules, group_sizes, layout_request):
+            if not _matches_request(layout_request, group_sizes) or not _follows_rules(
+                layout_rules, group_sizes, layout_request
+            ):
                 continue
             if pipeline_refusal and pp > 1:
                 layout_search.refused[pipeline_refusal] += 1
@@ -132,7 +134,11 @@ def check_depth(spec: ModelSpec, most_stages: int) -> None:
 
 def _sizes_to_try(fixed_size: int | None, divided_number: int, most_ranks: int | None = None) -> list[int]:
     """Returns the group sizes to try: the requested size, or the divisors of `divided_number` up to a maximum."""
-    return divisors(divided_number, None if most_ranks is None else max(1, most_ranks)) if fixed_size is None else [fixed_size]
+    return (
+        divisors(divided_number, None if most_ranks is None else max(1, most_ranks))
+        if fixed_size is None
+        else [fixed_size]
+    )
 
 
 def tokens_multiple(cp: int) -> int:
@@ -177,12 +183,15 @@ def _check_request(layout_rules: LayoutRules, layout_request: LayoutRequest) -> 
 
 def _matches_request(layout_request: LayoutRequest, group_sizes: dict[str, int]) -> bool:
     """Whether these group sizes agree with the requested options."""
-    if layout_request.fsdp is not None and group_sizes["dp"] != layout_request.fsdp * (layout_request.hsdp_replicas or 1):
+    if layout_request.fsdp is not None and group_sizes["dp"] != layout_request.fsdp * (
+        layout_request.hsdp_replicas or 1
+    ):
         return False
     if layout_request.schedule is not None and (layout_request.schedule == "interleaved") != (group_sizes["vpp"] > 1):
         return False
     return all(
-        getattr(layout_request, option_name) in (None, parallel_size) for option_name, parallel_size in group_sizes.items()
+        getattr(layout_request, option_name) in (None, parallel_size)
+        for option_name, parallel_size in group_sizes.items()
     )
 
 
@@ -201,14 +210,24 @@ FIXED_OPTIONS = ("sequence_parallel", "etp", "cp_comm", "hsdp_replicas", "reshar
 
 
 def _layout_of_sizes(
-    layout_rules: LayoutRules, group_sizes: dict[str, int], has_experts: bool, layers: int, layout_request: LayoutRequest
+    layout_rules: LayoutRules,
+    group_sizes: dict[str, int],
+    has_experts: bool,
+    layers: int,
+    layout_request: LayoutRequest,
 ) -> Layout | None:
     """Returns the layout of these group sizes; None if a stage has no layers."""
     stage_count = group_sizes["pp"] * group_sizes["vpp"]
     if stage_count > layers:
         return None
     has_replicas = group_sizes["dp"] * group_sizes["cp"] > 1
-    zero_stage = 3 if layout_request.fsdp is not None else layout_rules.zero if layout_request.zero is None else layout_request.zero
+    zero_stage = (
+        3
+        if layout_request.fsdp is not None
+        else layout_rules.zero
+        if layout_request.zero is None
+        else layout_request.zero
+    )
     layout = Layout(
         tp=group_sizes["tp"],
         cp=group_sizes["cp"],
@@ -269,7 +288,9 @@ def even_stage_sizes(layers: int, stage_count: int) -> tuple[int, ...]:
     """Returns the number of layers per stage, as even as possible; the middle stages get the remainder."""
     layers_per_stage, remainder = divmod(layers, stage_count)
     first_longer_stage = (stage_count - remainder) // 2
-    return tuple(layers_per_stage + (first_longer_stage <= i < first_longer_stage + remainder) for i in range(stage_count))
+    return tuple(
+        layers_per_stage + (first_longer_stage <= i < first_longer_stage + remainder) for i in range(stage_count)
+    )
 
 
 def refusal(axes: Iterable[Axis], layout: Layout, layers: int, micro_batches: int) -> str:

@@ -53,12 +53,22 @@ def weight_shards(program: RankFlow, included_parts: frozenset[str] = frozenset(
 
 
 def _weight_shards(
-    program_items: Iterable[Item], module_path: Path, module_count: Number, included_parts: frozenset[str], expert_groups: bool
+    program_items: Iterable[Item],
+    module_path: Path,
+    module_count: Number,
+    included_parts: frozenset[str],
+    expert_groups: bool,
 ) -> Iterator[WeightShard]:
     """Yields the parameters of a program's items. expert_groups: whether experts have separate replica groups."""
     for program_item in program_items:
         if isinstance(program_item, Alternatives):
-            yield from _weight_shards(next(iter(program_item.branches.values())).items, module_path, module_count, included_parts, expert_groups)
+            yield from _weight_shards(
+                next(iter(program_item.branches.values())).items,
+                module_path,
+                module_count,
+                included_parts,
+                expert_groups,
+            )
             continue
         item_attributes = program_item.about
         optional_part = item_attributes.get("optional")
@@ -69,11 +79,21 @@ def _weight_shards(
         child_path = (*module_path, (program_item.name, layer_indices)) if program_item.name else module_path
         if not isinstance(program_item, Step):
             yield from _weight_shards(
-                program_item.items, child_path, times(module_count, item_attributes.get("repeat", 1)), included_parts, expert_groups
+                program_item.items,
+                child_path,
+                times(module_count, item_attributes.get("repeat", 1)),
+                included_parts,
+                expert_groups,
             )
         elif program_item.op is not None and "params" in program_item.op.effects:
-            is_expert_weight = expert_groups and program_item.verb == "experts" and program_item.options["experts"].name == "experts"
-            is_head_norm = program_item.verb == "norm" and is_divided(program_item.ins[0].axes) and not is_divided(program_item.options["over"])
+            is_expert_weight = (
+                expert_groups and program_item.verb == "experts" and program_item.options["experts"].name == "experts"
+            )
+            is_head_norm = (
+                program_item.verb == "norm"
+                and is_divided(program_item.ins[0].axes)
+                and not is_divided(program_item.options["over"])
+            )
             for tensor in program_item.op.tensors():  # type: ignore[attr-defined]
                 yield WeightShard(child_path, tensor, module_count, is_expert_weight, is_head_norm)
 

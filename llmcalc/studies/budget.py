@@ -129,7 +129,7 @@ def _measure_value(preset: Preset, key: str, settings: dict[str, Any], hardware:
         case "active":
             return Fraction(params(spec).active)
         case "kv_per_token":
-            return Fraction(kv(spec, dtype_name=settings.get("kv_dtype", "bfloat16")).bytes_per_token)
+            return Fraction(kv(spec, format_name=settings.get("kv_dtype", "bfloat16")).bytes_per_token)
         case "flops_per_token":
             flop_count = flops(spec, run_config_of(spec, **settings))
             return Fraction(flop_count.total) / Fraction(flop_count.tokens)
@@ -141,7 +141,7 @@ def _device_bytes(preset: Preset, values: dict[str, Any], hardware: Hardware | N
     settings = settings_with_shorthands(values).with_usual_recomputation()
     runtime = runtime_of(hardware, expandable=settings.allocator == "expandable")
     return memory(
-        preset.model, settings, preset.dtype, config=preset.checkpoint, cuda_runtime=runtime
+        preset.model, settings, preset.dtype, model_config=preset.checkpoint, cuda_runtime=runtime
     ).device.device_bytes
 
 

@@ -166,7 +166,7 @@ def quantities(
     Raises `InputError` for an unknown dtype.
     """
     parameter_count, workload = params(spec) if parameter_count is None else parameter_count, Workload(batch=1, seq=seq)
-    cache = None if spec.one_pass_model else kv(spec, seq=seq, dtype_name=dtype)
+    cache = None if spec.one_pass_model else kv(spec, seq=seq, format_name=dtype)
     encoder = spec.encoder if spec.kind == "encoder-decoder" else None
     return Quantities(
         spec=spec,

@@ -113,7 +113,7 @@ def _figures_of_model(preset: Preset, seq: int, dtype: str) -> dict[str, Figure]
         "FLOPs",
     )
     if not preset.model.one_pass_model:
-        cache = kv(preset.model, seq=seq, dtype_name=dtype)
+        cache = kv(preset.model, seq=seq, format_name=dtype)
         quantities["KV cache per token"] = cache.bytes_per_token, "bytes"
         quantities["KV cache of a sequence"] = cache.bytes, "bytes"
     quantities |= _device_bytes(preset, seq, dtype)
@@ -129,7 +129,10 @@ def _device_bytes(preset: Preset, seq: int, dtype: str) -> dict[str, Figure]:
         kv_dtype = None if preset.model.one_pass_model else dtype
         phase: Any = "prefill" if preset.model.one_pass_model else "inference"
         device_run = memory(
-            preset.model, Settings(phase=phase, seq=seq, kv_dtype=kv_dtype), preset.dtype, config=preset.checkpoint
+            preset.model,
+            Settings(phase=phase, seq=seq, kv_dtype=kv_dtype),
+            preset.dtype,
+            model_config=preset.checkpoint,
         )
         return {
             "weights": (device_run.states.weights, "bytes"),

@@ -118,13 +118,13 @@ def _cache_bytes(preset: Preset) -> dict[str, Any] | None:
 
 def _weight_bytes(preset: Preset) -> dict[str, int | None]:
     """Returns the bytes of the weights as published and by number format; None for formats that cannot store them."""
-    published_memory = memory(preset.model, published_dtype=preset.dtype, config=preset.checkpoint)
+    published_memory = memory(preset.model, published_dtype=preset.dtype, model_config=preset.checkpoint)
     bytes_by_format: dict[str, int | None] = {"published": published_memory.weights}
     for name in (short_dtype("bfloat16"), *FORMATS):
         scheme_settings = Settings(quantize=name) if name in FORMATS else Settings(dtype=name)
         try:
             bytes_by_format[name] = memory(
-                preset.model, scheme_settings, preset.dtype, config=preset.checkpoint
+                preset.model, scheme_settings, preset.dtype, model_config=preset.checkpoint
             ).weights
         except InputError:
             bytes_by_format[name] = None

@@ -522,7 +522,7 @@ def _shape_of_size(
     spec = model_family.scaled_to(h, layers)
     parameter_count = params(spec)
     cost = budget.cost_of(spec)
-    cache = kv(spec, seq=seq, dtype_name=dtype)
+    cache = kv(spec, seq=seq, format_name=dtype)
     is_training = budget.kind == "train_flops"
     return Shape(
         spec=spec,

@@ -60,10 +60,10 @@ AUTO_ROUND = (
 """Fields of AutoRound on how codes were found, and on what its integer formats do not store."""
 
 
-def ignore_settings_of_auto_round(fields: Fields) -> None:
+def ignore_settings_of_auto_round(config_fields: Fields) -> None:
     """Reads what AutoRound writes beside a format, also in the checkpoints that it exports as AWQ and GPTQ."""
-    fields.ignore(*AUTO_ROUND)
-    fields.check_field("provider", "auto-round", default="auto-round")
+    config_fields.ignore(*AUTO_ROUND)
+    config_fields.check_field("provider", "auto-round", default_value="auto-round")
 
 
 def auto_round(scheme_fields: Fields) -> Scheme:
@@ -77,62 +77,71 @@ def auto_round(scheme_fields: Fields) -> Scheme:
     packing = scheme_fields.get("packing_format", "auto_round:auto_gptq")
     if not isinstance(packing, str) or not packing.startswith("auto_round"):
         raise scheme_fields.value_error("packing_format", packing, "auto_round:auto_gptq or auto_round:auto_awq")
-    bits, group = scheme_fields.get("bits"), scheme_fields.get_group_size("group_size", 128)
+    bits, group_size = scheme_fields.get("bits"), scheme_fields.get_group_size("group_size", 128)
 
-    def storage_format_of(fields: Fields, name: str, bits: Any, group: int | None) -> LinearFormat | None:
+    def storage_format_of(
+        config_fields: Fields, bits_field: str, bits: Any, group_size: int | None
+    ) -> LinearFormat | None:
         if bits is not None and type(bits) is int and bits >= 16:
             return None
-        data_type = fields.get("data_type", default_type)
-        fields.check_choice("data_type", data_type, "int", "mx_fp", "nv_fp")
+        data_type = config_fields.get("data_type", default_type)
+        config_fields.check_choice("data_type", data_type, "int", "mx_fp", "nv_fp")
         if data_type != "int":
-            fields.check_choice(name, bits, *((4, 8) if data_type == "mx_fp" else (4,)))
+            config_fields.check_choice(bits_field, bits, *((4, 8) if data_type == "mx_fp" else (4,)))
             block = 32 if data_type == "mx_fp" else 16
-            if group != block:
-                raise fields.value_error("group_size", group, f"{block}, the block of {data_type}")
+            if group_size != block:
+                raise config_fields.value_error("group_size", group_size, f"{block}, the block of {data_type}")
             return (
                 FP8((1, block), 1) if bits == 8 else FP4(block, *((1, static_scales) if data_type == "nv_fp" else ()))
             )
-        fields.check_choice(name, bits, 2, 3, 4, 8)
-        return AWQ(group, bits) if "awq" in packing else GPTQ(bits, group, indexed="gptqmodel" in packing)
+        config_fields.check_choice(bits_field, bits, 2, 3, 4, 8)
+        return AWQ(group_size, bits) if "awq" in packing else GPTQ(bits, group_size, indexed="gptqmodel" in packing)
 
-    groups: list[Group] = []
+    module_groups: list[Group] = []
     extra_config = scheme_fields.get_table("extra_config") or NO_FIELDS
-    for name, fields in extra_config.get_tables("a table of fields for each module"):
+    for bits_field, config_fields in extra_config.get_tables("a table of fields for each module"):
         other_format = storage_format_of(
-            fields, "bits", fields.get("bits", bits), fields.get_group_size("group_size", group)
+            config_fields,
+            "bits",
+            config_fields.get("bits", bits),
+            config_fields.get_group_size("group_size", group_size),
         )
-        list_entry = f"re:{name}" if set(name) & PATTERN else name
-        groups.append(Group(other_format, ModuleList([list_entry], "compressed-tensors", "extra_config")))
-    default_format = storage_format_of(scheme_fields, "bits", bits, group)
+        list_entry = f"re:{bits_field}" if set(bits_field) & PATTERN else bits_field
+        module_groups.append(Group(other_format, ModuleList([list_entry], "compressed-tensors", "extra_config")))
+    default_format = storage_format_of(scheme_fields, "bits", bits, group_size)
     number_kind = {"mx_fp": "mxfp", "nv_fp": "nvfp"}.get(default_type, "int")
-    label = f"auto-round-{number_kind}{bits}" + ("" if group is None else f"-g{group}")
+    label = f"auto-round-{number_kind}{bits}" + ("" if group_size is None else f"-g{group_size}")
     return LinearScheme(
         label,
         "auto-round",
         (),
-        (*groups, Group(default_format)),
+        (*module_groups, Group(default_format)),
         excluded=listed_modules(scheme_fields),
     )
 
 
-def hqq(fields: Fields) -> Scheme:
+def hqq(config_fields: Fields) -> Scheme:
     """Reads an HQQ config: one format for all layers except skipped layers."""
-    table = fields.get_table("quant_config")
-    weights = fields if table is None else table.get_table("weight_quant_params") or table
-    if table is not None:
-        table.check_field("scale_quant_params", None)
-        table.check_field("zero_quant_params", None)
-        table.ignore("offload_meta", "weight_quant_params")
+    quantization_table = config_fields.get_table("quant_config")
+    weights = (
+        config_fields
+        if quantization_table is None
+        else quantization_table.get_table("weight_quant_params") or quantization_table
+    )
+    if quantization_table is not None:
+        quantization_table.check_field("scale_quant_params", None)
+        quantization_table.check_field("zero_quant_params", None)
+        quantization_table.ignore("offload_meta", "weight_quant_params")
     weights.ignore("channel_wise", "axis", "optimize", "round_zero", "view_as_float", "bitpack")
-    bits, group = weights.get("nbits", weights.get("bits", 4)), weights.get_group_size("group_size", 64)
+    bits, group_size = weights.get("nbits", weights.get("bits", 4)), weights.get_group_size("group_size", 64)
     weights.check_choice("nbits", bits, 1, 2, 3, 4, 8)
-    if group is None:
-        raise weights.value_error("group_size", group, "a positive whole number")
-    if weights is not fields:
+    if group_size is None:
+        raise weights.value_error("group_size", group_size, "a positive whole number")
+    if weights is not config_fields:
         weights.check_all_read()
-    skipped_modules = ModuleList(fields.get_strings("skip_modules") or ["lm_head"], field="skip_modules")
+    skipped_modules = ModuleList(config_fields.get_strings("skip_modules") or ["lm_head"], config_field="skip_modules")
     return LinearScheme(
-        f"hqq-int{bits}-g{group}", "HQQ", (DESCRIBED,), (Group(HQQ(bits, group)),), head=True, everywhere=True,
+        f"hqq-int{bits}-g{group_size}", "HQQ", (DESCRIBED,), (Group(HQQ(bits, group_size)),), head=True, everywhere=True,
         excluded=skipped_modules,
     )  # fmt: skip
 
@@ -155,99 +164,106 @@ def quark(scheme_fields: Fields) -> Scheme:
     model_format = scheme_fields.get_table("global_quant_config")
     layers = scheme_fields.get_table("layer_quant_config") or NO_FIELDS
     remarks = (KV,) if scheme_fields.get("kv_cache_quant_config") else ()
-    groups: list[Group] = []
+    module_groups: list[Group] = []
     format_labels: list[str] = []
-    for name, fields in layers.get_tables("how a group of modules is quantised"):
+    for module_name, fields in layers.get_tables("how a group of modules is quantised"):
         storage_format, label = _quark_format(fields)
-        groups.append(Group(storage_format, ModuleList([name], "modelopt", "layer_quant_config")))
+        module_groups.append(Group(storage_format, ModuleList([module_name], "modelopt", "layer_quant_config")))
         format_labels.append(label)
     if model_format is not None and model_format.data:
         storage_format, label = _quark_format(model_format)
-        groups.append(Group(storage_format))
+        module_groups.append(Group(storage_format))
         format_labels.append(label)
-    if not groups:
+    if not module_groups:
         raise scheme_fields.value_error("global_quant_config", None, "how weights are quantised")
     return LinearScheme(
-        "+".join(dict.fromkeys(label for label in format_labels if label)), "Quark", remarks, tuple(groups), head=True,
+        "+".join(dict.fromkeys(label for label in format_labels if label)), "Quark", remarks, tuple(module_groups), head=True,
         everywhere=True, excluded=ModuleList(scheme_fields.get_strings("exclude"), "modelopt", "exclude"),
     )  # fmt: skip
 
 
-def _quark_format(fields: Fields) -> tuple[LinearFormat | None, str]:
+def _quark_format(config_fields: Fields) -> tuple[LinearFormat | None, str]:
     """Returns the storage format of a module group (None for plain weights), and a label.
 
     Scales of FP8 have the model's number format, unless scale_type states another one (Quark 0.13).
     """
-    weights, inputs = fields.get_table("weight"), fields.get_table("input_tensors")
-    fields.check_field("output_tensors", None)
-    fields.check_field("bias", None)
-    fields.ignore("target_device")
-    fields.check_all_read()
+    weights, inputs = config_fields.get_table("weight"), config_fields.get_table("input_tensors")
+    config_fields.check_field("output_tensors", None)
+    config_fields.check_field("bias", None)
+    config_fields.ignore("target_device")
+    config_fields.check_all_read()
     if weights is None:
         return None, ""
-    format_name, scheme, group = weights.get("dtype"), weights.get("qscheme"), weights.get_group_size("group_size")
-    static = 0 if inputs is None or inputs.get("is_dynamic") else 1
+    format_name, scheme, group_size = weights.get("dtype"), weights.get("qscheme"), weights.get_group_size("group_size")
+    static_scales = 0 if inputs is None or inputs.get("is_dynamic") else 1
     if format_name in ("fp4", "fp4_e2m1"):
         weights.check_choice("qscheme", scheme, "per_group")
-        return FP4(group or 32), "mxfp4"
+        return FP4(group_size or 32), "mxfp4"
     weights.check_choice("dtype", format_name, "fp8_e4m3", "fp4")
     weights.check_choice("qscheme", scheme, "per_tensor", "per_channel")
     scale_type = weights.get("scale_type", None)
     weights.check_choice("scale_type", scale_type, None, *QUARK_SCALE_BYTES)
     scale_bytes = QUARK_SCALE_BYTES.get(scale_type)
-    return FP8("tensor" if scheme == "per_tensor" else "row", scale_bytes, static), "fp8"
+    return FP8("tensor" if scheme == "per_tensor" else "row", scale_bytes, static_scales), "fp8"
 
 
-def torchao(fields: Fields) -> Scheme:
+def torchao(config_fields: Fields) -> Scheme:
     """Reads a torchao config: weights in int4, int8 or FP8."""
-    format_name, arguments = fields.get("quant_type"), fields.get_table("quant_type_kwargs")
-    fields.ignore("include_input_output_embeddings", "untie_embedding_weights")
-    group = None if arguments is None else arguments.get_group_size("group_size")
+    format_name, arguments = config_fields.get("quant_type"), config_fields.get_table("quant_type_kwargs")
+    config_fields.ignore("include_input_output_embeddings", "untie_embedding_weights")
+    group_size = None if arguments is None else arguments.get_group_size("group_size")
     if isinstance(format_name, dict):
-        default = format_name.get("default")
-        format_name = default.get("_type") if isinstance(default, dict) else None
-        type_fields = default.get("_data") if isinstance(default, dict) else None
-        group = (
-            Fields(type_fields, fields.where).get_group_size("group_size") if isinstance(type_fields, dict) else group
+        default_type = format_name.get("default")
+        format_name = default_type.get("_type") if isinstance(default_type, dict) else None
+        type_fields = default_type.get("_data") if isinstance(default_type, dict) else None
+        group_size = (
+            Fields(type_fields, config_fields.where).get_group_size("group_size")
+            if isinstance(type_fields, dict)
+            else group_size
         )
     format_word = str(format_name).lower().replace("_", "").removesuffix("config")
-    whole = WholeInt(symmetric=False, scale_bytes=4)
-    formats: dict[str, tuple[str, LinearFormat]] = {
-        "int4weightonly": (f"int4-g{group or 128}", Grouped(4, group or 128)),
-        "int8weightonly": ("int8", whole if group is None else replace(whole, over=group)),
-        "int8dynamicactivationint8weight": ("w8a8", whole),
+    int8_format = WholeInt(symmetric=False, scale_bytes=4)
+    labelled_formats: dict[str, tuple[str, LinearFormat]] = {
+        "int4weightonly": (f"int4-g{group_size or 128}", Grouped(4, group_size or 128)),
+        "int8weightonly": ("int8", int8_format if group_size is None else replace(int8_format, over=group_size)),
+        "int8dynamicactivationint8weight": ("w8a8", int8_format),
         "float8weightonly": ("fp8-channel", FP8("row")),
         "float8dynamicactivationfloat8weight": ("fp8-channel", FP8("row")),
     }
-    if format_word not in formats:
-        stated_type = fields.get("quant_type")
-        raise fields.value_error(
+    if format_word not in labelled_formats:
+        stated_type = config_fields.get("quant_type")
+        raise config_fields.value_error(
             "quant_type", stated_type, "weights in int4, int8 or float8, such as Int4WeightOnlyConfig"
         )
-    label, storage_format = formats[format_word]
+    label, storage_format = labelled_formats[format_word]
     scheme = LinearScheme(f"torchao-{label}", "torchao", (TORCHAO,), (Group(storage_format),), everywhere=True)
-    return replace(scheme, excluded=listed_modules(fields))
+    return replace(scheme, excluded=listed_modules(config_fields))
 
 
-def quanto(fields: Fields) -> Scheme:
+def quanto(config_fields: Fields) -> Scheme:
     """Reads a quanto config; each layer has two scales of activations, which are 1 where they are not quantised."""
-    fields.check_field("activations", None, "int8", "float8")
-    format_word = fields.get("weights", "int8")
-    formats: dict[str, LinearFormat] = {
+    config_fields.check_field("activations", None, "int8", "float8")
+    format_name = config_fields.get("weights", "int8")
+    formats_by_name: dict[str, LinearFormat] = {
         "int8": WholeInt(static=Static(2)), "float8": FP8("row", None, 2), "int4": QuantoInt(4), "int2": QuantoInt(2),
     }  # fmt: skip
-    fields.check_choice("weights", format_word, *formats)
-    scheme = LinearScheme(f"quanto-{format_word}", "quanto", (), (Group(formats[format_word]),), everywhere=True)
-    return replace(scheme, excluded=listed_modules(fields))
+    config_fields.check_choice("weights", format_name, *formats_by_name)
+    scheme = LinearScheme(
+        f"quanto-{format_name}", "quanto", (), (Group(formats_by_name[format_name]),), everywhere=True
+    )
+    return replace(scheme, excluded=listed_modules(config_fields))
 
 
-def aqlm(fields: Fields) -> Scheme:
+def aqlm(config_fields: Fields) -> Scheme:
     """Reads an AQLM config: codes of groups of weights in code books."""
-    columns, rows = fields.get_group_size("in_group_size", 8) or 8, fields.get_group_size("out_group_size", 1) or 1
-    codebooks, bits = fields.get_group_size("num_codebooks", 1) or 1, fields.get("nbits_per_codebook", 16)
-    fields.check_choice("nbits_per_codebook", bits, *range(1, 17))
-    names = [name.removesuffix(".weight") for name in fields.get_strings("linear_weights_not_to_quantize")]
-    skipped_modules = ModuleList(names, field="linear_weights_not_to_quantize")
+    columns, rows = (
+        config_fields.get_group_size("in_group_size", 8) or 8,
+        config_fields.get_group_size("out_group_size", 1) or 1,
+    )
+    codebooks, bits = config_fields.get_group_size("num_codebooks", 1) or 1, config_fields.get("nbits_per_codebook", 16)
+    config_fields.check_choice("nbits_per_codebook", bits, *range(1, 17))
+    names = [name.removesuffix(".weight") for name in config_fields.get_strings("linear_weights_not_to_quantize")]
+    skipped_modules = ModuleList(names, config_field="linear_weights_not_to_quantize")
     storage_format = AQLM(columns, rows, codebooks, bits)
     return LinearScheme(
         f"aqlm-{codebooks}x{bits}",
@@ -260,23 +276,25 @@ def aqlm(fields: Fields) -> Scheme:
     )
 
 
-def metal(fields: Fields) -> Scheme:
+def metal(config_fields: Fields) -> Scheme:
     """Reads a config of `transformers`' kernels for Apple's GPUs."""
-    fields.ignore("dequantize")
-    bits, group = fields.get("bits", 4), fields.get_group_size("group_size", 64) or 64
-    fields.check_choice("bits", bits, 2, 4, 8)
+    config_fields.ignore("dequantize")
+    bits, group_size = config_fields.get("bits", 4), config_fields.get_group_size("group_size", 64) or 64
+    config_fields.check_choice("bits", bits, 2, 4, 8)
     return every_linear(
-        fields, LinearScheme(f"metal-int{bits}-g{group}", "transformers", (), (Group(Metal(bits, group)),))
+        config_fields,
+        LinearScheme(f"metal-int{bits}-g{group_size}", "transformers", (), (Group(Metal(bits, group_size)),)),
     )
 
 
-def higgs(fields: Fields) -> Scheme:
+def higgs(config_fields: Fields) -> Scheme:
     """Reads a HIGGS config."""
-    fields.ignore("hadamard_size", "p", "tune_metadata")
-    bits, group = fields.get("bits", 4), fields.get_group_size("group_size", 256) or 256
-    fields.check_choice("bits", bits, 2, 3, 4)
+    config_fields.ignore("hadamard_size", "p", "tune_metadata")
+    bits, group_size = config_fields.get("bits", 4), config_fields.get_group_size("group_size", 256) or 256
+    config_fields.check_choice("bits", bits, 2, 3, 4)
     return every_linear(
-        fields, LinearScheme(f"higgs-int{bits}-g{group}", "transformers", (), (Group(Higgs(bits, group)),))
+        config_fields,
+        LinearScheme(f"higgs-int{bits}-g{group_size}", "transformers", (), (Group(Higgs(bits, group_size)),)),
     )
 
 
@@ -289,45 +307,54 @@ BLOCK_SCALES = (
 
 def gemma(scheme_fields: Fields) -> Scheme:
     """Reads a config of Google's quantized Gemma; `module_quant_configs` sets the bits of single modules."""
-    tables = scheme_fields.get("quantize_embeddings", False)
-    scheme_fields.check_choice("quantize_embeddings", tables, False, True)
-    bits, modules = scheme_fields.get("num_bits", 4), scheme_fields.get_table("module_quant_configs") or NO_FIELDS
+    quantizes_embeddings = scheme_fields.get("quantize_embeddings", False)
+    scheme_fields.check_choice("quantize_embeddings", quantizes_embeddings, False, True)
+    bits, module_tables = scheme_fields.get("num_bits", 4), scheme_fields.get_table("module_quant_configs") or NO_FIELDS
     scheme_fields.check_choice("num_bits", bits, 2, 4, 8)
-    groups: list[Group] = []
-    if len(modules.data) > MOST_PATTERNS:
-        raise scheme_fields.value_error("module_quant_configs", len(modules.data), f"at most {MOST_PATTERNS} patterns")
-    for pattern, fields in modules.get_tables("a table of fields for each pattern"):
+    module_groups: list[Group] = []
+    if len(module_tables.data) > MOST_PATTERNS:
+        raise scheme_fields.value_error(
+            "module_quant_configs", len(module_tables.data), f"at most {MOST_PATTERNS} patterns"
+        )
+    for pattern, fields in module_tables.get_tables("a table of fields for each pattern"):
         module_bits = fields.get("num_bits", bits)
         fields.check_choice("num_bits", module_bits, 2, 4, 8)
         fields.check_all_read()
         named_modules = ModuleList([f"re:.*(?:{pattern})"], "compressed-tensors", "module_quant_configs")
-        groups.append(Group(StaticRange(module_bits), named_modules))
+        module_groups.append(Group(StaticRange(module_bits), named_modules))
     scheme = every_linear(
         scheme_fields, LinearScheme(f"gemma-int{bits}", "transformers", (), (Group(StaticRange(bits)),))
     )
-    remarks = (BLOCK_SCALES,) if tables else ()
-    return replace(scheme, groups=(*groups, *scheme.groups), tables=tables, remarks=(*scheme.remarks, *remarks))
+    remarks = (BLOCK_SCALES,) if quantizes_embeddings else ()
+    return replace(
+        scheme,
+        groups=(*module_groups, *scheme.groups),
+        tables=quantizes_embeddings,
+        remarks=(*scheme.remarks, *remarks),
+    )
 
 
-def exllama(name: Literal["exl2", "exl3"], fields: Fields) -> Scheme:
+def exllama(library_name: Literal["exl2", "exl3"], config_fields: Fields) -> Scheme:
     """Reads a config of ExLlama; an EXL3 layer with a codebook other than the first (`3inst`) stores its multiplier."""
-    codebook = fields.get("codebook", "3inst")
-    fields.check_choice("codebook", codebook, "3inst", "mcg", "mul1")
-    fields.ignore("version", "calibration", "out_scales", "tensor_storage", "original_quantization_config")
-    bits, head_bits = _average_bits(fields, "bits", None), _average_bits(fields, "head_bits", 6)
+    codebook = config_fields.get("codebook", "3inst")
+    config_fields.check_choice("codebook", codebook, "3inst", "mcg", "mul1")
+    config_fields.ignore("version", "calibration", "out_scales", "tensor_storage", "original_quantization_config")
+    bits, head_bits = _average_bits(config_fields, "bits", None), _average_bits(config_fields, "head_bits", 6)
 
     def stored(bits: Fraction) -> LinearFormat:
-        return Averaged(bits) if name == "exl2" else Trellis(bits, codebook != "3inst")
+        return Averaged(bits) if library_name == "exl2" else Trellis(bits, codebook != "3inst")
 
     head_group = Group(stored(head_bits), ModuleList(["lm_head"], "compressed-tensors", "head_bits"))
-    is_uniform = bits.denominator == 1 and head_bits.denominator == 1 and name == "exl3"
+    is_uniform = bits.denominator == 1 and head_bits.denominator == 1 and library_name == "exl3"
     remarks = () if is_uniform else (AVERAGE,)
-    groups = (head_group, Group(stored(bits)))
-    return LinearScheme(f"{name}-{float(bits):g}", f"exllama{name[-2:]}", remarks, groups, head=True)
+    module_groups = (head_group, Group(stored(bits)))
+    return LinearScheme(
+        f"{library_name}-{float(bits):g}", f"exllama{library_name[-2:]}", remarks, module_groups, head=True
+    )
 
 
-def _average_bits(fields: Fields, name: str, default: float | None) -> Fraction:
-    value = fields.get(name, default)
-    if type(value) not in (int, float) or not 0 < value <= 16:
-        raise fields.value_error(name, value, "a number of bits above 0 and at most 16")
-    return Fraction(str(value))
+def _average_bits(config_fields: Fields, field_name: str, default_bits: float | None) -> Fraction:
+    field_value = config_fields.get(field_name, default_bits)
+    if type(field_value) not in (int, float) or not 0 < field_value <= 16:
+        raise config_fields.value_error(field_name, field_value, "a number of bits above 0 and at most 16")
+    return Fraction(str(field_value))

@@ -17,7 +17,7 @@ from ...errors import InputError
 from ...frozen import frozen
 from ...model import ModelSpec
 from ...units import DTYPE_BITS
-from .base import Parts, Scheme, WeightSite, plain_parts
+from .base import Parts, Scheme, WeightTensor, plain_parts
 from .fields import Fields
 from .formats import FP4, FP8, INT32, LinearFormat
 from .patterns import ModuleList
@@ -85,21 +85,29 @@ class MLXScheme(Scheme):
     def reads_names(self) -> bool:
         return bool(self.others)
 
-    def store(self, spec: ModelSpec, weight_sites: list[WeightSite], dtype: str) -> Iterator[tuple[WeightSite, Parts]]:
-        for site in weight_sites:
-            module_format = self._module_format(site)
+    def store(
+        self, spec: ModelSpec, weight_sites: list[WeightTensor], dtype: str
+    ) -> Iterator[tuple[WeightTensor, Parts]]:
+        for weight_tensor in weight_sites:
+            module_format = self._module_format(weight_tensor)
             if module_format is None:
-                yield site, plain_parts(site.tensor.size, dtype)
+                yield weight_tensor, plain_parts(weight_tensor.tensor.size, dtype)
                 continue
-            if site.kind == "router" and module_format is self.usual:
+            if weight_tensor.kind == "router" and module_format is self.usual:
                 self.assumed.add(ROUTERS)
-            *stack, n_out, n_in = site.tensor.shape
+            *leading_axes, n_out, n_in = weight_tensor.tensor.shape
             matrix_count: Number = 1
-            for axis in stack:
+            for axis in leading_axes:
                 matrix_count = matrix_count * axis
-            yield site, module_format.format.bytes_by_part(n_out, n_in, DTYPE_BITS[dtype] // 8) * matrix_count
+            yield weight_tensor, module_format.format.bytes_by_part(n_out, n_in, DTYPE_BITS[dtype] // 8) * matrix_count
         unused_entry = next(
-            (entry for modules, _ in self.others for entry in modules.entries if entry not in modules.used), None
+            (
+                list_entry
+                for modules, _ in self.others
+                for list_entry in modules.entries
+                if list_entry not in modules.used
+            ),
+            None,
         )
         if unused_entry is not None:
             raise InputError(
@@ -107,25 +115,35 @@ class MLXScheme(Scheme):
                 "counts without it)"
             )
 
-    def _module_format(self, site: WeightSite) -> ModuleFormat | None:
+    def _module_format(self, weight_tensor: WeightTensor) -> ModuleFormat | None:
         """Returns the format of a tensor; None if the tensor stays unconverted.
 
         Raises `InputError` if the config does not tell whether a tensor is converted.
         """
-        if site.tensor.role == "vector":
+        if weight_tensor.tensor.role == "vector":
             return None
         module_format = next(
-            (storage_format for modules, storage_format in self.others if site.names in modules), self.usual
+            (storage_format for modules, storage_format in self.others if weight_tensor.names in modules), self.usual
         )
-        is_projection = site.kind in PROJECTIONS and site.tensor.role == "matrix" and len(site.tensor.shape) == 2
-        if module_format is self.usual and site.kind not in (*ALWAYS_CONVERTED, "router") and not is_projection:
-            unknown_reason = f"{site.path} ({site.kind}): whether mlx-lm converts it is not in the config"
+        is_projection = (
+            weight_tensor.kind in PROJECTIONS
+            and weight_tensor.tensor.role == "matrix"
+            and len(weight_tensor.tensor.shape) == 2
+        )
+        if (
+            module_format is self.usual
+            and weight_tensor.kind not in (*ALWAYS_CONVERTED, "router")
+            and not is_projection
+        ):
+            unknown_reason = (
+                f"{weight_tensor.path} ({weight_tensor.kind}): whether mlx-lm converts it is not in the config"
+            )
             raise InputError(
                 f"quantization: {unknown_reason}; expected an entry for it, or --quantize none, which counts without it"
             )
-        columns = site.tensor.shape[-1]
-        is_bare = self.bare_routers and site.kind == "router" and module_format is self.usual
-        if module_format is None or is_bare or (isinstance(columns, int) and columns % module_format.group):
+        columns = weight_tensor.tensor.shape[-1]
+        is_listless_router = self.bare_routers and weight_tensor.kind == "router" and module_format is self.usual
+        if module_format is None or is_listless_router or (isinstance(columns, int) and columns % module_format.group):
             return None
         return module_format
 
@@ -139,22 +157,30 @@ class MLXScheme(Scheme):
         ]
 
 
-def mlx(fields: Fields) -> Scheme:
+def mlx(config_fields: Fields) -> Scheme:
     """Reads an mlx-lm table: the default format, and formats of single modules."""
-    names = [name for name in fields.data if name not in ("group_size", "bits", "mode", "quant_method")]
-    default_format, label = _module_format(fields)
+    module_names = [
+        module_name
+        for module_name in config_fields.data
+        if module_name not in ("group_size", "bits", "mode", "quant_method")
+    ]
+    default_format, label = _module_format(config_fields)
     modules_by_format: dict[ModuleFormat | None, list[str]] = {}
-    for name in names:
-        value: Any = fields.get(name)
-        module_table = fields.get_table(name) if isinstance(value, dict) else None
-        if module_table is None and not isinstance(value, bool):
-            raise fields.value_error(name, value, "how a module is stored, true or false")
+    for module_name in module_names:
+        module_value: Any = config_fields.get(module_name)
+        module_table = config_fields.get_table(module_name) if isinstance(module_value, dict) else None
+        if module_table is None and not isinstance(module_value, bool):
+            raise config_fields.value_error(module_name, module_value, "how a module is stored, true or false")
         module_format = (
-            default_format if value is True else None if module_table is None else _module_format(module_table)[0]
+            default_format
+            if module_value is True
+            else None
+            if module_table is None
+            else _module_format(module_table)[0]
         )
         if module_table is not None:
             module_table.check_all_read()
-        modules_by_format.setdefault(module_format, []).append(name)
+        modules_by_format.setdefault(module_format, []).append(module_name)
     listed_modules = tuple(
         (ModuleList(entries, "compressed-tensors", "quantization"), storage_format)
         for storage_format, entries in modules_by_format.items()
@@ -162,15 +188,19 @@ def mlx(fields: Fields) -> Scheme:
     return MLXScheme(label, "mlx-lm", (), default_format, listed_modules)
 
 
-def _module_format(fields: Fields) -> tuple[ModuleFormat, str]:
-    mode = fields.get("mode", "affine")
-    fields.check_choice("mode", mode, "affine", "mxfp4", "mxfp8", "nvfp4")
-    if mode == "affine":
-        bits, group = fields.get("bits", 4), fields.get_group_size("group_size", 64) or 64
-        fields.check_choice("bits", bits, 2, 3, 4, 5, 6, 8)
-        fields.check_choice("group_size", group, 32, 64, 128)
+def _module_format(config_fields: Fields) -> tuple[ModuleFormat, str]:
+    quantization_mode = config_fields.get("mode", "affine")
+    config_fields.check_choice("mode", quantization_mode, "affine", "mxfp4", "mxfp8", "nvfp4")
+    if quantization_mode == "affine":
+        bits, group = config_fields.get("bits", 4), config_fields.get_group_size("group_size", 64) or 64
+        config_fields.check_choice("bits", bits, 2, 3, 4, 5, 6, 8)
+        config_fields.check_choice("group_size", group, 32, 64, 128)
         return ModuleFormat(MLXAffine(bits, group), group), f"mlx-int{bits}-g{group}"
-    group = 16 if mode == "nvfp4" else 32
-    fields.check_field("group_size", group, default=group)
-    fields.check_field("bits", 8 if mode == "mxfp8" else 4, default=8 if mode == "mxfp8" else 4)
-    return ModuleFormat(FP8((1, group), 1) if mode == "mxfp8" else FP4(group), group), f"mlx-{mode}"
+    group = 16 if quantization_mode == "nvfp4" else 32
+    config_fields.check_field("group_size", group, default_value=group)
+    config_fields.check_field(
+        "bits", 8 if quantization_mode == "mxfp8" else 4, default_value=8 if quantization_mode == "mxfp8" else 4
+    )
+    return ModuleFormat(
+        FP8((1, group), 1) if quantization_mode == "mxfp8" else FP4(group), group
+    ), f"mlx-{quantization_mode}"

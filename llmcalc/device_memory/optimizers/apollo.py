@@ -59,7 +59,9 @@ def of_rank(rank: int, optimizer_name: str) -> Optimizer:
             denom = aten.like(parameter.states[2 if parameter.matrix else -1])
             norm_grad = aten.like(denom)
             if parameter.matrix:
-                channel_factors = _channel_factors(optimizer_step, norm_grad, is_projected_from_the_right(parameter.grad))
+                channel_factors = _channel_factors(
+                    optimizer_step, norm_grad, is_projected_from_the_right(parameter.grad)
+                )
                 scaled_grad = aten.like(parameter.grad, dtype=dtype)
                 is_first = len(parameter.states) < 4
                 if not is_first:

@@ -56,7 +56,11 @@ def bitsandbytes_optimizer(
     paging_text = "the driver may move states to the host, where the device has no room for them"
     embeddings_text = "the Trainer gives embeddings fp32 states"
     layout = _Layout(moment_count, bits_per_state == 8, is_paged, has_float32_tables)
-    conditional_notes = ((formats_text, layout.in_8_bits), (embeddings_text, has_float32_tables), (paging_text, is_paged))
+    conditional_notes = (
+        (formats_text, layout.in_8_bits),
+        (embeddings_text, has_float32_tables),
+        (paging_text, is_paged),
+    )
     return Optimizer(
         name=optimizer_name,
         implementations=("loop",),
@@ -116,7 +120,9 @@ class _Layout:
             for state_index in range(self.moments)
         }
         if self.in_8_bits:
-            scale_bytes = 4 * sum_over(quantized_tensors, lambda tensor: is_large(tensor) * ceil_div(tensor.size, BLOCK))
+            scale_bytes = 4 * sum_over(
+                quantized_tensors, lambda tensor: is_large(tensor) * ceil_div(tensor.size, BLOCK)
+            )
             bytes_by_state |= {f"absmax{state_index + 1}": scale_bytes for state_index in range(self.moments)}
             bytes_by_state["qmaps"] = self.moments * 4 * MAP_ENTRIES * minimum(1, sum_over(quantized_tensors, is_large))
         return bytes_by_state

@@ -40,6 +40,12 @@ def run_step(
     with autograd_graph.no_grad():
         optimizer_record.step(
             OptimizerStep(
-                Aten(autograd_graph), trained_parameters, chosen_implementation, momentum, dtype, torch_version, pages_states
+                Aten(autograd_graph),
+                trained_parameters,
+                chosen_implementation,
+                momentum,
+                dtype,
+                torch_version,
+                pages_states,
             )
         )

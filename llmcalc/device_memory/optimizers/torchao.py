@@ -31,9 +31,9 @@ def torchao_adamw(optimizer_name: str, bits_per_state: Literal[4, 8], *aliases: 
 
     def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
         """Returns the bytes of two states per element: quantized codes, scales and code map, or plain numbers."""
-        code_bytes = sum_over(tensors, lambda t: _is_quantized(t) * floor_div(t.size, codes_per_byte))
-        other_state_bytes = bytes_of(sum_over(tensors, lambda t: (1 - _is_quantized(t)) * t.size), dtype)
-        scale_bytes = 4 * sum_over(tensors, lambda t: _is_quantized(t) * floor_div(t.size, BLOCK))
+        code_bytes = sum_over(tensors, lambda tensor: _is_quantized(tensor) * floor_div(tensor.size, codes_per_byte))
+        other_state_bytes = bytes_of(sum_over(tensors, lambda tensor: (1 - _is_quantized(tensor)) * tensor.size), dtype)
+        scale_bytes = 4 * sum_over(tensors, lambda tensor: _is_quantized(tensor) * floor_div(tensor.size, BLOCK))
         map_bytes = 2 * 4 * map_entries * sum_over(tensors, _is_quantized)
         moment_bytes = code_bytes + other_state_bytes
         return {"exp_avg": moment_bytes, "exp_avg_sq": moment_bytes, "scales": 2 * scale_bytes, "qmaps": map_bytes}
@@ -44,12 +44,12 @@ def torchao_adamw(optimizer_name: str, bits_per_state: Literal[4, 8], *aliases: 
 
         aten = optimizer_step.t
         for parameter in optimizer_step.loop_over(optimizer_step.updated):
-            element_count, tensor = parameter.tensor.count, parameter.tensor
+            element_count, stored_tensor = parameter.tensor.count, parameter.tensor
             is_quantized = element_count >= LEAST_8BIT and element_count % BLOCK == 0
             with optimizer_step.counted_as_states():
                 for _ in range(0 if parameter.states else 2):
                     if not is_quantized:
-                        parameter.states.append(aten.like(tensor, dtype=optimizer_step.dtype))
+                        parameter.states.append(aten.like(stored_tensor, dtype=optimizer_step.dtype))
                     else:
                         parameter.states.append(aten.new_tensor((element_count // codes_per_byte,), UINT8))
                         parameter.states += [
