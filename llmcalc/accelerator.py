@@ -151,11 +151,11 @@ class Hardware(Record):
         memory_sizes = [configuration.memory_bytes for configuration in self.configurations]
         if memory_sizes and (memory_sizes != sorted(set(memory_sizes)) or memory_sizes[-1] != self.memory_bytes):
             raise ValueError("configurations: expected each memory size once, ascending, up to memory_bytes")
-        for rates in ("peak_flops", "float16_accumulation_flops"):
-            for name in getattr(self, rates):
-                if name not in PEAK_DTYPES:
+        for rate_field in ("peak_flops", "float16_accumulation_flops"):
+            for format_name in getattr(self, rate_field):
+                if format_name not in PEAK_DTYPES:
                     raise ValueError(
-                        f"{rates}: '{name}' is not a number format; expected one of {', '.join(PEAK_DTYPES)}"
+                        f"{rate_field}: '{format_name}' is not a number format; expected one of {', '.join(PEAK_DTYPES)}"
                     )
         return self
 
@@ -215,10 +215,10 @@ class Hardware(Record):
         """
         return self.peak(dtype) / self.bandwidth()
 
-    def _how_to_set(self, field: str) -> str:
+    def _how_to_set(self, field_name: str) -> str:
         if self.vendor:
             return f"{self.vendor} publishes none, or no source that a reader can open states it"
-        return f"expected a named accelerator, or a TOML file of your own with {field}"
+        return f"expected a named accelerator, or a TOML file of your own with {field_name}"
 
 
 class ListedHardware(Hardware):
@@ -272,7 +272,7 @@ class Fit:
 
 
 def fits(needed_bytes: int, hardware: Iterable[Hardware], fragmentation: int = 0) -> list[Fit]:
-    """Returns whether the required bytes fit on each accelerator alone, smallest memory first."""
+    """Returns for each accelerator whether the required bytes fit, sorted by memory size."""
     return sorted(
         (Fit(accelerator, needed_bytes, fragmentation) for accelerator in hardware),
         key=lambda fit: (fit.capacity, fit.hardware.name),

@@ -84,7 +84,7 @@ def params(
     include, rank = included(with_mtp, with_towers), parsed_options.rank_request()
     if isinstance(model, str | Path):
         is_changed = bool(parsed_options.reading.get("set") or parsed_options.reading.get("head") or include)
-        file_params = params_of_file(str(model), measure, is_changed=is_changed, rank=rank)
+        file_params = params_of_file(str(model), measure, has_changed_model=is_changed, rank=rank)
         if file_params is not None and draft is not None:
             raise InputError(f"--draft: {model} is counted as it is; expected a model")
         if file_params is not None:
@@ -151,7 +151,7 @@ def flops(
     question = FlopsQuestion(
         batch_or_users(batch, users, phase or "forward"),
         tokens_of(seq),
-        optional_length("--context", context, least=0),
+        optional_length("--context", context, least_length=0),
         optional_length("--source", source),
         phase,
         one_of("--pairs", pairs, Pairs),
@@ -746,7 +746,7 @@ def shape(
         cache_format_of(kv_dtype),
     )
     return question.answer(
-        model, lambda target: preset_of(target, overrides, None, allow_unknown), overrides, literature=literature
+        model, lambda target: preset_of(target, overrides, None, allow_unknown), overrides, cites_literature=literature
     )
 
 
@@ -814,7 +814,7 @@ def verify(
         one_of("--device", device, Device),
         one_of("--against", against, Witness),
         whole("--batch", length_of("--batch", batch), most=1024),
-        optional_length("--seq", seq, most=2**20),
+        optional_length("--seq", seq, most_length=2**20),
         every_layer,
         memory,
         distributed,

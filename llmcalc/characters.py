@@ -42,9 +42,9 @@ def ascii_replacement(character: str) -> str:
         return STAND_INS[character]
     import unicodedata
 
-    name = unicodedata.name(character, "")
-    if name.startswith("GREEK"):
-        return name.split(" WITH ")[0].rpartition(" ")[2].lower()
+    character_name = unicodedata.name(character, "")
+    if character_name.startswith("GREEK"):
+        return character_name.split(" WITH ")[0].rpartition(" ")[2].lower()
     return unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode() or "?"
 
 
@@ -56,10 +56,12 @@ def fit_to_encoding(text: str, encoding: str) -> str:
         return text.encode("ascii", HANDLER).decode()
 
 
-def _replace_error(error: UnicodeError) -> tuple[str, int]:
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    return "".join(map(ascii_replacement, error.object[error.start : error.end])), error.end
+def _replace_error(encoding_error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(encoding_error, UnicodeEncodeError):
+        raise encoding_error
+    return "".join(
+        map(ascii_replacement, encoding_error.object[encoding_error.start : encoding_error.end])
+    ), encoding_error.end
 
 
 codecs.register_error(HANDLER, _replace_error)

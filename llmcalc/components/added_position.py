@@ -72,7 +72,7 @@ class Axial(Component):
     def flow(self, recorder: Flow, x: Value) -> Value:
         row_axes, column_axes = (Axis("row_part", self.row_size),), (Axis("column_part", self.column_size),)
         looked_up_parts = []
-        for name, length, axes in (("by_row", self.rows, row_axes), ("by_column", self.columns, column_axes)):
+        for name, length, axes in (("flatten_rows", self.rows, row_axes), ("by_column", self.columns, column_axes)):
             table, _ = recorder.table(name, Axis(name, length), *axes, of=Table(length=length), by="all")
             looked_up_parts.append(recorder.resampled(table, x.rows))
         return recorder.cat(*looked_up_parts, axes=(JoinedShapes((row_axes, column_axes)),)).view(*x.axes)
@@ -127,11 +127,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def __init__(self, spec: Axial) -> None:
             super().__init__()
             self.columns = spec.columns
-            self.by_row = nn.Embedding(spec.rows, spec.row_size)
+            self.flatten_rows = nn.Embedding(spec.rows, spec.row_size)
             self.by_column = nn.Embedding(spec.columns, spec.column_size)
 
         def forward(self, positions: Tensor) -> Tensor:
-            row, column = self.by_row(positions // self.columns), self.by_column(positions % self.columns)
+            row, column = self.flatten_rows(positions // self.columns), self.by_column(positions % self.columns)
             return torch.cat([row, column], -1)
 
     class SinusoidalReference(nn.Module):

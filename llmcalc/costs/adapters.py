@@ -88,7 +88,7 @@ class LowRank:
         PEFT gives a fused weight the rank of all matrices in it (peft/utils/transformers_weight_conversion.py).
         """
         tensors = []
-        for linear_group in _joined(_expert_layers(tree, included_parts), JOINED_PROJECTIONS):
+        for linear_group in _neighbouring_layers(_expert_layers(tree, included_parts), JOINED_PROJECTIONS):
             node_position, experts = linear_group[0]
             if node_position.node.name in self.targets or self.experts:
                 expert_count = experts.num_experts if self.experts or self.library == "mcore-bridge" else 1
@@ -146,7 +146,7 @@ class LowRank:
         return weights, total_bytes
 
     def uncounted_adapters(self, tree: Node, included_parts: frozenset[str] = frozenset()) -> list[TrainedTensor]:
-        """Returns the adapters of routed experts that PEFT may add where every linear layer has one."""
+        """Returns the routed experts' adapters that PEFT may add if every linear layer is a target."""
         if self.experts or self.library != "peft" or not self.targets >= {*linear_layer_names(tree, included_parts)}:
             return []
         return replace(self, experts=True)._adapters_of_experts(tree, included_parts)
@@ -155,7 +155,7 @@ class LowRank:
         """Yields groups of linear layers in transformer layers; the layers of a group run as one product."""
         fuses_qkv = self.fused_qkv or self.library == "litgpt"
         joined_names = JOINED_PROJECTIONS if self.is_parallel else frozenset(PROJECTIONS if fuses_qkv else ())
-        yield from _joined(_linear_layers(tree, included_parts), joined_names)
+        yield from _neighbouring_layers(_linear_layers(tree, included_parts), joined_names)
 
     @property
     def is_parallel(self) -> bool:
@@ -166,7 +166,9 @@ class LowRank:
 Layer = TypeVar("Layer", Linear, ExpertLinear)
 
 
-def _joined(layers: Iterable[tuple[Place, Layer]], joined_names: frozenset[str]) -> Iterator[list[tuple[Place, Layer]]]:
+def _neighbouring_layers(
+    layers: Iterable[tuple[Place, Layer]], joined_names: frozenset[str]
+) -> Iterator[list[tuple[Place, Layer]]]:
     """Yields groups of neighbouring layers with the given names that run as one product."""
     pending_layers: list[tuple[Place, Layer]] = []
     for node_position, op in layers:
@@ -247,7 +249,7 @@ def low_rank(
 
 
 def _check_expert_adapters(tree: Node, adapters: LowRank, included_parts: frozenset[str]) -> None:
-    """Raises `InputError` for adapters of experts that the library, their base or the model does not have."""
+    """Raises `InputError` for experts' adapters that the library, the base format or the model does not support."""
     if not adapters.experts:
         return
     if adapters.library != "peft":
@@ -259,7 +261,7 @@ def _check_expert_adapters(tree: Node, adapters: LowRank, included_parts: frozen
 
 
 def _check_magnitudes(adapters: LowRank) -> None:
-    """Raises `InputError` for magnitudes (DoRA) beside adapters or a base that are not modelled with them."""
+    """Raises `InputError` for DoRA magnitudes with a library, expert adapters or a base that does not support them."""
     if not adapters.has_magnitudes:
         return
     if adapters.library not in ("peft", "torchtune"):
@@ -273,8 +275,10 @@ def _check_magnitudes(adapters: LowRank) -> None:
 def _check_joined_targets(
     tree: Node, adapters: LowRank, target_names: Sequence[str], included_parts: frozenset[str]
 ) -> None:
-    """Raises `InputError` for some targets of several that the library has as one layer with one adapter."""
-    joined_layers = _joined(_linear_layers(tree, included_parts), JOINED_PROJECTIONS) if adapters.is_parallel else ()
+    """Raises `InputError` if the targets name only a part of several projections that share one adapter."""
+    joined_layers = (
+        _neighbouring_layers(_linear_layers(tree, included_parts), JOINED_PROJECTIONS) if adapters.is_parallel else ()
+    )
     for joined_layer in joined_layers:
         fused_names = [node_position.node.name for node_position, _ in joined_layer]
         if 0 < len(set(fused_names) & set(target_names)) < len(fused_names):

@@ -99,7 +99,7 @@ class CacheSize:
 
     @property
     def growth_per_token(self) -> int:
-        """The bytes that one more token of a sequence adds to the cache; layers whose window is full add none."""
+        """The bytes that one more token of a sequence adds to the cache; a layer with a full window adds 0 bytes."""
         one_sequence = self.workload.with_(batch=1)
         return bits_to_bytes(
             self._total_bits(one_sequence.with_(seq=one_sequence.seq + 1)) - self._total_bits(one_sequence)

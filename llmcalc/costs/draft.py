@@ -8,7 +8,7 @@ from ..errors import InputError
 from ..model import ModelSpec
 
 
-def states_of(spec: ModelSpec) -> TargetStates | None:
+def states_reader_of(spec: ModelSpec) -> TargetStates | None:
     """Returns the draft component that reads the target model's hidden states; None without such a component."""
     stream_spec = None if spec.decoder is None else spec.decoder.streams
     return stream_spec if isinstance(stream_spec, TargetStates) else None
@@ -27,7 +27,7 @@ def check_draft(
             raise InputError(
                 f"{place_in_error}: tokens are drafted by a decoder, for a decoder; expected language models"
             )
-    if states_of(target_model) is not None:
+    if states_reader_of(target_model) is not None:
         raise InputError(f"TARGET {target_name}: is a draft itself; expected the model for which it drafts")
     shares_vocabulary = same_vocabulary or draft_model.from_target or draft_model.main.has_no_embedding
     if draft_model.vocab_size != target_model.vocab_size and shares_vocabulary:
@@ -37,7 +37,7 @@ def check_draft(
             f"{option_name}: its vocabulary of {draft_model.vocab_size:,} tokens is not the target's, {target_model.vocab_size:,}"
             f"{shared_embedding_text}; expected {expected_draft}"
         )
-    states_reader = states_of(draft_model)
+    states_reader = states_reader_of(draft_model)
     hidden_width = None if states_reader is None else states_reader.size or draft_model.hidden_size
     if hidden_width is not None and hidden_width != target_model.hidden_size:
         raise InputError(

@@ -27,9 +27,9 @@ class EncoderRun:
     nodes: tuple[Node, ...]
     run_config: RunConfig
 
-    def total(self, cost: Cost) -> Number:
+    def total(self, cost_function: Cost) -> Number:
         """Returns the sum of a cost function over the encoder and the projectors."""
-        return sum(node.total(cost, self.run_config) for node in self.nodes)
+        return sum(node.total(cost_function, self.run_config) for node in self.nodes)
 
 
 @frozen(slots=True)
@@ -56,9 +56,9 @@ class EncodedInputs:
         """The number of tokens that images and audio add to each sequence."""
         return self.image_tokens + self.audio_tokens if self.in_sequence else 0
 
-    def total(self, cost: Cost) -> Number:
+    def total(self, cost_function: Cost) -> Number:
         """Returns the value of a cost function, summed over the passes of all encoders."""
-        return sum(encoder_run.total(cost) for encoder_run in self.runs)
+        return sum(encoder_run.total(cost_function) for encoder_run in self.runs)
 
 
 def encoded_inputs(spec: ModelSpec, inputs: Inputs, batch: int = 1) -> EncodedInputs:

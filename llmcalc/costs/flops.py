@@ -38,13 +38,13 @@ def step_of(op_use: OpUse) -> Number:
     return forward
 
 
-def scores_of(op_use: OpUse) -> Number:
+def score_flops_of(op_use: OpUse) -> Number:
     """Returns the FLOPs of the query-key and score-value products, without a sparse indexer's products."""
     is_attention = isinstance(op_use.op, AttentionCore) and "no_grad" not in op_use.roles
     return step_of(op_use) if is_attention else 0
 
 
-def index_scores_of(op_use: OpUse) -> Number:
+def index_score_flops_of(op_use: OpUse) -> Number:
     """Returns the FLOPs of the query-key products with which an indexer selects tokens."""
     is_indexer = isinstance(op_use.op, AttentionCore) and "no_grad" in op_use.roles
     return step_of(op_use) if is_indexer else 0
@@ -130,7 +130,7 @@ class FlopCount:
     @property
     def scores(self) -> Number:
         """FLOPs of query-key and score-value products in all layers, with backward, without recomputation."""
-        return self.cost(scores_of)
+        return self.cost(score_flops_of)
 
     @property
     def by_component(self) -> dict[str, Number]:

@@ -25,7 +25,7 @@ def _attention_flops(op_use: OpUse) -> Number:
 
 
 def _unsaved_flops(op_use: OpUse) -> Number:
-    """Returns an operation's forward FLOPs of convolutions, which selective checkpointing recomputes."""
+    """Returns an operation's forward FLOPs if it is a convolution, else 0: selective checkpointing recomputes it."""
     return op_use.forward_flops() if isinstance(op_use.op, Conv1d) else 0
 
 

@@ -38,7 +38,7 @@ def changed_models(spec: ModelSpec) -> Iterator[tuple[ModelChange, ModelSpec]]:
         for mixer, hidden_width in _mixers_and_widths(spec)
         if (head_sizes := _cached_heads(mixer, hidden_width)) is not None
     ]
-    changes: list[tuple[ModelChange, Change]] = [(ModelChange("mha", "as MHA"), _as_multi_head)]
+    changes: list[tuple[ModelChange, Change]] = [(ModelChange("mha", "as MHA"), _as_multi_head_attention)]
     if heads and all(head_count % GROUPS == 0 and head_count > GROUPS for head_count in heads):
         changes.append(
             (
@@ -56,7 +56,7 @@ def changed_models(spec: ModelSpec) -> Iterator[tuple[ModelChange, ModelSpec]]:
             yield model_change, changed_spec
 
 
-def _as_multi_head(mixer: TokenMixer, hidden_width: int) -> TokenMixer:
+def _as_multi_head_attention(mixer: TokenMixer, hidden_width: int) -> TokenMixer:
     head_sizes = mixer.head_sizes(hidden_width)
     return mixer if head_sizes is None else mixer.with_kv_heads(head_sizes.heads, hidden_width)
 

@@ -264,7 +264,7 @@ def without_garbage_collection() -> Iterator[None]:
 
 
 class CountedRun:
-    """A run whose tensors are counted immediately, and which is replayed on the allocator on first use of `memory`.
+    """A run with counted tensors. The first use of `memory` also replays the run on the caching allocator.
 
     The run is recorded with a few repeats of each pattern, from which all layers are replayed. Of a run with more than
     `MOST_REPLAYED_LAYERS` layers (`MOST_TRIED_LAYERS` in a search), two shorter runs are replayed on the allocator, and
@@ -282,7 +282,7 @@ class CountedRun:
     ) -> None:
         self.runtime: Runtime = cuda_runtime
         self.stacks: list[LayerStack] = layer_stacks(spec, recompute_period)
-        self.repeating: list[int] = [i for i, stack in enumerate(self.stacks) if stack.can_extrapolate]
+        self.repeating: list[int] = [i for i, stack in enumerate(self.stacks) if stack.is_extrapolated]
         self.analyses: list[RepeatAnalysis] = self._record_events(record_replay)
         most_layers = MOST_TRIED_LAYERS if cuda_runtime.is_tried else MOST_REPLAYED_LAYERS
         self.whole: bool = not self.repeating or sum(stack.layers for stack in self.stacks) <= most_layers
@@ -329,7 +329,7 @@ class CountedRun:
 
     def _record_events(self, record_replay: RecordReplay) -> list[RepeatAnalysis]:
         """Records the run with few repeats, or with all layers if the repeats differ."""
-        short_run_repeats = {i: self.stacks[i].kind_repeats(RECORDED_REPEATS) for i in self.repeating}
+        short_run_repeats = {i: self.stacks[i].repeats_of_layer_types(RECORDED_REPEATS) for i in self.repeating}
         try:
             return [
                 RepeatAnalysis(recorded_events, self.stacks, self.repeating)

@@ -65,7 +65,7 @@ def encoder_peaks(spec: ModelSpec, inputs: EncodedInputs, dtype: str, kernel_cho
 
 
 def _bytes_of_lower_outputs(spec: ModelSpec, encoder_name: str, run_config: RunConfig, dtype: str) -> int:
-    """Returns the bytes of what projectors make of lower layers' outputs, which the pass holds in its last layer.
+    """Returns the bytes of projector outputs from lower encoder layers, which are alive in the encoder's last layer.
 
     encoder_name: the encoder's name.
     """

@@ -141,7 +141,7 @@ class Memory:
         return replace(changed_memory, _quantized_sizes_of_ranks=self._quantized_sizes_of_ranks)
 
     def quantized_sizes_of_rank(self, model: RankModel) -> QuantizedSizes:
-        """Returns the known sizes of a rank's quantized weights, to which its memory adds. model: that of the rank."""
+        """Returns the cache of a rank's quantized weight sizes, which `memory` fills. model: the rank's model."""
         return self._quantized_sizes_of_ranks.setdefault(shortened_rank(model, {}), {})
 
     def memory_on(self, cuda_runtime: Runtime) -> DeviceMemory:
@@ -182,7 +182,7 @@ class Memory:
 
     @property
     def _layer_period(self) -> int:
-        """Number of layers after which the next ones run alike."""
+        """Returns the number of layers after which the pattern of executed layers repeats."""
         trains_all_layers = self.states.first_trained_layer is None
         return self.settings.recomputed().every if trains_all_layers else self.training().layer_period
 

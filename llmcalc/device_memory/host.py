@@ -49,7 +49,7 @@ def paged_bytes(memory_use: MemoryUse) -> int:
 
 
 def with_paged_states(device: DeviceMemory, memory_use: MemoryUse) -> DeviceMemory:
-    """Returns the memory of a device of whose tensors paged states are no part, with these states beside them."""
+    """Returns a device's memory with the paged optimizer states added as a separate term."""
     paged_state_bytes = paged_bytes(memory_use)
     if not paged_state_bytes:
         return device
@@ -60,7 +60,7 @@ def with_paged_states(device: DeviceMemory, memory_use: MemoryUse) -> DeviceMemo
 def offloaded_bytes(spec: ModelSpec, training_config: Training, recompute_period: int) -> int:
     """Returns the pinned bytes of one micro-batch's offloaded activations, linear in the number of layers."""
     stacks = layer_stacks(spec, recompute_period)
-    short_run_repeats = {i: SHORT_RUN_REPEATS for i, stack in enumerate(stacks) if stack.can_extrapolate}
+    short_run_repeats = {i: SHORT_RUN_REPEATS for i, stack in enumerate(stacks) if stack.is_extrapolated}
     short_run_bytes = _offload_bytes(spec, training_config, short_run_repeats)
     return short_run_bytes + sum(
         (stacks[i].repeats - SHORT_RUN_REPEATS)

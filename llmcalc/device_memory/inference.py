@@ -67,7 +67,7 @@ class Inference:
 
 
 class ServedRank(Divided):
-    """Runs a rank's passes as serving engines do, which divide modules that torch's tensor parallelism leaves whole.
+    """Runs a rank's passes as serving engines do: they divide more modules than torch's tensor parallelism does.
 
     A rank has a part of each expert, or some of the experts. Key heads are copied where there are fewer of them than
     ranks.
@@ -122,7 +122,7 @@ class InferenceRun:
         self.lowering: Eager = self._lowering(Graph(self.meter))
 
     def _lowering(self, autograd_graph: Graph) -> Eager:
-        """Creates the lowering of the program, with the kernels of the settings."""
+        """Creates the object that runs the program with the chosen kernels."""
         autograd_graph.enabled = False
         inference_config = self.inference
         run_config = self._run_config("prefill", Pass(inference_config.seq, 0))
@@ -203,7 +203,7 @@ class InferenceRun:
         parameters_by_name[parameter_key] = lowering.known_parameters
 
     def fill_cache(self, chunks: int) -> None:
-        """Allocates the KV cache of the prompt's first chunks, but none of the passes' other tensors.
+        """Allocates only the KV cache of the prompt's first chunks, without the other tensors of the passes.
 
         All chunks between the first and the last run as one pass, which leaves the same cache.
 
@@ -235,7 +235,7 @@ class InferenceRun:
             self.decode()
 
     def prefill(self) -> None:
-        """Runs the passes over the prompt. Of more than `MOST_CHUNKS` chunks, only the first and last ones run.
+        """Runs the passes over the prompt: the first and last chunks alone if there are more than `MOST_CHUNKS`.
 
         A chunk needs more memory than the one before it.
         """

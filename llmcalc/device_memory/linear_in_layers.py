@@ -28,7 +28,7 @@ def extrapolate_layers(
 
     replay_run: stack → repeats of its pattern, to the result of that run.
     """
-    short_run_repeats = {i: SHORT_RUN_REPEATS for i, layer_stack in enumerate(stacks) if layer_stack.can_extrapolate}
+    short_run_repeats = {i: SHORT_RUN_REPEATS for i, layer_stack in enumerate(stacks) if layer_stack.is_extrapolated}
     short_run = replay_run(short_run_repeats)
     extrapolated_result = ReplayResult(
         short_run.set_up,
@@ -56,9 +56,9 @@ def extrapolate_layers(
             if stacks[i].is_in_second_repeat(allocation_place)
         ]:
             second_peak = longer_run.peaks[allocation_place]
-            third_peak = longer_run.peaks[stacks[i].in_later_repeat(allocation_place, 1)]
+            third_peak = longer_run.peaks[stacks[i].place_in_later_repeat(allocation_place, 1)]
             bytes_per_repeat[allocation_place] = third_peak.bytes - second_peak.bytes
-            last_place = stacks[i].in_later_repeat(allocation_place, stacks[i].repeats - SHORT_RUN_REPEATS)
+            last_place = stacks[i].place_in_later_repeat(allocation_place, stacks[i].repeats - SHORT_RUN_REPEATS)
             last_peaks[last_place] = peak = extrapolated_result.peaks[allocation_place].copy()
             _extrapolate_peak(peak, second_peak, third_peak, stacks[i].repeats - SHORT_RUN_REPEATS)
     peaks = {
@@ -118,13 +118,13 @@ def _place_in_longer_run(allocation_place: Place, stack: LayerStack, added_repea
         or allocation_place.layer_index < stack.before + (SHORT_RUN_REPEATS - 1) * stack.period
     ):
         return allocation_place
-    return stack.in_later_repeat(allocation_place, added_repeats)
+    return stack.place_in_later_repeat(allocation_place, added_repeats)
 
 
 def _place_in_model(allocation_place: Place, stacks: list[LayerStack]) -> Place:
     """Returns the full model's module that matches a module of a shortened run."""
     for stack in stacks:
-        if stack.can_extrapolate:
+        if stack.is_extrapolated:
             allocation_place = _place_in_longer_run(allocation_place, stack, stack.repeats - SHORT_RUN_REPEATS)
     return allocation_place
 
@@ -181,9 +181,9 @@ def list_places(replay: ReplayResult, stacks: list[LayerStack]) -> list[tuple[st
             )
         stack_places.clear()
 
-    repeated_stacks = [layer_stack for layer_stack in stacks if layer_stack.can_extrapolate] if replay.slopes else []
+    repeated_stacks = [layer_stack for layer_stack in stacks if layer_stack.is_extrapolated] if replay.slopes else []
     repeat_ends = {
-        layer_stack.in_later_repeat(allocation_place, layer_stack.repeats - SHORT_RUN_REPEATS)
+        layer_stack.place_in_later_repeat(allocation_place, layer_stack.repeats - SHORT_RUN_REPEATS)
         for allocation_place in replay.slopes
         for layer_stack in stacks
         if layer_stack.contains(allocation_place)

@@ -614,16 +614,16 @@ class Settings:
 
     @property
     def has_kbit_base(self) -> bool:
-        """Whether PEFT trains adapters beside frozen weights of 4 or 8 bits."""
+        """Whether PEFT trains adapters on frozen weights of 4 or 8 bits."""
         return self.base not in (None, "none") and self.lora_library in (None, "peft")
 
     @property
     def keeps_experts_in_16_bits(self) -> bool:
-        """Whether routed experts stay in 16 bits beside frozen weights of 4 bits."""
+        """Whether routed experts stay in 16 bits while the other frozen weights have 4 bits."""
         return self.base in ("nf4", "nf4-dq") and not self.quantized_experts
 
     def with_usual_recomputation(self) -> Settings:
-        """Returns the settings, with every layer recomputed by default beside frozen weights of 4 or 8 bits.
+        """Returns the settings; for frozen weights of 4 or 8 bits, recomputation of every layer is the default.
         `peft.prepare_model_for_kbit_training` turns gradient checkpointing on (peft/utils/other.py).
         """
         return self.with_(recompute="full") if self.recompute is None and self.has_kbit_base else self
@@ -686,7 +686,7 @@ SHORTHANDS: Mapping[str, Declared] = {declaration.name: declaration for declarat
 
 
 def users_in_training(conflicting_option: str) -> InputError:
-    """Returns the error of `--users` beside an option, or a framework, that asks for training."""
+    """Returns the error for `--users` together with an option or a framework of training."""
     return InputError(
         f"--users: training has no users, and {conflicting_option} asks for training; expected one of the two"
     )

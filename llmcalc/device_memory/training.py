@@ -95,7 +95,7 @@ class Training:
 
     @property
     def layer_period(self) -> int:
-        """Number of layers after which the next ones run alike; more than a model has if some are frozen."""
+        """The number of layers after which the run's pattern of layers repeats; with frozen layers it never repeats."""
         return self.recompute.every if self.first_trained_layer is None else MOST_LAYERS
 
     def step_optimizer(self, autograd_graph: Graph, parameters: Sequence[OptimizedParameter]) -> None:
@@ -405,7 +405,7 @@ def _replay_two_steps(training_run: Steps, memory_meter: Meter) -> ReplayResult:
     memory_meter.place = Place()
     training_run.step()
     memory_meter.place = Place("after")
-    replay_result.take_peaks(first_peaks, memory_meter.peaks)
+    replay_result.keep_step_peaks(first_peaks, memory_meter.peaks)
     replay_result.after = memory_meter.now
     if memory_meter.device is not None:
         replay_result.read(memory_meter.device, memory_meter.now, memory_meter.peak)
@@ -436,7 +436,7 @@ def replay_shorter_on_allocator(
     micro_batches: the micro-batches of a step of the shorter run.
     """
     replay_result = _replay_two_steps(*full_run)
-    replay_result.read_shorter(replay_steps_on_allocator(*shorter_run, prefix_cache), micro_batches)
+    replay_result.read_shorter_replay(replay_steps_on_allocator(*shorter_run, prefix_cache), micro_batches)
     return replay_result
 
 

@@ -88,7 +88,7 @@ def layout_of(layout_request: LayoutRequest) -> Layout:
     """
     rules = framework_of(layout_request).layouts
     rules.check_stage(layout_request.zero)
-    return rules.with_divided_weights(layout_request.layout(rules.keeps_gathered))
+    return rules.with_divided_weights(layout_request.layout(rules.keeps_gathered_weights))
 
 
 def plugins() -> dict[str, Plugin]:

@@ -105,7 +105,7 @@ class OptimizerStepBytes(NamedTuple):
     per_adamw_parameter: where matrices are updated apart (Muon), bytes per parameter that is no matrix in a layer; None
         where all parameters are updated alike.
     gradient_copy: bytes of the fp32 copy of an element of a gradient; part of `per_parameter`.
-    gradient_width: bytes of an element of a gradient.
+    gradient_element_bytes: bytes of an element of a gradient.
     """
 
     per_parameter: float = 0
@@ -113,7 +113,7 @@ class OptimizerStepBytes(NamedTuple):
     per_second_largest: float = 0
     per_adamw_parameter: float | None = None
     gradient_copy: int = 0
-    gradient_width: int = 0
+    gradient_element_bytes: int = 0
 
     def rank_bytes(self, layout: Layout, stage_parameters: Sequence[StageParameters], sharded: bool) -> int:
         """Returns the largest temporary bytes of the optimizer step on a rank. sharded: whether ranks update shards."""
@@ -131,7 +131,7 @@ class OptimizerStepBytes(NamedTuple):
                 (self.per_largest + self.per_second_largest) * matrix, self.per_adamw_parameter * by_adamw
             )
         extra_gradients = sum(stage.extra_gradients for stage in stage_parameters)
-        extra_bytes = (self.gradient_copy + self.gradient_width) * extra_gradients
+        extra_bytes = (self.gradient_copy + self.gradient_element_bytes) * extra_gradients
         return round(parameter_bytes + largest_bytes / shards + extra_bytes / shards)
 
 
@@ -151,23 +151,24 @@ def measure_optimizer_step(training_config: Training, has_flat_parameters: bool 
         return OptimizerStepBytes()
     dtype, elements = DTYPES[training_config.dtype], SIDE * SIDE
     gradient_type = training_config.gradient_dtype or dtype
-    has_copies = training_config.master and FLOAT32 not in (dtype, gradient_type)
-    copy, width = FLOAT32.bytes if has_copies else 0, gradient_type.bytes
+    has_equal_shards = training_config.master and FLOAT32 not in (dtype, gradient_type)
+    copy, width = FLOAT32.bytes if has_equal_shards else 0, gradient_type.bytes
     if has_flat_parameters:
         return OptimizerStepBytes(
-            _step_peak(training_config, gradient_type, has_copies, 1, has_flat_parameters=True) / elements,
+            _step_peak(training_config, gradient_type, has_equal_shards, 1, has_flat_parameters=True) / elements,
             gradient_copy=copy,
-            gradient_width=width,
+            gradient_element_bytes=width,
         )
     peak_of_1, peak_of_2, peak_of_3 = (
-        _step_peak(training_config, gradient_type, has_copies, layer_count) / elements for layer_count in (1, 2, 3)
+        _step_peak(training_config, gradient_type, has_equal_shards, layer_count) / elements
+        for layer_count in (1, 2, 3)
     )
     bytes_per_parameter = max(0.0, peak_of_3 - peak_of_2)
     bytes_of_largest = max(0.0, peak_of_1 - bytes_per_parameter)
     bytes_of_second_largest = max(0.0, peak_of_2 - 2 * bytes_per_parameter - bytes_of_largest)
     bytes_per_adamw_parameter = None
     if optimizer(training_config.optimizer).by_matrix:
-        adamw_bytes = _step_peak(training_config, gradient_type, has_copies, 1, is_matrix=False) / elements
+        adamw_bytes = _step_peak(training_config, gradient_type, has_equal_shards, 1, is_matrix=False) / elements
         bytes_per_adamw_parameter = max(0.0, adamw_bytes - bytes_per_parameter)
     return OptimizerStepBytes(
         bytes_per_parameter, bytes_of_largest, bytes_of_second_largest, bytes_per_adamw_parameter, copy, width
@@ -177,14 +178,14 @@ def measure_optimizer_step(training_config: Training, has_flat_parameters: bool 
 def _step_peak(
     training_config: Training,
     gradient_type: Dtype,
-    has_copies: bool,
+    has_equal_shards: bool,
     parameter_count: int,
     is_matrix: bool = True,
     has_flat_parameters: bool = False,
 ) -> int:
     """Replays two optimizer steps over `count` tensors, and returns the temporary bytes of the second.
 
-    has_copies: whether gradients are copied to fp32 before the step. is_matrix: whether the optimizer takes the tensors
+    has_equal_shards: whether gradients are copied to fp32 before the step. is_matrix: whether the optimizer takes the tensors
     for matrices in a layer. has_flat_parameters: whether they are vectors.
     """
     memory_meter = Meter()
@@ -200,7 +201,7 @@ def _step_peak(
         bytes_before = memory_meter.now
         memory_meter.restart()
         for parameter, gradient in zip(trained_parameters, gradients, strict=True):
-            parameter.gradient = empty(memory_meter, shape, FLOAT32) if has_copies else gradient
+            parameter.gradient = empty(memory_meter, shape, FLOAT32) if has_equal_shards else gradient
         training_config.step_optimizer(graph, trained_parameters)
         for parameter in trained_parameters:
             parameter.gradient = None

@@ -1,4 +1,4 @@
-"""The options that select one rank of a layout, whose costs replace the full model's in counts.
+"""The options that select one rank of a layout. Counts are then those of the rank instead of the full model.
 
 The modules that compute layouts are loaded when the first rank is requested.
 """
@@ -40,7 +40,7 @@ class RankRequest:
 
     @property
     def has_options(self) -> bool:
-        """Whether any option of a layout or a rank was given."""
+        """Whether the user gave any option of a layout or of a rank."""
         return bool(self.sizes) or self.rank is not None
 
     def share(self, spec: ModelSpec, rank_cost: Callable[[RankModel], Number], cost_verb: str) -> RankShare | None:

@@ -140,7 +140,7 @@ class Layout:
 
     @property
     def replica_devices(self) -> int:
-        """The fewest devices that have all weights: those of its stages, and of the ranks that divide its experts."""
+        """The smallest number of devices that together have all weights of the model."""
         expert_ranks = self.ep * self.expert_tp if self.ep > 1 else 1
         return self.pp * math.lcm(self.tp, expert_ranks)
 
@@ -193,12 +193,12 @@ class Layout:
             else:
                 arguments += [
                     option_name,
-                    stage_layers_text(field_value) if isinstance(field_value, tuple) else str(field_value),
+                    stage_layers_option(field_value) if isinstance(field_value, tuple) else str(field_value),
                 ]
         return " ".join(arguments)
 
 
-def stage_layers_text(layers: Sequence[int]) -> str:
+def stage_layers_option(layers: Sequence[int]) -> str:
     """Writes numbers of layers for `--pp-layout`: 2,2,2,3 as `2x3,3`."""
     equal_stages = [(layer_count, len(list(stages))) for layer_count, stages in groupby(layers)]
     return ",".join(

@@ -174,10 +174,10 @@ class LayoutRequest:
         """Whether the user typed any pipeline option."""
         return self.pp is not None or (self.vpp or 1) > 1 or self.schedule is not None
 
-    def layout(self, keeps_gathered: Callable[[int, int], bool] = lambda pp, zero: False) -> Layout:
+    def layout(self, keeps_gathered_weights: Callable[[int, int], bool] = lambda pp, zero: False) -> Layout:
         """Returns the layout of these options. Raises `InputError` for contradictory options.
 
-        keeps_gathered: (pp, ZeRO stage) → whether gathered weights are kept after the forward pass by default.
+        keeps_gathered_weights: (pp, ZeRO stage) → whether gathered weights are kept after the forward pass by default.
         """
         typed_sizes: dict[str, Any] = {
             option_name: typed_value
@@ -196,7 +196,7 @@ class LayoutRequest:
             )
             if (typed_value := getattr(self, option_name)) is not None
         }
-        if keeps_gathered(self.pp or 1, self.zero_stage()):
+        if keeps_gathered_weights(self.pp or 1, self.zero_stage()):
             typed_sizes.setdefault("reshard", False)
         if self.hsdp_replicas is not None:
             typed_sizes["hsdp_replicas"] = self.hsdp_replicas

@@ -93,7 +93,7 @@ class GradientRules(NamedTuple):
     reduces_one_buffer: bool = False
     always_reentrant: bool = False
 
-    def gradient_width(self, element_bytes: int) -> int:
+    def gradient_element_bytes(self, element_bytes: int) -> int:
         """Returns the bytes per element of reduced gradients. element_bytes: bytes per element of the weights."""
         return FLOAT32 if self.reduces_in_float32 else element_bytes
 
@@ -206,7 +206,7 @@ def _chunks_of_rank(
 
 
 def _loss_messages(layout: Layout, chunk: Chunk, run_config: RunConfig) -> Iterator[Message]:
-    """Returns the all-reduces of the loss where the vocabulary is divided over ranks."""
+    """Returns the all-reduces of the loss, which exist only if the vocabulary is divided over ranks."""
     logits = chunk.program.result
     if logits is not None and (chunk.stage is None or chunk.stage.last) and is_divided(logits.axes):
         yield Message("tp", layout.tp, "all_reduce", run_config.rows(LOGITS) * FLOAT32, 3 * chunk.batches)
@@ -348,4 +348,4 @@ def _embedding_messages(
         if chunk.stage is not None and (chunk.stage.first or chunk.stage.last) and chunk.program.tables:
             embedding_table = next(iter(chunk.program.tables.values()))
             elements = embedding_table.ins[0].size * chunk.program.element_count(embedding_table.out)
-            yield Message("embedding", 2, "all_reduce", elements * gradients.gradient_width(element_bytes), 1)
+            yield Message("embedding", 2, "all_reduce", elements * gradients.gradient_element_bytes(element_bytes), 1)

@@ -81,7 +81,7 @@ def _is_accepted(layout: Layout, check_layout: Callable[[Layout], object]) -> bo
 
 
 def _options_text(layout: Layout, stated_devices: int | None) -> str:
-    """Returns the options of a layout as text, with `--devices` where the stated number is another."""
+    """Returns the options of a layout as text, with `--devices` if the layout has another number than stated."""
     devices_text = "" if stated_devices in (None, layout.world) else f"--devices {layout.world} "
     return f"{devices_text}{layout.options()}".strip() or "one device"
 

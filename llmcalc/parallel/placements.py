@@ -24,7 +24,7 @@ from ..workload.recompute import NONE, Recompute
 from ..workload.rows import ONCE, SEQUENCES, Routed, Rows, SourceTokens, Tokens
 from ..workload.run_config import RunConfig
 from .layout import Layout
-from .rank_program import RankFlow, has_copies, is_divided
+from .rank_program import RankFlow, has_equal_shards, is_divided
 
 Placement: TypeAlias = Literal["whole", "rows", "divided", "partial"]
 
@@ -389,7 +389,7 @@ class Placements:
 def _has_whole_groups(operation: Step) -> bool:
     """Whether a norm runs over groups that ranks have completely."""
     group_axis = operation.options.get("groups")
-    return group_axis is not None and is_divided((group_axis,)) and not has_copies((group_axis,))
+    return group_axis is not None and is_divided((group_axis,)) and not has_equal_shards((group_axis,))
 
 
 def has_tokens(rows: Rows) -> bool:

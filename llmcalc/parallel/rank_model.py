@@ -224,11 +224,11 @@ def _divide_op_tokens(op: Op, undivided_op: Op, layout: Layout) -> Op:
     if isinstance(op, ExpertLinear) and isinstance(undivided_op, ExpertLinear) and same(op.top_k, undivided_op.top_k):
         if layout.ep == layout.expert_tp == layout.tp == 1:
             return op
-        return ExpertShare(**_fields_of_op(op), ranks=layout.ep, parts=layout.expert_tp, tensor=layout.tp)
+        return ExpertShare(**_op_fields(op), ranks=layout.ep, parts=layout.expert_tp, tensor=layout.tp)
     if isinstance(op, IdentityExperts) and isinstance(undivided_op, IdentityExperts):
         return IdentityShare(undivided_op.count, undivided_op.maps, layout.ep * layout.expert_tp)
     if layout.sequence_parallel and layout.tp > 1 and _is_undivided(op, undivided_op):
-        return LinearShare(**_fields_of_op(op), ranks=layout.tp)
+        return LinearShare(**_op_fields(op), ranks=layout.tp)
     return op
 
 
@@ -242,5 +242,5 @@ def _is_undivided(op: Op, undivided_op: Op) -> bool:
     )
 
 
-def _fields_of_op(op: Op) -> dict[str, Any]:
+def _op_fields(op: Op) -> dict[str, Any]:
     return {field.name: getattr(op, field.name) for field in fields(op)}

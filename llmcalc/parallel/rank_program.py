@@ -79,7 +79,7 @@ def flat_axes(shape: Shape) -> Iterator[Axis]:
             yield axis
 
 
-def has_copies(shape: Shape) -> bool:
+def has_equal_shards(shape: Shape) -> bool:
     """Whether several ranks have the same shard, because an axis has fewer parts than there are ranks."""
     return any(
         isinstance(axis, Shard) and isinstance(axis.size, int) and axis.size * axis.degree > axis.full_size
@@ -101,7 +101,7 @@ def is_divided(shape: Shape) -> bool:
 
 @frozen
 class RankAxes:
-    """The lengths of axes on one rank. coordinates: the rank's index in each parallel group."""
+    """Computes the lengths of axes on one rank. coordinates: the rank's index in each parallel group."""
 
     layout: Layout
     coordinates: Coordinates
@@ -153,7 +153,7 @@ class RankAxes:
         return Shard(axis.name, axis_size // degree, axis_size, degree)
 
 
-def divides_groups(axes: Iterable[Axis], layout: Layout) -> bool:
+def divides_state_space_groups(axes: Iterable[Axis], layout: Layout) -> bool:
     """Whether the layout divides groups of state-space heads, as in training.
 
     Inference engines give every rank a copy of a single group; training frameworks do not (Megatron-LM,

@@ -104,7 +104,7 @@ class Pipeline:
         return stage % self.ranks
 
     def copies(self) -> Fraction:
-        """The number of model copies over all ranks: two in DualPipe, where two ranks have each stage."""
+        """The number of model copies over all ranks: two in DualPipe, otherwise one."""
         return Fraction(self.ranks * self.chunks, self.stages)
 
     def in_flight(self, rank: int) -> Iterator[tuple[Action, InFlight]]:
@@ -176,7 +176,7 @@ def pipeline(layout: Layout, micro_batches: int, group_size: int | None = None) 
     if schedule_name == "dualpipe":
         return Pipeline(p, 2, m, tuple(_dualpipe_actions(p, m, rank) for rank in range(p)), two_way=True)
     if schedule_name == "zb-h1":
-        return Pipeline(p, 1, m, tuple(_zb_h1(p, m, rank) for rank in range(p)))
+        return Pipeline(p, 1, m, tuple(_zero_bubble_h1(p, m, rank) for rank in range(p)))
     if schedule_name == "1f1b":
         forward_passes, backward_passes = _passes_in_order("F", m), _passes_in_order("B", m)
         return Pipeline(
@@ -200,7 +200,7 @@ def check(layout: Layout, micro_batches: int, group_size: int | None = None) -> 
         _check_interleaved(layout.pp, micro_batches, layout.pp if group_size is None else group_size)
 
 
-def torch_group(ranks: int, micro_batches: int) -> int:
+def torch_group_size(ranks: int, micro_batches: int) -> int:
     """Returns the group size with which `pipeline` reproduces the order of torch's ScheduleInterleaved1F1B.
 
     torch makes as many groups as fit and asks that they are equal, so it also takes 10 micro-batches on 4 ranks.
@@ -267,7 +267,7 @@ def _check_interleaved(ranks: int, micro_batches: int, group_size: int) -> None:
         )
 
 
-def _zb_h1(ranks: int, micro_batches: int, rank: int) -> Order:
+def _zero_bubble_h1(ranks: int, micro_batches: int, rank: int) -> Order:
     """Returns 1F1B with weight-gradient passes, delayed by the number of earlier ranks."""
     p, m = ranks, micro_batches
     warmup_count = min(p - 1 - rank, m)

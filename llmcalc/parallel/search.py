@@ -16,7 +16,7 @@ from .divisors import divisors
 from .layout import Layout, Zero, stages
 from .layout_request import NO_LAYOUT_OPTIONS, LayoutRequest
 from .layout_rules import LayoutRules
-from .rank_program import RankAxes, divides_groups, model_axes, no_pipeline_reason
+from .rank_program import RankAxes, divides_state_space_groups, model_axes, no_pipeline_reason
 from .schedules import check
 
 CHUNKS = (1, 2, 4)
@@ -248,7 +248,7 @@ def _layout_of_sizes(
     }
     if layout_request.zero_group is not None:
         layout_options["hsdp_replicas"] = layout_request.count_zero_groups(layout.dp, layout.cp, layout.zero)
-    if layout_rules.keeps_gathered(layout.pp, layout.zero):
+    if layout_rules.keeps_gathered_weights(layout.pp, layout.zero):
         layout_options.setdefault("reshard", False)
     layout = replace(layout, **layout_options)
     if layout_request.prefetch is not None or layout_request.reshard is not None:
@@ -265,14 +265,14 @@ def _try_layout(
     micro_batch: int,
     layout_rules: LayoutRules,
 ) -> None:
-    """Adds a layout to the possible layouts, or to the refused ones."""
+    """Adds a layout to the possible or to the refused layouts of the search."""
     if layout is None:
         layout_search.refused[LAYERS] += 1
         return
     micro_batches, remainder = divmod(global_batch, layout.dp * micro_batch)
     if remainder or not micro_batches:
         refusal_reason = BATCH
-    elif not divides_groups(axes, layout):
+    elif not divides_state_space_groups(axes, layout):
         refusal_reason = WIDTHS
     else:
         refusal_reason = refusal(axes, layout, layers, micro_batches)

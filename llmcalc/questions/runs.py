@@ -67,19 +67,19 @@ class RunQuestion(RunOptions):
     draft: Preset | None = None
     is_tried: bool = False
 
-    def with_framework(self, record: Framework) -> RunQuestion:
+    def with_framework(self, framework_record: Framework) -> RunQuestion:
         """Returns the question with `--recompute selective` replaced by the modules that the framework recomputes."""
         if self.settings.recompute != SELECTIVE:
             return self
-        return replace(self, settings=self.settings.with_(recompute=record.selective_recompute))
+        return replace(self, settings=self.settings.with_(recompute=framework_record.selective_recompute))
 
     def refuse_inputs(self, command: str) -> None:
         """Raises `InputError` for images and audio, for commands that do not count encoders."""
-        option = self.settings.inputs.option
-        if option:
+        option_name = self.settings.inputs.option
+        if option_name:
             raise InputError(
-                f"{option}: {command} does not count encoders; expected the tokens in --seq (llmcalc kv and memory "
-                f"take {option})"
+                f"{option_name}: {command} does not count encoders; expected the tokens in --seq (llmcalc kv and memory "
+                f"take {option_name})"
             )
 
     @property
@@ -94,37 +94,43 @@ class RunQuestion(RunOptions):
 
     def on_one_device(self) -> Memory:
         """Computes the memory on one device. Raises `InputError` for contradictory settings."""
-        preset, runtime = self.preset, self.runtime_on(self.hardware)
+        preset, cuda_runtime = self.preset, self.runtime_on(self.hardware)
         other_models: list[UnreplayedBytes] = []
         if self.draft is not None:
-            from ..studies.draft import bytes_of_draft
+            from ..studies.draft import draft_bytes
 
-            other_models = bytes_of_draft(self.draft, self.settings)
+            other_models = draft_bytes(self.draft, self.settings)
         settings = self.settings
         if settings.phase == "training" and settings.lora_rank is not None and settings.base is None:
             settings = settings.with_(base=base_of_checkpoint(preset.stored_as))
             settings = settings if self.launch is not None else settings.with_usual_recomputation()
-        return memory(preset.model, settings, preset.dtype, self.include, preset.checkpoint, runtime, other_models)
+        return memory(preset.model, settings, preset.dtype, self.include, preset.checkpoint, cuda_runtime, other_models)
 
     def runtime_on(self, hardware: Hardware | None) -> Runtime:
         """Returns the CUDA runtime of the run on an accelerator; None for an accelerator that is not in the run."""
-        runtime = runtime_of(hardware, self.workspace, self.settings.allocator == "expandable")
-        return replace(runtime, is_tried=self.is_tried)
+        cuda_runtime = runtime_of(hardware, self.workspace, self.settings.allocator == "expandable")
+        return replace(cuda_runtime, is_tried=self.is_tried)
 
 
-def base_of_checkpoint(stored_as: Mapping[str, Any] | None) -> str | None:
-    """Returns the `base` of a checkpoint of bitsandbytes, in whose format transformers loads and PEFT keeps weights.
+def base_of_checkpoint(stored_config: Mapping[str, Any] | None) -> str | None:
+    """Returns the `base` setting that corresponds to a bitsandbytes checkpoint's format; None for other checkpoints.
 
-    stored_as: the table `quantization_config` of the checkpoint; None without one.
+    stored_config: the table `quantization_config` of the checkpoint; None without one.
     """
-    table = stored_as or {}
-    if table.get("quant_method", "bitsandbytes") == "bitsandbytes" and table.get("load_in_4bit"):
-        return "nf4-dq" if table.get("bnb_4bit_use_double_quant") else "nf4"
-    return "int8" if table.get("quant_method") == "bitsandbytes" and table.get("load_in_8bit") else None
+    quantization_table = stored_config or {}
+    if quantization_table.get("quant_method", "bitsandbytes") == "bitsandbytes" and quantization_table.get(
+        "load_in_4bit"
+    ):
+        return "nf4-dq" if quantization_table.get("bnb_4bit_use_double_quant") else "nf4"
+    return (
+        "int8"
+        if quantization_table.get("quant_method") == "bitsandbytes" and quantization_table.get("load_in_8bit")
+        else None
+    )
 
 
 def with_implied_phase(
-    settings: Settings, layout: LayoutRequest, is_given: Callable[[str], bool], option_of_training: str = ""
+    settings: Settings, layout: LayoutRequest, is_setting_given: Callable[[str], bool], training_option_name: str = ""
 ) -> Settings:
     """Returns the settings with their phase and recomputation.
 
@@ -133,15 +139,15 @@ def with_implied_phase(
 
     An option of the settings has been heard already (`settings_with_shorthands`).
 
-    is_given: parameter → whether the user gave it.
-    option_of_training: an option of the command itself that asks for training; default none.
+    is_setting_given: parameter → whether the user gave it.
+    training_option_name: an option of the command itself that asks for training; default none.
     Raises `InputError` for users of a run that is training.
     """
-    training_word = training_option(layout) or _framework_of_training(layout) or option_of_training
-    if is_given("phase") or not training_word:
+    typed_training_option = training_option(layout) or _framework_of_training(layout) or training_option_name
+    if is_setting_given("phase") or not typed_training_option:
         return settings.with_usual_recomputation()
-    if is_given("users"):
-        raise users_in_training(training_word)
+    if is_setting_given("users"):
+        raise users_in_training(typed_training_option)
     return settings.with_(phase="training").with_usual_recomputation()
 
 
@@ -154,94 +160,109 @@ def _framework_of_training(layout: LayoutRequest) -> str:
     return "" if framework(layout.framework).serves else f"--framework {layout.framework}"
 
 
-def plan_settings(settings: Settings, is_given: Callable[[str], bool]) -> Settings:
+def plan_settings(settings: Settings, is_setting_given: Callable[[str], bool]) -> Settings:
     """Returns the settings of `plan`: training, unless a phase is set.
 
     Raises `InputError` if `users` is set in them.
     """
-    if is_given("users"):
+    if is_setting_given("users"):
         raise InputError("--users: plan is for training; expected --batch, or llmcalc fit --devices --users")
-    settings = settings if is_given("phase") else settings.with_(phase="training")
+    settings = settings if is_setting_given("phase") else settings.with_(phase="training")
     return settings.with_usual_recomputation()
 
 
 def memory_question(
-    target: Any,
+    model_target: Any,
     read_model: Callable[[Any], Preset],
     run_options: RunOptions,
     *,
     launch_file: str | Path | None = None,
-    is_given: Callable[[str], bool] = lambda name: False,
-    allow_unknown: bool = False,
+    is_setting_given: Callable[[str], bool] = lambda option_field: False,
+    allow_unknown_fields: bool = False,
     command: str = "memory",
     **model_options: Any,
 ) -> RunQuestion:
     """Returns the question of `memory` or `time`, about TARGET or about the run that a launch file starts.
 
-    target: the TARGET; None if none was given.
+    model_target: the TARGET; None if none was given.
     read_model: function that reads it.
     run_options: the other options.
     launch_file: the file that starts the run; default None.
-    is_given: parameter → whether the user gave it.
-    allow_unknown: whether unknown arguments of the file are ignored.
+    is_setting_given: parameter → whether the user gave it.
+    allow_unknown_fields: whether unknown arguments of the file are ignored.
     command: the name of the command.
     model_options: name → value of the options that change the model.
     Raises `InputError` without a model, and for an option that the file sets.
     """
     if launch_file is None:
         run_options = replace(
-            run_options, settings=with_implied_phase(run_options.settings, run_options.layout, is_given)
+            run_options, settings=with_implied_phase(run_options.settings, run_options.layout, is_setting_given)
         )
-        return RunQuestion(preset=read_model(_require_target(target, command)), **vars(run_options))
+        return RunQuestion(preset=read_model(_require_target(model_target, command)), **vars(run_options))
     from ..frameworks.launch.adapter_targets import with_known_targets
     from ..frameworks.launch.read import read_launch
 
-    gpu = run_options.accelerators[0].name.upper() if run_options.accelerators else ASSUMED
-    date = version_date(run_options.layout.framework_version or "")
-    options = _options_beside_a_file(run_options.settings, run_options.layout)
-    launch = read_launch(launch_file, run_options.layout.devices, allow_unknown, date=date, gpu=gpu, options=options)
-    if is_given("phase") and run_options.settings.phase != "training":
+    gpu_name = run_options.accelerators[0].name.upper() if run_options.accelerators else ASSUMED
+    version_day = version_date(run_options.layout.framework_version or "")
+    typed_options = _options_beside_a_file(run_options.settings, run_options.layout)
+    launch = read_launch(
+        launch_file,
+        run_options.layout.devices,
+        allow_unknown_fields,
+        date=version_day,
+        gpu=gpu_name,
+        options=typed_options,
+    )
+    if is_setting_given("phase") and run_options.settings.phase != "training":
         raise InputError(f"--phase: {launch.where} starts training; remove the option")
-    for name, value in model_options.items() if launch.spec is not None else ():
-        if value:
-            raise InputError(f"{option(name)}: {launch.where} defines the model that it trains; remove the option")
+    for option_field, option_value in model_options.items() if launch.spec is not None else ():
+        if option_value:
+            raise InputError(
+                f"{option(option_field)}: {launch.where} defines the model that it trains; remove the option"
+            )
     if launch.spec is None:
-        preset = model_of_file(target, launch.target, launch.where, read_model)
-        if target is not None and is_stated(launch.target) and launch.target not in (preset.name, *preset.aliases):
-            note = f"the model of the file, {shown(launch.target)}, is replaced by TARGET"
-            launch = replace(launch, notes=(*launch.notes, note))
-    elif target is None:
+        preset = model_of_file(model_target, launch.target, launch.where, read_model)
+        if (
+            model_target is not None
+            and is_stated(launch.target)
+            and launch.target not in (preset.name, *preset.aliases)
+        ):
+            replacement_note = f"the model of the file, {shown(launch.target)}, is replaced by TARGET"
+            launch = replace(launch, notes=(*launch.notes, replacement_note))
+    elif model_target is None:
         preset = Preset(name=str(launch_file), model=launch.spec)
     else:
-        raise InputError(f"TARGET {target}: {launch_file} defines the model that it trains; remove TARGET")
+        raise InputError(f"TARGET {model_target}: {launch_file} defines the model that it trains; remove TARGET")
     launch = with_known_targets(with_published_weights(launch, preset), preset.model)
     launch = launch.with_stage_sizes(preset.model.main.num_hidden_layers)
     run_options = replace(run_options, settings=Settings(**{"phase": "training", **launch.settings}))
     return RunQuestion(preset=preset, **vars(run_options), launch=launch)
 
 
-def _require_target(target: Any, command: str) -> Any:
+def _require_target(model_target: Any, command: str) -> Any:
     """Returns the TARGET. Raises `InputError` without a TARGET."""
-    if target is None or target == "":
+    if model_target is None or model_target == "":
         raise InputError(
             f"missing argument TARGET, or --launch FILE with a model in it (llmcalc {command} --help explains)"
         )
-    return target
+    return model_target
 
 
 def is_stated(model_name: str) -> bool:
-    """Whether a launch file states its model, and no variable or command of its script does."""
+    """Whether a launch file names its model as plain text, not through a shell variable or command."""
     return bool(model_name) and not model_name.startswith(("$", "`"))
 
 
-def model_of_file(target: Any, model_name: str, place_in_error: str, read_model: Callable[[Any], Preset]) -> Preset:
+def model_of_file(
+    model_target: Any, model_name: str, place_in_error: str, read_model: Callable[[Any], Preset]
+) -> Preset:
     """Returns the TARGET, or the model that a launch file names.
 
     model_name: the model's name in the file; empty if it names none. place_in_error: the file's name in messages.
     Raises `InputError` if there is no TARGET and the file names no model that can be read.
     """
-    if target not in (None, ""):
-        return read_model(target)
+    if model_target not in (None, ""):
+        return read_model(model_target)
     if not model_name:
         raise InputError(f"missing argument TARGET: {place_in_error} names no model; add TARGET, the model's name")
     if not is_stated(model_name):
@@ -259,11 +280,11 @@ def model_of_file(target: Any, model_name: str, place_in_error: str, read_model:
                 "a preset, a "
                 "config.json or a hub id"
             ) from None
-        note = (
+        name_note = (
             f"the model of {place_in_error}, {shown(model_name)}, is not here; by its name it is the preset "
             f"{preset.name}"
         )
-        return preset.model_copy(update={"notes": (*preset.notes, note)})
+        return preset.model_copy(update={"notes": (*preset.notes, name_note)})
 
 
 _PATH = re.compile(r"(?:/|\./|\.\./|~/|models?/|checkpoints?/|weights/).*[^/]")
@@ -271,12 +292,13 @@ _PATH = re.compile(r"(?:/|\./|\.\./|~/|models?/|checkpoints?/|weights/).*[^/]")
 
 
 def _options_beside_a_file(settings: Settings, layout: LayoutRequest) -> dict[str, Any]:
-    """Returns the options of settings and of the layout that were typed beside a launch file."""
+    """Returns the settings and layout options that the user typed in addition to a launch file."""
     return {
-        field.name: value
-        for options, exceptions in ((settings, ("phase",)), (layout, ("devices", "framework_version")))
-        for field in fields(options)
-        if field.name not in exceptions and (value := getattr(options, field.name)) is not None
+        option_field.name: option_value
+        for option_group, excepted_fields in ((settings, ("phase",)), (layout, ("devices", "framework_version")))
+        for option_field in fields(option_group)
+        if option_field.name not in excepted_fields
+        and (option_value := getattr(option_group, option_field.name)) is not None
     }
 
 
@@ -292,143 +314,153 @@ def with_published_weights(launch: Launch, preset: Preset) -> Launch:
     """
     if not launch.published_weights or preset.dtype not in HALF_FORMATS:
         return launch
-    settings = {name: value for name, value in launch.settings.items() if name != "precision"}
-    text = f"weights, gradients and states in {preset.dtype}, the checkpoint's number format"
+    settings = {
+        setting_name: setting_value
+        for setting_name, setting_value in launch.settings.items()
+        if setting_name != "precision"
+    }
+    dtype_note = f"weights, gradients and states in {preset.dtype}, the checkpoint's number format"
     return replace(
         launch,
         settings={**settings, "dtype": preset.dtype, "master_weights": "none"},
-        notes=(*launch.notes, text),
+        notes=(*launch.notes, dtype_note),
     )
 
 
-def check_precision(settings: Settings, record: Framework) -> None:
+def check_precision(settings: Settings, framework_record: Framework) -> None:
     """Raises `InputError` for 8-bit or 4-bit products whose memory the framework's record does not model."""
     precision = settings.precision or ""
-    if precision in NARROW_PRODUCTS and precision not in record.narrow_precisions:
+    if precision in NARROW_PRODUCTS and precision not in framework_record.narrow_precisions:
         from ..frameworks.registry import NAMES, framework
 
-        frameworks = [name for name in NAMES if precision in framework(name).narrow_precisions]
+        frameworks = [
+            framework_name for framework_name in NAMES if precision in framework(framework_name).narrow_precisions
+        ]
         expected_formats = (
             f"--framework {' or '.join(frameworks)}" if frameworks else "llmcalc time, which has it, or bf16-master"
         )
         raise InputError(
-            f"--precision {precision}: the memory of its products is not modelled under {record.title}; "
+            f"--precision {precision}: the memory of its products is not modelled under {framework_record.title}; "
             f"expected {expected_formats}"
         )
 
 
-def refuse_missing_units(question: RunQuestion) -> None:
+def refuse_missing_units(run_question: RunQuestion) -> None:
     """Raises `InputError` for training in a precision whose products the accelerator has no units for."""
     from ..studies.run_time import missing_units_error
-    from ..timing.device import may_multiply
+    from ..timing.device import has_product_units
 
-    precision, hardware = question.settings.precision or "", question.hardware
+    precision, hardware = run_question.settings.precision or "", run_question.hardware
     dtype = NARROW_PRODUCTS.get(precision)
-    if dtype is not None and hardware is not None and not may_multiply(hardware, dtype):
+    if dtype is not None and hardware is not None and not has_product_units(hardware, dtype):
         raise missing_units_error(precision, dtype, hardware)
 
 
-def _with_draft_model(question: RunQuestion, draft: Preset) -> RunQuestion:
+def _with_draft_model(run_question: RunQuestion, draft_preset: Preset) -> RunQuestion:
     """Returns the question with a draft model. Raises `InputError` if a draft model does not apply."""
     from ..costs.draft import check_draft
 
-    if question.launch is not None or question.settings.phase == "training":
+    if run_question.launch is not None or run_question.settings.phase == "training":
         raise InputError("--draft: drafts tokens in inference; expected --phase inference, prefill or decode")
-    if question.layout.has_options:
+    if run_question.layout.has_options:
         raise InputError("--draft: counts a whole draft beside a whole model; expected no layout")
-    check_draft(question.preset.model, draft.model, question.preset.name, f"--draft {draft.name}")
-    return replace(question, draft=draft)
+    check_draft(run_question.preset.model, draft_preset.model, run_question.preset.name, f"--draft {draft_preset.name}")
+    return replace(run_question, draft=draft_preset)
 
 
-def _draft_of(question: RunQuestion, target_memory: Memory) -> Draft | None:
+def _draft_of(run_question: RunQuestion, target_memory: Memory) -> Draft | None:
     """Returns the draft model and its cache in the run; None without a draft model."""
-    if question.draft is None:
+    if run_question.draft is None:
         return None
-    from ..studies.draft import draft_of
+    from ..studies.draft import draft_costs
 
     workload = target_memory.states.workload
     seq = workload.seq + (target_memory.states.phase == "decode")
-    return draft_of(question.preset, question.draft, workload.batch, seq, target_memory.states.kv_dtype or "bfloat16")
+    return draft_costs(
+        run_question.preset, run_question.draft, workload.batch, seq, target_memory.states.kv_dtype or "bfloat16"
+    )
 
 
-def ask_memory(question: RunQuestion, draft: Preset | None = None) -> DeviceUse | RanksUse:
+def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) -> DeviceUse | RanksUse:
     """Computes the memory of one device or of a layout's ranks, and the accelerators that fit.
 
-    draft: a draft of speculative decoding beside the model; default None.
+    draft_preset: a draft of speculative decoding beside the model; default None.
     Raises `InputError` for settings that contradict each other or the model, and for a framework that has no kernels
     for the model.
     """
-    question = question if draft is None else _with_draft_model(question, draft)
-    layout, launch = question.layout, question.launch
+    run_question = run_question if draft_preset is None else _with_draft_model(run_question, draft_preset)
+    layout, launch = run_question.layout, run_question.launch
     answer_fields: dict[str, Any] = {
-        "preset": question.preset,
-        "accelerators": question.accelerators,
-        "workspace": question.workspace,
+        "preset": run_question.preset,
+        "accelerators": run_question.accelerators,
+        "workspace": run_question.workspace,
     }
     if launch is None and not layout.has_options:
-        if question.settings.recompute == SELECTIVE:  # without a framework
-            question = replace(question, settings=question.settings.with_(recompute="attention"))
-        if question.settings.precision in NARROW_PRODUCTS:  # the page has no frameworks at first
+        if run_question.settings.recompute == SELECTIVE:  # without a framework
+            run_question = replace(run_question, settings=run_question.settings.with_(recompute="attention"))
+        if run_question.settings.precision in NARROW_PRODUCTS:  # the page has no frameworks at first
             from ..frameworks.registry import framework_of
 
-            check_precision(question.settings, framework_of(layout))
-        one_device_question = question.on_one_device()
-        return DeviceUse.of_result(one_device_question, **answer_fields, draft=_draft_of(question, one_device_question))
+            check_precision(run_question.settings, framework_of(layout))
+        one_device_question = run_question.on_one_device()
+        return DeviceUse.of_result(
+            one_device_question, **answer_fields, draft=_draft_of(run_question, one_device_question)
+        )
     from ..frameworks.ranks import Cluster
     from ..frameworks.registry import framework, framework_of, layout_of
     from ..parallel.nearest import suggest_nearest_layouts
     from ..reports.ranks_answer import RanksUse
 
-    record = framework_of(layout) if launch is None else framework(launch.framework)
-    check_precision(question.settings, record)
+    framework_record = framework_of(layout) if launch is None else framework(launch.framework)
+    check_precision(run_question.settings, framework_record)
     version = layout.framework_version or ""
-    memory_on_one = question.with_framework(record).on_one_device()
+    single_device_memory = run_question.with_framework(framework_record).on_one_device()
     with suggest_nearest_layouts(
-        question.preset.model,
+        run_question.preset.model,
         layout if launch is None else NO_LAYOUT_OPTIONS,
-        question.tokens,
-        check_layout=partial(record.check_layout, memory_on_one),
+        run_question.tokens,
+        check_layout=partial(framework_record.check_layout, single_device_memory),
     ):
         if launch is not None:
             ranks = Cluster.with_framework(
-                memory_on_one, launch.layout, record, version, launch.own_settings, launch.frozen
+                single_device_memory, launch.layout, framework_record, version, launch.own_settings, launch.frozen
             )
-        elif question.settings.phase != "training" and layout.is_undivided:
+        elif run_question.settings.phase != "training" and layout.is_undivided:
             from ..studies.fit_serving import serving_replicas
 
-            hardware = question.hardware or find_hardware(ASSUMED.lower())
-            _, best_replica, _ = serving_replicas(memory_on_one, hardware, layout)
-            ranks = Cluster.with_framework(memory_on_one, best_replica.layout, record, version)
+            hardware = run_question.hardware or find_hardware(ASSUMED.lower())
+            _, best_replica, _ = serving_replicas(single_device_memory, hardware, layout)
+            ranks = Cluster.with_framework(single_device_memory, best_replica.layout, framework_record, version)
             answer_fields["chosen_for"] = hardware
         else:
-            ranks = Cluster.with_framework(memory_on_one, layout_of(layout), record, version)
-        answer = RanksUse.of_result(ranks, **answer_fields, launch=launch)
-        _ = answer.fits  # replays every rank that differs, so that an impossible layout raises here
-        return answer
+            ranks = Cluster.with_framework(single_device_memory, layout_of(layout), framework_record, version)
+        ranks_answer = RanksUse.of_result(ranks, **answer_fields, launch=launch)
+        _ = ranks_answer.fits  # replays every rank that differs, so that an impossible layout raises here
+        return ranks_answer
 
 
-def ask_fit(question: RunQuestion, global_batch: int | None = None) -> ReportedAnswer:
+def ask_fit(run_question: RunQuestion, global_batch: int | None = None) -> ReportedAnswer:
     """Computes whether a run fits on the accelerators, and changes that make it fit.
 
     global_batch: sequences per training step of all devices; None (default) for one micro-batch per device.
     Raises `InputError` for options that contradict each other, and if no layout is possible.
     """
-    question.refuse_inputs("fit")
-    question = replace(question, is_tried=True)
+    run_question.refuse_inputs("fit")
+    run_question = replace(run_question, is_tried=True)
     from ..frameworks.registry import framework_of
     from ..parallel.nearest import suggest_nearest_layouts
     from ..reports import fit as reports
     from ..studies.decoding import has_gguf_weights
-    from ..studies.fit import changes_beside_devices, fit, with_decoding
+    from ..studies.fit import changes_beside_devices, fit, with_decoding_seconds
     from ..studies.fit_devices import fit_devices
     from ..studies.fit_options import changes_on_several, hardware_options
     from ..studies.fit_serving import fit_serving
     from .usual_engines import ServedUsers, UsualEngine, gguf_fit
 
-    layout = question.layout
-    settings, preset = question.settings, question.preset
-    if question.hardware is None:
-        return ask_which_hardware(question, global_batch)
+    layout = run_question.layout
+    settings, preset = run_question.settings, run_question.preset
+    if run_question.hardware is None:
+        return ask_which_hardware(run_question, global_batch)
     if layout.has_options and layout.devices is None:
         raise InputError("--devices: missing; expected the number of accelerators of the layout")
     if global_batch is not None:
@@ -436,51 +468,60 @@ def ask_fit(question: RunQuestion, global_batch: int | None = None) -> ReportedA
             raise InputError("--global-batch: only applies to many devices; add --devices")
         if settings.phase != "training":
             raise InputError("--global-batch: only applies to training; use --users, the sequences of each replica")
-    with suggest_nearest_layouts(preset.model, layout, question.tokens):
+    with suggest_nearest_layouts(preset.model, layout, run_question.tokens):
         if layout.devices is not None and settings.phase == "training":
-            hardware = question.hardware
-            over_devices = answer_that_fits(
-                question,
+            hardware = run_question.hardware
+            devices_answer = answer_that_fits(
+                run_question,
                 lambda memory, layout: fit_devices(memory, hardware, layout, global_batch),
-                lambda fitting: fitting.fit.verdict != "no",
+                lambda fit_result: fit_result.fit.verdict != "no",
             )
             return ReportedAnswer(
-                over_devices, lambda: reports.devices_report(preset, over_devices), over_devices.fit.verdict != "no"
+                devices_answer,
+                lambda: reports.devices_report(preset, devices_answer),
+                devices_answer.fit.verdict != "no",
             )
         check_precision(settings, framework_of(layout))
-        memory_on_one = question.with_framework(framework_of(layout)).on_one_device()
+        single_device_memory = run_question.with_framework(framework_of(layout)).on_one_device()
         if layout.devices is None:
-            engine = UsualEngine.of_run(preset, memory_on_one, question.hardware)
-            has_file = engine is not None and has_gguf_weights(memory_on_one)
-            fit_answer = (engine.fitting(memory_on_one) if engine and has_file else None) or fit(
-                memory_on_one, question.hardware
-            )
-            served = ServedUsers.of_answer(fit_answer, engine)
-            fit_answer = with_decoding(fit_answer, question.hardware, served.users)
-            options = hardware_options(
-                memory_on_one,
-                question.accelerators,
+            usual_engine = UsualEngine.of_run(preset, single_device_memory, run_question.hardware)
+            has_gguf_file = usual_engine is not None and has_gguf_weights(single_device_memory)
+            fit_answer = (
+                usual_engine.fitting(single_device_memory) if usual_engine and has_gguf_file else None
+            ) or fit(single_device_memory, run_question.hardware)
+            served_users = ServedUsers.of_answer(fit_answer, usual_engine)
+            fit_answer = with_decoding_seconds(fit_answer, run_question.hardware, served_users.users)
+            device_options = hardware_options(
+                single_device_memory,
+                run_question.accelerators,
                 layout,
-                question.runtime_on,
-                partial(gguf_fit, preset, memory_on_one),
+                run_question.runtime_on,
+                partial(gguf_fit, preset, single_device_memory),
             )
             if fit_answer.fit.verdict == "no":
-                sufficient = [change for change in fit_answer.changes if change.fit.verdict != "no"]
-                on_several = changes_on_several(
-                    memory_on_one,
-                    options,
+                sufficient_changes = [
+                    memory_change for memory_change in fit_answer.changes if memory_change.fit.verdict != "no"
+                ]
+                several_device_changes = changes_on_several(
+                    single_device_memory,
+                    device_options,
                     layout,
-                    question.runtime_on,
-                    changes_beside_devices(memory_on_one, question.hardware, sufficient),
+                    run_question.runtime_on,
+                    changes_beside_devices(single_device_memory, run_question.hardware, sufficient_changes),
                 )
-                changes = (*served.changes, *sufficient, *on_several, *fit_answer.changes[len(sufficient) :])
-                fit_answer = replace(fit_answer, changes=changes)
+                memory_changes = (
+                    *served_users.changes,
+                    *sufficient_changes,
+                    *several_device_changes,
+                    *fit_answer.changes[len(sufficient_changes) :],
+                )
+                fit_answer = replace(fit_answer, changes=memory_changes)
             return ReportedAnswer(
                 fit_answer,
-                lambda: reports.report(preset, fit_answer, options, served.notes),
+                lambda: reports.report(preset, fit_answer, device_options, served_users.notes),
                 fit_answer.fit.verdict != "no",
             )
-        serving_answer = fit_serving(memory_on_one, question.hardware, layout)
+        serving_answer = fit_serving(single_device_memory, run_question.hardware, layout)
         return ReportedAnswer(
             serving_answer,
             lambda: reports.serving_report(preset, serving_answer),
@@ -488,13 +529,13 @@ def ask_fit(question: RunQuestion, global_batch: int | None = None) -> ReportedA
         )
 
 
-def ask_which_hardware(question: RunQuestion, global_batch: int | None = None) -> ReportedAnswer:
+def ask_which_hardware(run_question: RunQuestion, global_batch: int | None = None) -> ReportedAnswer:
     """Finds the accelerators on which a run fits, and the fewest of each kind.
 
     Raises `InputError` for a number of sequences per step, which needs an accelerator.
     """
-    question.refuse_inputs("fit")
-    question = replace(question, is_tried=True)
+    run_question.refuse_inputs("fit")
+    run_question = replace(run_question, is_tried=True)
     from ..frameworks.registry import framework_of
     from ..parallel.nearest import suggest_nearest_layouts
     from ..reports.fit import options_report
@@ -502,25 +543,29 @@ def ask_which_hardware(question: RunQuestion, global_batch: int | None = None) -
     from ..studies.fit_options import hardware_options
     from .usual_engines import gguf_fit
 
-    preset, layout = question.preset, question.layout
+    preset, layout = run_question.preset, run_question.layout
     if global_batch is not None:
         raise InputError("--global-batch: only applies to one kind of accelerator; add --hardware")
-    with suggest_nearest_layouts(preset.model, layout, question.tokens):
-        check_precision(question.settings, framework_of(layout))
-        memory_on_one = question.with_framework(framework_of(layout)).on_one_device()
+    with suggest_nearest_layouts(preset.model, layout, run_question.tokens):
+        check_precision(run_question.settings, framework_of(layout))
+        single_device_memory = run_question.with_framework(framework_of(layout)).on_one_device()
         accelerators = map(load_hardware, COMMON_HARDWARE)
-        engine_fit = partial(gguf_fit, preset, memory_on_one)
-        options = hardware_options(memory_on_one, accelerators, layout, question.runtime_on, engine_fit)
-    has_fitting_option = options[0].fit.verdict != "no"
-    return ReportedAnswer(options, lambda: options_report(preset, memory_on_one, options), has_fitting_option)
+        engine_fit = partial(gguf_fit, preset, single_device_memory)
+        device_options = hardware_options(
+            single_device_memory, accelerators, layout, run_question.runtime_on, engine_fit
+        )
+    has_fitting_option = device_options[0].fit.verdict != "no"
+    return ReportedAnswer(
+        device_options, lambda: options_report(preset, single_device_memory, device_options), has_fitting_option
+    )
 
 
-def planned_run(question: RunQuestion) -> tuple[Memory, LayoutRequest]:
+def planned_run(run_question: RunQuestion) -> tuple[Memory, LayoutRequest]:
     """Returns the first of a plan's runs. Raises `InputError` as `planned_runs` does."""
-    return next(planned_runs(question))
+    return next(planned_runs(run_question))
 
 
-def planned_runs(question: RunQuestion) -> Iterator[tuple[Memory, LayoutRequest]]:
+def planned_runs(run_question: RunQuestion) -> Iterator[tuple[Memory, LayoutRequest]]:
     """Yields a plan's runs on one device, each with its layout options and the training framework.
 
     That is the framework that is named or implied, else the first of the usual ones that has the model and optimizer.
@@ -529,29 +574,36 @@ def planned_runs(question: RunQuestion) -> Iterator[tuple[Memory, LayoutRequest]
     """
     from ..frameworks.registry import WHOLE_WEIGHTS, framework, frameworks_for_plans
 
-    layout, refusal, is_planned = question.layout, None, False
-    first_framework, *other_frameworks = frameworks_for_plans(layout, question.hardware)
-    yields_all = question.settings.lora_rank is not None and bool(other_frameworks)
+    layout, refusal, is_planned = run_question.layout, None, False
+    first_framework, *other_frameworks = frameworks_for_plans(layout, run_question.hardware)
+    yields_all = run_question.settings.lora_rank is not None and bool(other_frameworks)
     if yields_all:
         other_frameworks = [*map(framework, WHOLE_WEIGHTS), other_frameworks[0]]
-    for record in (first_framework, *other_frameworks):
-        run_layout, memory_on_one = layout, question.with_framework(record).on_one_device()
+    for framework_record in (first_framework, *other_frameworks):
+        run_layout, single_device_memory = layout, run_question.with_framework(framework_record).on_one_device()
         try:
-            record.check(memory_on_one, layout.framework_version or "")
+            framework_record.check(single_device_memory, layout.framework_version or "")
         except InputError as error:
             refusal = error
             continue
-        if refusal is not None and record.name in WHOLE_WEIGHTS:
-            if question.hardware is not None and memory_on_one.states.total_bytes > question.hardware.capacity_bytes:
+        if refusal is not None and framework_record.name in WHOLE_WEIGHTS:
+            if (
+                run_question.hardware is not None
+                and single_device_memory.states.total_bytes > run_question.hardware.capacity_bytes
+            ):
                 continue
-            is_divided = any(getattr(layout, size) not in (None, 1) for size in record.layouts.untried)
-            if is_divided or (layout.zero and WHOLE_WEIGHTS[record.name] is None):
+            is_divided = any(
+                getattr(layout, group_name) not in (None, 1) for group_name in framework_record.layouts.untried
+            )
+            if is_divided or (layout.zero and WHOLE_WEIGHTS[framework_record.name] is None):
                 continue
-            whole_sizes: dict[str, Any] = {size: getattr(layout, size) or 1 for size in ("tp", "cp", "pp", "ep")}
-            run_layout = replace(layout, **whole_sizes, zero=layout.zero or WHOLE_WEIGHTS[record.name])
+            group_sizes: dict[str, Any] = {
+                group_name: getattr(layout, group_name) or 1 for group_name in ("tp", "cp", "pp", "ep")
+            }
+            run_layout = replace(layout, **group_sizes, zero=layout.zero or WHOLE_WEIGHTS[framework_record.name])
         is_planned = True
-        yield memory_on_one, replace(run_layout, framework=record.name)
-        if record is first_framework or not yields_all:
+        yield single_device_memory, replace(run_layout, framework=framework_record.name)
+        if framework_record is first_framework or not yields_all:
             return
     if not is_planned:
         assert refusal is not None
@@ -562,17 +614,17 @@ Answer = TypeVar("Answer")
 
 
 def answers_of_planned_runs(
-    question: RunQuestion, answer: Callable[[Memory, LayoutRequest], Answer]
+    run_question: RunQuestion, answer_run: Callable[[Memory, LayoutRequest], Answer]
 ) -> Iterator[Answer]:
-    """Yields the answer about each of a plan's runs. Raises the first `InputError` of `answer` if it has no answer."""
+    """Yields the answer about each of a plan's runs. Raises the first `InputError` of `answer_run` if it has no answer."""
     from ..frameworks.registry import framework_of
 
-    refuse_missing_units(question)
+    refuse_missing_units(run_question)
     refusal, is_answered = None, False
-    for memory_on_one, layout in planned_runs(question):
-        check_precision(question.settings, framework_of(layout))
+    for single_device_memory, layout in planned_runs(run_question):
+        check_precision(run_question.settings, framework_of(layout))
         try:
-            run_answer = answer(memory_on_one, layout)
+            run_answer = answer_run(single_device_memory, layout)
         except InputError as error:
             refusal = refusal or error
             continue
@@ -583,65 +635,69 @@ def answers_of_planned_runs(
 
 
 def answer_that_fits(
-    question: RunQuestion, answer: Callable[[Memory, LayoutRequest], Answer], fits: Callable[[Answer], bool]
+    run_question: RunQuestion,
+    answer_run: Callable[[Memory, LayoutRequest], Answer],
+    is_fitting: Callable[[Answer], bool],
 ) -> Answer:
-    """Returns the answer about the first of a plan's runs that fits, else about the last that has an answer."""
-    for run_answer in answers_of_planned_runs(question, answer):
-        if fits(run_answer):
+    """Returns the answer about the first fitting run of a plan, or about the last run with an answer if none fits."""
+    for run_answer in answers_of_planned_runs(run_question, answer_run):
+        if is_fitting(run_answer):
             break
     return run_answer
 
 
 def ask_plan(
-    question: RunQuestion,
+    run_question: RunQuestion,
     global_batch: int | None = None,
-    rows: int = 10,
+    row_count: int = 10,
     order_name: Order | None = None,
-    where: str | None = None,
+    size_filter: str | None = None,
     time_settings: Callable[[Framework], TimeSettings] | None = None,
 ) -> ReportedAnswer:
     """Finds the layouts of a training run over many devices that fit, best first.
 
     global_batch: see `ask_fit`.
-    rows: number of layouts that are replayed and shown.
+    row_count: number of layouts that are replayed and shown.
     order_name: order of the layouts, time or memory; None (default) for time where it can be estimated.
-    where: sizes of a layout whose place in the order is asked for, such as `tp=8,pp=16`; None (default) for none.
+    size_filter: sizes of a layout whose place in the order is asked for, such as `tp=8,pp=16`; None (default) for none.
     time_settings: see `plan_of`.
     Raises `InputError` without a number of devices, for another phase, and if no layout is possible.
     """
     from ..parallel.nearest import nearest_layouts_text
     from ..reports.plan import report
     from ..studies.layout_candidates import parse_sizes
-    from ..studies.plan import join_plans, plan_of
+    from ..studies.plan import first_fitting_plan, plan_of
 
-    requested_sizes = None if where is None else parse_sizes(where)
-    question = replace(question, is_tried=True)
-    layout, preset, hardware = question.layout, question.preset, question.hardware
+    requested_sizes = None if size_filter is None else parse_sizes(size_filter)
+    run_question = replace(run_question, is_tried=True)
+    layout, preset, hardware = run_question.layout, run_question.preset, run_question.hardware
     assert hardware is not None
     if layout.devices is None:
         raise InputError("--devices: missing; expected the number of accelerators")
-    if question.settings.phase != "training":
+    if run_question.settings.phase != "training":
         raise InputError(
-            f"--phase {question.settings.phase}: plan is for training; expected training (llmcalc fit --devices finds "
+            f"--phase {run_question.settings.phase}: plan is for training; expected training (llmcalc fit --devices finds "
             "layouts for inference)"
         )
-    plans = answers_of_planned_runs(
-        question,
+    layout_plans = answers_of_planned_runs(
+        run_question,
         lambda memory, run_layout: plan_of(
             memory,
             hardware,
             run_layout,
             global_batch,
-            rows,
+            row_count,
             order_name=order_name,
             nearest="if none fits",
             time_settings=time_settings,
         ),
     )
-    layout_plan = join_plans(list(plans))
-    memory_on_one = layout_plan.memory
+    layout_plan = first_fitting_plan(list(layout_plans))
+    single_device_memory = layout_plan.memory
     is_impossible = not layout_plan.plan.feasible and layout_plan.plan.nearest is None
-    suggestions = nearest_layouts_text(preset.model, layout, memory_on_one.states.workload.seq) if is_impossible else ""
+    suggestions = (
+        nearest_layouts_text(preset.model, layout, single_device_memory.states.workload.seq) if is_impossible else ""
+    )
     return ReportedAnswer(
         layout_plan, lambda: report(preset, layout_plan, suggestions, requested_sizes), bool(layout_plan.plan.feasible)
     )

@@ -36,9 +36,9 @@ MOST_FORMATS = 8
 
 
 def ask_serve(
-    preset: Preset, hardware: Hardware, options: ServeOptions, read_model: Callable[[str], Preset] = load
+    preset: Preset, hardware: Hardware, serve_options: ServeOptions, read_model: Callable[[str], Preset] = load
 ) -> ReportedAnswer:
-    """Finds a model's servers and the cheapest server within the limits; `.ok` says whether there is one.
+    """Finds a model's servers and the cheapest server within the limits; `.has_choice` says whether there is one.
 
     read_model: reads the models of measured runs; default without changes.
     Raises `InputError` for options that contradict each other, and for engines whose servers are not modelled.
@@ -46,36 +46,41 @@ def ask_serve(
     from ..reports.calibration import with_calibration
     from ..reports.serve import report
 
-    study = serve_study(preset, hardware, options, read_model)
-    calibration = _calibration_of_options(preset, hardware, options, read_model)
+    server_study = serve_study(preset, hardware, serve_options, read_model)
+    calibration = _calibration_of_options(preset, hardware, serve_options, read_model)
     if calibration is not None:
-        device, stack = calibration.factors.device(study.device), calibration.factors.stack(study.stack)
-        study = replace(study, device=device, stack=stack)
-    servers = study.answer()
-    ok = servers.chosen is not None
-    return ReportedAnswer(servers, lambda: with_calibration(report(study, servers), calibration), ok)
+        device, software_stack = (
+            calibration.factors.device(server_study.device),
+            calibration.factors.stack(server_study.stack),
+        )
+        server_study = replace(server_study, device=device, stack=software_stack)
+    server_search = server_study.answer()
+    has_choice = server_search.chosen is not None
+    return ReportedAnswer(
+        server_search, lambda: with_calibration(report(server_study, server_search), calibration), has_choice
+    )
 
 
 def _calibration_of_options(
-    preset: Preset, hardware: Hardware, options: ServeOptions, read_model: Callable[[str], Preset]
+    preset: Preset, hardware: Hardware, serve_options: ServeOptions, read_model: Callable[[str], Preset]
 ) -> Calibration | None:
     """Returns the calibration on measured prompt and decoding times; None without measured runs."""
-    if options.calibrate is None:
+    if serve_options.calibrate is None:
         return None
     from .measured_rows import calibration_of
 
-    question = RunQuestion(
+    run_question = RunQuestion(
         preset=preset,
         settings=settings_of(phase="decode"),
-        layout=LayoutRequest(devices=options.devices, tp=options.tp, pp=options.pp),
+        layout=LayoutRequest(devices=serve_options.devices, tp=serve_options.tp, pp=serve_options.pp),
         accelerators=(hardware,),
     )
-    time_options = TimeOptions(stack=options.stack, nic=options.nic, engine=options.engine)
-    return calibration_of(options.calibrate, question, time_options, read_model, timed_run)
+    time_options = TimeOptions(stack=serve_options.stack, nic=serve_options.nic, engine=serve_options.engine)
+    return calibration_of(serve_options.calibrate, run_question, time_options, read_model, timed_run)
 
 
 def serve_study(
-    preset: Preset, hardware: Hardware, options: ServeOptions, read_model: Callable[[str], Preset] = load
+    preset: Preset, hardware: Hardware, serve_options: ServeOptions, read_model: Callable[[str], Preset] = load
 ) -> ServeStudy:
     """Builds the study of servers from the options of `serve`. Raises the `InputError`s of `ask_serve`."""
     from ..frameworks.engines.registry import FOLDERS, USUAL_ENGINE, engine, engine_and_version
@@ -90,138 +95,156 @@ def serve_study(
             f"{preset.model.model_without_tokens} generates no tokens to serve; expected a decoder, or llmcalc time "
             "for a pass over its input"
         )
-    trace = _trace_of_options(options)
-    if options.concurrency is not None and options.rate is not None:
+    request_trace = _trace_of_options(serve_options)
+    if serve_options.concurrency is not None and serve_options.rate is not None:
         raise InputError("--rate: --concurrency says the load already; expected one of the two")
-    record, version = engine_and_version(options.engine or USUAL_ENGINE)
-    if record.layout_flags is None:
-        engines = [name for name in FOLDERS if engine(name).layout_flags is not None]
+    engine_record, version = engine_and_version(serve_options.engine or USUAL_ENGINE)
+    if engine_record.layout_flags is None:
+        engines = [engine_name for engine_name in FOLDERS if engine(engine_name).layout_flags is not None]
         raise InputError(
-            f"--engine {options.engine}: its servers under load are not modelled; expected one of {', '.join(engines)}"
+            f"--engine {serve_options.engine}: its servers under load are not modelled; expected one of {', '.join(engines)}"
         )
-    if not record.runs_on(hardware):
+    if not engine_record.runs_on(hardware):
         raise InputError(
-            f"--hardware {hardware.name or hardware.title}: servers of {record.title} on it are not modelled; expected "
-            f"{record.supported_accelerators}, or llmcalc time with --users N for a token of N users"
+            f"--hardware {hardware.name or hardware.title}: servers of {engine_record.title} on it are not modelled; expected "
+            f"{engine_record.supported_accelerators}, or llmcalc time with --users N for a token of N users"
         )
-    cached_share = options.prefix_hit or 0.0
-    if trace is not None:
-        trace = replace(trace, cached_share=cached_share)
-    input, output = (options.input, options.output) if trace is None else (trace.mean_input, trace.mean_output)
-    assert input is not None
-    assert output is not None
-    if input + output > LARGEST:
+    cached_share = serve_options.prefix_hit or 0.0
+    if request_trace is not None:
+        request_trace = replace(request_trace, cached_share=cached_share)
+    input_tokens, output_tokens = (
+        (serve_options.input, serve_options.output)
+        if request_trace is None
+        else (request_trace.mean_input, request_trace.mean_output)
+    )
+    assert input_tokens is not None
+    assert output_tokens is not None
+    if input_tokens + output_tokens > LARGEST:
         raise InputError(
-            f"--input, --output: {input + output:,} tokens of a request are too many; expected at most {LARGEST:,}"
+            f"--input, --output: {input_tokens + output_tokens:,} tokens of a request are too many; expected at most {LARGEST:,}"
         )
-    requests = Requests(input, output, int(cached_share * input))
-    longest_request = requests.total_tokens if trace is None else trace.longest_request
-    limits = Limits(options.concurrency, options.rate, options.ttft, options.tpot)
-    speculation, draft_flags = _speculation_of_options(preset, record, options, read_model)
-    stack = find_stack(options.stack or stack_of_engine(options.engine, hardware), "inference")
+    request_shape = Requests(input_tokens, output_tokens, int(cached_share * input_tokens))
+    longest_request = request_shape.total_tokens if request_trace is None else request_trace.longest_request
+    latency_limits = Limits(serve_options.concurrency, serve_options.rate, serve_options.ttft, serve_options.tpot)
+    speculation, draft_flags = _speculation_of_options(preset, engine_record, serve_options, read_model)
+    software_stack = find_stack(serve_options.stack or stack_of_engine(serve_options.engine, hardware), "inference")
     return ServeStudy(
         preset,
         hardware,
-        device_of(hardware, options.nic),
-        stack,
-        record,
+        device_of(hardware, serve_options.nic),
+        software_stack,
+        engine_record,
         version,
-        dict(_runs_by_format(preset, hardware, options, longest_request)),
-        requests,
-        limits,
-        SizesRequest(options.devices, options.tp, options.pp, options.dp, options.ep),
-        options.price,
-        trace,
-        options.disaggregate is not None,
-        _ratio_of_options(options, requests),
+        dict(_runs_by_format(preset, hardware, serve_options, longest_request)),
+        request_shape,
+        latency_limits,
+        SizesRequest(serve_options.devices, serve_options.tp, serve_options.pp, serve_options.dp, serve_options.ep),
+        serve_options.price,
+        request_trace,
+        serve_options.disaggregate is not None,
+        _ratio_of_options(serve_options, request_shape),
         speculation,
-        draft_flags | _memory_flags(record, options),
+        draft_flags | _memory_flags(engine_record, serve_options),
     )
 
 
-def _memory_flags(record: Engine, options: ServeOptions) -> dict[str, Any]:
+def _memory_flags(engine_record: Engine, serve_options: ServeOptions) -> dict[str, Any]:
     """Returns the engine's flag for the share of memory; empty without the option.
 
     Raises `InputError` for an engine without such a flag.
     """
-    if options.mem_fraction_static is None:
+    if serve_options.mem_fraction_static is None:
         return {}
-    if not any("--mem-fraction-static" in flag.names for flag in record.known_flags()):
-        raise InputError(f"--mem-fraction-static: {record.title} has no such flag; expected --engine sglang")
-    return {"mem_fraction_static": options.mem_fraction_static}
+    if not any("--mem-fraction-static" in engine_flag.names for engine_flag in engine_record.known_flags()):
+        raise InputError(f"--mem-fraction-static: {engine_record.title} has no such flag; expected --engine sglang")
+    return {"mem_fraction_static": serve_options.mem_fraction_static}
 
 
 MOST_REPLICAS_OF_A_SIDE = 64
 """Largest number in a ratio of `--disaggregate`."""
 
 
-def _ratio_of_options(options: ServeOptions, requests: Requests) -> tuple[int, int] | None:
+def _ratio_of_options(serve_options: ServeOptions, request_shape: Requests) -> tuple[int, int] | None:
     """Returns the ratio of `--disaggregate`; None for `auto`, and without the option.
 
     Raises `InputError` for other values, and for requests of which no replica decodes anything.
     """
-    value = options.disaggregate
-    if value is None:
+    ratio_text = serve_options.disaggregate
+    if ratio_text is None:
         return None
-    if options.trace is not None:
+    if serve_options.trace is not None:
         raise InputError("--disaggregate: the requests of a trace are simulated on equal replicas; expected --input")
-    if requests.output == 1:
+    if request_shape.output == 1:
         raise InputError("--disaggregate: answers of one token are not decoded; expected a longer --output")
-    if value == AUTO:
+    if ratio_text == AUTO:
         return None
-    match = re.fullmatch(r"([1-9][0-9]?):([1-9][0-9]?)", str(value))
-    replica_counts = (0, 0) if match is None else (int(match[1]), int(match[2]))
+    text_match = re.fullmatch(r"([1-9][0-9]?):([1-9][0-9]?)", str(ratio_text))
+    replica_counts = (0, 0) if text_match is None else (int(text_match[1]), int(text_match[2]))
     if not 0 < max(replica_counts) <= MOST_REPLICAS_OF_A_SIDE:
         raise InputError(
-            f"--disaggregate: {shown(value)}; expected {AUTO}, or replicas for prompts and replicas that decode, each "
+            f"--disaggregate: {shown(ratio_text)}; expected {AUTO}, or replicas for prompts and replicas that decode, each "
             f"at most {MOST_REPLICAS_OF_A_SIDE}, such as 1:3"
         )
     return replica_counts
 
 
 def _speculation_of_options(
-    preset: Preset, record: Engine, options: ServeOptions, read_model: Callable[[str], Preset]
+    preset: Preset, engine_record: Engine, serve_options: ServeOptions, read_model: Callable[[str], Preset]
 ) -> tuple[Speculation | None, dict[str, Any]]:
     """Returns the draft model or method of speculation, and the engine's flags for it; None without `--draft`.
 
     Raises `InputError` for options that lack one another, and a draft that does not fit the model.
     """
-    from ..costs.draft import check_draft, states_of
+    from ..costs.draft import check_draft, states_reader_of
     from ..timing.speculation import Speculation
 
-    typed_options = [name for name in ("acceptance", "draft_tokens") if getattr(options, name) is not None]
-    if options.draft is None:
+    typed_options = [
+        option_field
+        for option_field in ("acceptance", "draft_tokens")
+        if getattr(serve_options, option_field) is not None
+    ]
+    if serve_options.draft is None:
         if typed_options:
             raise InputError(
                 f"{option(typed_options[0])}: is of a draft; expected --draft TARGET, mtp or ngram beside it"
             )
         return None, {}
-    if options.acceptance is None:
+    if serve_options.acceptance is None:
         raise InputError("--draft: how many tokens are accepted is not known; expected --acceptance, such as 0.7")
-    if record.draft_flags is None:
-        raise InputError(f"--draft: speculative decoding of {record.title}'s servers is not modelled; expected vllm")
-    tokens = options.draft_tokens or DRAFT_TOKENS
-    if options.draft == "mtp" and preset.model.mtp is None:
+    if engine_record.draft_flags is None:
+        raise InputError(
+            f"--draft: speculative decoding of {engine_record.title}'s servers is not modelled; expected vllm"
+        )
+    tokens = serve_options.draft_tokens or DRAFT_TOKENS
+    if serve_options.draft == "mtp" and preset.model.mtp is None:
         raise InputError("--draft mtp: the model has no modules of multi-token prediction; expected a TARGET or ngram")
-    method = options.draft if options.draft in ("mtp", "ngram") else "model"
-    draft = None
-    if method == "model":
-        draft = options.draft if isinstance(options.draft, Preset) else read_model(options.draft)
-        reads_states = states_of(draft.model) is not None
-        check_draft(preset.model, draft.model, preset.name, f"--draft {draft.name}", not reads_states)
-    spec = None if draft is None else draft.model
-    return Speculation(tokens, options.acceptance, spec, method == "mtp"), record.draft_flags(method, draft, tokens)
+    draft_method = serve_options.draft if serve_options.draft in ("mtp", "ngram") else "model"
+    draft_preset = None
+    if draft_method == "model":
+        draft_preset = (
+            serve_options.draft if isinstance(serve_options.draft, Preset) else read_model(serve_options.draft)
+        )
+        reads_states = states_reader_of(draft_preset.model) is not None
+        check_draft(preset.model, draft_preset.model, preset.name, f"--draft {draft_preset.name}", not reads_states)
+    spec = None if draft_preset is None else draft_preset.model
+    return Speculation(tokens, serve_options.acceptance, spec, draft_method == "mtp"), engine_record.draft_flags(
+        draft_method, draft_preset, tokens
+    )
 
 
-def _trace_of_options(options: ServeOptions) -> Trace | None:
+def _trace_of_options(serve_options: ServeOptions) -> Trace | None:
     """Returns the requests of `--trace`; None for equal requests. Raises `InputError` if neither or both are set."""
     from ..studies.serve_trace import Trace
     from .traces import read_trace
 
-    names = ("input", "output", "concurrency", "rate")
-    typed_options = [f"--{name}" for name in names if getattr(options, name) is not None]
-    if options.trace is None:
-        missing_options = [f"--{name}" for name in ("input", "output") if getattr(options, name) is None]
+    load_options = ("input", "output", "concurrency", "rate")
+    typed_options = [
+        f"--{option_field}" for option_field in load_options if getattr(serve_options, option_field) is not None
+    ]
+    if serve_options.trace is None:
+        missing_options = [
+            f"--{option_field}" for option_field in ("input", "output") if getattr(serve_options, option_field) is None
+        ]
         if missing_options:
             raise InputError(
                 f"missing option {missing_options[0]} (tokens of each request), or --trace FILE with requests"
@@ -229,34 +252,40 @@ def _trace_of_options(options: ServeOptions) -> Trace | None:
         return None
     if typed_options:
         raise InputError(f"{typed_options[0]}: --trace says the requests already; expected one of the two")
-    return Trace(read_trace(options.trace))
+    return Trace(read_trace(serve_options.trace))
 
 
-def _runs_by_format(preset: Preset, hardware: Hardware, options: ServeOptions, length: int) -> list[tuple[Any, Any]]:
+def _runs_by_format(
+    preset: Preset, hardware: Hardware, serve_options: ServeOptions, sequence_length: int
+) -> list[tuple[Any, Any]]:
     """Returns each pair of weight and cache formats, with the model's memory on one device."""
-    formats = [
-        (quantize, kv_dtype)
-        for quantize in _parse_formats("--quantize", options.quantize)
-        for kv_dtype in _parse_formats("--kv-dtype", options.kv_dtype)
+    format_pairs = [
+        (weight_format, kv_dtype)
+        for weight_format in _parse_formats("--quantize", serve_options.quantize)
+        for kv_dtype in _parse_formats("--kv-dtype", serve_options.kv_dtype)
     ]
-    if len(formats) > MOST_FORMATS:
-        raise InputError(f"--quantize, --kv-dtype: {len(formats)} combinations; expected at most {MOST_FORMATS}")
-    runs = []
-    for format_pair in dict.fromkeys(formats):
+    if len(format_pairs) > MOST_FORMATS:
+        raise InputError(f"--quantize, --kv-dtype: {len(format_pairs)} combinations; expected at most {MOST_FORMATS}")
+    format_runs = []
+    for format_pair in dict.fromkeys(format_pairs):
         chosen_formats = {
-            name: value for name, value in zip(("quantize", "kv_dtype"), format_pair, strict=True) if value is not None
+            setting_name: format_name
+            for setting_name, format_name in zip(("quantize", "kv_dtype"), format_pair, strict=True)
+            if format_name is not None
         }
-        settings = settings_of(phase="decode", batch=1, seq=length, **chosen_formats)
-        question = RunQuestion(preset=preset, settings=settings, accelerators=(hardware,))
-        runs.append((format_pair, question.on_one_device()))
-    return runs
+        settings = settings_of(phase="decode", batch=1, seq=sequence_length, **chosen_formats)
+        run_question = RunQuestion(preset=preset, settings=settings, accelerators=(hardware,))
+        format_runs.append((format_pair, run_question.on_one_device()))
+    return format_runs
 
 
-def _parse_formats(option_name: str, text: str | None) -> Sequence[str | None]:
+def _parse_formats(option_name: str, formats_text: str | None) -> Sequence[str | None]:
     """Parses a comma-separated list of number formats; None for the published format."""
-    if text is None:
+    if formats_text is None:
         return [None]
-    words = [word.strip() for word in str(text)[: LARGEST.bit_length() * 20].split(",")]
-    if not all(words):
-        raise InputError(f"{option_name}: {shown(text)}; expected formats with commas between them, such as {AUTO},fp8")
-    return [None if word == AUTO else word for word in words]
+    format_words = [format_word.strip() for format_word in str(formats_text)[: LARGEST.bit_length() * 20].split(",")]
+    if not all(format_words):
+        raise InputError(
+            f"{option_name}: {shown(formats_text)}; expected formats with commas between them, such as {AUTO},fp8"
+        )
+    return [None if format_word == AUTO else format_word for format_word in format_words]

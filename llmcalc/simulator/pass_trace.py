@@ -94,12 +94,14 @@ class PassTrace:
         """
         chunk, _, pass_number = pass_id
         releases: dict[PassId, list[tuple[int, int]]] = {}
-        for other_pass, steps in self.releases_of_other_passes.items():
+        for other_pass, release_steps in self.releases_of_other_passes.items():
             other_chunk, pass_kind, other_number = other_pass
             if other_chunk != chunk:
                 raise NotRepeating
             is_previous = other_pass == previous_pass
-            releases[(chunk, PREVIOUS, 0) if is_previous else (chunk, pass_kind, other_number - pass_number)] = steps
+            releases[(chunk, PREVIOUS, 0) if is_previous else (chunk, pass_kind, other_number - pass_number)] = (
+                release_steps
+            )
         return replace(self, releases_of_other_passes=releases)
 
     def has_equal_events(self, other_trace: PassTrace) -> bool:
@@ -117,13 +119,13 @@ class PassTrace:
             and replace(self, releases_of_other_passes=other_trace.releases_of_other_passes) == other_trace
         )
 
-    def releases_of_previous(self, chunk: int) -> list[tuple[int, int]]:
+    def releases_of_previous_pass(self, chunk: int) -> list[tuple[int, int]]:
         """Returns the releases of the previous pass's storages, as (index of the event, storage)."""
         return self.releases_of_other_passes.get((chunk, PREVIOUS, 0), [])
 
-    def with_storages_of_previous(self, chunk: int, new_numbers: Mapping[int, int]) -> PassTrace | None:
+    def with_storages_of_previous_pass(self, chunk: int, new_numbers: Mapping[int, int]) -> PassTrace | None:
         """Returns the trace with new numbers for the previous pass's storages; None if a storage is unknown."""
-        releases = self.releases_of_previous(chunk)
+        releases = self.releases_of_previous_pass(chunk)
         if not releases:
             return self
         if any(storage_number not in new_numbers for _, storage_number in releases):

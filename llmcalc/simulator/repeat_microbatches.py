@@ -76,7 +76,7 @@ class EventMeter(Meter):
         first_storages: pass → the number of its first storage, for the passes so far.
         previous_pass: the chunk's previous pass; None (default) where the trace does not refer to it.
         """
-        self.place = in_later_layer(pass_trace.start, more_layers)
+        self.place = place_in_later_layer(pass_trace.start, more_layers)
         base_storage = self.count
         self.count += pass_trace.count
         self.cut()
@@ -108,11 +108,11 @@ class EventMeter(Meter):
         peaks = self._shifted_peaks.get(place_and_layers)
         if peaks is None:
             peaks = [
-                (in_later_layer(allocation_place, more_layers), bytes, added_bytes)
+                (place_in_later_layer(allocation_place, more_layers), bytes, added_bytes)
                 for allocation_place, bytes, added_bytes in pass_trace.peaks
             ]
             self._shifted_peaks[place_and_layers] = peaks
-        end_place = in_later_layer(pass_trace.end, more_layers)
+        end_place = place_in_later_layer(pass_trace.end, more_layers)
         is_rising = False
         if bytes_before > self._highest.get(place_and_layers, -1):  # else each place had as much before
             self._highest[place_and_layers] = bytes_before
@@ -151,8 +151,8 @@ class SummedPeak(Peak):
         self._by_kind = bytes_by_kind
 
 
-def in_later_layer(allocation_place: Place, layers: int) -> Place:
-    """Returns the same module in a later layer."""
+def place_in_later_layer(allocation_place: Place, layers: int) -> Place:
+    """Returns the place of the same module in a later layer."""
     if allocation_place.layer_index < 0 or not layers:
         return allocation_place
     return allocation_place._replace(layer_index=allocation_place.layer_index + layers)
@@ -176,9 +176,9 @@ class PassPlayer(PassCounter):
         memory_meter: EventMeter,
         pass_traces: Mapping[PassCase, PassTrace],
         more_layers: Sequence[int],
-        by_previous: bool = False,
+        splits_by_previous: bool = False,
     ) -> None:
-        super().__init__(len(more_layers), by_previous)
+        super().__init__(len(more_layers), splits_by_previous)
         self.meter: EventMeter = memory_meter
         self.traces: Mapping[PassCase, PassTrace] = pass_traces
         self.more_layers: Sequence[int] = more_layers
@@ -213,9 +213,11 @@ class PassPlayer(PassCounter):
 
     def _play(self, chunk: int, pass_case: PassCase, pass_id: PassId) -> tuple[PassTrace, int]:
         """Replays a pass, and returns the trace and the number of the pass's first storage."""
-        trace = self.traces.get(pass_case)
-        if trace is None:
+        pass_trace = self.traces.get(pass_case)
+        if pass_trace is None:
             raise NotRepeating
-        first_storage = self.meter.play(trace, pass_id, self.more_layers[chunk], self.first_storages, self.previous)
+        first_storage = self.meter.play(
+            pass_trace, pass_id, self.more_layers[chunk], self.first_storages, self.previous
+        )
         self.first_storages[pass_id] = first_storage
-        return trace, first_storage
+        return pass_trace, first_storage

@@ -146,7 +146,7 @@ def without_values(
 def all_trained(meter: Meter, of: Iterable[Parameter]) -> list[OptimizedParameter]:
     trained = []
     for one in of:
-        tensor = empty(meter, one.shape, DTYPES[one.dtype], leaf=True)
+        tensor = empty(meter, one.shape, DTYPES[one.dtype], is_leaf=True)
         gradient = empty(meter, one.shape, DTYPES[one.dtype])
         trained.append(OptimizedParameter(tensor, one.matrix, gradient, table=one.table))
     return trained

@@ -772,7 +772,7 @@ def _reference_class() -> type[nn.Module]:
             square_outputs = []
             for patches in squares:
                 index = patches.to(q.device)
-                square_outputs.append(self.core(q[:, :, index], k[:, :, index], v[:, :, index], cap=cap))
+                square_outputs.append(self.core(q[:, :, index], k[:, :, index], v[:, :, index], score_cap=cap))
             patch_order = torch.cat(squares).argsort().to(q.device)
             return torch.cat(square_outputs, 2)[:, :, patch_order]
 

@@ -82,7 +82,7 @@ PARTS = tuple(field.name for field in fields(Parts))
 NOTHING = Parts()
 
 
-def plain_parts(elements: Number, dtype: str) -> Parts:
+def unquantized_parts(elements: Number, dtype: str) -> Parts:
     """Returns the bytes of elements in an unquantized number format."""
     return Parts(unconverted=bytes_of(elements, dtype))
 
@@ -170,11 +170,11 @@ class Scheme:
         """Whether the conversion of a tensor depends on the module's name."""
         return False
 
-    def look_up(self, names: tuple[str, ...]) -> None:
-        """Records what the scheme's lists say of a module that is not included."""
+    def look_up(self, module_names: tuple[str, ...]) -> None:
+        """Marks the list entries that match a module which is not counted, so that no error reports them as unused."""
 
     def store(
-        self, spec: ModelSpec, weight_sites: list[WeightTensor], dtype: str
+        self, spec: ModelSpec, weight_tensors: list[WeightTensor], dtype: str
     ) -> Iterator[tuple[WeightTensor, Parts]]:
         """Yields each tensor and the bytes of one copy of the tensor.
 
@@ -247,7 +247,7 @@ def quantized_size(
             f"file; remove {TOWERS.option}"
         )
     encoder_parts = (
-        (weight_tensor, plain_parts(weight_tensor.tensor.size, dtype)) for weight_tensor in encoder_tensors
+        (weight_tensor, unquantized_parts(weight_tensor.tensor.size, dtype)) for weight_tensor in encoder_tensors
     )
     for weight_tensor, stored_parts in chain(scheme.store(spec, text_tensors, dtype), encoder_parts):
         parts_by_component[weight_tensor.kind] = (

@@ -69,7 +69,7 @@ def scheme_of_config(model_config: Mapping[str, Any] | None) -> Scheme | None:
 
 
 def _quantization_table(model_config: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
-    """Returns the field on quantization of a config or of its text model, and the part of the config that it is in."""
+    """Returns the quantization table of a config or of its text model, and the config section with this table."""
     for config_section in (model_config, *(model_config.get(section) for section in TEXT_SECTIONS)):
         if isinstance(config_section, Mapping) and config_section.get("quantization_config") is not None:
             return config_section["quantization_config"], config_section
@@ -139,7 +139,7 @@ def _read_fbgemm(config_fields: Fields) -> Scheme:
 
 
 def _ignore_exporter(config_fields: Fields) -> None:
-    """Ignores the settings of AutoRound in a checkpoint that it exported in the format of another library."""
+    """Ignores AutoRound's own settings in a checkpoint that AutoRound exported in another library's format."""
     if "autoround_version" in config_fields.data or "provider" in config_fields.data:
         libraries.ignore_settings_of_auto_round(config_fields)
         config_fields.check_field("data_type", "int", default_value="int")

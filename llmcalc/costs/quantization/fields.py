@@ -14,7 +14,7 @@ LARGEST = 2**20
 
 
 class Fields:
-    """A table of a config, which records the fields that were read."""
+    """A table of a config with a record of the fields that a reader has read."""
 
     def __init__(self, table_data: Mapping[str, Any], table_origin: str) -> None:
         self.data: Mapping[str, Any] = table_data
@@ -46,12 +46,12 @@ class Fields:
         )
 
     def check_choice(self, field_name: str, field_value: Any, *allowed_values: Any) -> None:
-        """Raises `InputError` for a value that is not one of the allowed ones."""
+        """Raises `InputError` for a value that is not among the allowed values."""
         if not any(field_value == choice and type(field_value) is type(choice) for choice in allowed_values):
             raise self.value_error(field_name, field_value, "one of " + ", ".join(map(repr, allowed_values)))
 
     def check_field(self, field_name: str, *allowed_values: Any, default_value: Any = None) -> None:
-        """Raises `InputError` for a field whose value is not one of the allowed ones."""
+        """Raises `InputError` for a field whose value is not among the allowed values."""
         self.check_choice(field_name, self.get(field_name, default_value), *allowed_values)
 
     def get_strings(self, *field_names: str) -> list[str]:

@@ -22,7 +22,7 @@ from ...frozen import frozen
 from ...model import ModelSpec
 from ...ops import AttentionCore
 from ...optional import OPTIONAL_PARTS
-from .base import Parts, Scheme, WeightTensor, plain_parts, weight_tensors_of
+from .base import Parts, Scheme, WeightTensor, unquantized_parts, weight_tensors_of
 from .blocks import BLOCKS
 
 MIXES = {
@@ -66,10 +66,10 @@ class GGUFMix(Scheme):
     fused: bool = False
 
     def store(
-        self, spec: ModelSpec, weight_sites: list[WeightTensor], dtype: str
+        self, spec: ModelSpec, weight_tensors: list[WeightTensor], dtype: str
     ) -> Iterator[tuple[WeightTensor, Parts]]:
-        model = self._rules_of_model(spec, weight_sites)
-        for weight_tensor in weight_sites:
+        model = self._rules_of_model(spec, weight_tensors)
+        for weight_tensor in weight_tensors:
             yield weight_tensor, model.parts(weight_tensor)
 
     def types(self, spec: ModelSpec) -> dict[str, int]:
@@ -396,6 +396,6 @@ PLAIN = {"F32": "float32", "F16": "float16"}
 def _type_bytes(elements: int, ggml_type: str) -> Parts:
     """Returns the bytes of a number of elements, which is a multiple of the ggml type's block."""
     if ggml_type in PLAIN:
-        return plain_parts(elements, PLAIN[ggml_type])
+        return unquantized_parts(elements, PLAIN[ggml_type])
     block, codes, scales, minima = BLOCKS[ggml_type]
     return Parts(codes, scales, minima) * (elements // block)

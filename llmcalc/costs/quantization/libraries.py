@@ -61,7 +61,7 @@ AUTO_ROUND = (
 
 
 def ignore_settings_of_auto_round(config_fields: Fields) -> None:
-    """Reads what AutoRound writes beside a format, also in the checkpoints that it exports as AWQ and GPTQ."""
+    """Ignores the settings that AutoRound adds to a config, also in its exports as AWQ and GPTQ."""
     config_fields.ignore(*AUTO_ROUND)
     config_fields.check_field("provider", "auto-round", default_value="auto-round")
 
@@ -241,7 +241,7 @@ def torchao(config_fields: Fields) -> Scheme:
 
 
 def quanto(config_fields: Fields) -> Scheme:
-    """Reads a quanto config; each layer has two scales of activations, which are 1 where they are not quantised."""
+    """Reads a quanto config. Each layer also stores two activation scales."""
     config_fields.check_field("activations", None, "int8", "float8")
     format_name = config_fields.get("weights", "int8")
     formats_by_name: dict[str, LinearFormat] = {

@@ -23,7 +23,7 @@ from ...frozen import frozen
 from ...model import ModelSpec
 from ...ops import ExpertLinear
 from ...units import DTYPE_BITS
-from .base import WITHOUT, Parts, Scheme, WeightTensor, plain_parts
+from .base import WITHOUT, Parts, Scheme, WeightTensor, unquantized_parts
 from .fields import Fields
 from .formats import IndivisibleMatrix, LinearFormat
 from .patterns import ModuleList
@@ -86,21 +86,21 @@ class LinearScheme(Scheme):
     def reads_names(self) -> bool:
         return bool(self.excluded.entries) or any(module_group.modules is not None for module_group in self.groups)
 
-    def look_up(self, names: tuple[str, ...]) -> None:
+    def look_up(self, module_names: tuple[str, ...]) -> None:
         for module_list in (
             self.excluded,
             *(module_group.modules for module_group in self.groups if module_group.modules is not None),
         ):
-            module_list.look_up(names)
+            module_list.look_up(module_names)
 
     def store(
-        self, spec: ModelSpec, weight_sites: list[WeightTensor], dtype: str
+        self, spec: ModelSpec, weight_tensors: list[WeightTensor], dtype: str
     ) -> Iterator[tuple[WeightTensor, Parts]]:
         has_converted = False
-        for weight_tensor in weight_sites:
+        for weight_tensor in weight_tensors:
             linear_format = self._format_of_tensor(weight_tensor)
             if linear_format is None:
-                yield weight_tensor, plain_parts(weight_tensor.tensor.size, dtype)
+                yield weight_tensor, unquantized_parts(weight_tensor.tensor.size, dtype)
                 continue
             has_converted = True
             matrix_count, n_out, n_in = _matrix_shapes(weight_tensor)

@@ -17,7 +17,7 @@ from ...errors import InputError
 from ...frozen import frozen
 from ...model import ModelSpec
 from ...units import DTYPE_BITS
-from .base import Parts, Scheme, WeightTensor, plain_parts
+from .base import Parts, Scheme, WeightTensor, unquantized_parts
 from .fields import Fields
 from .formats import FP4, FP8, INT32, LinearFormat
 from .patterns import ModuleList
@@ -86,12 +86,12 @@ class MLXScheme(Scheme):
         return bool(self.others)
 
     def store(
-        self, spec: ModelSpec, weight_sites: list[WeightTensor], dtype: str
+        self, spec: ModelSpec, weight_tensors: list[WeightTensor], dtype: str
     ) -> Iterator[tuple[WeightTensor, Parts]]:
-        for weight_tensor in weight_sites:
+        for weight_tensor in weight_tensors:
             module_format = self._module_format(weight_tensor)
             if module_format is None:
-                yield weight_tensor, plain_parts(weight_tensor.tensor.size, dtype)
+                yield weight_tensor, unquantized_parts(weight_tensor.tensor.size, dtype)
                 continue
             if weight_tensor.kind == "router" and module_format is self.usual:
                 self.assumed.add(ROUTERS)

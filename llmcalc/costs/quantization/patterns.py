@@ -50,7 +50,7 @@ ONE_EXPERT = re.compile(r"experts\.[1-9]\d*\b")
 
 
 class ModuleList:
-    """The modules that a config's list names, with a record of the entries that have matched a module.
+    """The list of modules in a config, with a record of the entries that have matched a module.
 
     Raises `InputError` for an entry that is an invalid or a slow regular expression, and for an entry that names a
     single expert: all experts of a layer are counted alike.
@@ -114,9 +114,9 @@ class ModuleList:
         """Whether an entry matches one of a module's names."""
         return bool(self.entries) and any(self._matches_name(module_name) for module_name in module_names)
 
-    def look_up(self, names: Iterable[str]) -> None:
-        """Records the entries that match a module which no list decides on."""
-        _ = names in self
+    def look_up(self, module_names: Iterable[str]) -> None:
+        """Marks the entries that match a module as used, although the module is not counted."""
+        _ = module_names in self
 
     def _matches_name(self, module_name: str) -> bool:
         """Whether an entry matches the module name. Raises `InputError` if matching takes too long in total."""
@@ -164,7 +164,7 @@ class ModuleList:
         tests_by_entry, used_entries = dict(self._pattern_tests), self.used
 
         def is_covered(list_entry: str) -> bool:
-            """Whether another entry, which was used, matches the same modules or some of them."""
+            """Whether a used entry matches some of the modules that this entry matches."""
             entry_test, example = tests_by_entry.get(list_entry), _example(list_entry)
             is_matched = any(
                 tests_by_entry[entry_text](example) for entry_text in used_entries if entry_text in tests_by_entry
@@ -181,7 +181,7 @@ class ModuleList:
 
 
 def _example(list_entry: str) -> str:
-    """Returns the name of a module that an entry of a list matches, if its only `*` is at its end."""
+    """Returns a module name that a list entry matches, for an entry whose only `*` is at its end."""
     return f"{list_entry.rstrip('*.')}.module"
 
 

@@ -61,7 +61,7 @@ def step(optimizer_step: OptimizerStep) -> None:
 
 
 def _is_factored(parameter: OptimizedParameter) -> bool:
-    """Whether a tensor has row and column means instead of a full second moment. Vectors have none."""
+    """Whether a tensor has row and column means instead of a full second moment, as all tensors except vectors have."""
     return len(parameter.grad.shape) > 1
 
 
@@ -108,7 +108,7 @@ def _single_tensor_adafactor(optimizer_step: OptimizerStep, trained_parameters: 
 def _multi_tensor_adafactor(optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
     """Updates parameters group by group. A group's updates live until the next group's estimates exist."""
     loop_over, new_like = optimizer_step.loop_over, optimizer_step.t.like
-    for tensor_group in _by_dtype_and_factors(optimizer_step, trained_parameters):
+    for tensor_group in _group_by_dtype_and_factors(optimizer_step, trained_parameters):
         for parameter in loop_over(tensor_group):
             _new_norm(optimizer_step, parameter.tensor)
         if _is_factored(tensor_group[0]):
@@ -131,7 +131,7 @@ def _multi_tensor_adafactor(optimizer_step: OptimizerStep, trained_parameters: S
         optimizer_step.write(tensor_group, updates)
 
 
-def _by_dtype_and_factors(
+def _group_by_dtype_and_factors(
     optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]
 ) -> list[list[OptimizedParameter]]:
     """Returns tensors by device, number format and rank (`_group_tensors_by_device_dtype_and_is_multidim`)."""

@@ -31,7 +31,7 @@ def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
 
 
 def step(optimizer_step: OptimizerStep) -> None:
-    """Runs `Adafactor.step`. The temporary tensors of one parameter live until those of the next replace them."""
+    """Runs `Adafactor.step`. A parameter's temporary tensors live until the next parameter's tensors replace them."""
     from ...simulator.tensor import FLOAT32
 
     aten, update = optimizer_step.t, None
@@ -68,7 +68,7 @@ def step(optimizer_step: OptimizerStep) -> None:
 
 
 def _new_states(optimizer_step: OptimizerStep, grad: Tensor) -> list[Tensor]:
-    """Allocates the means of a tensor, or its second moment. Its root mean square follows them, new in each step."""
+    """Allocates a tensor's row and column means (or second moment), and its root mean square, new in each step."""
     shapes = [(*grad.shape[:-1],), (*grad.shape[:-2], grad.shape[-1])] if len(grad.shape) > 1 else [grad.shape]
     return [optimizer_step.t.new_tensor(shape, grad.dtype) for shape in shapes]
 

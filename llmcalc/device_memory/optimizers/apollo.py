@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from ...costs.trained_tensors import TrainedTensor, bytes_of, count_of, elements_of, sum_over
 from .low_rank import (
     RANK,
-    in_update_order,
     is_projected_from_the_right,
     longer_side,
     low_rank_optimizer,
+    parameters_in_update_order,
     projected_shape,
     shorter_side,
     split_projected,
@@ -48,7 +48,7 @@ def of_rank(rank: int, optimizer_name: str) -> Optimizer:
         """Runs `AdamW.step`. Temporary tensors live until the next parameter replaces them."""
         aten = optimizer_step.t
         grad = denom = norm_grad = channel_factors = scaled_grad = None
-        for parameter in in_update_order(optimizer_step):
+        for parameter in parameters_in_update_order(optimizer_step):
             grad, dtype = parameter.grad, optimizer_step.dtype or parameter.grad.dtype
             if parameter.matrix:
                 if not parameter.states:

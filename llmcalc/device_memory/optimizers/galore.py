@@ -15,10 +15,10 @@ from ...costs.trained_tensors import TrainedTensor, bytes_of, elements_of, sum_o
 from ...ops import ParamTensor
 from .low_rank import (
     RANK,
-    in_update_order,
     is_projected_from_the_right,
     longer_side,
     low_rank_optimizer,
+    parameters_in_update_order,
     projected_shape,
     shorter_side,
     split_projected,
@@ -53,7 +53,7 @@ def of_rank(rank: int, optimizer_name: str) -> Optimizer:
         """Runs `AdamW.step`. Temporary tensors live until the next parameter replaces them."""
         aten = optimizer_step.t
         grad = denom = norm_grad = None
-        for parameter in in_update_order(optimizer_step):
+        for parameter in parameters_in_update_order(optimizer_step):
             grad, dtype = parameter.grad, optimizer_step.dtype or parameter.grad.dtype
             if parameter.matrix:
                 if not parameter.states:

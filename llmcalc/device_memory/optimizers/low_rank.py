@@ -72,7 +72,7 @@ def longer_side(tensor: ParamTensor) -> Number:
     return rows + columns - shorter_side(tensor)
 
 
-def in_update_order(optimizer_step: OptimizerStep) -> Iterator[OptimizedParameter]:
+def parameters_in_update_order(optimizer_step: OptimizerStep) -> Iterator[OptimizedParameter]:
     """Yields the updated parameters in LLaMA-Factory's groups: vectors, tensors with weight decay, matrices."""
     other_parameters = [parameter for parameter in optimizer_step.updated if not parameter.matrix]
     vectors = [parameter for parameter in other_parameters if len(parameter.grad.shape) < 2]

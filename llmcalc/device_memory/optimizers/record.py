@@ -39,7 +39,7 @@ States: TypeAlias = dict[str, Number]
 
 
 def _mean_over_tensors(is_flat: bool) -> tuple[int, int] | None:
-    """Returns None, so that state bytes are averaged over all tensors alike."""
+    """Returns None: every tensor has the same state bytes per element on average."""
     return None
 
 

@@ -53,7 +53,9 @@ def transient_bytes(
     if layout.zero == 3:
         group_share = min(1, settings.sub_group_size / max(1, shard))
         live_bytes = width * min(settings.stage3_max_live_parameters, parameters)
-        flattened = (step.gradient_copy + step.gradient_width) * shard  # gradients, and their copy, before the step
+        flattened = (
+            step.gradient_copy + step.gradient_element_bytes
+        ) * shard  # gradients, and their copy, before the step
         layers = max(0, parameters - sum(stage.outside_layers for stage in stage_parameters))
         return TransientBytes(
             always=buffer,
@@ -69,12 +71,12 @@ def transient_bytes(
             later_micro_batches=outside_shard,
             backward_end=buffer + outside_shard,
             gradient_reduction=buffer + width * min(bucket, parameters) + outside_shard,
-            optimizer_step=step_bytes - step.gradient_width * shard,
+            optimizer_step=step_bytes - step.gradient_element_bytes * shard,
         )
     return TransientBytes(
         from_first_gradient=buffer,
         later_micro_batches=buffer,
         backward_end=buffer,
         gradient_reduction=buffer + width * whole_tensors,
-        optimizer_step=step_bytes - step.gradient_width * parameters,
+        optimizer_step=step_bytes - step.gradient_element_bytes * parameters,
     )

@@ -26,7 +26,7 @@ from ...simulator.layer_loops import LayerStack, layer_stacks, program_stacks
 from ...simulator.layer_pattern import RECORDED_REPEATS
 from ...simulator.lowering import ENTRY
 from ...simulator.meter import Meter, Place
-from ...simulator.profiles.context_parallel import ring_of_rank, tokens_of_rank
+from ...simulator.profiles.context_parallel import rank_ring, tokens_of_rank
 from ...simulator.repeat_layers import NotRepeating, RepeatAnalysis
 from ...simulator.replay_result import PHASES
 from ...simulator.tensor import Tensor, empty
@@ -87,7 +87,7 @@ class ShardedChunk(Chunk):
 
     def __init__(self, setup: ShardedSetup, stage: Stage, memory_meter: Meter | Recorder) -> None:
         super().__init__(setup, stage, memory_meter)
-        self.lowering.ring = ring_of_rank(setup.layout, setup.rank)
+        self.lowering.ring = rank_ring(setup.layout, setup.rank)
         self.fsdp: Fsdp = setup.fsdp
         self.reshard: bool = setup.layout.reshard
         other_streams = ALL_REDUCE * stage.chunk
@@ -343,7 +343,7 @@ def stage_memory(setup: ShardedSetup, cuda_runtime: Runtime, tensors: Term) -> D
                 model_chunk.program.root, setup.training.layer_period, model_chunk.lowering.first_layer_index
             )
             layers_to_run = {
-                i: loop.kind_repeats(RECORDED_REPEATS)
+                i: loop.repeats_of_layer_types(RECORDED_REPEATS)
                 for i, loop in enumerate(chunk_loops)
                 if shortens and loop.repeats > RECORDED_REPEATS
             }

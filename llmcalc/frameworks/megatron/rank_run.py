@@ -530,7 +530,7 @@ class RankRun:
                 tensor.grad = output_gradient
             return (None,)
 
-        x.node = Node(self.graph, "received", (empty(NoMeter(), (), BFLOAT16, leaf=True),), store_gradient)
+        x.node = Node(self.graph, "received", (empty(NoMeter(), (), BFLOAT16, is_leaf=True),), store_gradient)
         return x
 
     def _new_hidden(self) -> Tensor:

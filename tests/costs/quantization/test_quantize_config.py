@@ -322,7 +322,9 @@ def test_the_command(run: Any) -> None:
 def test_optional_parts() -> None:
     """An MTP module's layer is converted, its input projection is not; llama.cpp's rules do not cover MTP modules."""
     spec, mtp = llmcalc.load("deepseek-v3").model, frozenset({"mtp"})
-    more, less = (quantized_size(spec, scheme_named("fp8"), included_parts=which).by_part for which in (mtp, frozenset[str]()))
+    more, less = (
+        quantized_size(spec, scheme_named("fp8"), included_parts=which).by_part for which in (mtp, frozenset[str]())
+    )
     assert more.unconverted - less.unconverted == 2 * (
         14_336 * 7_168 + 256 * 7_168 + 5 * 7_168 + 1_536 + 512
     )  # eh_proj, router, norms
