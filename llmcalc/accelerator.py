@@ -151,11 +151,11 @@ class Hardware(Record):
         memory_sizes = [configuration.memory_bytes for configuration in self.configurations]
         if memory_sizes and (memory_sizes != sorted(set(memory_sizes)) or memory_sizes[-1] != self.memory_bytes):
             raise ValueError("configurations: expected each memory size once, ascending, up to memory_bytes")
-        for rate_field in ("peak_flops", "float16_accumulation_flops"):
-            for format_name in getattr(self, rate_field):
+        for rates in ("peak_flops", "float16_accumulation_flops"):
+            for format_name in getattr(self, rates):
                 if format_name not in PEAK_DTYPES:
                     raise ValueError(
-                        f"{rate_field}: '{format_name}' is not a number format; expected one of {', '.join(PEAK_DTYPES)}"
+                        f"{rates}: '{format_name}' is not a number format; expected one of {', '.join(PEAK_DTYPES)}"
                     )
         return self
 

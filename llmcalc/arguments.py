@@ -29,26 +29,22 @@ Model: TypeAlias = str | Path | Mapping[str, Any] | Preset | ModelSpec | Any
 """The forms in which a function accepts a model; `Any` is a configuration object of `transformers`."""
 
 
-def load(
-    model_target: str | Path | Mapping[str, Any] | Any, *, allow_unknown: bool = False, **overrides: object
-) -> Preset:
+def load(target: str | Path | Mapping[str, Any] | Any, *, allow_unknown: bool = False, **overrides: object) -> Preset:
     """Loads a model and overrides some of its fields, as in `load("llama3-8b", num_hidden_layers=2)`.
 
-    model_target: a preset's name, a path, a hub id, a parsed `config.json` or a configuration object of `transformers`.
+    target: a preset's name, a path, a hub id, a parsed `config.json` or a configuration object of `transformers`.
     allow_unknown: whether to ignore misspelt fields and size fields that the config's model type does not have.
     Raises `InputError`; its message names the field and the fix.
     """
     import json
 
     try:
-        field_changes = tuple(
-            f"{field_path}={json.dumps(field_value)}" for field_path, field_value in overrides.items()
-        )
+        changes = tuple(f"{field_path}={json.dumps(field_value)}" for field_path, field_value in overrides.items())
     except TypeError as error:
         raise InputError(f"overrides: {error}; expected numbers, text, truth values or lists of them") from None
-    if isinstance(model_target, str | Path):
-        return load_target(str(model_target), field_changes, allow_unknown=allow_unknown)
-    return load_config(config_dict_of(model_target), field_changes, allow_unknown=allow_unknown)
+    if isinstance(target, str | Path):
+        return load_target(str(target), changes, allow_unknown=allow_unknown)
+    return load_config(config_dict_of(target), changes, allow_unknown=allow_unknown)
 
 
 def config_dict_of(model: Any) -> Mapping[str, Any]:
@@ -84,9 +80,9 @@ def preset_of(
     field_changes = (set,) if isinstance(set, str) else tuple(set or ())
     head = None if head is None else head_of(head)
     if isinstance(model, Preset | ModelSpec):
-        for option_name, field_value in (("--set", field_changes), ("--head", head)):
+        for option, field_value in (("--set", field_changes), ("--head", head)):
             if field_value:
-                raise InputError(f"{option_name}: the model is loaded already; expected its name, a path or a config")
+                raise InputError(f"{option}: the model is loaded already; expected its name, a path or a config")
         return model if isinstance(model, Preset) else Preset.model_construct(name="model", model=model)
     if isinstance(model, str | Path):
         return load_target(str(model), field_changes, head, allow_unknown)
@@ -155,17 +151,13 @@ def options_of(
         from .parallel.layout_request import LayoutRequest
 
         names_by_subject[3] = declared(LayoutRequest)
-    known_names = [option_name for subject_names in names_by_subject for option_name in subject_names]
-    for option_name in options_by_name:
-        if option_name not in known_names:
-            raise InputError(f"{option_name}: there is no such option.{suggest(option_name, known_names)}")
+    known_names = [name for subject_names in names_by_subject for name in subject_names]
+    for name in options_by_name:
+        if name not in known_names:
+            raise InputError(f"{name}: there is no such option.{suggest(name, known_names)}")
     return Options(
         *(
-            {
-                option_name: option_value
-                for option_name, option_value in options_by_name.items()
-                if option_name in subject_names
-            }
+            {name: option_value for name, option_value in options_by_name.items() if name in subject_names}
             for subject_names in names_by_subject
         )
     )
@@ -182,32 +174,26 @@ def declared_options(options_class: type[OptionsOfCommand], arguments: Mapping[s
     )
 
 
-def optional_length(
-    option_name: str, length_value: Any, least_length: int = 1, most_length: int = LARGEST
-) -> int | None:
+def optional_length(option: str, length: Any, least: int = 1, most: int = LARGEST) -> int | None:
     """Parses a number of sequences or tokens, such as 4096 or `32k`; None stays None."""
-    return (
-        None
-        if length_value is None
-        else whole(option_name, length_of(option_name, length_value), least_length, most_length)
-    )
+    return None if length is None else whole(option, length_of(option, length), least, most)
 
 
-def optional_text(option_name: str, text_value: Any, example: str) -> str | None:
+def optional_text(option: str, text_value: Any, example: str) -> str | None:
     """Validates an optional text; None stays None. example: a valid text, for the error message."""
-    return None if text_value is None else text(option_name, text_value, example)
+    return None if text_value is None else text(option, text_value, example)
 
 
-def optional_word(option_name: str, word_value: Any, allowed_words: Any) -> Any:
+def optional_word(option: str, word_value: Any, allowed_words: Any) -> Any:
     """Validates an optional word of a `Literal`; None stays None."""
-    return None if word_value is None else one_of(option_name, word_value, allowed_words)
+    return None if word_value is None else one_of(option, word_value, allowed_words)
 
 
-def optional_count(option_name: str, count_value: Any) -> int | None:
+def optional_count(option: str, count_value: Any) -> int | None:
     """Parses a count such as `15T`; None stays None."""
     from .units import parse_count
 
-    return None if count_value is None else parse_count(str(count_value), option_name)
+    return None if count_value is None else parse_count(str(count_value), option)
 
 
 def batch_or_users(batch: Any, users: Any, phase: str) -> int:
@@ -272,13 +258,13 @@ def engine_questions_of(
     return engine_questions(
         launch,
         lambda model_name: preset_of(model_name, **reading_options),
-        model_target=require_model(model) if launch is None else model,
+        target=require_model(model) if launch is None else model,
         engines=engines,
         flag_values=options,
         hardware=hardware_names[0] if hardware_names else None,
         quantize=quantize,
         receipt=None if receipt is None else str(receipt),
-        allow_unknown_fields=bool(reading_options.get("allow_unknown")),
+        allow_unknown=bool(reading_options.get("allow_unknown")),
     )
 
 
@@ -318,7 +304,7 @@ def run_question_of(
         run_of(options, hardware, phase, included(with_mtp, with_towers), workspace),
         launch_file=launch,
         is_setting_given=options.gives(phase),
-        allow_unknown_fields=options.reading.get("allow_unknown", False),
+        allow_unknown=options.reading.get("allow_unknown", False),
         set=options.reading.get("set"),
         head=options.reading.get("head"),
         with_mtp=with_mtp,

@@ -56,12 +56,10 @@ def fit_to_encoding(text: str, encoding: str) -> str:
         return text.encode("ascii", HANDLER).decode()
 
 
-def _replace_error(encoding_error: UnicodeError) -> tuple[str, int]:
-    if not isinstance(encoding_error, UnicodeEncodeError):
-        raise encoding_error
-    return "".join(
-        map(ascii_replacement, encoding_error.object[encoding_error.start : encoding_error.end])
-    ), encoding_error.end
+def _replace_error(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(map(ascii_replacement, error.object[error.start : error.end])), error.end
 
 
 codecs.register_error(HANDLER, _replace_error)

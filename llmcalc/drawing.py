@@ -66,10 +66,8 @@ def _read_models(plotted_models: Iterable[Model], read_model: Callable[[Model], 
     return read_models
 
 
-def _draw_params(*plotted_models: Model, with_mtp: bool = False, with_towers: bool = False, **options: Any) -> Figure:
-    return pictures.params_picture(
-        _read_models(plotted_models, options_of(options).read), included(with_mtp, with_towers)
-    )
+def _draw_params(*models: Model, with_mtp: bool = False, with_towers: bool = False, **options: Any) -> Figure:
+    return pictures.params_picture(_read_models(models, options_of(options).read), included(with_mtp, with_towers))
 
 
 def _draw_kv(*plotted_models: Model, kv_dtype: str = "bf16", **options: Any) -> Figure:
@@ -131,25 +129,20 @@ def _draw_schedule(*, pp: int, num_microbatches: int, vpp: int = 1, schedule: Sc
     return pictures.schedule_picture(layout, timetable)
 
 
-def _draw_time(answer_question: Ask, model: Model | None = None, *, by_node: int = 3, **options: Any) -> Figure:
-    return pictures.time_picture(lambda: answer_question(model, **options), whole("--by-node", by_node, 1, 8))
+def _draw_time(ask: Ask, model: Model | None = None, *, by_node: int = 3, **options: Any) -> Figure:
+    return pictures.time_picture(lambda: ask(model, **options), whole("--by-node", by_node, 1, 8))
 
 
-def _draw_roofline(answer_question: Ask, model: Model, *, phase: MemoryPhase | None = None, **options: Any) -> Figure:
+def _draw_roofline(ask: Ask, model: Model, *, phase: MemoryPhase | None = None, **options: Any) -> Figure:
     preset = options_of({name: options.pop(name) for name in READING if name in options}).read(model)
     phases = pictures.roofline_phases(not preset.model.model_without_tokens, phase or "inference")
-    return pictures.roofline_picture(lambda phase: answer_question(preset, phase=phase, **options), phases)
+    return pictures.roofline_picture(lambda phase: ask(preset, phase=phase, **options), phases)
 
 
 def _draw_serve(
-    answer_question: Ask,
-    model: Model,
-    *,
-    input: int | str | None = None,
-    output_tokens: int | str | None = None,
-    **options: Any,
+    ask: Ask, model: Model, *, input: int | str | None = None, output_tokens: int | str | None = None, **options: Any
 ) -> Figure:
-    return pictures.serve_picture(lambda: answer_question(model, input=input, output=output_tokens, **options))
+    return pictures.serve_picture(lambda: ask(model, input=input, output=output_tokens, **options))
 
 
 DRAWN: Mapping[str, Callable[..., Figure]] = {

@@ -18,13 +18,9 @@ def one_line(text: str) -> str:
     """
     if len(text) > 2 * LONGEST_MESSAGE:  # escaping makes it no shorter, so only its ends are needed
         text = text[:LONGEST_MESSAGE] + text[-LONGEST_MESSAGE:]
-    printable_line = printable(text)
+    line = printable(text)
     half_length = LONGEST_MESSAGE // 2
-    return (
-        printable_line
-        if len(printable_line) <= LONGEST_MESSAGE
-        else f"{printable_line[:half_length]} … {printable_line[-half_length:]}"
-    )
+    return line if len(line) <= LONGEST_MESSAGE else f"{line[:half_length]} … {line[-half_length:]}"
 
 
 class InputError(ValueError):
@@ -80,7 +76,7 @@ def suggest(wrong_name: str, known_names: list[str] | dict[str, str]) -> str:
     names_by_spelling = (
         known_names if isinstance(known_names, dict) else {known_name: known_name for known_name in known_names}
     )
-    compared_letters = _letters_and_digits(wrong_name[:100])
+    letters = _letters_and_digits(wrong_name[:100])
     sorted_names = sorted(
         (known_name for known_name in set(names_by_spelling.values())),
         key=lambda known_name: (len(known_name), known_name),
@@ -88,12 +84,10 @@ def suggest(wrong_name: str, known_names: list[str] | dict[str, str]) -> str:
     matching_names = [
         known_name
         for known_name in sorted_names
-        if len(compared_letters) > 1 and _letters_and_digits(known_name).startswith(compared_letters)
+        if len(letters) > 1 and _letters_and_digits(known_name).startswith(letters)
     ]
     matching_names += [
-        known_name
-        for known_name in sorted_names
-        if len(compared_letters) > 2 and compared_letters in _letters_and_digits(known_name)
+        known_name for known_name in sorted_names if len(letters) > 2 and letters in _letters_and_digits(known_name)
     ]
     lowercase_name, match_count = wrong_name.lower()[:100], 2 * MOST_SUGGESTIONS
     similar_spellings = difflib.get_close_matches(lowercase_name, names_by_spelling, match_count, cutoff=0.6)

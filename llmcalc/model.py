@@ -335,11 +335,9 @@ class ModelSpec(Part):
         """
         recorder = Flow() if flow is None else flow
         recorder.dropouts = {} if self.dropout is None else self.dropout.probabilities()
-        hidden_axis, vocab_axis = Axis("hidden", self.hidden_size), Axis("vocab", self.vocab_size)
+        hidden_axis, vocab = Axis("hidden", self.hidden_size), Axis("vocab", self.vocab_size)
         token_rows = (
-            vocab_axis
-            if self.additional_vocab_size is None
-            else Axis("vocab", self.vocab_size + self.additional_vocab_size)
+            vocab if self.additional_vocab_size is None else Axis("vocab", self.vocab_size + self.additional_vocab_size)
         )
         embedding_axis = hidden_axis if self.embedding_size is None else Axis("embedding", self.embedding_size)
         has_two_stacks = self.kind == "encoder-decoder"
@@ -359,7 +357,7 @@ class ModelSpec(Part):
                 "embed_tokens", token_rows, embedding_axis, of=source_rows, kind="embedding", role=weight_role
             )
         if self.unused_embedding is not None:
-            recorder.part("unused_embedding", self.unused_embedding, x, role="idle", vocab=vocab_axis)
+            recorder.part("unused_embedding", self.unused_embedding, x, role="idle", vocab=vocab)
         x = x if has_two_stacks else self._projected_embeddings(recorder, x, hidden_axis)
         for stack_name, stack in self.stacks():
             recorder.causal = stack_name == "decoder"
@@ -379,7 +377,7 @@ class ModelSpec(Part):
                     stack_scope.argument = x
                     x = stack.flow(recorder, x, positions=recorder.positions if self.shared_positions else None)
         if recorder.has_output or self.towers:
-            self._record_output(recorder, x, vocab_axis, embedding_axis, embedding_table)
+            self._record_output(recorder, x, vocab, embedding_axis, embedding_table)
         return recorder
 
     @property

@@ -82,10 +82,9 @@ def _parameter_problems(module: nn.Module, tree: Node) -> list[str]:
     difference_text = units.difference(module_total - spec_total)
     problem_lines = [f"parameters: the module has {module_total:,}, the spec {spec_total:,} ({difference_text})"]
     layers = [node for node in tree.children if node.kind == "layer"]
-    layer_count = sum(node.repeat for node in layers)
+    depth = sum(node.repeat for node in layers)
     module_lists = sorted(
-        {parameter.rpartition(".")[0] for parameter in counted_params if parameter.endswith(f".{layer_count - 1}")},
-        key=len,
+        {parameter.rpartition(".")[0] for parameter in counted_params if parameter.endswith(f".{depth - 1}")}, key=len
     )
     for prefix in module_lists[:1]:
         for node in layers:
@@ -96,13 +95,13 @@ def _parameter_problems(module: nn.Module, tree: Node) -> list[str]:
                 if counted_params.get(f"{prefix}.{layer_index}", 0) != expected_params
             }
             if wrong_layers:
-                layer_index, parameter_count = next(iter(wrong_layers.items()))
+                layer_index, params = next(iter(wrong_layers.items()))
                 difference = (
-                    f"{units.difference(parameter_count - expected_params)}; {len(wrong_layers)} of {node.repeat} such layers "
+                    f"{units.difference(params - expected_params)}; {len(wrong_layers)} of {node.repeat} such layers "
                     "differ"
                 )
                 problem_lines.append(
-                    f"  {prefix}.{layer_index}: {parameter_count:,}, the spec's {node.segment} {expected_params:,} ({difference})"
+                    f"  {prefix}.{layer_index}: {params:,}, the spec's {node.segment} {expected_params:,} ({difference})"
                 )
     if len(problem_lines) == 1:
         problem_lines.append(
@@ -116,9 +115,7 @@ def _parameter_problems(module: nn.Module, tree: Node) -> list[str]:
         problem_lines.append(
             "  by the module: "
             + ", ".join(
-                f"{child_name} {counted_params[child_name]:,}"
-                for child_name, _ in module.named_children()
-                if counted_params.get(child_name)
+                f"{name} {counted_params[name]:,}" for name, _ in module.named_children() if counted_params.get(name)
             )
         )
     return problem_lines
@@ -136,16 +133,14 @@ def _flop_problems(module: nn.Module, tree: Node, inputs: tuple[Any, ...], batch
     spec_flops, measured_flops = tree.total(forward_of, run_config), flops_by_path.get("", 0)
     if measured_flops == spec_flops:
         return []
-    score_flops = tree.total(
-        lambda op_use: forward_of(op_use) if isinstance(op_use.op, AttentionCore) else 0, run_config
-    )
+    scores = tree.total(lambda op_use: forward_of(op_use) if isinstance(op_use.op, AttentionCore) else 0, run_config)
     hint_text = ""
     if measured_flops == 0:
         hint_text = (
             " (nothing was counted: the attention kernel or the experts' product is none that torch's FlopCounterMode "
             "knows)"
         )
-    elif spec_flops - measured_flops == score_flops:
+    elif spec_flops - measured_flops == scores:
         hint_text = (
             " (the difference is attention's products with scores: the module runs a kernel that torch's "
             "FlopCounterMode does not know; F.scaled_dot_product_attention without a backend of its own is counted)"

@@ -164,13 +164,13 @@ def show_servers(
     questions = engine_questions(
         launch,
         target_options.load,
-        model_target=target,
+        target=target,
         engines=engines or (),
         flag_values=engine_flags(context),
         hardware=hardware,
         quantize=context.params["quantize"],
         receipt=context.params["receipt"],
-        allow_unknown_fields=target_options.allow_unknown,
+        allow_unknown=target_options.allow_unknown,
     )
     with nullcontext() if launch is not None else name_in_errors(questions[0].preset):
         answer = ask_servers(questions, ask_question)

@@ -95,7 +95,7 @@ def command(
         ),
         launch_file=launch,
         is_setting_given=lambda name: is_given(context, name),
-        allow_unknown_fields=target_options.allow_unknown,
+        allow_unknown=target_options.allow_unknown,
         set=target_options.overrides,
         head=target_options.head,
         with_mtp=with_mtp,

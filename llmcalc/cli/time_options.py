@@ -99,7 +99,7 @@ class TimedRun:
             RunOptions(settings=self.settings, layout=self.layout, include=self.include, accelerators=accelerators),
             launch_file=self.launch,
             is_setting_given=self.is_given,
-            allow_unknown_fields=self.target_options.allow_unknown,
+            allow_unknown=self.target_options.allow_unknown,
             command="time",
             set=self.target_options.overrides,
             head=self.target_options.head,

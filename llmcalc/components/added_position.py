@@ -127,11 +127,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def __init__(self, spec: Axial) -> None:
             super().__init__()
             self.columns = spec.columns
-            self.flatten_rows = nn.Embedding(spec.rows, spec.row_size)
+            self.flat_rows = nn.Embedding(spec.rows, spec.row_size)
             self.by_column = nn.Embedding(spec.columns, spec.column_size)
 
         def forward(self, positions: Tensor) -> Tensor:
-            row, column = self.flatten_rows(positions // self.columns), self.by_column(positions % self.columns)
+            row, column = self.flat_rows(positions // self.columns), self.by_column(positions % self.columns)
             return torch.cat([row, column], -1)
 
     class SinusoidalReference(nn.Module):

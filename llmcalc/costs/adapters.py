@@ -53,7 +53,7 @@ class LowRank:
     experts: bool = False
     has_magnitudes: bool = False
 
-    def adapters(self, tree: Node, included_parts: frozenset[str] = frozenset()) -> list[TrainedTensor]:
+    def adapters(self, tree: Node, extra_parts: frozenset[str] = frozenset()) -> list[TrainedTensor]:
         """Returns the trained tensors of the adapters: A [rank, in] and B [out, rank] of every adapted layer.
 
         DoRA has a vector [out] beside them. LitGPT has one A [rank · parts, in] and one B [out, rank] for the adapted
@@ -61,8 +61,8 @@ class LowRank:
         mcore-bridge; with Megatron-Bridge all experts of a rank share one, of which that of one rank is counted. PEFT's
         have one per expert and fused weight.
         """
-        tensors = self._adapters_of_experts(tree, included_parts) if self.is_parallel or self.experts else []
-        for linear_group in self._layer_products(tree, included_parts):
+        tensors = self._adapters_of_experts(tree, extra_parts) if self.is_parallel or self.experts else []
+        for linear_group in self._layer_products(tree, extra_parts):
             adapted_products = [
                 (node_position, op) for node_position, op in linear_group if node_position.node.name in self.targets
             ]
@@ -71,24 +71,18 @@ class LowRank:
                 for _, linear in adapted_products:
                     out_width = add(out_width, linear.n_out)
                 rank = self.rank * (len(adapted_products) if self.library == "litgpt" else 1)
-                adapter_matrices = [
-                    ParamTensor((rank, op.n_in), "matrix"),
-                    ParamTensor((out_width, self.rank), "matrix"),
-                ]
-                for tensor in [
-                    *adapter_matrices,
-                    *([ParamTensor((out_width,), "vector")] if self.has_magnitudes else []),
-                ]:
+                matrices = [ParamTensor((rank, op.n_in), "matrix"), ParamTensor((out_width, self.rank), "matrix")]
+                for tensor in [*matrices, *([ParamTensor((out_width,), "vector")] if self.has_magnitudes else [])]:
                     tensors.append(TrainedTensor(tensor, node_position.kind, node_position.times))
         return tensors
 
-    def _adapters_of_experts(self, tree: Node, included_parts: frozenset[str]) -> list[TrainedTensor]:
+    def _adapters_of_experts(self, tree: Node, extra_parts: frozenset[str]) -> list[TrainedTensor]:
         """Returns the adapters of routed experts of Megatron-Core, or of the fused experts of transformers.
 
         PEFT gives a fused weight the rank of all matrices in it (peft/utils/transformers_weight_conversion.py).
         """
         tensors = []
-        for linear_group in _neighbouring_layers(_expert_layers(tree, included_parts), JOINED_PROJECTIONS):
+        for linear_group in _joined_layers(_expert_layers(tree, extra_parts), JOINED_PROJECTIONS):
             node_position, experts = linear_group[0]
             if node_position.node.name in self.targets or self.experts:
                 expert_count = experts.num_experts if self.experts or self.library == "mcore-bridge" else 1
@@ -98,7 +92,7 @@ class LowRank:
                     tensors.append(TrainedTensor(ParamTensor(shape, "matrix"), node_position.kind, copy_count))
         return tensors
 
-    def trained_copies(self, tree: Node, included_parts: frozenset[str] = frozenset()) -> list[TrainedTensor]:
+    def trained_copies(self, tree: Node, extra_parts: frozenset[str] = frozenset()) -> list[TrainedTensor]:
         """Returns the tensors of fully trained modules besides the adapters, including tied weights."""
         tensors = []
         for node_position in tree.walk():
@@ -106,16 +100,14 @@ class LowRank:
             if (
                 op_use is None
                 or node_position.node.name not in self.copies
-                or node_position.optional not in {"", *included_parts}
+                or node_position.optional not in {"", *extra_parts}
             ):
                 continue
-            copied_tensors = (
-                (ParamTensor((op.n_out, op.n_in), "matrix"),) if isinstance(op, Linear) else op_use.tensors()
-            )
-            tensors += [TrainedTensor(tensor, node_position.kind, node_position.times) for tensor in copied_tensors]
+            matrix = (ParamTensor((op.n_out, op.n_in), "matrix"),) if isinstance(op, Linear) else op_use.tensors()
+            tensors += [TrainedTensor(tensor, node_position.kind, node_position.times) for tensor in matrix]
         return tensors
 
-    def quantized_base(self, tree: Node, included_parts: frozenset[str] = frozenset()) -> tuple[Number, Number]:
+    def quantized_base(self, tree: Node, extra_parts: frozenset[str] = frozenset()) -> tuple[Number, Number]:
         """Returns (number of quantized weights, bytes with scales).
 
         These are the matrices of linear layers in the layers, an output head with `quantized_head`, and routed experts
@@ -126,10 +118,8 @@ class LowRank:
         total_bytes: Number = 0
         if self.base == "none":
             return weights, total_bytes
-        heads = [
-            [linear] for linear in _linear_layers(tree, included_parts, layers=False) if linear[0].kind == "lm_head"
-        ]
-        for linear_group in [*self._layer_products(tree, included_parts), *(heads if self.quantized_head else [])]:
+        heads = [[linear] for linear in _linear_layers(tree, extra_parts, layers=False) if linear[0].kind == "lm_head"]
+        for linear_group in [*self._layer_products(tree, extra_parts), *(heads if self.quantized_head else [])]:
             rows, columns = 0, linear_group[0][1].n_in
             for node_position, op in linear_group:
                 op_use = node_position.use
@@ -139,23 +129,23 @@ class LowRank:
                 copy_count = linear_group[0][0].times
                 weights = add(weights, times(rows * columns, copy_count))
                 total_bytes = add(total_bytes, times(stored_bytes(self.base, rows, columns), copy_count))
-        for node_position, experts in _expert_layers(tree, included_parts) if self.quantized_experts else ():
+        for node_position, experts in _expert_layers(tree, extra_parts) if self.quantized_experts else ():
             rows = experts.num_experts * experts.n_out
             weights = add(weights, times(rows * experts.n_in, node_position.times))
             total_bytes = add(total_bytes, times(stored_bytes(self.base, rows, experts.n_in), node_position.times))
         return weights, total_bytes
 
-    def uncounted_adapters(self, tree: Node, included_parts: frozenset[str] = frozenset()) -> list[TrainedTensor]:
+    def uncounted_adapters(self, tree: Node, extra_parts: frozenset[str] = frozenset()) -> list[TrainedTensor]:
         """Returns the routed experts' adapters that PEFT may add if every linear layer is a target."""
-        if self.experts or self.library != "peft" or not self.targets >= {*linear_layer_names(tree, included_parts)}:
+        if self.experts or self.library != "peft" or not self.targets >= {*linear_layer_names(tree, extra_parts)}:
             return []
-        return replace(self, experts=True)._adapters_of_experts(tree, included_parts)
+        return replace(self, experts=True)._adapters_of_experts(tree, extra_parts)
 
-    def _layer_products(self, tree: Node, included_parts: frozenset[str]) -> Iterator[list[tuple[Place, Linear]]]:
+    def _layer_products(self, tree: Node, extra_parts: frozenset[str]) -> Iterator[list[tuple[Place, Linear]]]:
         """Yields groups of linear layers in transformer layers; the layers of a group run as one product."""
         fuses_qkv = self.fused_qkv or self.library == "litgpt"
         joined_names = JOINED_PROJECTIONS if self.is_parallel else frozenset(PROJECTIONS if fuses_qkv else ())
-        yield from _neighbouring_layers(_linear_layers(tree, included_parts), joined_names)
+        yield from _joined_layers(_linear_layers(tree, extra_parts), joined_names)
 
     @property
     def is_parallel(self) -> bool:
@@ -166,7 +156,7 @@ class LowRank:
 Layer = TypeVar("Layer", Linear, ExpertLinear)
 
 
-def _neighbouring_layers(
+def _joined_layers(
     layers: Iterable[tuple[Place, Layer]], joined_names: frozenset[str]
 ) -> Iterator[list[tuple[Place, Layer]]]:
     """Yields groups of neighbouring layers with the given names that run as one product."""
@@ -184,48 +174,44 @@ def _neighbouring_layers(
         yield pending_layers
 
 
-def _linear_layers(tree: Node, included_parts: frozenset[str], layers: bool = True) -> Iterator[tuple[Place, Linear]]:
+def _linear_layers(tree: Node, extra_parts: frozenset[str], layers: bool = True) -> Iterator[tuple[Place, Linear]]:
     """Yields every linear layer inside (`layers`) or outside of the transformer layers, with the operation."""
     for node_position in tree.walk():
         op = node_position.node.op
         if (
             isinstance(op, Linear)
-            and node_position.optional in {"", *included_parts}
+            and node_position.optional in {"", *extra_parts}
             and is_in_layer(node_position) == layers
         ):
             yield node_position, op
 
 
-def _expert_layers(tree: Node, included_parts: frozenset[str]) -> Iterator[tuple[Place, ExpertLinear]]:
+def _expert_layers(tree: Node, extra_parts: frozenset[str]) -> Iterator[tuple[Place, ExpertLinear]]:
     """Yields the experts' linear layers with separate parameters, with the operation."""
     for node_position in tree.walk():
         op, op_use = node_position.node.op, node_position.use
         if (
             isinstance(op, ExpertLinear)
-            and node_position.optional in {"", *included_parts}
+            and node_position.optional in {"", *extra_parts}
             and op_use is not None
             and op_use.has("params")
         ):
             yield node_position, op
 
 
-def linear_layer_names(
-    tree: Node, included_parts: frozenset[str] = frozenset(), is_parallel: bool = False
-) -> list[str]:
+def linear_layer_names(tree: Node, extra_parts: frozenset[str] = frozenset(), is_parallel: bool = False) -> list[str]:
     """Returns the distinct names of the linear layers inside the model's layers.
 
     is_parallel: whether they are those of Megatron-Core, which include experts, but no router.
     """
-    layer_names = dict.fromkeys(node_position.node.name for node_position, _ in _linear_layers(tree, included_parts))
+    layer_names = dict.fromkeys(node_position.node.name for node_position, _ in _linear_layers(tree, extra_parts))
     if is_parallel:
-        layer_names |= dict.fromkeys(
-            node_position.node.name for node_position, _ in _expert_layers(tree, included_parts)
-        )
+        layer_names |= dict.fromkeys(node_position.node.name for node_position, _ in _expert_layers(tree, extra_parts))
     return [layer_name for layer_name in layer_names if not (is_parallel and layer_name in WITHOUT_ADAPTERS)]
 
 
 def low_rank(
-    tree: Node, adapters: LowRank, targets: Sequence[str], included_parts: frozenset[str] = frozenset()
+    tree: Node, adapters: LowRank, targets: Sequence[str], extra_parts: frozenset[str] = frozenset()
 ) -> LowRank:
     """Returns the adapters of the target layers: names of linear layers, or `all-linear`.
 
@@ -233,22 +219,22 @@ def low_rank(
     """
     if adapters.base not in BASES:
         raise InputError(f"--base {adapters.base}: not known; expected one of {', '.join(BASES)}")
-    _check_expert_adapters(tree, adapters, included_parts)
+    _check_expert_adapters(tree, adapters, extra_parts)
     _check_magnitudes(adapters)
-    layer_names = linear_layer_names(tree, included_parts, adapters.is_parallel)
+    layer_names = linear_layer_names(tree, extra_parts, adapters.is_parallel)
     target_names = list(layer_names) if list(targets) == [ALL_LINEAR] else list(targets)
-    for target_name in target_names:
-        if target_name not in layer_names:
+    for name in target_names:
+        if name not in layer_names:
             raise InputError(
-                f"--lora-targets {target_name}: no linear layer has that name; expected some of {', '.join(layer_names)}, or "
-                f"{ALL_LINEAR}.{suggest(target_name, layer_names)}"
+                f"--lora-targets {name}: no linear layer has that name; expected some of {', '.join(layer_names)}, or "
+                f"{ALL_LINEAR}.{suggest(name, layer_names)}"
             )
-    _check_joined_targets(tree, adapters, target_names, included_parts)
+    _check_joined_targets(tree, adapters, target_names, extra_parts)
     _check_copied_modules(tree, adapters)
     return replace(adapters, targets=frozenset(target_names))
 
 
-def _check_expert_adapters(tree: Node, adapters: LowRank, included_parts: frozenset[str]) -> None:
+def _check_expert_adapters(tree: Node, adapters: LowRank, extra_parts: frozenset[str]) -> None:
     """Raises `InputError` for experts' adapters that the library, the base format or the model does not support."""
     if not adapters.experts:
         return
@@ -256,7 +242,7 @@ def _check_expert_adapters(tree: Node, adapters: LowRank, included_parts: frozen
         raise InputError(f"--lora-experts: {adapters.library} has no such adapters; expected --lora-library peft")
     if adapters.quantized_experts:
         raise InputError("--lora-experts with --quantized-experts: not modelled together; expected one of them")
-    if not any(_expert_layers(tree, included_parts)):
+    if not any(_expert_layers(tree, extra_parts)):
         raise InputError("--lora-experts: the model has no routed experts; expected no such option")
 
 
@@ -273,11 +259,11 @@ def _check_magnitudes(adapters: LowRank) -> None:
 
 
 def _check_joined_targets(
-    tree: Node, adapters: LowRank, target_names: Sequence[str], included_parts: frozenset[str]
+    tree: Node, adapters: LowRank, target_names: Sequence[str], extra_parts: frozenset[str]
 ) -> None:
     """Raises `InputError` if the targets name only a part of several projections that share one adapter."""
     joined_layers = (
-        _neighbouring_layers(_linear_layers(tree, included_parts), JOINED_PROJECTIONS) if adapters.is_parallel else ()
+        _joined_layers(_linear_layers(tree, extra_parts), JOINED_PROJECTIONS) if adapters.is_parallel else ()
     )
     for joined_layer in joined_layers:
         fused_names = [node_position.node.name for node_position, _ in joined_layer]

@@ -133,11 +133,9 @@ class CacheSize:
             tokens, vector_width = (
                 (_cached_tokens(op, node_position), op.width) if isinstance(op, KVCache) else (None, None)
             )
-            group_key = (getattr(op, "kind", STATE), tokens, vector_width)
-            layers[group_key] = layers.get(group_key, 0) + node_position.times
-            bits_by_group[group_key] = bits_by_group.get(group_key, 0) + node_position.times * node_position.own_cost(
-                cost
-            )
+            group = (getattr(op, "kind", STATE), tokens, vector_width)
+            layers[group] = layers.get(group, 0) + node_position.times
+            bits_by_group[group] = bits_by_group.get(group, 0) + node_position.times * node_position.own_cost(cost)
         return [
             CacheGroup(
                 cache_kind, layers[cache_kind, tokens, vector_width], tokens, vector_width, bits_to_bytes(bit_count)

@@ -88,20 +88,15 @@ PLAIN = "a scale per tensor or none, which is not counted"
 
 def _block_format(format_name: str, scheme: str) -> CacheFormat:
     block_elements, codes, scales, minima = BLOCKS[scheme]
-    vector_format = Vector(8 * codes // block_elements, block_elements, scales + minima)
+    vector = Vector(8 * codes // block_elements, block_elements, scales + minima)
     return CacheFormat(
-        format_name,
-        vector_format,
-        vector_format,
-        f"blocks of {block_elements} elements with {scales + minima} bytes of scales each",
+        format_name, vector, vector, f"blocks of {block_elements} elements with {scales + minima} bytes of scales each"
     )
 
 
 def _per_token_head(format_name: str, bits_per_element: int) -> CacheFormat:
-    vector_format = Vector(bits_per_element, vector_bytes=4)
-    return CacheFormat(
-        format_name, vector_format, vector_format, "a fp32 scale for each token and head, for keys and for values"
-    )
+    vector = Vector(bits_per_element, vector_bytes=4)
+    return CacheFormat(format_name, vector, vector, "a fp32 scale for each token and head, for keys and for values")
 
 
 def _turbo_format(format_name: str, key_bits: int, value_bits: int) -> CacheFormat:
@@ -172,8 +167,8 @@ def cache_format(format_name: str) -> CacheFormat:
             f"unknown cache format '{format_name}': expected a number format ({', '.join(number_formats)}) or one with scales "
             f"({', '.join(FORMATS)}).{suggestion}"
         ) from None
-    vector_format = Vector(DTYPE_BITS[number_format_name])
-    return CacheFormat(number_format_name, vector_format, vector_format, PLAIN)
+    vector = Vector(DTYPE_BITS[number_format_name])
+    return CacheFormat(number_format_name, vector, vector, PLAIN)
 
 
 def cache_bits_in(stored_format: CacheFormat) -> Cost:

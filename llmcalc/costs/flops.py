@@ -199,7 +199,7 @@ def run_config_of(
 def flops(
     spec: ModelSpec,
     counted_run: RunConfig | Workload,
-    included_parts: frozenset[str] = frozenset(),
+    extra_parts: frozenset[str] = frozenset(),
     inputs: EncodedInputs | None = None,
 ) -> FlopCount:
     """Counts the FLOPs of a run; for a workload alone, with eager attention.
@@ -219,4 +219,4 @@ def flops(
         raise InputError(
             f"--context: the {workload.phase} phase has no cached context; expected --phase prefill or decode"
         )
-    return FlopCount(spec, spec.tree(), run_config, included_parts, inputs)
+    return FlopCount(spec, spec.tree(), run_config, extra_parts, inputs)

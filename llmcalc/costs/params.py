@@ -81,17 +81,15 @@ class ParameterCount:
         """Returns the parameters of each excluded optional part, by the part's name."""
         left_out_params: dict[str, Number] = {}
         for node_position in self.tree.walk():
-            optional_part = node_position.node.optional
-            if optional_part and optional_part not in self.include:
-                left_out_params[optional_part] = left_out_params.get(optional_part, 0) + node_position.total(
-                    total_params_of
-                )
+            option = node_position.node.optional
+            if option and option not in self.include:
+                left_out_params[option] = left_out_params.get(option, 0) + node_position.total(total_params_of)
         return left_out_params
 
 
-def params(spec: ModelSpec, included_parts: frozenset[str] = frozenset()) -> ParameterCount:
+def params(spec: ModelSpec, extra_parts: frozenset[str] = frozenset()) -> ParameterCount:
     """Counts the parameters of a model.
 
-    included_parts: optional parts to include (`mtp`, `towers`).
+    extra_parts: optional parts to include (`mtp`, `towers`).
     """
-    return ParameterCount(spec, spec.tree(), included_parts)
+    return ParameterCount(spec, spec.tree(), extra_parts)

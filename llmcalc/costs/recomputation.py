@@ -29,7 +29,7 @@ def _unsaved_flops(op_use: OpUse) -> Number:
     return op_use.forward_flops() if isinstance(op_use.op, Conv1d) else 0
 
 
-def recomputed(spec: ModelSpec, run_config: RunConfig, included_parts: frozenset[str] = frozenset()) -> Number:
+def recomputed(spec: ModelSpec, run_config: RunConfig, extra_parts: frozenset[str] = frozenset()) -> Number:
     """Counts the FLOPs of full recomputation, as with reentrant checkpointing.
 
     Raises `InputError` for a module that no layer has, and if every other operation is recomputed.
@@ -44,30 +44,24 @@ def recomputed(spec: ModelSpec, run_config: RunConfig, included_parts: frozenset
     if recompute.nodes:
         check_nodes(
             recompute.nodes,
-            (
-                module_path
-                for layer, _ in _layers_and_steps(spec, run_config)
-                for module_path, _ in _modules_below(layer)
-            ),
+            (path for layer, _ in _layers_and_steps(spec, run_config) for path, _ in _modules_below(layer)),
         )
     for layer, _ in _layers_and_steps(spec, run_config):
         if recompute.core:
-            flops_sum += layer.cost_in_model(_attention_flops, included_parts)
+            flops_sum += layer.cost_in_model(_attention_flops, extra_parts)
         elif recompute.layers:
             flops_of_op = _unsaved_flops if recompute.saved_operations else OpUse.forward_flops
-            flops_sum += times(layer.cost_per_repeat(flops_of_op, included_parts), _recomputed_count(layer, recompute))
+            flops_sum += times(layer.cost_per_repeat(flops_of_op, extra_parts), _recomputed_count(layer, recompute))
         else:
             flops_sum += sum(
-                node_position.cost_in_model(OpUse.forward_flops, included_parts)
-                for module_path, node_position in _modules_below(layer)
-                if module_path in recompute.nodes
+                node_position.cost_in_model(OpUse.forward_flops, extra_parts)
+                for path, node_position in _modules_below(layer)
+                if path in recompute.nodes
             )
     return flops_sum
 
 
-def skipped_by_early_stop(
-    spec: ModelSpec, run_config: RunConfig, included_parts: frozenset[str] = frozenset()
-) -> Number:
+def skipped_by_early_stop(spec: ModelSpec, run_config: RunConfig, extra_parts: frozenset[str] = frozenset()) -> Number:
     """Counts the FLOPs that non-reentrant checkpointing saves against `recomputed`.
 
     It stops when the last tensor that the backward pass needs has been recomputed. If a layer or module ends in a
@@ -80,19 +74,13 @@ def skipped_by_early_stop(
         return flops_sum
     for layer, module_scope in _layers_and_steps(spec, run_config):
         if recompute.core:
-            flops_sum += layer.cost_in_model(_value_product_flops, included_parts)
+            flops_sum += layer.cost_in_model(_value_product_flops, extra_parts)
         elif recompute.layers:
             flops_sum += times(_last_product_flops(module_scope, layer), _recomputed_count(layer, recompute))
         else:
-            modules = {
-                module_path: module
-                for module_path, module in _scopes_by_path(module_scope)
-                if module_path in recompute.nodes
-            }
+            modules = {path: module for path, module in _scopes_by_path(module_scope) if path in recompute.nodes}
             modules_of_layer = [
-                (node_position, modules[module_path])
-                for module_path, node_position in _modules_below(layer)
-                if module_path in modules
+                (node_position, modules[path]) for path, node_position in _modules_below(layer) if path in modules
             ]
             flops_sum += sum(
                 times(_last_product_flops(module, node_position), node_position.times)
@@ -119,9 +107,7 @@ def _layers_and_steps(spec: ModelSpec, run_config: RunConfig) -> Iterator[tuple[
     node_positions = [
         node_position for node_position in spec.tree().walk(run_config) if node_position.node.kind == "layer"
     ]
-    layer_scopes = [
-        module_scope for module_scope in spec.shared_program.root.scopes() if module_scope.about.get("kind") == "layer"
-    ]
+    layer_scopes = [scope for scope in spec.shared_program.root.scopes() if scope.about.get("kind") == "layer"]
     return zip(node_positions, layer_scopes, strict=True)
 
 
@@ -136,18 +122,18 @@ def _recomputed_count(layer: Place, recompute: Recompute) -> Number:
 def _modules_below(layer: Place, parent_path: str = "") -> Iterator[tuple[str, Place]]:
     """Yields (path relative to the layer, module) for the modules of a layer."""
     for child in layer.children():
-        module_path = f"{parent_path}{child.node.name}"
-        yield module_path, child
-        yield from _modules_below(child, f"{module_path}.")
+        path = f"{parent_path}{child.node.name}"
+        yield path, child
+        yield from _modules_below(child, f"{path}.")
 
 
 def _scopes_by_path(module_scope: Scope, parent_path: str = "") -> Iterator[tuple[str, Scope]]:
     """Yields (path relative to the layer, steps) for every module of a layer."""
     for program_item in module_scope.items:
         if isinstance(program_item, Scope):
-            module_path = f"{parent_path}{program_item.name}"
-            yield module_path, program_item
-            yield from _scopes_by_path(program_item, f"{module_path}.")
+            path = f"{parent_path}{program_item.name}"
+            yield path, program_item
+            yield from _scopes_by_path(program_item, f"{path}.")
 
 
 def _last_product(layer: Scope) -> Linear | Conv1d | None:

@@ -133,10 +133,10 @@ TENSORS = Term("tensors", 0, "exact", ON_META, TORCH)
 class RecordReplay(Protocol):
     """Records replays of a model, each on a separate allocator."""
 
-    def __call__(self, repeats_by_stack: Mapping[int, int], workspace: int) -> Sequence[RecordedEvents]:
+    def __call__(self, repeats: Mapping[int, int], workspace: int, /) -> Sequence[RecordedEvents]:
         """Records the replay with a given number of repeats.
 
-        repeats_by_stack: stack → repeats of its pattern; stacks that are not there run whole.
+        repeats: stack → repeats of its pattern; stacks that are not there run whole.
         workspace: bytes of one cuBLAS workspace.
         """
 
@@ -200,15 +200,11 @@ def device_memory(
 
 
 def summarize(
-    replay_result: ReplayResult,
-    cuda_context_bytes: int,
-    stacks: list[LayerStack],
-    tensors: Term,
-    is_complete: bool = True,
+    replay_result: ReplayResult, context_bytes: int, stacks: list[LayerStack], tensors: Term, is_complete: bool = True
 ) -> DeviceMemory:
     """Returns the memory of a device, computed from the result of a replay.
 
-    cuda_context_bytes: bytes of the CUDA context.
+    context_bytes: bytes of the CUDA context.
     stacks: the stacks of the model.
     tensors: the term of the tensors, with their evidence.
     is_complete: whether all layers were replayed on the allocator; default true.
@@ -224,7 +220,7 @@ def summarize(
         peak_bytes=allocated_bytes,
         after_step_bytes=replay_result.after + replay_result.slop_after,
         reserved_bytes=reserved_bytes,
-        device_bytes=reserved_bytes + cuda_context_bytes,
+        device_bytes=reserved_bytes + context_bytes,
         peak_at=Point(allocation_place.phase, node_path(allocation_place, stacks), peak.bytes),
         by_kind=bytes_by_kind,
         timeline=tuple(timeline(replay_result, stacks)),
@@ -234,21 +230,17 @@ def summarize(
             Term("cuBLAS workspaces", workspaces, "source", "aten/src/ATen/cuda/CublasHandlePool.cpp", TORCH, True),
             Term("rounding to blocks", replay_result.slop, *allocator_evidence, TORCH, True),
             Term("free blocks", reserved_bytes - allocated_bytes, "estimate", allocator_evidence[1], TORCH, True),
-            Term("CUDA context", cuda_context_bytes, "estimate", CONTEXT_SOURCE, of_runtime=True),
+            Term("CUDA context", context_bytes, "estimate", CONTEXT_SOURCE, of_runtime=True),
         ),
     )
 
 
 def _allocator_evidence(is_complete: bool, micro_batches: int) -> tuple[Status, str]:
     """Returns the status and the source of the allocator's overhead. micro_batches: as of `ReplayResult`."""
-    evidence_source = "c10/cuda/CUDACachingAllocator.cpp, replayed"
+    source = "c10/cuda/CUDACachingAllocator.cpp, replayed"
     if micro_batches:
-        return "estimate", f"{evidence_source} for {micro_batches} micro-batches of a step, extrapolated to all"
-    return (
-        ("source", evidence_source)
-        if is_complete
-        else ("estimate", f"{evidence_source} for some layers, extrapolated to all")
-    )
+        return "estimate", f"{source} for {micro_batches} micro-batches of a step, extrapolated to all"
+    return ("source", source) if is_complete else ("estimate", f"{source} for some layers, extrapolated to all")
 
 
 @contextmanager
@@ -303,29 +295,29 @@ class CountedRun:
         peak = self.result.peak[1]
         return peak.bytes - peak.kinds["overhead"]
 
-    def least_bytes(self, cuda_context_bytes: int, unreplayed_bytes: Sequence[UnreplayedBytes] = ()) -> int:
+    def least_bytes(self, context_bytes: int, unreplayed_bytes: Sequence[UnreplayedBytes] = ()) -> int:
         """Returns a lower bound of the device's memory in bytes: tensors at the peak, and the CUDA context.
 
-        The allocator's blocks have at least the bytes of their tensors. cuda_context_bytes: bytes of the CUDA context.
+        The allocator's blocks have at least the bytes of their tensors. context_bytes: bytes of the CUDA context.
         unreplayed_bytes: bytes that the replay does not see.
         """
         whole_run_bytes = sum(tensors.bytes for tensors in unreplayed_bytes if tensors.phases == MOMENTS)
-        return self.result.peak[1].bytes + whole_run_bytes + cuda_context_bytes
+        return self.result.peak[1].bytes + whole_run_bytes + context_bytes
 
     def memory(
         self,
-        cuda_context_bytes: int,
+        context_bytes: int,
         unreplayed_bytes: Sequence[UnreplayedBytes],
         tensors: Term,
         encoder_peaks: Sequence[EncoderPeak] = (),
     ) -> DeviceMemory:
-        """Returns the memory of the device. cuda_context_bytes: bytes of the CUDA context; others as in `device_memory`."""
+        """Returns the memory of the device. context_bytes: bytes of the CUDA context; others as in `device_memory`."""
         replay_result, allocator_overhead = self.result.copy(), self._allocator_overhead
         replay_result.slop, replay_result.slop_after = allocator_overhead.slop, allocator_overhead.slop_after
         replay_result.reserved = replay_result.peak[1].bytes + allocator_overhead.slop + allocator_overhead.free
         _add_unreplayed(replay_result, unreplayed_bytes)
         _add_encoders(replay_result, unreplayed_bytes, encoder_peaks)
-        return summarize(replay_result, cuda_context_bytes, self.stacks, tensors, self.whole)
+        return summarize(replay_result, context_bytes, self.stacks, tensors, self.whole)
 
     def _record_events(self, record_replay: RecordReplay) -> list[RepeatAnalysis]:
         """Records the run with few repeats, or with all layers if the repeats differ."""
@@ -347,9 +339,9 @@ class CountedRun:
             for recorded_events in record_replay({}, self.runtime.workspace)
         ]
 
-    def _count_bytes(self, repeats_by_stack: Mapping[int, int]) -> ReplayResult:
-        """Counts the bytes of tensors. repeats_by_stack: stack → repeats, by default all."""
-        return _join_results([analysis.counted(repeats_by_stack) for analysis in self.analyses])
+    def _count_bytes(self, repeats: Mapping[int, int]) -> ReplayResult:
+        """Counts the bytes of tensors. repeats: stack → repeats, by default all."""
+        return _join_results([analysis.counted(repeats) for analysis in self.analyses])
 
     @cached_property
     def _allocator_overhead(self) -> AllocatorOverhead:
@@ -375,13 +367,10 @@ class CountedRun:
             self._overhead_with_layers(longer_repeats), missing_layers, added_layers
         )
 
-    def _overhead_with_layers(self, repeats_by_stack: Mapping[int, int]) -> AllocatorOverhead:
-        """Returns the allocator's overhead. repeats_by_stack: stack → repeats, by default all."""
+    def _overhead_with_layers(self, repeats: Mapping[int, int]) -> AllocatorOverhead:
+        """Returns the allocator's overhead. repeats: stack → repeats, by default all."""
         return AllocatorOverhead.joined(
-            [
-                analysis.overhead(CachingAllocator(self.runtime.expandable), repeats_by_stack)
-                for analysis in self.analyses
-            ]
+            [analysis.overhead(CachingAllocator(self.runtime.expandable), repeats) for analysis in self.analyses]
         )
 
 

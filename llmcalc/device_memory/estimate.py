@@ -210,31 +210,25 @@ class Memory:
         """
         if self.settings.phase != "training":
             raise InputError(f"--phase {self.settings.phase}: is not of training; expected --phase training")
-        training_config = training_run(
-            self.settings, self.spec, self.states, default_attention(self.settings, self.spec)
-        )
+        training = training_run(self.settings, self.spec, self.states, default_attention(self.settings, self.spec))
         return replace(
-            training_config,
-            choices=choices_on(training_config.choices, self.runtime if cuda_runtime is None else cuda_runtime),
+            training, choices=choices_on(training.choices, self.runtime if cuda_runtime is None else cuda_runtime)
         )
 
     def _recorded_training(self, cuda_runtime: Runtime) -> RecordReplay:
         training_config = replace(self.training(cuda_runtime), pages_states=True)
-        return lambda repeats_by_stack, workspace: [record(self.spec, training_config, repeats_by_stack, workspace)]
+        return lambda repeats, workspace: [record(self.spec, training_config, repeats, workspace)]
 
     def _inference_passes(self, attention: AttentionImplementation, cuda_runtime: Runtime) -> list[Inference]:
         """Returns the configurations of the inference passes, with an accelerator's kernels.
 
         Only the kernels of sdpa and of gradients depend on the accelerator, so that others are those of an H100.
         """
-        pass_configs = inference_passes(self.settings, self.spec, self.states, attention)
+        passes = inference_passes(self.settings, self.spec, self.states, attention)
         if attention != "sdpa":
-            return pass_configs
+            return passes
         capability = cuda_runtime.capability
-        return [
-            replace(pass_config, choices=replace(pass_config.choices, capability=capability))
-            for pass_config in pass_configs
-        ]
+        return [replace(inference, choices=replace(inference.choices, capability=capability)) for inference in passes]
 
     def _counted_inference(self, pass_configs: Sequence[Inference], cuda_runtime: Runtime) -> CountedRun:
         """Returns the run of these passes, which equal ranks and accelerators with equal kernels share."""
@@ -243,8 +237,8 @@ class Memory:
             """Records the passes separately, and counts their tensors."""
             return CountedRun(
                 self.spec,
-                lambda repeats_by_stack, workspace: [
-                    self._recorded_passes(pass_config, repeats_by_stack, workspace) for pass_config in pass_configs
+                lambda repeats, workspace: [
+                    self._recorded_passes(pass_config, repeats, workspace) for pass_config in pass_configs
                 ],
                 cuda_runtime,
                 self.settings.recomputed().every,
@@ -259,14 +253,14 @@ class Memory:
         return self._counted_runs[run_key]
 
     def _recorded_passes(
-        self, inference_config: Inference, repeats_by_stack: Mapping[int, int], workspace: int
+        self, inference_config: Inference, repeats: Mapping[int, int], workspace: int
     ) -> RecordedEvents:
         """Returns the recorded passes, which ranks with equal shortened runs share, with workspaces of any size."""
         if not isinstance(self.spec, RankModel):
-            return record_inference(self.spec, inference_config, repeats_by_stack, workspace)
-        run_key = shortened_rank(self.spec, repeats_by_stack), inference_config
+            return record_inference(self.spec, inference_config, repeats, workspace)
+        run_key = shortened_rank(self.spec, repeats), inference_config
         if run_key not in self._recordings:
-            self._recordings[run_key] = record_inference(self.spec, inference_config, repeats_by_stack, LARGE_WORKSPACE)
+            self._recordings[run_key] = record_inference(self.spec, inference_config, repeats, LARGE_WORKSPACE)
         return self._recordings[run_key].with_workspace(workspace)
 
     def _unreplayed_bytes(self) -> list[UnreplayedBytes]:
@@ -402,8 +396,8 @@ def changes_scores(spec: ModelSpec) -> bool:
 def memory(
     spec: ModelSpec,
     settings: Settings = USUAL,
-    published_dtype: str = "bfloat16",
-    included_parts: frozenset[str] = frozenset(),
+    published: str = "bfloat16",
+    extra_parts: frozenset[str] = frozenset(),
     model_config: Mapping[str, Any] | Checkpoint | None = None,
     cuda_runtime: Runtime = HOPPER,
     other_models: Sequence[UnreplayedBytes] = (),
@@ -420,14 +414,7 @@ def memory(
     check_layers(spec)
     spec = spec.with_dropout(settings.dropout)
     stored_sizes: QuantizedSizes = {} if quantized_sizes is None else quantized_sizes
-    memory_use = resident.memory(spec, settings, published_dtype, included_parts, model_config, stored_sizes)
+    memory_use = resident.memory(spec, settings, published, extra_parts, model_config, stored_sizes)
     return Memory(
-        spec,
-        settings,
-        memory_use,
-        published_dtype,
-        model_config,
-        cuda_runtime,
-        other_models,
-        _quantized_sizes=stored_sizes,
+        spec, settings, memory_use, published, model_config, cuda_runtime, other_models, _quantized_sizes=stored_sizes
     )

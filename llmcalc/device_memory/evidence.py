@@ -25,16 +25,13 @@ def evidence_of_optimizer(optimizer_name: str) -> Evidence:
 
 
 def evidence_of_run(
-    spec: ModelSpec, kernel_choices: Choices, optimizer: str | None = None, included_parts: frozenset[str] = frozenset()
+    spec: ModelSpec, kernel_choices: Choices, optimizer: str | None = None, extra_parts: frozenset[str] = frozenset()
 ) -> list[Evidence]:
     """Returns the tests and measurements that support a run with torch's operations.
 
-    optimizer: that of training; None (default) without one. included_parts: the names of optional parts that run too.
+    optimizer: that of training; None (default) without one. extra_parts: the names of optional parts that run too.
     """
-    run_evidence = [
-        *evidence_of_parts(spec, included_parts),
-        *evidence_of_kernels(Eager, spec.shared_program, kernel_choices),
-    ]
+    evidence = [*evidence_of_parts(spec, extra_parts), *evidence_of_kernels(Eager, spec.shared_program, kernel_choices)]
     if kernel_choices.fake_quantization is not None:
-        run_evidence.append(ROUNDED_OPERANDS)
-    return run_evidence if optimizer is None else [*run_evidence, evidence_of_optimizer(optimizer)]
+        evidence.append(ROUNDED_OPERANDS)
+    return evidence if optimizer is None else [*evidence, evidence_of_optimizer(optimizer)]

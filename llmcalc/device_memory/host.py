@@ -69,9 +69,9 @@ def offloaded_bytes(spec: ModelSpec, training_config: Training, recompute_period
     )
 
 
-def _offload_bytes(spec: ModelSpec, training_config: Training, repeats_by_stack: Mapping[int, int]) -> int:
+def _offload_bytes(spec: ModelSpec, training_config: Training, repeats: Mapping[int, int]) -> int:
     """Returns the pinned bytes that a forward pass with this number of layers offloads."""
-    training_run = TrainingRun(spec, replace(training_config, microbatches=1), repeats_by_stack)
+    training_run = TrainingRun(spec, replace(training_config, microbatches=1), repeats)
     training_run.set_up()
     training_run.next_batch()
     training_run.forward()

@@ -104,7 +104,7 @@ class InferenceRun:
         self,
         spec: ModelSpec,
         inference_config: Inference,
-        repeats_by_stack: Mapping[int, int] | None = None,
+        repeats: Mapping[int, int] | None = None,
         workspace: int = 0,
         memory_meter: Meter | Recorder | None = None,
     ) -> None:
@@ -112,7 +112,7 @@ class InferenceRun:
             raise InputError(f"{spec.one_pass_model} does not decode: it reads a sequence in one pass")
         self.spec: ModelSpec = spec
         self.inference: Inference = inference_config
-        self.layers: dict[int, int] = dict(repeats_by_stack or {})
+        self.layers: dict[int, int] = dict(repeats or {})
         self.workspace: int = workspace
         self.workspaces: list[Storage] = []
         self.names: list[str] = []
@@ -296,7 +296,7 @@ def replay_inference(
     spec: ModelSpec,
     inference_config: Inference,
     device: Device | None = None,
-    repeats_by_stack: Mapping[int, int] | None = None,
+    repeats: Mapping[int, int] | None = None,
     workspace: int = 0,
 ) -> ReplayResult:
     """Replays the allocation of weights and the passes. Raises `Unsupported` for an operation without a kernel.
@@ -308,7 +308,7 @@ def replay_inference(
     layers, workspace: as in `InferenceRun`.
     """
     memory_meter = Meter(device)
-    inference_run = InferenceRun(spec, inference_config, repeats_by_stack, workspace, memory_meter)
+    inference_run = InferenceRun(spec, inference_config, repeats, workspace, memory_meter)
     inference_run.set_up()
     replay_result = ReplayResult(set_up=memory_meter.now)
     memory_meter.peaks = {}
@@ -324,10 +324,10 @@ def replay_inference(
     return replay_result
 
 
-def shortened_rank(spec: RankModel, repeats_by_stack: Mapping[int, int]) -> Hashable:
+def shortened_rank(spec: RankModel, repeats: Mapping[int, int]) -> Hashable:
     """Returns a cache key of everything outside the settings that determines a rank's recorded run.
 
-    repeats_by_stack: as in `InferenceRun`. Ranks whose layers differ in the number of repeats alone are the same, and so are the
+    repeats: as in `InferenceRun`. Ranks whose layers differ in the number of repeats alone are the same, and so are the
     ranks of a tensor-parallel group, unless their parts of the vocabulary differ in length.
     """
     layout, coordinates, program = spec.layout, spec.layout.coordinates(spec.rank), spec.program()
@@ -337,7 +337,7 @@ def shortened_rank(spec: RankModel, repeats_by_stack: Mapping[int, int]) -> Hash
     layer_names = [sys.intern(layer_name) for _, stack in spec.stacks() for layer_name in stack.layer_names()]
     rank_layers = [layer_names[i] for i in spec.chunks.layers]
     if len(spec.stacks()) == 1:
-        rank_layers = shortened(rank_layers, repeats_by_stack.get(0))
+        rank_layers = shortened(rank_layers, repeats.get(0))
     return (
         *(
             layout.tp,
@@ -349,16 +349,16 @@ def shortened_rank(spec: RankModel, repeats_by_stack: Mapping[int, int]) -> Hash
             spec.chunks.first,
             spec.chunks.last,
         ),
-        *(tuple(repeats_by_stack.items()), *rank_layers),
+        *(tuple(repeats.items()), *rank_layers),
     )
 
 
 def record_inference(
-    spec: ModelSpec, inference_config: Inference, repeats_by_stack: Mapping[int, int] | None = None, workspace: int = 0
+    spec: ModelSpec, inference_config: Inference, repeats: Mapping[int, int] | None = None, workspace: int = 0
 ) -> RecordedEvents:
     """Records the set-up and the passes for `RepeatAnalysis`. layers, workspace: as in `InferenceRun`."""
     memory_meter = Recorder()
-    inference_run = InferenceRun(spec, inference_config, repeats_by_stack, workspace, memory_meter)
+    inference_run = InferenceRun(spec, inference_config, repeats, workspace, memory_meter)
     inference_run.set_up()
     set_up = memory_meter.cut()
     inference_run.passes()

@@ -171,12 +171,8 @@ def list_places(replay: ReplayResult, stacks: list[LayerStack]) -> list[tuple[st
             added_layers = repeat_index * block_stack.period
             module_peaks.extend(
                 [
-                    (
-                        phase,
-                        f"{prefix}{layer_index + added_layers}{module_path}",
-                        bytes + repeat_index * bytes_per_repeat,
-                    )
-                    for layer_index, module_path, bytes, bytes_per_repeat in peaks_by_place
+                    (phase, f"{prefix}{layer_index + added_layers}{path}", bytes + repeat_index * bytes_per_repeat)
+                    for layer_index, path, bytes, bytes_per_repeat in peaks_by_place
                 ]
             )
         stack_places.clear()

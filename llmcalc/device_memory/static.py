@@ -104,11 +104,8 @@ class MemoryUse:
     def _adapters_and_copies(self) -> tuple[tuple[list[TrainedTensor], str], tuple[list[TrainedTensor], str]]:
         """Returns the tensors of adapters and of trained module copies, with number formats."""
         assert self.adapters is not None
-        tree, included_parts = self.count.tree, self.count.include
-        adapters, module_copies = (
-            self.adapters.adapters(tree, included_parts),
-            self.adapters.trained_copies(tree, included_parts),
-        )
+        tree, include = self.count.tree, self.count.include
+        adapters, module_copies = self.adapters.adapters(tree, include), self.adapters.trained_copies(tree, include)
         return (adapters, self.adapter_dtype), (module_copies, self.dtype)
 
     @property
@@ -209,14 +206,14 @@ def memory(
     spec: ModelSpec,
     settings: Settings = USUAL,
     published_dtype: str = "bfloat16",
-    included_parts: frozenset[str] = frozenset(),
+    extra_parts: frozenset[str] = frozenset(),
     model_config: Mapping[str, Any] | Checkpoint | None = None,
     quantized_sizes: QuantizedSizes | None = None,
 ) -> MemoryUse:
     """Returns the persistent memory of a model under `settings`.
 
     published_dtype: number format of the published weights; default bfloat16.
-    included_parts: optional parts to include (`mtp`, `towers`). Images and audio include the encoders.
+    extra_parts: optional parts to include (`mtp`, `towers`). Images and audio include the encoders.
     model_config: the model's `config.json`; its `quantization_config` is the default quantization scheme. As a `Checkpoint`
         it also says what the model's classes call their modules; otherwise these have the names of Llama's class.
     quantized_sizes: sizes under other settings of the same model and config, to which this adds; default none.
@@ -225,17 +222,17 @@ def memory(
     """
     settings.check(spec)
     if settings.inputs.is_given and spec.towers:
-        included_parts = included_parts | {TOWERS.name}
-    parameter_count = ParameterCount(spec, spec.tree(), included_parts)
+        extra_parts = extra_parts | {TOWERS.name}
+    params = ParameterCount(spec, spec.tree(), extra_parts)
     if settings.phase == "training":
-        return _training_memory(spec, parameter_count, settings)
+        return _training_memory(spec, params, settings)
     known_sizes = {} if quantized_sizes is None else quantized_sizes
-    return _inference_memory(spec, parameter_count, settings, published_dtype, model_config, known_sizes)
+    return _inference_memory(spec, params, settings, published_dtype, model_config, known_sizes)
 
 
 def _inference_memory(
     spec: ModelSpec,
-    parameter_count: ParameterCount,
+    params: ParameterCount,
     settings: Settings,
     published_dtype: str,
     model_config: Mapping[str, Any] | Checkpoint | None,
@@ -243,17 +240,13 @@ def _inference_memory(
 ) -> MemoryUse:
     """Counts the weights, adapters and cache of inference."""
     weight_format, stored_bytes = dtype(settings.dtype or published_dtype), None
-    quantization_scheme = _quantization_scheme(settings, model_config)
-    if quantization_scheme is not None:
+    scheme = _quantization_scheme(settings, model_config)
+    if scheme is not None:
         weight_format = _unconverted_format(settings, published_dtype)
-        size_key = settings.quantize, weight_format, parameter_count.include
+        size_key = settings.quantize, weight_format, params.include
         if size_key not in quantized_sizes:
-            module_names = (
-                model_config.names(parameter_count.tree, spec.kind) if isinstance(model_config, Checkpoint) else None
-            )
-            quantized_sizes[size_key] = quantized_size(
-                spec, quantization_scheme, weight_format, parameter_count.include, module_names
-            )
+            module_names = model_config.names(params.tree, spec.kind) if isinstance(model_config, Checkpoint) else None
+            quantized_sizes[size_key] = quantized_size(spec, scheme, weight_format, params.include, module_names)
         stored_bytes = quantized_sizes[size_key]
     batch = 1 if settings.batch is None else settings.batch
     seq = usual_context(spec, settings.phase == "decode") if settings.seq is None else settings.seq
@@ -263,21 +256,13 @@ def _inference_memory(
     seq += 0 if inputs is None else inputs.added_tokens
     workload = Workload(batch, seq, source=settings.source, phase="prefill")
     if spec.one_pass_model:
-        return MemoryUse(
-            parameter_count, settings.phase, weight_format, workload, quantized=stored_bytes, inputs=inputs
-        )
+        return MemoryUse(params, settings.phase, weight_format, workload, quantized=stored_bytes, inputs=inputs)
     activation_format = (
         weight_format if settings.phase != "inference" and DTYPE_BITS[weight_format] >= 16 else "bfloat16"
     )
-    cache_format_name = cache_format(settings.kv_dtype or activation_format).name
+    cache = cache_format(settings.kv_dtype or activation_format).name
     return MemoryUse(
-        parameter_count,
-        settings.phase,
-        weight_format,
-        workload,
-        kv_dtype=cache_format_name,
-        quantized=stored_bytes,
-        inputs=inputs,
+        params, settings.phase, weight_format, workload, kv_dtype=cache, quantized=stored_bytes, inputs=inputs
     )
 
 
@@ -301,13 +286,13 @@ def _unconverted_format(settings: Settings, published_dtype: str) -> str:
     return dtype(settings.dtype)
 
 
-def _training_memory(spec: ModelSpec, parameter_count: ParameterCount, settings: Settings) -> MemoryUse:
+def _training_memory(spec: ModelSpec, params: ParameterCount, settings: Settings) -> MemoryUse:
     """Counts the weights, gradients and optimizer states of training."""
     batch = 1 if settings.batch is None else settings.batch
     seq = usual_sequence(spec) if settings.seq is None else settings.seq
     weight_format, has_master = _training_formats(settings)
     optimizer_record = _checked_optimizer(settings)
-    adapters, adapter_dtype = _adapters_and_format(settings, parameter_count, weight_format)
+    adapters, adapter_dtype = _adapters_and_format(settings, params, weight_format)
     if adapters is not None:
         if settings.master_weights is not None:
             raise InputError("--master-weights: adapters are trained in a format of their own")
@@ -316,7 +301,7 @@ def _training_memory(spec: ModelSpec, parameter_count: ParameterCount, settings:
     trains_in_float32 = first_trained_layer is not None and settings.precision == "autocast"
     trained_dtype = "float32" if trains_in_float32 and DTYPE_BITS[weight_format] < 32 else ""
     return MemoryUse(
-        parameter_count,
+        params,
         "training",
         weight_format,
         Workload(batch, seq, source=settings.source, phase="training"),
@@ -325,7 +310,7 @@ def _training_memory(spec: ModelSpec, parameter_count: ParameterCount, settings:
         optimizer=_optimizer_state(
             optimizer_record,
             settings,
-            parameter_count,
+            params,
             trained_dtype or weight_format,
             has_master,
             adapters,
@@ -388,9 +373,9 @@ def _checked_optimizer(settings: Settings) -> Optimizer:
 
 
 def _optimizer_state(
-    optimizer_record: Optimizer,
+    record: Optimizer,
     settings: Settings,
-    parameter_count: ParameterCount,
+    params: ParameterCount,
     weight_format: str,
     has_master: bool,
     adapters: LowRank | None,
@@ -398,31 +383,25 @@ def _optimizer_state(
     first_trained_layer: int | None,
 ) -> OptimizerState:
     """Returns the optimizer states: of adapters and copies of modules, or otherwise of all parameters."""
-    has_momentum = bool(settings.momentum)
+    momentum = bool(settings.momentum)
     if adapters is None:
         state_format = _float_format(
             settings.optimizer_dtype, "--optimizer-dtype", "float32" if has_master else weight_format
         )
         tensors = (
-            trained_tensors(parameter_count.tree, parameter_count.include)
+            trained_tensors(params.tree, params.include)
             if first_trained_layer is None
-            else tensors_from_layer(parameter_count.tree, first_trained_layer, parameter_count.include)
+            else tensors_from_layer(params.tree, first_trained_layer, params.include)
         )
-        return optimizer_record.state(list(tensors), state_format, has_momentum)
+        return record.state(list(tensors), state_format, momentum)
     state_format = _float_format(settings.optimizer_dtype, "--optimizer-dtype", adapter_dtype)
-    copy_state = optimizer_record.state(
-        adapters.trained_copies(parameter_count.tree, parameter_count.include),
-        settings.optimizer_dtype or weight_format,
-        has_momentum,
+    copy_state = record.state(
+        adapters.trained_copies(params.tree, params.include), settings.optimizer_dtype or weight_format, momentum
     )
-    return optimizer_record.state(
-        adapters.adapters(parameter_count.tree, parameter_count.include), state_format, has_momentum
-    ).with_more(copy_state)
+    return record.state(adapters.adapters(params.tree, params.include), state_format, momentum).with_more(copy_state)
 
 
-def _adapters_and_format(
-    settings: Settings, parameter_count: ParameterCount, weight_format: str
-) -> tuple[LowRank | None, str]:
+def _adapters_and_format(settings: Settings, params: ParameterCount, weight_format: str) -> tuple[LowRank | None, str]:
     """Returns the adapters and their number format; None and an empty text without adapters.
 
     weight_format: the number format of the weights, which adapters of Megatron-Core have, too.
@@ -446,7 +425,7 @@ def _adapters_and_format(
     )
     if settings.lora_experts and settings.lora_dropout:
         raise InputError("--lora-experts with --lora-dropout: PEFT has no dropout beside experts; expected one of them")
-    adapters = low_rank(parameter_count.tree, requested_adapters, target_modules, parameter_count.include)
+    adapters = low_rank(params.tree, requested_adapters, target_modules, params.include)
     return adapters, _float_format(settings.lora_dtype, "--lora-dtype", weight_format if is_parallel else "float32")
 
 
@@ -476,11 +455,11 @@ GRADIENT_FORMATS = "float32", "bfloat16", "float16"
 """Number formats in which frameworks sum gradients of weights in any format."""
 
 
-def _float_format(format_name: str | None, option_name: str, default_format: str) -> str:
+def _float_format(format_name: str | None, option: str, default_format: str) -> str:
     """Returns the full name of a floating-point format. Raises `InputError` for an integer format."""
     number_format = dtype(format_name or default_format)
     if number_format.startswith("int"):
         raise InputError(
-            f"{option_name} {format_name}: integers take no gradient; expected a floating-point format such as bf16"
+            f"{option} {format_name}: integers take no gradient; expected a floating-point format such as bf16"
         )
     return number_format

@@ -139,7 +139,7 @@ class TrainingRun:
         self,
         spec: ModelSpec,
         training_config: Training,
-        repeats_by_stack: Mapping[int, int] | None = None,
+        repeats: Mapping[int, int] | None = None,
         workspace: int = 0,
         memory_meter: Meter | Recorder | None = None,
         program: Flow | None = None,
@@ -170,7 +170,7 @@ class TrainingRun:
             choices=training_config.choices,
             adapters=training_config.adapters,
         )
-        self.lowering.run_only = dict(repeats_by_stack or {})
+        self.lowering.run_only = dict(repeats or {})
         self.lowering.first_trained_layer = training_config.first_trained_layer
         self.lowering.trained_dtype = training_config.trained_dtype or self.lowering.dtype
         self.labels: Tensor | None = None
@@ -369,7 +369,7 @@ def replay(
     spec: ModelSpec,
     training_config: Training,
     device: Device | None = None,
-    repeats_by_stack: Mapping[int, int] | None = None,
+    repeats: Mapping[int, int] | None = None,
     workspace: int = 0,
 ) -> ReplayResult:
     """Replays the set-up and two training steps. Raises `Unsupported` for an operation without a kernel.
@@ -378,7 +378,7 @@ def replay(
     layers, workspace: as in `TrainingRun`.
     """
     memory_meter = Meter(device)
-    return replay_steps(TrainingRun(spec, training_config, repeats_by_stack, workspace, memory_meter), memory_meter)
+    return replay_steps(TrainingRun(spec, training_config, repeats, workspace, memory_meter), memory_meter)
 
 
 class Steps(Protocol):
@@ -478,27 +478,22 @@ def repeat_steps(
     memory_meter: Recorder,
     set_up_events: Sequence[Event],
     batch: Sequence[Event],
-    pass_events: Sequence[Event],
+    passes: Sequence[Event],
 ) -> RecordedEvents | None:
     """Returns two training steps whose micro-batches repeat the recorded passes; None if the steps differ."""
     training_run.update()
     first_events = memory_meter.cut()
     training_run.update()
-    update_events = memory_meter.cut()
+    update = memory_meter.cut()
     training_run.zero_grad()
-    zero_grad_events = memory_meter.cut()
+    zero_grad = memory_meter.cut()
     training_run.next_batch()
-    next_batch_events = memory_meter.cut()
-    if not (
-        is_repeatable(batch, pass_events, zero_grad_events, next_batch_events) and is_self_contained(update_events)
-    ):
+    next_batch = memory_meter.cut()
+    if not (is_repeatable(batch, passes, zero_grad, next_batch) and is_self_contained(update)):
         return None
-    next_batch_events += rename_events(batch, next_batch_events)
+    next_batch += rename_events(batch, next_batch)
     return RecordedEvents(
-        set_up_events,
-        [batch, pass_events, first_events, zero_grad_events],
-        [next_batch_events, pass_events, update_events, zero_grad_events],
-        PHASES,
+        set_up_events, [batch, passes, first_events, zero_grad], [next_batch, passes, update, zero_grad], PHASES
     )
 
 

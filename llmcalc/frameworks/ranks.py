@@ -273,7 +273,7 @@ class Cluster:
             self.micro_batches,
             rank,
             element_bytes=DTYPE_BITS[memory_use.dtype] // 8,
-            included_parts=memory_use.count.include,
+            extra_parts=memory_use.count.include,
             recompute=self.settings.recomputed(),
         )
 

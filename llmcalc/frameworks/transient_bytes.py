@@ -151,24 +151,23 @@ def measure_optimizer_step(training_config: Training, has_flat_parameters: bool 
         return OptimizerStepBytes()
     dtype, elements = DTYPES[training_config.dtype], SIDE * SIDE
     gradient_type = training_config.gradient_dtype or dtype
-    has_equal_shards = training_config.master and FLOAT32 not in (dtype, gradient_type)
-    copy, width = FLOAT32.bytes if has_equal_shards else 0, gradient_type.bytes
+    has_copies = training_config.master and FLOAT32 not in (dtype, gradient_type)
+    copy, width = FLOAT32.bytes if has_copies else 0, gradient_type.bytes
     if has_flat_parameters:
         return OptimizerStepBytes(
-            _step_peak(training_config, gradient_type, has_equal_shards, 1, has_flat_parameters=True) / elements,
+            _step_peak(training_config, gradient_type, has_copies, 1, has_flat_parameters=True) / elements,
             gradient_copy=copy,
             gradient_element_bytes=width,
         )
     peak_of_1, peak_of_2, peak_of_3 = (
-        _step_peak(training_config, gradient_type, has_equal_shards, layer_count) / elements
-        for layer_count in (1, 2, 3)
+        _step_peak(training_config, gradient_type, has_copies, layer_count) / elements for layer_count in (1, 2, 3)
     )
     bytes_per_parameter = max(0.0, peak_of_3 - peak_of_2)
     bytes_of_largest = max(0.0, peak_of_1 - bytes_per_parameter)
     bytes_of_second_largest = max(0.0, peak_of_2 - 2 * bytes_per_parameter - bytes_of_largest)
     bytes_per_adamw_parameter = None
     if optimizer(training_config.optimizer).by_matrix:
-        adamw_bytes = _step_peak(training_config, gradient_type, has_equal_shards, 1, is_matrix=False) / elements
+        adamw_bytes = _step_peak(training_config, gradient_type, has_copies, 1, is_matrix=False) / elements
         bytes_per_adamw_parameter = max(0.0, adamw_bytes - bytes_per_parameter)
     return OptimizerStepBytes(
         bytes_per_parameter, bytes_of_largest, bytes_of_second_largest, bytes_per_adamw_parameter, copy, width

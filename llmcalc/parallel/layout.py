@@ -185,14 +185,14 @@ class Layout:
         """Returns the command-line options of this layout, without defaults and without the schedule of `--vpp`."""
         arguments: list[str] = []
         for field in fields(self):
-            field_value, option_name = getattr(self, field.name), f"--{field.name.replace('_', '-')}"
+            field_value, option = getattr(self, field.name), f"--{field.name.replace('_', '-')}"
             if field_value == field.default or (field_value == "interleaved" and self.vpp > 1):
                 continue
             if isinstance(field_value, bool):
-                arguments.append(option_name if field_value else f"--no-{option_name[2:]}")
+                arguments.append(option if field_value else f"--no-{option[2:]}")
             else:
                 arguments += [
-                    option_name,
+                    option,
                     stage_layers_option(field_value) if isinstance(field_value, tuple) else str(field_value),
                 ]
         return " ".join(arguments)
@@ -248,23 +248,16 @@ def rank_chunks(layout: Layout, layers: int, rank: int) -> Chunks:
     """
     ranks = {rank, layout.pp - 1 - rank} if layout.is_two_way else {rank}
     rank_stages = [stage for stage in stages(layout, layers) if stage.rank in ranks]
-    layer_indices = tuple(i for stage in rank_stages for i in stage.layers)
-    return Chunks(
-        rank, layer_indices, any(stage.first for stage in rank_stages), any(stage.last for stage in rank_stages)
-    )
+    indices = tuple(i for stage in rank_stages for i in stage.layers)
+    return Chunks(rank, indices, any(stage.first for stage in rank_stages), any(stage.last for stage in rank_stages))
 
 
 def stage_sizes_between_ends(
-    layers: int,
-    pp: int,
-    chunks_per_rank: int,
-    first_rank_layers: int | None,
-    last_rank_layers: int | None,
-    option_names: str,
+    layers: int, pp: int, chunks: int, first_rank_layers: int | None, last_rank_layers: int | None, option_names: str
 ) -> tuple[int, ...]:
     """Returns the layers of each stage if the number of the first or of the last rank is stated.
 
-    chunks_per_rank: stages of a rank. first_rank_layers, last_rank_layers: None for as many as every other rank.
+    chunks: stages of a rank. first_rank_layers, last_rank_layers: None for as many as every other rank.
     option_names: the arguments in messages. Raises `InputError` for layers that the other ranks do not divide.
     """
     layers_left = layers - (first_rank_layers or 0) - (last_rank_layers or 0)
@@ -277,9 +270,9 @@ def stage_sizes_between_ends(
     layers_by_rank = [layers_left // max(1, middle_ranks)] * pp
     layers_by_rank[0] = layers_by_rank[0] if first_rank_layers is None else first_rank_layers
     layers_by_rank[-1] = layers_by_rank[-1] if last_rank_layers is None else last_rank_layers
-    if any(rank_layers % chunks_per_rank for rank_layers in layers_by_rank):
-        raise InputError(f"--num-virtual-stages-per-pipeline-rank: {chunks_per_rank} does not divide {layers_by_rank}")
-    return tuple(rank_layers // chunks_per_rank for rank_layers in layers_by_rank) * chunks_per_rank
+    if any(rank_layers % chunks for rank_layers in layers_by_rank):
+        raise InputError(f"--num-virtual-stages-per-pipeline-rank: {chunks} does not divide {layers_by_rank}")
+    return tuple(rank_layers // chunks for rank_layers in layers_by_rank) * chunks
 
 
 def stages(layout: Layout, layers: int) -> Iterator[Stage]:
@@ -298,9 +291,7 @@ def stages(layout: Layout, layers: int) -> Iterator[Stage]:
     layers_per_stage = layout.pp_layout or (layers // stage_count,) * stage_count
     if sum(layers_per_stage) != layers:
         raise ImpossibleLayout(f"--pp-layout: {sum(layers_per_stage)} layers in all; expected the model's {layers}")
-    first_layer = 0
+    start = 0
     for i, stage_layers in enumerate(layers_per_stage):
-        yield Stage(
-            i % layout.pp, i // layout.pp, range(first_layer, first_layer + stage_layers), i == 0, i == stage_count - 1
-        )
-        first_layer += stage_layers
+        yield Stage(i % layout.pp, i // layout.pp, range(start, start + stage_layers), i == 0, i == stage_count - 1)
+        start += stage_layers

@@ -115,7 +115,7 @@ def rank_messages(
     rank: int = 0,
     *,
     element_bytes: int = BFLOAT16,
-    included_parts: frozenset[str] = frozenset(),
+    extra_parts: frozenset[str] = frozenset(),
     recompute: Recompute = NONE,
 ) -> list[Message]:
     """Returns the messages of a rank in a training step.
@@ -123,7 +123,7 @@ def rank_messages(
     workload: one micro-batch, of whole sequences.
     gradients: the framework's rules.
     element_bytes: bytes per element of weights and activations.
-    included_parts: optional parts of the model that are trained too, none by default.
+    extra_parts: optional parts of the model that are trained too, none by default.
     recompute: the recomputation in the backward pass, none by default.
     Raises `InputError` for a layout that is not modelled.
     """
@@ -136,22 +136,20 @@ def rank_messages(
     chunks = list(_chunks_of_rank(spec, layout, micro_batches, rank, keeps_indices=recompute.every > 1))
     messages: list[Message] = []
     for chunk in chunks:
-        placement_options = element_bytes, included_parts, gradients.always_reentrant, recompute_rule
+        placement_options = element_bytes, extra_parts, gradients.always_reentrant, recompute_rule
         for collective in _program_collectives(chunk.program, run_config, *placement_options):
-            group_name, ranks, collective_kind, message_bytes = (
+            group, ranks, collective_kind, message_bytes = (
                 collective.group,
                 collective.ranks,
                 collective.kind,
                 collective.bytes,
             )
-            messages.append(
-                Message(group_name, ranks, collective_kind, message_bytes, collective.times * chunk.batches)
-            )
+            messages.append(Message(group, ranks, collective_kind, message_bytes, collective.times * chunk.batches))
         messages += _loss_messages(layout, chunk, run_config)
         messages += _pipeline_messages(layout, chunk, run_config, element_bytes)
-    messages += _tensor_group_gradients(spec, layout, chunks, included_parts, gradients, element_bytes)
-    messages += _data_messages(layout, chunks, included_parts, gradients, element_bytes)
-    messages += _embedding_messages(spec, layout, chunks, included_parts, gradients, element_bytes)
+    messages += _tensor_group_gradients(spec, layout, chunks, extra_parts, gradients, element_bytes)
+    messages += _data_messages(layout, chunks, extra_parts, gradients, element_bytes)
+    messages += _embedding_messages(spec, layout, chunks, extra_parts, gradients, element_bytes)
     return _merge_equal(messages)
 
 
@@ -160,13 +158,13 @@ def _program_collectives(
     program: RankFlow,
     run_config: RunConfig,
     element_bytes: int,
-    included_parts: frozenset[str],
+    extra_parts: frozenset[str],
     always_reentrant: bool,
     recompute: Recompute,
 ) -> tuple[Collective, ...]:
     """Returns the collectives of a program's passes; layouts that differ only in replicas or stages share a result."""
     placements = Placements(
-        program.rank_axes.layout, run_config, element_bytes, included_parts, always_reentrant, recompute
+        program.rank_axes.layout, run_config, element_bytes, extra_parts, always_reentrant, recompute
     )
     return tuple(placements.run_program(program))
 
@@ -232,7 +230,7 @@ def _tensor_group_gradients(
     spec: ModelSpec,
     layout: Layout,
     chunks: list[Chunk],
-    included_parts: frozenset[str],
+    extra_parts: frozenset[str],
     gradients: GradientRules,
     element_bytes: int,
 ) -> Iterator[Message]:
@@ -246,7 +244,7 @@ def _tensor_group_gradients(
         stage = chunk.stage
         undivided_program = shared_rank_program(spec, ONE_DEVICE, 0, stage)
         shard_pairs = zip(
-            weight_shards(chunk.program, included_parts), weight_shards(undivided_program, included_parts), strict=True
+            weight_shards(chunk.program, extra_parts), weight_shards(undivided_program, extra_parts), strict=True
         )
         partial_sums = [
             shard
@@ -265,23 +263,21 @@ def _tensor_group_gradients(
 
 
 def _data_messages(
-    layout: Layout, chunks: list[Chunk], included_parts: frozenset[str], gradients: GradientRules, element_bytes: int
+    layout: Layout, chunks: list[Chunk], extra_parts: frozenset[str], gradients: GradientRules, element_bytes: int
 ) -> Iterator[Message]:
     """Returns messages of gradients and weights among ranks with equal weights; experts have separate groups."""
     for chunk in chunks:
-        shards = weight_shards(chunk.program, included_parts)
+        shards = weight_shards(chunk.program, extra_parts)
         for is_expert in (False, True):
-            group_shards = [shard for shard in shards if shard.expert == is_expert]
-            if group_shards:
+            weights = [shard for shard in shards if shard.expert == is_expert]
+            if weights:
                 ranks, sharding_ranks = (
                     (layout.expert_dp, layout.expert_shards) if is_expert else (layout.dp * layout.cp, layout.shards)
                 )
                 replica_group = ReplicaGroup(is_expert, ranks, 1)
                 if layout.zero:
                     replica_group = ReplicaGroup(is_expert, sharding_ranks, ranks // sharding_ranks)
-                yield from gradients.messages(
-                    ReplicatedWeights(layout, chunk, group_shards, replica_group, element_bytes)
-                )
+                yield from gradients.messages(ReplicatedWeights(layout, chunk, weights, replica_group, element_bytes))
 
 
 class ReplicaGroup(NamedTuple):
@@ -336,13 +332,13 @@ def _embedding_messages(
     spec: ModelSpec,
     layout: Layout,
     chunks: list[Chunk],
-    included_parts: frozenset[str],
+    extra_parts: frozenset[str],
     gradients: GradientRules,
     element_bytes: int,
 ) -> Iterator[Message]:
     """Yields all-reduces of the embedding's gradient between first and last stage, if both have the embedding."""
     is_tied = spec.tie_word_embeddings and spec.head.type == "lm"
-    if layout.pp == 1 or not (is_tied or (spec.mtp is not None and MTP.name in included_parts)):
+    if layout.pp == 1 or not (is_tied or (spec.mtp is not None and MTP.name in extra_parts)):
         return
     for chunk in chunks:
         if chunk.stage is not None and (chunk.stage.first or chunk.stage.last) and chunk.program.tables:

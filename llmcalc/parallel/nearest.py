@@ -122,28 +122,24 @@ def _near_layouts(spec: ModelSpec, layout_request: LayoutRequest, layers: int) -
 
     expert_sizes = divisors(experts) if experts else [1]
     ep = [1] if layout_request.ep is None or not experts else _nearest_sizes(requested_sizes["ep"], expert_sizes)
-    expert_tensor_sizes = (
-        [requested_sizes["ep"], 1] if layout_request.ep is not None and layout_request.tp is None else []
-    )
+    instead_of_ep = [requested_sizes["ep"], 1] if layout_request.ep is not None and layout_request.tp is None else []
     tensor_sizes = filter(divides_axes, _tensor_sizes(axes, requested_sizes["tp"]))
-    tp = _nearest_sizes(requested_sizes["tp"], tensor_sizes, *filter(divides_axes, expert_tensor_sizes))
+    tp = _nearest_sizes(requested_sizes["tp"], tensor_sizes, *filter(divides_axes, instead_of_ep))
     stage_counts = range(1, min(layers, FAR * requested_sizes["pp"]) + 1)
     pp = _nearest_sizes(requested_sizes["pp"], stage_counts, *_nearest_sizes(requested_sizes["pp"], divisors(layers)))
     chunk_counts = range(1, min(layers, FAR * requested_sizes["vpp"]) + 1)
     vpp = [1] if layout_request.vpp is None else _nearest_sizes(requested_sizes["vpp"], chunk_counts, 1)
     for group_sizes in product(tp, pp, vpp, ep):
-        sizes_by_name: dict[str, Any] = dict(
+        size_table: dict[str, Any] = dict(
             zip(("tp", "pp", "vpp", "ep"), group_sizes, strict=True), cp=requested_sizes["cp"]
         )
-        if sizes_by_name["pp"] * sizes_by_name["vpp"] > layers or (
-            sizes_by_name["vpp"] > 1 and sizes_by_name["pp"] == 1
-        ):
+        if size_table["pp"] * size_table["vpp"] > layers or (size_table["vpp"] > 1 and size_table["pp"] == 1):
             continue
         for etp in (
-            {layout_request.etp or sizes_by_name["tp"], 1} if sizes_by_name["ep"] > 1 or layout_request.etp else {None}
+            {layout_request.etp or size_table["tp"], 1} if size_table["ep"] > 1 or layout_request.etp else {None}
         ):
-            for dp in _replica_counts(layout_request, requested_sizes["dp"], sizes_by_name, etp or sizes_by_name["tp"]):
-                candidate = sizes_by_name | {"dp": dp, "etp": etp}
+            for dp in _replica_counts(layout_request, requested_sizes["dp"], size_table, etp or size_table["tp"]):
+                candidate = size_table | {"dp": dp, "etp": etp}
                 layout = _layout_of_sizes(layout_request, layers, requested_sizes, candidate)
                 if layout is not None:
                     yield _layout_distance(layout_request, requested_sizes, candidate, layout), layout
@@ -152,12 +148,7 @@ def _near_layouts(spec: ModelSpec, layout_request: LayoutRequest, layers: int) -
 def _nearest_sizes(requested_size: int, possible_sizes: Iterable[int], *extra_sizes: int) -> list[int]:
     """Returns the `FEW` possible group sizes nearest to a size, and `extra_sizes`."""
     return sorted(
-        {
-            *sorted(
-                possible_sizes, key=lambda possible_size: (abs(log2(possible_size / requested_size)), possible_size)
-            )[:FEW],
-            *extra_sizes,
-        }
+        {*sorted(possible_sizes, key=lambda choice: (abs(log2(choice / requested_size)), choice))[:FEW], *extra_sizes}
     )
 
 

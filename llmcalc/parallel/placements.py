@@ -144,22 +144,18 @@ class Placements:
             id(flow_value.storage), self.default_placement if has_tokens(flow_value.rows) else "whole"
         )
 
-    def _run_items(self, program_items: Iterable[Item], module_path: str, repeats: Number) -> None:
-        """Runs through a module's operations. module_path: the module's path. repeats: how often the module runs."""
+    def _run_items(self, program_items: Iterable[Item], path: str, repeats: Number) -> None:
+        """Runs through a module's operations. path: the module's path. repeats: how often the module runs."""
         for program_item in program_items:
             if isinstance(program_item, Alternatives):
-                self._run_items(next(iter(program_item.branches.values())).items, module_path, repeats)
+                self._run_items(next(iter(program_item.branches.values())).items, path, repeats)
                 continue
             item_attributes = program_item.about
             if item_attributes.get("role") in NEVER_RUN or (
                 item_attributes.get("optional") and item_attributes["optional"] not in self.include
             ):
                 continue
-            item_path = (
-                f"{module_path}.{program_item.name}"
-                if module_path and program_item.name
-                else module_path or program_item.name
-            )
+            item_path = f"{path}.{program_item.name}" if path and program_item.name else path or program_item.name
             self.where, self.repeats = item_path or getattr(program_item, "verb", ""), repeats
             if isinstance(program_item, Step):
                 self._run_step(program_item)

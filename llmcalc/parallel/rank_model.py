@@ -106,14 +106,14 @@ class RankModel(ModelSpec):
             )
         )
 
-    def copied_parameters(self, included_parts: frozenset[str] = frozenset()) -> dict[str, Number]:
+    def copied_parameters(self, extra_parts: frozenset[str] = frozenset()) -> dict[str, Number]:
         """Returns component → number of this rank's parameters that tensor parallelism replicates."""
         parameters_by_component: dict[str, Number] = {}
         for node_position, undivided_place in zip(self.tree().walk(), self.undivided_tree.walk(), strict=True):
             if (
                 node_position.use is None
                 or undivided_place.use is None
-                or (node_position.optional and node_position.optional not in included_parts)
+                or (node_position.optional and node_position.optional not in extra_parts)
             ):
                 continue
             for tensor, whole_tensor in zip(node_position.use.tensors(), undivided_place.use.tensors(), strict=True):
@@ -193,9 +193,7 @@ def heaviest_rank(spec: ModelSpec, layout: Layout, rank_cost: Callable[[RankMode
     candidates: dict[tuple[Any, ...], RankModel] = {}
     for stage in range(layout.pp):
         model = rank_model(spec, layout, layout.rank(pp=stage))
-        layer_counts = tuple(
-            sum(i in model.chunks.layers for i in layer_indices) for layer_indices in _layer_indices(spec)
-        )
+        layer_counts = tuple(sum(i in model.chunks.layers for i in indices) for indices in _layer_indices(spec))
         candidates.setdefault((model.chunks.first, model.chunks.last, layer_counts), model)
     return max(candidates.values(), key=lambda model: (rank_cost(model), -model.rank))
 

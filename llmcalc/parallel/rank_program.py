@@ -144,11 +144,11 @@ class RankAxes:
         if is_single_group or (axis.name in COPIED and degree > axis_size and degree % axis_size == 0):
             return Shard(axis.name, 1, axis_size, degree)
         if axis_size % degree:
-            option_name = {"experts": "--ep", "expert_ffn": "--etp"}.get(axis.name, "--tp")
+            option = {"experts": "--ep", "expert_ffn": "--etp"}.get(axis.name, "--tp")
             expected_degrees = ", ".join(map(str, divisors(axis_size, 4 * degree)))
             field_name = FIELDS.get(axis.name, axis.name)
             raise ImpossibleLayout(
-                f"{option_name} {degree}: does not divide {field_name} {axis_size}; expected one of {expected_degrees}"
+                f"{option} {degree}: does not divide {field_name} {axis_size}; expected one of {expected_degrees}"
             )
         return Shard(axis.name, axis_size // degree, axis_size, degree)
 
@@ -302,10 +302,8 @@ class RankFlow(Flow):
 
     def _record_copy(self, table: Weight) -> None:
         """Records this stage's copy of the embedding before the module that uses it."""
-        reader_item = self.root.items[-1]
-        scope_attributes = (
-            {} if isinstance(reader_item, Alternatives) else {"optional": reader_item.about.get("optional", "")}
-        )
+        reader = self.root.items[-1]
+        scope_attributes = {} if isinstance(reader, Alternatives) else {"optional": reader.about.get("optional", "")}
         op = ops.Embedding(table.ins[0].size, self.element_count(table.out))
         self.root.items.insert(
             -1, Step("unread_table", table.name, (), (), op, table, None, {"kind": "embedding", **scope_attributes})
@@ -372,19 +370,19 @@ class RankFlow(Flow):
             self.root.items[layers_end:],
         )
         tower_scopes = [
-            program_item
-            for program_item in items_after
-            if isinstance(program_item, Scope) and program_item.about.get("optional") == TOWERS.name
+            scope_item
+            for scope_item in items_after
+            if isinstance(scope_item, Scope) and scope_item.about.get("optional") == TOWERS.name
         ]
         items_before = (
             [*items_before, *tower_scopes]
             if self.stage.first
-            else [program_item for program_item in items_before if _marks_function(program_item)]
+            else [scope_item for scope_item in items_before if _marks_function(scope_item)]
         )
         items_after = [
-            program_item
-            for program_item in items_after
-            if program_item not in tower_scopes and (self.stage.last or _marks_function(program_item))
+            scope_item
+            for scope_item in items_after
+            if scope_item not in tower_scopes and (self.stage.last or _marks_function(scope_item))
         ]
         self.root.items = [*items_before, *layer_items, *items_after]
         if not self.stage.last:
@@ -437,9 +435,9 @@ for _name in WITH_AXES:
     setattr(RankFlow, _name, _with_rank_axes(getattr(Flow, _name)))
 
 
-def _marks_function(program_item: Item) -> bool:
+def _marks_function(scope_item: Item) -> bool:
     """Whether a program item only marks the start or end of a function in the forward pass."""
-    return isinstance(program_item, Step) and program_item.verb in ("enter", "leave")
+    return isinstance(scope_item, Step) and scope_item.verb in ("enter", "leave")
 
 
 def rank_program(spec: ModelSpec, layout: Layout, rank: int = 0, stage: Stage | Chunks | None = None) -> RankFlow:
@@ -452,8 +450,8 @@ def rank_program(spec: ModelSpec, layout: Layout, rank: int = 0, stage: Stage | 
 
 
 def _record_program(spec: ModelSpec, rank_axes: RankAxes, stage: Stage | Chunks | None) -> RankFlow:
-    if stage is not None and not (stage.first and stage.last) and (refusal_reason := no_pipeline_reason(spec)):
-        raise InputError(f"--pp {rank_axes.layout.pp}: {refusal_reason}; expected --pp 1")
+    if stage is not None and not (stage.first and stage.last) and (reason := no_pipeline_reason(spec)):
+        raise InputError(f"--pp {rank_axes.layout.pp}: {reason}; expected --pp 1")
     rank_flow = RankFlow(rank_axes, stage, has_whole_towers(spec, rank_axes))
     spec.program(rank_flow)
     rank_flow.remove_other_stages()

@@ -142,13 +142,11 @@ class Pipeline:
         rank_passes = [action[:2] for action in self.orders[rank]]
         chunks_in_flight = list(accumulate(map(change_by_action.__getitem__, rank_passes)))
         peak = max(chunks_in_flight)
-        counts_by_pass = Counter(rank_passes[: chunks_in_flight.index(peak) + 1])
+        counts = Counter(rank_passes[: chunks_in_flight.index(peak) + 1])
         chunks = range(self.chunks)
         return peak, InFlight(
-            tuple(
-                counts_by_pass["F", chunk] - counts_by_pass["B", chunk] - counts_by_pass["I", chunk] for chunk in chunks
-            ),
-            tuple(counts_by_pass["I", chunk] - counts_by_pass["W", chunk] for chunk in chunks),
+            tuple(counts["F", chunk] - counts["B", chunk] - counts["I", chunk] for chunk in chunks),
+            tuple(counts["I", chunk] - counts["W", chunk] for chunk in chunks),
         )
 
 
@@ -178,12 +176,9 @@ def pipeline(layout: Layout, micro_batches: int, group_size: int | None = None) 
     if schedule_name == "zb-h1":
         return Pipeline(p, 1, m, tuple(_zero_bubble_h1(p, m, rank) for rank in range(p)))
     if schedule_name == "1f1b":
-        forward_passes, backward_passes = _passes_in_order("F", m), _passes_in_order("B", m)
+        forwards, backward_passes = _passes_in_order("F", m), _passes_in_order("B", m)
         return Pipeline(
-            p,
-            1,
-            m,
-            tuple(tuple(_alternating_passes(forward_passes, backward_passes, p - 1 - rank)) for rank in range(p)),
+            p, 1, m, tuple(tuple(_alternating_passes(forwards, backward_passes, p - 1 - rank)) for rank in range(p))
         )
     group_size = p if group_size is None else group_size
     return Pipeline(p, v, m, tuple(interleaved_order(p, v, m, group_size, rank) for rank in range(p)))
@@ -216,14 +211,12 @@ def _passes_in_order(pass_kind: Kind, micro_batches: int) -> list[Action]:
     return [Action(pass_kind, 0, i) for i in range(micro_batches)]
 
 
-def _alternating_passes(
-    forward_passes: list[Action], backward_passes: list[Action], warmup_count: int
-) -> Iterator[Action]:
+def _alternating_passes(forwards: list[Action], backward_passes: list[Action], warmup_count: int) -> Iterator[Action]:
     """Returns warm-up forward passes, alternating forward and backward passes, then the remaining backward passes."""
-    steady_count = max(0, len(forward_passes) - warmup_count)
+    steady_count = max(0, len(forwards) - warmup_count)
     return chain(
-        forward_passes[:warmup_count],
-        chain.from_iterable(zip(forward_passes[warmup_count:], backward_passes[:steady_count], strict=True)),
+        forwards[:warmup_count],
+        chain.from_iterable(zip(forwards[warmup_count:], backward_passes[:steady_count], strict=True)),
         backward_passes[steady_count:],
     )
 

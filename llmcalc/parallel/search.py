@@ -56,9 +56,9 @@ class Search:
 
     def refuse(self, refusal_error: InputError) -> None:
         """Counts a refused layout under the reason, which is the error text before the semicolon."""
-        refusal_reason = str(refusal_error).partition(";")[0]
-        self.refused[refusal_reason] += 1
-        self.errors[refusal_reason] = refusal_error
+        reason = str(refusal_error).partition(";")[0]
+        self.refused[reason] += 1
+        self.errors[reason] = refusal_error
 
     @property
     def tried(self) -> int:
@@ -132,13 +132,9 @@ def check_depth(spec: ModelSpec, most_stages: int) -> None:
         )
 
 
-def _sizes_to_try(fixed_size: int | None, divided_number: int, most_ranks: int | None = None) -> list[int]:
-    """Returns the group sizes to try: the requested size, or the divisors of `divided_number` up to a maximum."""
-    return (
-        divisors(divided_number, None if most_ranks is None else max(1, most_ranks))
-        if fixed_size is None
-        else [fixed_size]
-    )
+def _sizes_to_try(fixed_size: int | None, multiple: int, maximum: int | None = None) -> list[int]:
+    """Returns the group sizes to try: the requested size, or the divisors of `multiple` up to a maximum."""
+    return divisors(multiple, None if maximum is None else max(1, maximum)) if fixed_size is None else [fixed_size]
 
 
 def tokens_multiple(cp: int) -> int:
@@ -271,15 +267,15 @@ def _try_layout(
         return
     micro_batches, remainder = divmod(global_batch, layout.dp * micro_batch)
     if remainder or not micro_batches:
-        refusal_reason = BATCH
+        reason = BATCH
     elif not divides_state_space_groups(axes, layout):
-        refusal_reason = WIDTHS
+        reason = WIDTHS
     else:
-        refusal_reason = refusal(axes, layout, layers, micro_batches)
-    if not refusal_reason and layout_rules.fills_pipeline and layout.schedule == "1f1b" and micro_batches < layout.pp:
-        refusal_reason = ROUNDS  # torch/distributed/pipelining/schedules.py, `PipelineScheduleSingle.__init__`
-    if refusal_reason:
-        layout_search.refused[refusal_reason] += 1
+        reason = refusal(axes, layout, layers, micro_batches)
+    if not reason and layout_rules.fills_pipeline and layout.schedule == "1f1b" and micro_batches < layout.pp:
+        reason = ROUNDS  # torch/distributed/pipelining/schedules.py, `PipelineScheduleSingle.__init__`
+    if reason:
+        layout_search.refused[reason] += 1
     else:
         layout_search.possible.append((layout, micro_batches))
 
@@ -287,10 +283,8 @@ def _try_layout(
 def even_stage_sizes(layers: int, stage_count: int) -> tuple[int, ...]:
     """Returns the number of layers per stage, as even as possible; the middle stages get the remainder."""
     layers_per_stage, remainder = divmod(layers, stage_count)
-    first_longer_stage = (stage_count - remainder) // 2
-    return tuple(
-        layers_per_stage + (first_longer_stage <= i < first_longer_stage + remainder) for i in range(stage_count)
-    )
+    start = (stage_count - remainder) // 2
+    return tuple(layers_per_stage + (start <= i < start + remainder) for i in range(stage_count))
 
 
 def refusal(axes: Iterable[Axis], layout: Layout, layers: int, micro_batches: int) -> str:

@@ -42,60 +42,50 @@ class WeightShard(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def weight_shards(program: RankFlow, included_parts: frozenset[str] = frozenset()) -> tuple[WeightShard, ...]:
+def weight_shards(program: RankFlow, extra_parts: frozenset[str] = frozenset()) -> tuple[WeightShard, ...]:
     """Returns the parameters of a rank's program, a tied parameter once.
 
-    included_parts: optional parts of the model that the program has, none by default.
+    extra_parts: optional parts of the model that the program has, none by default.
     """
     layout = program.rank_axes.layout
     expert_groups = layout.ep > 1 or layout.expert_tp != layout.tp
-    return tuple(_weight_shards(program.root.items, (), 1, included_parts, expert_groups))
+    return tuple(_weight_shards(program.root.items, (), 1, extra_parts, expert_groups))
 
 
 def _weight_shards(
-    program_items: Iterable[Item],
-    module_path: Path,
-    module_count: Number,
-    included_parts: frozenset[str],
-    expert_groups: bool,
+    program_items: Iterable[Item], path: Path, module_count: Number, extra_parts: frozenset[str], expert_groups: bool
 ) -> Iterator[WeightShard]:
     """Yields the parameters of a program's items. expert_groups: whether experts have separate replica groups."""
-    for program_item in program_items:
-        if isinstance(program_item, Alternatives):
+    for scope_item in program_items:
+        if isinstance(scope_item, Alternatives):
             yield from _weight_shards(
-                next(iter(program_item.branches.values())).items,
-                module_path,
-                module_count,
-                included_parts,
-                expert_groups,
+                next(iter(scope_item.branches.values())).items, path, module_count, extra_parts, expert_groups
             )
             continue
-        item_attributes = program_item.about
+        item_attributes = scope_item.about
         optional_part = item_attributes.get("optional")
-        if item_attributes.get("role") == "shared" or (optional_part and optional_part not in included_parts):
+        if item_attributes.get("role") == "shared" or (optional_part and optional_part not in extra_parts):
             continue
         layer_indices = item_attributes.get("indices")
         layer_indices = tuple(layer_indices) if isinstance(layer_indices, list) else layer_indices
-        child_path = (*module_path, (program_item.name, layer_indices)) if program_item.name else module_path
-        if not isinstance(program_item, Step):
+        child_path = (*path, (scope_item.name, layer_indices)) if scope_item.name else path
+        if not isinstance(scope_item, Step):
             yield from _weight_shards(
-                program_item.items,
+                scope_item.items,
                 child_path,
                 times(module_count, item_attributes.get("repeat", 1)),
-                included_parts,
+                extra_parts,
                 expert_groups,
             )
-        elif program_item.op is not None and "params" in program_item.op.effects:
-            is_expert_weight = (
-                expert_groups and program_item.verb == "experts" and program_item.options["experts"].name == "experts"
-            )
+        elif scope_item.op is not None and "params" in scope_item.op.effects:
+            expert = expert_groups and scope_item.verb == "experts" and scope_item.options["experts"].name == "experts"
             is_head_norm = (
-                program_item.verb == "norm"
-                and is_divided(program_item.ins[0].axes)
-                and not is_divided(program_item.options["over"])
+                scope_item.verb == "norm"
+                and is_divided(scope_item.ins[0].axes)
+                and not is_divided(scope_item.options["over"])
             )
-            for tensor in program_item.op.tensors():  # type: ignore[attr-defined]
-                yield WeightShard(child_path, tensor, module_count, is_expert_weight, is_head_norm)
+            for tensor in scope_item.op.tensors():  # type: ignore[attr-defined]
+                yield WeightShard(child_path, tensor, module_count, expert, is_head_norm)
 
 
 def shard_rows(rows: int, ranks: int, rank_index: int) -> int:

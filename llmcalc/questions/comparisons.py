@@ -106,7 +106,7 @@ class ShapeQuestion:
 
     def answer(
         self,
-        model_target: Any,
+        target: Any,
         read_model: Callable[[Any], Preset],
         overrides: Sequence[str] = (),
         *,
@@ -115,7 +115,7 @@ class ShapeQuestion:
     ) -> ReportedAnswer:
         """Finds shapes that cost as much as the budget, with the proportions of a model.
 
-        model_target: the model; None for the standard model of the budget.
+        target: the model; None for the standard model of the budget.
         read_model: function that reads it.
         overrides: fields that `--set` changes.
         cites_literature: whether a table compares with published studies.
@@ -124,16 +124,16 @@ class ShapeQuestion:
         from ..reports.shape import report
         from ..studies.shape import budget_for, family, find_shapes, parse_ratio, standard_preset
 
-        self._refuse_contradictions(overrides, model_target is None)
+        self._refuse_contradictions(overrides, target is None)
         budget_options = (
             _parse_count(self.params, "--params"),
             _parse_count(self.flops, "--flops"),
             _parse_count(self.tokens, "--tokens"),
         )
-        preset = read_model(standard_preset(*budget_options) if model_target is None else model_target)
-        target_model = None if model_target is None else preset.model
+        preset = read_model(standard_preset(*budget_options) if target is None else target)
+        target_model = None if target is None else preset.model
         seq = usual_sequence(preset.model) if self.seq is None else self.seq
-        with name_in_errors(None if model_target is None else preset):
+        with name_in_errors(None if target is None else preset):
             family_models = family(
                 preset.model,
                 self.head_dim,
@@ -157,19 +157,17 @@ class ShapeQuestion:
             "vocab_size": ("--vocab", self.vocab),
             "tie_word_embeddings": ("--tie" if self.tie else "--no-tie", self.tie),
         }
-        for override_text in overrides:
-            field_name = override_text.partition("=")[0].strip().rpartition(".")[2]
-            option_name, option_value = values_by_field.get(field_name, ("", None))
+        for override in overrides:
+            field_name = override.partition("=")[0].strip().rpartition(".")[2]
+            option, option_value = values_by_field.get(field_name, ("", None))
             if option_value is not None:
-                raise InputError(
-                    f"{option_name} and --set {override_text.strip()}: both set {field_name}; expected one of them"
-                )
+                raise InputError(f"{option} and --set {override.strip()}: both set {field_name}; expected one of them")
             if has_no_target and field_name in ("hidden_size", "num_hidden_layers"):
                 raise InputError(
-                    f"--set {override_text.strip()}: without a TARGET, shape chooses hidden_size and num_hidden_layers "
+                    f"--set {override.strip()}: without a TARGET, shape chooses hidden_size and num_hidden_layers "
                     "from the budget; expected other fields, or a TARGET"
                 )
 
 
-def _parse_count(count_value: str | float | None, option_name: str) -> int | None:
-    return None if count_value is None else parse_count(str(count_value), option_name)
+def _parse_count(count_value: str | float | None, option: str) -> int | None:
+    return None if count_value is None else parse_count(str(count_value), option)

@@ -106,7 +106,7 @@ def _refuse_rank_of_draft(draft_preset: Preset | None, rank: RankRequest | None)
 
 
 def params_of_file(
-    model_target: str, measures_class: bool, *, has_changed_model: bool, rank: RankRequest | None = None
+    target: str, measures_class: bool, *, has_changed_model: bool, rank: RankRequest | None = None
 ) -> StoredParams | MeasuredParams | None:
     """Counts parameters in a checkpoint's header or, with `measures_class`, in a transformers class.
 
@@ -119,17 +119,17 @@ def params_of_file(
             raise _refused_options("--measure: builds the class as the config says")
         if rank is not None and rank.has_options:
             raise InputError("--measure: counts a whole class; expected no layout")
-        return _measure_params(model_target)
-    if not is_checkpoint(Path(model_target)):
+        return _measure_params(target)
+    if not is_checkpoint(Path(target)):
         return None
     if has_changed_model:
-        raise _refused_options(f"{model_target}: a checkpoint's header is counted as it is")
+        raise _refused_options(f"{target}: a checkpoint's header is counted as it is")
     if rank is not None and rank.has_options:
-        raise InputError(f"{model_target}: a checkpoint's header is counted as it is; expected no layout")
+        raise InputError(f"{target}: a checkpoint's header is counted as it is; expected no layout")
     from ..reports.checkpoint import StoredParams
     from ..sources.checkpoints.read import read_checkpoint
 
-    return StoredParams(Path(model_target).name, read_checkpoint(Path(model_target)))
+    return StoredParams(Path(target).name, read_checkpoint(Path(target)))
 
 
 def _refused_options(reason: str) -> InputError:
@@ -137,16 +137,16 @@ def _refused_options(reason: str) -> InputError:
     return InputError(f"{reason}; expected no {', '.join(option_names[:-1])} or {option_names[-1]}")
 
 
-def _measure_params(model_target: str) -> MeasuredParams:
+def _measure_params(target: str) -> MeasuredParams:
     from ..reports.measured import MeasuredParams
     from ..sources.hub import fetch_config
     from ..witnesses.measured import measure_config
 
-    file_path = Path(model_target)
-    if not file_path.exists() and is_hub_id(model_target):
-        file_path = fetch_config(model_target)
-    config_path = file_path / "config.json" if file_path.is_dir() else file_path
-    return MeasuredParams(file_path.name if file_path.is_dir() else model_target, *measure_config(config_path))
+    path = Path(target)
+    if not path.exists() and is_hub_id(target):
+        path = fetch_config(target)
+    config_path = path / "config.json" if path.is_dir() else path
+    return MeasuredParams(path.name if path.is_dir() else target, *measure_config(config_path))
 
 
 @frozen
@@ -187,9 +187,9 @@ class FlopsQuestion:
             )
         if self.draft is not None and (self._is_measured or self.phase == "training"):
             raise InputError("--draft: drafts tokens in inference; expected --phase forward, prefill or decode")
-        for option_name, is_given in (("--conventions", self.conventions), ("--tokens-per-second", self._is_measured)):
+        for option, is_given in (("--conventions", self.conventions), ("--tokens-per-second", self._is_measured)):
             if is_given and self.rank is not None and self.rank.has_options:
-                raise InputError(f"{option_name}: rules of thumb count whole models; expected no layout")
+                raise InputError(f"{option}: rules of thumb count whole models; expected no layout")
 
     @property
     def _is_measured(self) -> bool:
@@ -337,10 +337,8 @@ class ExplainQuestion:
             raise InputError("--bibtex: adds entries to LaTeX; expected --latex too")
         for setting_name, quantities in APPLIES_TO.items():
             if getattr(self, setting_name) is not None and self.quantity not in quantities:
-                option_name, quantity_words = f"--{setting_name.replace('_', '-')}", " and ".join(quantities)
-                raise InputError(
-                    f"{option_name}: only applies to {quantity_words}; expected --quantity {quantities[0]} too"
-                )
+                option, quantity_words = f"--{setting_name.replace('_', '-')}", " and ".join(quantities)
+                raise InputError(f"{option}: only applies to {quantity_words}; expected --quantity {quantities[0]} too")
         if self.quantity in ("activations", "time") and self.rank is not None and self.rank.has_options:
             command = {"activations": "memory", "time": "time"}[self.quantity]
             raise InputError(
@@ -374,10 +372,8 @@ class ExplainQuestion:
         if quantity == "activations":
             from ..symbolic.activations import explain_activations
 
-            training_setting = TrainingSetting(
-                self.batch or 1, self.attn_implementation or "eager", self.recompute or "none"
-            )
-            explanation = explain_activations(spec, self.node, formula_setting, training_setting, self.include)
+            training = TrainingSetting(self.batch or 1, self.attn_implementation or "eager", self.recompute or "none")
+            explanation = explain_activations(spec, self.node, formula_setting, training, self.include)
         else:
             explanation = explain(
                 spec if rank_share is None else rank_share.model, self.node, quantity, formula_setting, self.include
@@ -395,15 +391,13 @@ class ExplainQuestion:
         from ..costs.cache import kv
         from ..units import memory_scale
 
-        cache_size = kv(model, 1, seq, self.kv_dtype)
-        byte_scale = memory_scale(cache_size.bytes)
-        ends_text = (
-            "" if cache_size.bytes == cache_size.bytes_per_token * seq else ", where windows or states end its growth"
-        )
+        cache = kv(model, 1, seq, self.kv_dtype)
+        byte_scale = memory_scale(cache.bytes)
+        ends_text = "" if cache.bytes == cache.bytes_per_token * seq else ", where windows or states end its growth"
         return (
             "kv_bytes",
-            cache_size.bytes,
-            f"a sequence of {seq:,} tokens has {byte_scale.write(cache_size.bytes)} {byte_scale.name} of cache{ends_text}",
+            cache.bytes,
+            f"a sequence of {seq:,} tokens has {byte_scale.write(cache.bytes)} {byte_scale.name} of cache{ends_text}",
         )
 
     def _time_answer(self, preset: Preset, seq: int) -> ReportedAnswer:
@@ -421,9 +415,7 @@ class ExplainQuestion:
             raise InputError(
                 f"--phase decode: {preset.model.model_without_tokens} does not decode; expected prefill or training"
             )
-        software_stack = self.stack or ("torch" if phase == "training" else usual_stack(hardware))
-        kernel_formulas = time_formulas(preset.model, self.node, hardware, software_stack, phase, batch, seq)
-        time_setting = {"node": self.node, "hardware": hardware.name, "stack": software_stack, "phase": phase}
-        return ReportedAnswer(
-            kernel_formulas, lambda: report(preset, kernel_formulas, time_setting | {"batch": batch, "seq": seq})
-        )
+        stack = self.stack or ("torch" if phase == "training" else usual_stack(hardware))
+        formulas = time_formulas(preset.model, self.node, hardware, stack, phase, batch, seq)
+        time_setting = {"node": self.node, "hardware": hardware.name, "stack": stack, "phase": phase}
+        return ReportedAnswer(formulas, lambda: report(preset, formulas, time_setting | {"batch": batch, "seq": seq}))

@@ -50,23 +50,23 @@ class Changes(NamedTuple):
 def changes_to_compare(
     model_targets: Sequence[Any],
     read_model: Callable[[Any], Preset],
-    commit: str | None,
+    git: str | None,
     models_only: bool,
     head_choice: Any = None,
-    allow_unknown_fields: bool = False,
+    allow_unknown: bool = False,
     has_overrides: bool = False,
 ) -> Changes:
     """Returns the pairs of models to compare.
 
-    model_targets: two models, or with `commit` any number of files.
+    model_targets: two models, or with `git` any number of files.
     read_model: function that reads a model.
-    commit: the commit to compare with; None compares two models.
+    git: the commit to compare with; None compares two models.
     models_only: whether files that are not a model's config are skipped.
     head, allow_unknown: options for reading a file of the commit.
     has_overrides: whether options change fields.
     Raises `InputError` for another number of models, and for options that do not apply.
     """
-    if commit is None:
+    if git is None:
         if models_only:
             raise InputError("--models-only: two models are compared; expected --git REF with files")
         if len(model_targets) != 2:
@@ -74,16 +74,12 @@ def changes_to_compare(
         return Changes([Pair(read_model(model_targets[0]), read_model(model_targets[1]))], {})
     if has_overrides:
         raise InputError("--set: the files are compared as they are; expected no --set with --git")
-    file_paths = [Path(model_target) for model_target in model_targets]
-    skip_reasons = {file_path: _reason_to_skip(file_path, commit) for file_path in file_paths} if models_only else {}
-    skipped_files = {file_path: skip_reason for file_path, skip_reason in skip_reasons.items() if skip_reason}
+    paths = [Path(target) for target in model_targets]
+    skip_reasons = {path: _reason_to_skip(path, git) for path in paths} if models_only else {}
+    skipped = {path: skip_reason for path, skip_reason in skip_reasons.items() if skip_reason}
     return Changes(
-        [
-            _versions_of_file(file_path, commit, read_model, head_choice, allow_unknown_fields)
-            for file_path in file_paths
-            if file_path not in skipped_files
-        ],
-        skipped_files,
+        [_versions_of_file(path, git, read_model, head_choice, allow_unknown) for path in paths if path not in skipped],
+        skipped,
     )
 
 
@@ -104,71 +100,58 @@ def ask_diff(compared_changes: Changes, seq: int | None = None, kv_dtype: str = 
     return ReportedAnswer(tuple(differences), lambda: join_reports(reports))
 
 
-def _reason_to_skip(file_path: Path, commit: str) -> str:
+def _reason_to_skip(path: Path, commit: str) -> str:
     """Returns the reason why a file is no model's config, now and at a commit; empty if it may be one."""
-    if file_path.is_symlink():
+    if path.is_symlink():
         return "is a link"
-    if file_path.suffix != ".json":
+    if path.suffix != ".json":
         return ""
-    version_reasons: list[str] = []
+    reasons: list[str] = []
     for read_version in (_current_text, partial(text_at, commit)):
         try:
-            file_text = read_version(file_path)
+            file_text = read_version(path)
         except NotAModelText as error:
-            version_reasons.append(str(error))
+            reasons.append(str(error))
             continue
         if file_text is None:
             continue
         try:
-            require_counted_type(file_text, str(file_path))
+            require_counted_type(file_text, str(path))
         except InputError as error:
-            version_reasons.append(str(error))
+            reasons.append(str(error))
         else:
             return ""
-    return (
-        version_reasons[0].removeprefix(f"{file_path}: ").removeprefix(f"{commit}:{file_path}: ")
-        if version_reasons
-        else ""
-    )
+    return reasons[0].removeprefix(f"{path}: ").removeprefix(f"{commit}:{path}: ") if reasons else ""
 
 
-def _current_text(file_path: Path) -> str | None:
+def _current_text(path: Path) -> str | None:
     """Returns the text of a file; None if it does not exist. Raises `NotAModelText` if it is too large or not text."""
     try:
-        return read_text(file_path) if file_path.exists() else None
+        return read_text(path) if path.exists() else None
     except InputError as error:
         raise NotAModelText(str(error)) from None
 
 
 def _versions_of_file(
-    file_path: Path, commit: str, read_model: Callable[[Any], Preset], head_choice: Any, allow_unknown_fields: bool
+    path: Path, ref: str, read_model: Callable[[Any], Preset], head_choice: Any, allow_unknown: bool
 ) -> Pair:
     """Reads a file's model at a commit and now; None for a missing or unreadable version."""
-    if file_path.suffix not in (".json", ".toml"):
-        raise InputError(f"{file_path}: with --git expected a file, a config.json or a .toml description")
-    file_text = text_at(commit, file_path)
-    model_name = file_path.parent.name if file_path.name == "config.json" and file_path.parent.name else file_path.stem
+    if path.suffix not in (".json", ".toml"):
+        raise InputError(f"{path}: with --git expected a file, a config.json or a .toml description")
+    file_text = text_at(ref, path)
+    model_name = path.parent.name if path.name == "config.json" and path.parent.name else path.stem
     model_before, unread_text = None, ""
-    model_now = read_model(str(file_path)) if file_path.exists() else None
+    model_now = read_model(str(path)) if path.exists() else None
     try:
         model_before = (
             None
             if file_text is None
-            else load_text(
-                file_text, f"{model_name} ({commit})", f"{commit}:{file_path}", (), head_choice, allow_unknown_fields
-            )
+            else load_text(file_text, f"{model_name} ({ref})", f"{ref}:{path}", (), head_choice, allow_unknown)
         )
     except InputError as error:
         if model_now is None:
             raise
         unread_text = str(error)
     if model_before is None and model_now is None:
-        raise InputError(
-            f"{file_path}: exists neither here nor in {commit}; expected a config.json or a .toml description"
-        )
-    return Pair(
-        model_before,
-        model_now,
-        f"{file_path} since {commit[:SHORT] if COMMIT.fullmatch(commit) else commit}",
-        unread_text,
-    )
+        raise InputError(f"{path}: exists neither here nor in {ref}; expected a config.json or a .toml description")
+    return Pair(model_before, model_now, f"{path} since {ref[:SHORT] if COMMIT.fullmatch(ref) else ref}", unread_text)

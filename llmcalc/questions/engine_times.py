@@ -19,7 +19,7 @@ TIMED_CACHES = {"auto": None, "bf16": None, "bfloat16": None, "fp8": "fp8", "fp8
 
 
 def option_time(
-    preset: Preset, engine_record: Engine, version: EngineVersion, layout_option: EngineOption, users: int
+    preset: Preset, engine: Engine, version: EngineVersion, layout_option: EngineOption, users: int
 ) -> TimedRun | None:
     """Estimates the seconds in which an engine decodes one token for all users, at the longest request length.
 
@@ -28,9 +28,9 @@ def option_time(
     """
     from ..studies.decoding import decoded_token
 
-    engine_memory = layout_option.memory
-    layout, settings = engine_memory.layout, engine_memory.settings
-    cache_word = str(settings.get(engine_record.field_of("--kv-dtype"), "auto"))
+    memory = layout_option.memory
+    layout, settings = memory.layout, memory.settings
+    cache_word = str(settings.get(engine.field_of("--kv-dtype"), "auto"))
     is_untimed = settings.get("quantization", "none") != "none" or any(
         "speculative" in format_field for format_field in settings
     )
@@ -42,11 +42,11 @@ def option_time(
     chosen_formats = {
         format_field: format_name for format_field, format_name in settings_formats.items() if format_name is not None
     }
-    run_question = RunQuestion(
+    run = RunQuestion(
         preset=preset,
-        settings=settings_of(phase="decode", batch=1, seq=engine_memory.max_model_len, **chosen_formats),
+        settings=settings_of(phase="decode", batch=1, seq=memory.max_model_len, **chosen_formats),
         accelerators=(layout_option.hardware,),
     )
-    software_stack = engine_record.stack(numbers_of(version.version))
+    stack = engine.stack(numbers_of(version.version))
     users_of_replica = -(-users // layout.dp)
-    return decoded_token(run_question.on_one_device(), layout_option.hardware, layout, users_of_replica, software_stack)
+    return decoded_token(run.on_one_device(), layout_option.hardware, layout, users_of_replica, stack)

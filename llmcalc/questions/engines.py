@@ -66,146 +66,123 @@ class EngineQuestion:
             )
         accelerator = find_hardware(self.hardware)
         for engine_text in self.engines:
-            engine_record, version = engine_and_version(engine_text)
-            hardware = _served_accelerator(engine_record, accelerator)
-            engine_flags = self.flags(engine_record)
-            receipt = self.receipt_of(engine_record, version)
+            engine, version = engine_and_version(engine_text)
+            hardware = _served_accelerator(engine, accelerator)
+            flags = self.flags(engine)
+            receipt = self.receipt_of(engine, version)
             if receipt is not None:
-                engine_flags = receipt.with_receipt(engine_flags, hardware)
+                flags = receipt.with_receipt(flags, hardware)
             with self.place_in_errors():
-                engine_memory = engine_record.memory_on(self.preset, hardware, version, engine_flags)
-                flag_changes = (
-                    engine_record.changes_on(self.preset, hardware, version, engine_flags) if includes_changes else ()
-                )
+                memory = engine.memory_on(self.preset, hardware, version, flags)
+                changes = engine.changes_on(self.preset, hardware, version, flags) if includes_changes else ()
             if receipt is not None:
-                engine_memory = replace(engine_memory, notes=(*engine_memory.notes, *receipt.notes(engine_memory)))
-            yield EngineUse(
-                self.preset,
-                engine_record,
-                version,
-                hardware,
-                engine_flags,
-                engine_memory,
-                tuple(flag_changes),
-                launch=self.launch,
-            )
+                memory = replace(memory, notes=(*memory.notes, *receipt.notes(memory)))
+            yield EngineUse(self.preset, engine, version, hardware, flags, memory, tuple(changes), launch=self.launch)
 
-    def receipt_of(self, engine_record: Engine, version: EngineVersion) -> ReceiptFile | None:
+    def receipt_of(self, engine: Engine, version: EngineVersion) -> ReceiptFile | None:
         """Returns the receipt (a measured log) for an engine; None without a receipt."""
-        return None if self.receipt is None else ReceiptFile(self.receipt, self.preset, engine_record, version)
+        return None if self.receipt is None else ReceiptFile(self.receipt, self.preset, engine, version)
 
-    def flags(self, engine_record: Engine) -> dict[str, Any]:
+    def flags(self, engine: Engine) -> dict[str, Any]:
         """Returns the values of an engine's flags. Raises `InputError` for an unknown flag."""
         with self.place_in_errors():
-            engine_flags = read_values(
-                engine_record.title, engine_record.known_flags(), self.values, engine_record.flags_by_option
-            )
-        return engine_flags | ({} if self.quantize is None else {"quantize": self.quantize})
+            flags = read_values(engine.title, engine.known_flags(), self.values, engine.flags_by_option)
+        return flags | ({} if self.quantize is None else {"quantize": self.quantize})
 
 
 def engine_questions(
     launch_file: str | Path | None,
     read_model: Callable[[Any], Preset],
     *,
-    model_target: Any,
+    target: Any,
     engines: Sequence[str],
     flag_values: Mapping[str, Any],
     hardware: str | None,
     quantize: str | None,
     receipt: str | None = None,
-    allow_unknown_fields: bool = False,
+    allow_unknown: bool = False,
 ) -> list[EngineQuestion]:
     """Returns a question for each server of a launch file, or for each named engine that serves TARGET.
 
-    model_target: the TARGET, which replaces the models that the file names; None without one. read_model: reads a model.
+    target: the TARGET, which replaces the models that the file names; None without one. read_model: reads a model.
     engines: with a file, engines that were typed beside it, whose versions replace the file's.
     flag_values: flags that were typed. hardware: the accelerator; None for the file's. Others as of `EngineQuestion`.
     Raises `InputError`, which names file, place and field, and for a file without such servers.
     """
     if launch_file is None:
-        return [EngineQuestion(read_model(model_target), tuple(engines), flag_values, hardware, quantize, receipt)]
+        return [EngineQuestion(read_model(target), tuple(engines), flag_values, hardware, quantize, receipt)]
     from ..frameworks.launch.record import Override
     from ..frameworks.server_files.read import servers_of
 
     engine_name = engines[0].partition("==")[0].strip().lower() if engines else ""
-    servers = servers_of(launch_file, allow_unknown_fields, flag_values, engine_name)
+    servers = servers_of(launch_file, allow_unknown, flag_values, engine_name)
     if engines and not servers:
         raise InputError(f"--engine {engines[0]}: {launch_file} starts no such server; remove the option")
     if not servers:
         raise InputError(
             f"--launch {launch_file}: starts no server of an engine; expected memory --launch for training"
         )
-    engine_questions_asked = []
-    for launched_server in servers:
+    questions = []
+    for server in servers:
         overridden_flags = {
-            f"--{flag_name.replace('_', '-')}": Override(flag_value, launched_server.values.get(flag_name))
+            f"--{flag_name.replace('_', '-')}": Override(flag_value, server.values.get(flag_name))
             for flag_name, flag_value in flag_values.items()
         }
-        name_and_version = (
-            f"{launched_server.engine}=={launched_server.version}"
-            if launched_server.version
-            else launched_server.engine
-        )
-        preset, quantization_scheme = _model_of_server(model_target, launched_server, read_model)
-        engine_questions_asked.append(
+        name_and_version = f"{server.engine}=={server.version}" if server.version else server.engine
+        preset, quantization_scheme = _model_of_server(target, server, read_model)
+        questions.append(
             EngineQuestion(
                 preset,
                 tuple(engines) or (name_and_version,),
-                {**launched_server.values, **flag_values},
-                hardware or launched_server.hardware or None,
+                {**server.values, **flag_values},
+                hardware or server.hardware or None,
                 quantize or quantization_scheme,
                 launch=replace(
-                    launched_server,
-                    overridden=overridden_flags,
-                    notes=(*launched_server.notes, *_notes_on_model_name(preset, launched_server)),
+                    server, overridden=overridden_flags, notes=(*server.notes, *_notes_on_model_name(preset, server))
                 ),
             )
         )
-    return engine_questions_asked
+    return questions
 
 
-def _notes_on_model_name(preset: Preset, launched_server: LaunchedServer) -> list[str]:
+def _notes_on_model_name(preset: Preset, server: LaunchedServer) -> list[str]:
     """Returns the notes on how a server's model name in the launch file was understood."""
-    return [note for note in preset.notes if launched_server.location in note]
+    return [note for note in preset.notes if server.location in note]
 
 
 def _model_of_server(
-    model_target: Any, launched_server: LaunchedServer, read_model: Callable[[Any], Preset]
+    target: Any, server: LaunchedServer, read_model: Callable[[Any], Preset]
 ) -> tuple[Preset, str | None]:
     """Returns the model of a server, and the quantization scheme if only the checkpoint's name states it.
 
-    model_target: the TARGET, which replaces the model that the file names.
+    target: the TARGET, which replaces the model that the file names.
     """
     from .runs import model_of_file
 
     try:
-        return model_of_file(model_target, launched_server.target, launched_server.location, read_model), None
+        return model_of_file(target, server.target, server.location, read_model), None
     except InputError:
-        preset_and_scheme = known_checkpoint(launched_server.target) if model_target in (None, "") else None
+        preset_and_scheme = known_checkpoint(server.target) if target in (None, "") else None
         if preset_and_scheme is None:
             raise
     preset, quantization_scheme = preset_and_scheme
     name_note = (
-        f"the model of {launched_server.location}, {shown(launched_server.target)}, cannot be read; by its name it is the preset "
+        f"the model of {server.location}, {shown(server.target)}, cannot be read; by its name it is the preset "
         f"{preset.name} in {quantization_scheme or 'its published format'}, which a TARGET or --quantize replaces"
     )
     return preset.model_copy(update={"notes": (*preset.notes, name_note)}), quantization_scheme or None
 
 
-def ask_servers(
-    engine_questions_asked: Sequence[EngineQuestion], ask: Callable[[EngineQuestion], ReportedAnswer]
-) -> ReportedAnswer:
+def ask_servers(questions: Sequence[EngineQuestion], ask: Callable[[EngineQuestion], ReportedAnswer]) -> ReportedAnswer:
     """Answers questions about a launch file's servers, with one document and one screen per server."""
     from ..reports.document import join_reports
 
-    server_answers = [ask(question) for question in engine_questions_asked]
-    if len(server_answers) == 1:
-        return server_answers[0]
-    server_results = [server_answer.result for server_answer in server_answers]
+    answers = [ask(question) for question in questions]
+    if len(answers) == 1:
+        return answers[0]
+    results = [answer.result for answer in answers]
     return ReportedAnswer(
-        server_results,
-        lambda: join_reports([server_answer.report() for server_answer in server_answers]),
-        all(server_answer.ok for server_answer in server_answers),
+        results, lambda: join_reports([answer.report() for answer in answers]), all(answer.ok for answer in answers)
     )
 
 
@@ -225,13 +202,9 @@ def ask_engine_cache(engine_question: EngineQuestion) -> ReportedAnswer:
 
 def _engine_answer(engine_uses: list[EngineUse], make_report: Callable[[list[EngineUse]], Report]) -> ReportedAnswer:
     """Returns the answer about the memory of one or several engines."""
-    engine_memories = [engine_use.memory for engine_use in engine_uses]
-    answered_memory = engine_memories[0] if len(engine_memories) == 1 else engine_memories
-    return ReportedAnswer(
-        answered_memory,
-        lambda: make_report(engine_uses),
-        all(engine_memory.starts for engine_memory in engine_memories),
-    )
+    memories = [engine_use.memory for engine_use in engine_uses]
+    answered_memory = memories[0] if len(memories) == 1 else memories
+    return ReportedAnswer(answered_memory, lambda: make_report(engine_uses), all(memory.starts for memory in memories))
 
 
 def ask_engine_fit(
@@ -245,82 +218,64 @@ def ask_engine_fit(
     from ..reports.engine import fit_report
 
     if len(engine_question.engines) != 1:
-        raise InputError("--engine: fit answers for one engine; expected it once")
-    engine_record, version = engine_and_version(engine_question.engines[0])
+        raise InputError("--record: fit answers for one engine; expected it once")
+    engine, version = engine_and_version(engine_question.engines[0])
     user_count = users or 1
-    engine_flags = engine_question.flags(engine_record)
+    flags = engine_question.flags(engine)
     if seq is not None and engine_question.launch is not None:
-        _drop_length_of_file(engine_record, engine_question.launch, engine_flags)
-    engine_flags = engine_record.flags_for_users(engine_question.preset, engine_flags, user_count, seq)
+        _drop_length_of_file(engine, engine_question.launch, flags)
+    flags = engine.flags_for_users(engine_question.preset, flags, user_count, seq)
     accelerators: Iterable[Hardware] = (
         map(load_hardware, COMMON_HARDWARE)
         if engine_question.hardware is None
-        else [_served_accelerator(engine_record, find_hardware(engine_question.hardware))]
+        else [_served_accelerator(engine, find_hardware(engine_question.hardware))]
     )
-    receipt = engine_question.receipt_of(engine_record, version)
+    receipt = engine_question.receipt_of(engine, version)
 
     def flags_on(hardware: Hardware) -> dict[str, Any]:
-        return engine_flags if receipt is None else receipt.with_receipt(engine_flags, hardware)
+        return flags if receipt is None else receipt.with_receipt(flags, hardware)
 
     max_devices = devices or MOST_DEVICES
-    layout_options = [
-        layout_option
+    options = [
+        option
         for hardware in accelerators
-        if engine_record.runs_on(hardware)
-        for layout_option in _fewest_devices(
-            engine_question.preset, engine_record, version, hardware, flags_on(hardware), user_count, max_devices
+        if engine.runs_on(hardware)
+        for option in _fewest_devices(
+            engine_question.preset, engine, version, hardware, flags_on(hardware), user_count, max_devices
         )
     ]
-    if not layout_options:
+    if not options:
         raise InputError("--devices: no layout divides the model over so many; expected another number")
-    layout_options.sort(
-        key=lambda layout_option: (
-            not layout_option.serves,
-            layout_option.memory.devices,
-            layout_option.hardware.capacity_bytes,
-        )
-    )
-    hardware, engine_memory = layout_options[0].hardware, layout_options[0].memory
+    options.sort(key=lambda option: (not option.serves, option.memory.devices, option.hardware.capacity_bytes))
+    hardware, memory = options[0].hardware, options[0].memory
     flag_changes: tuple[Change, ...] = ()
     if engine_question.hardware is not None:
-        layout = layout_options[0].flags if engine_memory.devices > 1 else {}  # what a single device lacks is a change
-        engine_flags = {**flags_on(hardware), **layout}
-        engine_memory = engine_record.memory_on(engine_question.preset, hardware, version, engine_flags)
+        layout = options[0].flags if memory.devices > 1 else {}  # what a single device lacks is a change
+        flags = {**flags_on(hardware), **layout}
+        memory = engine.memory_on(engine_question.preset, hardware, version, flags)
         flag_changes = tuple(
-            change_for_users(flag_change, -(-user_count // engine_memory.data_parallel_ranks))
-            for flag_change in engine_record.changes_on(engine_question.preset, hardware, version, engine_flags)
+            change_for_users(flag_change, -(-user_count // memory.data_parallel_ranks))
+            for flag_change in engine.changes_on(engine_question.preset, hardware, version, flags)
         )
     engine_use = EngineUse(
-        engine_question.preset,
-        engine_record,
-        version,
-        hardware,
-        engine_flags,
-        engine_memory,
-        flag_changes,
-        launch=engine_question.launch,
+        engine_question.preset, engine, version, hardware, flags, memory, flag_changes, launch=engine_question.launch
     )
     if receipt is not None:
-        layout_options[0] = _with_notes(layout_options[0], receipt)
-    engine_serves = layout_options[0].serves
+        options[0] = _with_notes(options[0], receipt)
+    engine_serves = options[0].serves
     is_named = engine_question.hardware is not None
 
     def report() -> Report:
-        token_times = [
-            option_time(engine_question.preset, engine_record, version, layout_option, user_count)
-            for layout_option in layout_options
-        ]
-        return fit_report(engine_use, layout_options, token_times, user_count, is_named)
+        token_times = [option_time(engine_question.preset, engine, version, option, user_count) for option in options]
+        return fit_report(engine_use, options, token_times, user_count, is_named)
 
-    return ReportedAnswer(layout_options, report, engine_serves)
+    return ReportedAnswer(options, report, engine_serves)
 
 
 def _with_notes(layout_option: EngineOption, receipt: ReceiptFile) -> EngineOption:
     """Returns the layout option with notes about the measured log, which the answer prints."""
-    engine_memory = layout_option.memory
-    return replace(
-        layout_option, memory=replace(engine_memory, notes=(*engine_memory.notes, *receipt.notes(engine_memory)))
-    )
+    memory = layout_option.memory
+    return replace(layout_option, memory=replace(memory, notes=(*memory.notes, *receipt.notes(memory))))
 
 
 def change_for_users(flag_change: Change, users: int) -> Change:
@@ -331,28 +286,28 @@ def change_for_users(flag_change: Change, users: int) -> Change:
     return flag_change._replace(starts=flag_change.starts and flag_change.max_concurrency >= users)
 
 
-def _drop_length_of_file(engine_record: Engine, launched_server: LaunchedServer, engine_flags: dict[str, Any]) -> None:
+def _drop_length_of_file(engine: Engine, server: LaunchedServer, flags: dict[str, Any]) -> None:
     """Removes the launch file's context length from the flags: the length of the users' requests replaces it."""
-    length_field = engine_record.field_of("--seq")
-    if length_field not in launched_server.overridden:
-        engine_flags.pop(length_field, None)
+    length_field = engine.field_of("--seq")
+    if length_field not in server.overridden:
+        flags.pop(length_field, None)
 
 
-def _served_accelerator(engine_record: Engine, hardware: Hardware) -> Hardware:
+def _served_accelerator(engine: Engine, hardware: Hardware) -> Hardware:
     """Returns the named accelerator. Raises `InputError` if the engine does not support it."""
-    if not engine_record.runs_on(hardware):
+    if not engine.runs_on(hardware):
         raise InputError(
-            f"--hardware {hardware.name}: is not modelled with --engine; expected {engine_record.supported_accelerators}"
+            f"--hardware {hardware.name}: is not modelled with --engine; expected {engine.supported_accelerators}"
         )
     return hardware
 
 
 def _fewest_devices(
     preset: Preset,
-    engine_record: Engine,
+    engine: Engine,
     version: EngineVersion,
     hardware: Hardware,
-    engine_flags: Mapping[str, Any],
+    flags: Mapping[str, Any],
     users: int,
     max_devices: int,
 ) -> list[EngineOption]:
@@ -362,19 +317,14 @@ def _fewest_devices(
     """
     serving_options: list[EngineOption] = []
     tried_options: list[EngineOption] = []
-    for layout_flags, engine_memory in engine_record.layouts(
-        engine_record.server(preset, hardware, version, engine_flags), max_devices
-    ):
-        if serving_options and engine_memory.devices > serving_options[0].memory.devices:
+    for layout_flags, memory in engine.layouts(engine.server(preset, hardware, version, flags), max_devices):
+        if serving_options and memory.devices > serving_options[0].memory.devices:
             break
-        tried_options.append(EngineOption(hardware, layout_flags, engine_memory, engine_memory.holds(users)))
+        tried_options.append(EngineOption(hardware, layout_flags, memory, memory.holds(users)))
         serving_options += tried_options[-1:] if tried_options[-1].serves else []
-        if serving_options and not engine_record.shows_alternatives:
+        if serving_options and not engine.shows_alternatives:
             break
     return (
         serving_options
-        or sorted(
-            tried_options,
-            key=lambda layout_option: (layout_option.memory.devices, layout_option.memory.max_concurrency),
-        )[-1:]
+        or sorted(tried_options, key=lambda option: (option.memory.devices, option.memory.max_concurrency))[-1:]
     )

@@ -72,7 +72,7 @@ def select_presets(selection: Selection, preset_names: Sequence[str] | None = No
 def ask_presets(
     requested_names: Sequence[str] = (),
     selection: Selection = EVERY_MODEL,
-    sort_key: str = "name",
+    sort: str = "name",
     shows_details: bool = False,
     only_stale: bool = False,
     today: date | None = None,
@@ -85,11 +85,9 @@ def ask_presets(
     from ..reports.presets import report
     from ..sources.search import search_presets
 
-    if sort_key not in SORTS:
-        suggestion = suggest(sort_key, list(SORTS))
-        raise InputError(
-            f"--sort: '{sort_key}' is not known; expected one of {', '.join(SORTS)}.{suggestion}".rstrip(".")
-        )
+    if sort not in SORTS:
+        suggestion = suggest(sort, list(SORTS))
+        raise InputError(f"--sort: '{sort}' is not known; expected one of {', '.join(SORTS)}.{suggestion}".rstrip("."))
     matching_presets, is_exact = search_presets(list(requested_names))
     if only_stale:
         today_date = date.today() if today is None else today
@@ -98,7 +96,7 @@ def ask_presets(
         ]
         if not matching_presets:
             raise InputError(f"--stale: every preset was checked within {FRESH.days} days; expected no --stale")
-    listed_presets = sorted(select_presets(selection, matching_presets), key=SORTS[sort_key])
+    listed_presets = sorted(select_presets(selection, matching_presets), key=SORTS[sort])
     lists_in_full = shows_details or is_exact
     return Listing(tuple(listed_presets), lambda: report(listed_presets, lists_in_full), in_full=lists_in_full)
 

@@ -37,18 +37,18 @@ def ask_lock(model_targets: Sequence[str], read_model: Callable[[str], Preset]) 
     from ..studies.lock import locked_model
 
     lock_entries = []
-    for model_target in model_targets:
-        if model_target.partition("?")[0] == STDIN:
+    for target in model_targets:
+        if target.partition("?")[0] == STDIN:
             raise InputError("TARGET: '-' cannot be read again by --check; expected a preset's name or a path")
-        if model_targets.count(model_target) > 1:
-            raise InputError(f"TARGET: {model_target} is given more than once; expected it once")
-        preset = read_model(model_target)
+        if model_targets.count(target) > 1:
+            raise InputError(f"TARGET: {target} is given more than once; expected it once")
+        preset = read_model(target)
         with name_in_errors(preset):
             lock_entries.append(locked_model(preset))
     return ReportedAnswer(tuple(lock_entries), lambda: report(lock_entries))
 
 
-def ask_lock_check(lock_path: Path, read_model: Callable[[str], Preset]) -> ReportedAnswer:
+def ask_lock_check(file: Path, read_model: Callable[[str], Preset]) -> ReportedAnswer:
     """Counts the models of a lock file, and compares the counts with the file.
 
     The result is the changes (`studies.lock.Change`); `ok` if there are none.
@@ -58,43 +58,37 @@ def ask_lock_check(lock_path: Path, read_model: Callable[[str], Preset]) -> Repo
     from ..reports.lock import check_report
     from ..studies.lock import changes_of
 
-    lock_file = read_lock_file(lock_path)
+    lock_file = read_lock_file(file)
     lock_entries = ask_lock(list(lock_file.models), read_model).result
-    lock_changes = tuple(
+    changes = tuple(
         entry_change
         for lock_entry, locked_entry in zip(lock_entries, lock_file.models.values(), strict=True)
         for entry_change in changes_of(locked_entry, lock_entry.data)
     )
     return ReportedAnswer(
-        lock_changes,
-        lambda: check_report(str(lock_path), lock_file.version, len(lock_file.models), lock_changes),
-        not lock_changes,
+        changes, lambda: check_report(str(file), lock_file.version, len(lock_file.models), changes), not changes
     )
 
 
-def read_lock_file(lock_path: Path) -> LockFile:
+def read_lock_file(file: Path) -> LockFile:
     """Reads a lock file. Raises `InputError`, with the field's name, for a file of another origin."""
     from ..sources.files import LARGEST_CONFIG, parse_json, read_text, require_finite
 
-    lock_document = parse_json(read_text(lock_path, LARGEST_CONFIG), str(lock_path))
-    require_finite(lock_document, str(lock_path))
+    lock_document = parse_json(read_text(file, LARGEST_CONFIG), str(file))
+    require_finite(lock_document, str(file))
     if not isinstance(lock_document, dict) or lock_document.get("lock") != 1:
-        raise InputError(
-            f"{lock_path}: is no lock file of version 1; expected one that llmcalc lock TARGET -o FILE wrote"
-        )
-    lock_models, llmcalc_version = lock_document.get("models"), lock_document.get("llmcalc")
+        raise InputError(f"{file}: is no lock file of version 1; expected one that llmcalc lock TARGET -o FILE wrote")
+    lock_models, version = lock_document.get("models"), lock_document.get("llmcalc")
     if not isinstance(lock_models, list) or not 0 < len(lock_models) <= MOST_MODELS:
-        raise InputError(f"{lock_path}: models: {shown(lock_models)}; expected a list of 1 to {MOST_MODELS:,} models")
-    if not isinstance(llmcalc_version, str):
-        raise InputError(
-            f"{lock_path}: llmcalc: {shown(llmcalc_version)}; expected the version that wrote the file, in text"
-        )
+        raise InputError(f"{file}: models: {shown(lock_models)}; expected a list of 1 to {MOST_MODELS:,} models")
+    if not isinstance(version, str):
+        raise InputError(f"{file}: llmcalc: {shown(version)}; expected the version that wrote the file, in text")
     lock_entries: dict[str, dict[str, Any]] = {}
     for entry_number, lock_entry in enumerate(lock_models):
-        model_target = lock_entry.get("target") if isinstance(lock_entry, dict) else None
-        if not isinstance(model_target, str) or model_target in lock_entries:
+        target = lock_entry.get("target") if isinstance(lock_entry, dict) else None
+        if not isinstance(target, str) or target in lock_entries:
             raise InputError(
-                f"{lock_path}: models[{entry_number}].target: {shown(model_target)}; expected a name or path, each once"
+                f"{file}: models[{entry_number}].target: {shown(target)}; expected a name or path, each once"
             )
-        lock_entries[model_target] = lock_entry
-    return LockFile(llmcalc_version, lock_entries)
+        lock_entries[target] = lock_entry
+    return LockFile(version, lock_entries)

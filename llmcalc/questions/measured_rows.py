@@ -54,77 +54,66 @@ LAYOUT_COLUMNS = tuple(field.name for field in fields(LayoutRequest))
 
 
 def calibration_of(
-    file_path: str | Path,
-    run_question: RunQuestion,
-    time_options: TimeOptions,
-    read_model: Callable[[str], Preset],
-    time_run: Timer,
+    path: str | Path, run: RunQuestion, options: TimeOptions, read_model: Callable[[str], Preset], timer: Timer
 ) -> Calibration:
     """Fits the time stack's factors to the measured rows of a file.
 
     question, options: of the command line, which hold for what a row leaves empty. read_model: reads a TARGET.
-    time_run: gives the time of a run.
+    timer: gives the time of a run.
     Raises `InputError`, which names the file, the row and the column, for rows that are no question.
     """
     measured_runs = [
-        _measured_run(f"{file_path}:{line_number}", row_cells, run_question, time_options, read_model, time_run)
-        for line_number, row_cells in list(
-            _rows_of_filled_cells(Path(file_path))
-        )  # all are read before the first is timed
+        _measured_run(f"{path}:{line_number}", row_cells, run, options, read_model, timer)
+        for line_number, row_cells in list(_rows_of_filled_cells(Path(path)))  # all are read before the first is timed
     ]
     return calibrate(measured_runs)
 
 
-def _rows_of_filled_cells(file_path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+def _rows_of_filled_cells(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     """Yields each row's line number and its filled cells."""
-    file_bytes = read_bytes(file_path, MOST_BYTES, "a .csv file")
+    file_bytes = read_bytes(path, MOST_BYTES, "a .csv file")
     try:
-        csv_reader = csv.DictReader(io.StringIO(file_bytes.decode("utf-8-sig")), strict=True)
-        csv_reader.fieldnames = [column_name.strip().replace("-", "_") for column_name in csv_reader.fieldnames or ()]
+        reader = csv.DictReader(io.StringIO(file_bytes.decode("utf-8-sig")), strict=True)
+        reader.fieldnames = [name.strip().replace("-", "_") for name in reader.fieldnames or ()]
         columns = [*OWN_COLUMNS, *TIME_COLUMNS, *declared(Settings), USERS.name, *LAYOUT_COLUMNS]
-        for column_name in csv_reader.fieldnames:
-            if csv_reader.fieldnames.count(column_name) > 1:
-                raise InputError(f"{file_path}: column {shown(column_name)} is there twice; expected one")
-            if column_name not in columns:
+        for name in reader.fieldnames:
+            if reader.fieldnames.count(name) > 1:
+                raise InputError(f"{path}: column {shown(name)} is there twice; expected one")
+            if name not in columns:
                 raise InputError(
-                    f"{file_path}: column {shown(column_name)} is no option of time; expected seconds, and options such as phase, "
-                    f"users, seq and tp.{suggest(str(column_name), columns)}"
+                    f"{path}: column {shown(name)} is no option of time; expected seconds, and options such as phase, "
+                    f"users, seq and tp.{suggest(str(name), columns)}"
                 )
-        if "seconds" not in csv_reader.fieldnames:
-            raise InputError(f"{file_path}: the column 'seconds' is missing; expected the measured time of each row")
-        for row_number, row_cells in enumerate(csv_reader):
+        if "seconds" not in reader.fieldnames:
+            raise InputError(f"{path}: the column 'seconds' is missing; expected the measured time of each row")
+        for row_number, row_cells in enumerate(reader):
             if row_number >= MOST_ROWS:
-                raise InputError(f"{file_path}: more than {MOST_ROWS} rows; expected at most so many")
+                raise InputError(f"{path}: more than {MOST_ROWS} rows; expected at most so many")
             if None in row_cells or None in row_cells.values():
-                raise InputError(f"{file_path}:{csv_reader.line_num}: has another number of cells than the heading")
-            yield (
-                csv_reader.line_num,
-                {column_name: cell_text.strip() for column_name, cell_text in row_cells.items() if cell_text.strip()},
-            )
+                raise InputError(f"{path}:{reader.line_num}: has another number of cells than the heading")
+            yield reader.line_num, {name: cell.strip() for name, cell in row_cells.items() if cell.strip()}
     except UnicodeDecodeError:
-        raise InputError(f"{file_path}: is not UTF-8 text; expected a .csv file") from None
+        raise InputError(f"{path}: is not UTF-8 text; expected a .csv file") from None
     except csv.Error as error:
-        raise InputError(f"{file_path}: {error}; expected a .csv file") from None
+        raise InputError(f"{path}: {error}; expected a .csv file") from None
 
 
 def _measured_run(
     row_name: str,
     row_cells: Mapping[str, str],
-    run_question: RunQuestion,
-    time_options: TimeOptions,
+    run: RunQuestion,
+    options: TimeOptions,
     read_model: Callable[[str], Preset],
-    time_run: Timer,
+    timer: Timer,
 ) -> MeasuredRun:
     if "seconds" not in row_cells:
         raise InputError(f"{row_name}: seconds: missing; expected the measured time")
     seconds = parse_duration(f"{row_name}: seconds", row_cells["seconds"])
     try:
-        estimated_run = time_run(
-            _question_of_row(row_cells, run_question, read_model), _options_of_row(row_cells, time_options)
-        )
+        estimated_run = timer(_question_of_row(row_cells, run, read_model), _options_of_row(row_cells, options))
     except InputError as error:
         raise InputError(f"{row_name}: {error}") from None
-    is_training = run_question.settings.phase == TRAINING
+    is_training = run.settings.phase == TRAINING
     if (estimated_run.phase == TRAINING) != is_training:
         expected_phases = TRAINING if is_training else "prefill or decode"
         raise InputError(
@@ -133,10 +122,10 @@ def _measured_run(
         )
     seconds_on = estimated_run.seconds_on
     assert seconds_on is not None
-    device, software_stack = estimated_run.device, estimated_run.stack
+    device, stack = estimated_run.device, estimated_run.stack
 
     def seconds_with(factors: Factors) -> float:
-        return seconds_on(factors.device(device), factors.stack(software_stack))
+        return seconds_on(factors.device(device), factors.stack(stack))
 
     kernel_group = (
         estimated_run.phase,
@@ -152,7 +141,7 @@ def _measured_run(
 
 
 def _question_of_row(
-    row_cells: Mapping[str, str], run_question: RunQuestion, read_model: Callable[[str], Preset]
+    row_cells: Mapping[str, str], run: RunQuestion, read_model: Callable[[str], Preset]
 ) -> RunQuestion:
     """Returns the question of the command line with values replaced by the cells of a measured row."""
     settings, layout = _checked_settings(Settings, row_cells), _checked_settings(LayoutRequest, row_cells)
@@ -160,11 +149,11 @@ def _question_of_row(
         users = whole("--users", length_of("--users", row_cells["users"]))
         settings["batch"] = batch_of(settings.get("batch"), users, "decode")
     return replace(
-        run_question,
-        preset=read_model(row_cells["model"]) if "model" in row_cells else run_question.preset,
-        settings=run_question.settings.with_(**settings),
-        layout=replace(run_question.layout, **layout),
-        accelerators=(find_hardware(row_cells["hardware"]),) if "hardware" in row_cells else run_question.accelerators,
+        run,
+        preset=read_model(row_cells["model"]) if "model" in row_cells else run.preset,
+        settings=run.settings.with_(**settings),
+        layout=replace(run.layout, **layout),
+        accelerators=(find_hardware(row_cells["hardware"]),) if "hardware" in row_cells else run.accelerators,
     )
 
 
@@ -178,10 +167,8 @@ def _checked_settings(settings_class: type, row_cells: Mapping[str, str]) -> dic
     return setting_values
 
 
-def _options_of_row(row_cells: Mapping[str, str], time_options: TimeOptions) -> TimeOptions:
+def _options_of_row(row_cells: Mapping[str, str], options: TimeOptions) -> TimeOptions:
     option_values = {
-        option_field: declared(TimeOptions)[option_field].checked(row_cells[option_field])
-        for option_field in TIME_COLUMNS
-        if option_field in row_cells
+        field: declared(TimeOptions)[field].checked(row_cells[field]) for field in TIME_COLUMNS if field in row_cells
     }
-    return replace(time_options, measured=None, by_node=None, calibrate=None, **option_values)
+    return replace(options, measured=None, by_node=None, calibrate=None, **option_values)

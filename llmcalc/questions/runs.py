@@ -75,11 +75,11 @@ class RunQuestion(RunOptions):
 
     def refuse_inputs(self, command: str) -> None:
         """Raises `InputError` for images and audio, for commands that do not count encoders."""
-        option_name = self.settings.inputs.option
-        if option_name:
+        option = self.settings.inputs.option
+        if option:
             raise InputError(
-                f"{option_name}: {command} does not count encoders; expected the tokens in --seq (llmcalc kv and memory "
-                f"take {option_name})"
+                f"{option}: {command} does not count encoders; expected the tokens in --seq (llmcalc kv and memory "
+                f"take {option})"
             )
 
     @property
@@ -117,16 +117,10 @@ def base_of_checkpoint(stored_config: Mapping[str, Any] | None) -> str | None:
 
     stored_config: the table `quantization_config` of the checkpoint; None without one.
     """
-    quantization_table = stored_config or {}
-    if quantization_table.get("quant_method", "bitsandbytes") == "bitsandbytes" and quantization_table.get(
-        "load_in_4bit"
-    ):
-        return "nf4-dq" if quantization_table.get("bnb_4bit_use_double_quant") else "nf4"
-    return (
-        "int8"
-        if quantization_table.get("quant_method") == "bitsandbytes" and quantization_table.get("load_in_8bit")
-        else None
-    )
+    quant_table = stored_config or {}
+    if quant_table.get("quant_method", "bitsandbytes") == "bitsandbytes" and quant_table.get("load_in_4bit"):
+        return "nf4-dq" if quant_table.get("bnb_4bit_use_double_quant") else "nf4"
+    return "int8" if quant_table.get("quant_method") == "bitsandbytes" and quant_table.get("load_in_8bit") else None
 
 
 def with_implied_phase(
@@ -172,24 +166,24 @@ def plan_settings(settings: Settings, is_setting_given: Callable[[str], bool]) -
 
 
 def memory_question(
-    model_target: Any,
+    target: Any,
     read_model: Callable[[Any], Preset],
     run_options: RunOptions,
     *,
     launch_file: str | Path | None = None,
-    is_setting_given: Callable[[str], bool] = lambda option_field: False,
-    allow_unknown_fields: bool = False,
+    is_setting_given: Callable[[str], bool] = lambda field: False,
+    allow_unknown: bool = False,
     command: str = "memory",
     **model_options: Any,
 ) -> RunQuestion:
     """Returns the question of `memory` or `time`, about TARGET or about the run that a launch file starts.
 
-    model_target: the TARGET; None if none was given.
+    target: the TARGET; None if none was given.
     read_model: function that reads it.
     run_options: the other options.
     launch_file: the file that starts the run; default None.
     is_setting_given: parameter → whether the user gave it.
-    allow_unknown_fields: whether unknown arguments of the file are ignored.
+    allow_unknown: whether unknown arguments of the file are ignored.
     command: the name of the command.
     model_options: name → value of the options that change the model.
     Raises `InputError` without a model, and for an option that the file sets.
@@ -198,54 +192,41 @@ def memory_question(
         run_options = replace(
             run_options, settings=with_implied_phase(run_options.settings, run_options.layout, is_setting_given)
         )
-        return RunQuestion(preset=read_model(_require_target(model_target, command)), **vars(run_options))
+        return RunQuestion(preset=read_model(_require_target(target, command)), **vars(run_options))
     from ..frameworks.launch.adapter_targets import with_known_targets
     from ..frameworks.launch.read import read_launch
 
-    gpu_name = run_options.accelerators[0].name.upper() if run_options.accelerators else ASSUMED
-    version_day = version_date(run_options.layout.framework_version or "")
-    typed_options = _options_beside_a_file(run_options.settings, run_options.layout)
-    launch = read_launch(
-        launch_file,
-        run_options.layout.devices,
-        allow_unknown_fields,
-        date=version_day,
-        gpu=gpu_name,
-        options=typed_options,
-    )
+    gpu = run_options.accelerators[0].name.upper() if run_options.accelerators else ASSUMED
+    date = version_date(run_options.layout.framework_version or "")
+    options = _options_beside_a_file(run_options.settings, run_options.layout)
+    launch = read_launch(launch_file, run_options.layout.devices, allow_unknown, date=date, gpu=gpu, options=options)
     if is_setting_given("phase") and run_options.settings.phase != "training":
         raise InputError(f"--phase: {launch.where} starts training; remove the option")
-    for option_field, option_value in model_options.items() if launch.spec is not None else ():
+    for field, option_value in model_options.items() if launch.spec is not None else ():
         if option_value:
-            raise InputError(
-                f"{option(option_field)}: {launch.where} defines the model that it trains; remove the option"
-            )
+            raise InputError(f"{option(field)}: {launch.where} defines the model that it trains; remove the option")
     if launch.spec is None:
-        preset = model_of_file(model_target, launch.target, launch.where, read_model)
-        if (
-            model_target is not None
-            and is_stated(launch.target)
-            and launch.target not in (preset.name, *preset.aliases)
-        ):
+        preset = model_of_file(target, launch.target, launch.where, read_model)
+        if target is not None and is_stated(launch.target) and launch.target not in (preset.name, *preset.aliases):
             replacement_note = f"the model of the file, {shown(launch.target)}, is replaced by TARGET"
             launch = replace(launch, notes=(*launch.notes, replacement_note))
-    elif model_target is None:
+    elif target is None:
         preset = Preset(name=str(launch_file), model=launch.spec)
     else:
-        raise InputError(f"TARGET {model_target}: {launch_file} defines the model that it trains; remove TARGET")
+        raise InputError(f"TARGET {target}: {launch_file} defines the model that it trains; remove TARGET")
     launch = with_known_targets(with_published_weights(launch, preset), preset.model)
     launch = launch.with_stage_sizes(preset.model.main.num_hidden_layers)
     run_options = replace(run_options, settings=Settings(**{"phase": "training", **launch.settings}))
     return RunQuestion(preset=preset, **vars(run_options), launch=launch)
 
 
-def _require_target(model_target: Any, command: str) -> Any:
+def _require_target(target: Any, command: str) -> Any:
     """Returns the TARGET. Raises `InputError` without a TARGET."""
-    if model_target is None or model_target == "":
+    if target is None or target == "":
         raise InputError(
             f"missing argument TARGET, or --launch FILE with a model in it (llmcalc {command} --help explains)"
         )
-    return model_target
+    return target
 
 
 def is_stated(model_name: str) -> bool:
@@ -253,16 +234,14 @@ def is_stated(model_name: str) -> bool:
     return bool(model_name) and not model_name.startswith(("$", "`"))
 
 
-def model_of_file(
-    model_target: Any, model_name: str, place_in_error: str, read_model: Callable[[Any], Preset]
-) -> Preset:
+def model_of_file(target: Any, model_name: str, place_in_error: str, read_model: Callable[[Any], Preset]) -> Preset:
     """Returns the TARGET, or the model that a launch file names.
 
     model_name: the model's name in the file; empty if it names none. place_in_error: the file's name in messages.
     Raises `InputError` if there is no TARGET and the file names no model that can be read.
     """
-    if model_target not in (None, ""):
-        return read_model(model_target)
+    if target not in (None, ""):
+        return read_model(target)
     if not model_name:
         raise InputError(f"missing argument TARGET: {place_in_error} names no model; add TARGET, the model's name")
     if not is_stated(model_name):
@@ -294,11 +273,10 @@ _PATH = re.compile(r"(?:/|\./|\.\./|~/|models?/|checkpoints?/|weights/).*[^/]")
 def _options_beside_a_file(settings: Settings, layout: LayoutRequest) -> dict[str, Any]:
     """Returns the settings and layout options that the user typed in addition to a launch file."""
     return {
-        option_field.name: option_value
+        field.name: option_value
         for option_group, excepted_fields in ((settings, ("phase",)), (layout, ("devices", "framework_version")))
-        for option_field in fields(option_group)
-        if option_field.name not in excepted_fields
-        and (option_value := getattr(option_group, option_field.name)) is not None
+        for field in fields(option_group)
+        if field.name not in excepted_fields and (option_value := getattr(option_group, field.name)) is not None
     }
 
 
@@ -333,9 +311,7 @@ def check_precision(settings: Settings, framework_record: Framework) -> None:
     if precision in NARROW_PRODUCTS and precision not in framework_record.narrow_precisions:
         from ..frameworks.registry import NAMES, framework
 
-        frameworks = [
-            framework_name for framework_name in NAMES if precision in framework(framework_name).narrow_precisions
-        ]
+        frameworks = [name for name in NAMES if precision in framework(name).narrow_precisions]
         expected_formats = (
             f"--framework {' or '.join(frameworks)}" if frameworks else "llmcalc time, which has it, or bf16-master"
         )
@@ -345,108 +321,104 @@ def check_precision(settings: Settings, framework_record: Framework) -> None:
         )
 
 
-def refuse_missing_units(run_question: RunQuestion) -> None:
+def refuse_missing_units(run: RunQuestion) -> None:
     """Raises `InputError` for training in a precision whose products the accelerator has no units for."""
     from ..studies.run_time import missing_units_error
     from ..timing.device import has_product_units
 
-    precision, hardware = run_question.settings.precision or "", run_question.hardware
+    precision, hardware = run.settings.precision or "", run.hardware
     dtype = NARROW_PRODUCTS.get(precision)
     if dtype is not None and hardware is not None and not has_product_units(hardware, dtype):
         raise missing_units_error(precision, dtype, hardware)
 
 
-def _with_draft_model(run_question: RunQuestion, draft_preset: Preset) -> RunQuestion:
+def _with_draft_model(run: RunQuestion, draft_preset: Preset) -> RunQuestion:
     """Returns the question with a draft model. Raises `InputError` if a draft model does not apply."""
     from ..costs.draft import check_draft
 
-    if run_question.launch is not None or run_question.settings.phase == "training":
+    if run.launch is not None or run.settings.phase == "training":
         raise InputError("--draft: drafts tokens in inference; expected --phase inference, prefill or decode")
-    if run_question.layout.has_options:
+    if run.layout.has_options:
         raise InputError("--draft: counts a whole draft beside a whole model; expected no layout")
-    check_draft(run_question.preset.model, draft_preset.model, run_question.preset.name, f"--draft {draft_preset.name}")
-    return replace(run_question, draft=draft_preset)
+    check_draft(run.preset.model, draft_preset.model, run.preset.name, f"--draft {draft_preset.name}")
+    return replace(run, draft=draft_preset)
 
 
-def _draft_of(run_question: RunQuestion, target_memory: Memory) -> Draft | None:
+def _draft_of(run: RunQuestion, target_memory: Memory) -> Draft | None:
     """Returns the draft model and its cache in the run; None without a draft model."""
-    if run_question.draft is None:
+    if run.draft is None:
         return None
     from ..studies.draft import draft_costs
 
     workload = target_memory.states.workload
     seq = workload.seq + (target_memory.states.phase == "decode")
-    return draft_costs(
-        run_question.preset, run_question.draft, workload.batch, seq, target_memory.states.kv_dtype or "bfloat16"
-    )
+    return draft_costs(run.preset, run.draft, workload.batch, seq, target_memory.states.kv_dtype or "bfloat16")
 
 
-def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) -> DeviceUse | RanksUse:
+def ask_memory(run: RunQuestion, draft_preset: Preset | None = None) -> DeviceUse | RanksUse:
     """Computes the memory of one device or of a layout's ranks, and the accelerators that fit.
 
     draft_preset: a draft of speculative decoding beside the model; default None.
     Raises `InputError` for settings that contradict each other or the model, and for a framework that has no kernels
     for the model.
     """
-    run_question = run_question if draft_preset is None else _with_draft_model(run_question, draft_preset)
-    layout, launch = run_question.layout, run_question.launch
+    run = run if draft_preset is None else _with_draft_model(run, draft_preset)
+    layout, launch = run.layout, run.launch
     answer_fields: dict[str, Any] = {
-        "preset": run_question.preset,
-        "accelerators": run_question.accelerators,
-        "workspace": run_question.workspace,
+        "preset": run.preset,
+        "accelerators": run.accelerators,
+        "workspace": run.workspace,
     }
     if launch is None and not layout.has_options:
-        if run_question.settings.recompute == SELECTIVE:  # without a framework
-            run_question = replace(run_question, settings=run_question.settings.with_(recompute="attention"))
-        if run_question.settings.precision in NARROW_PRODUCTS:  # the page has no frameworks at first
+        if run.settings.recompute == SELECTIVE:  # without a framework
+            run = replace(run, settings=run.settings.with_(recompute="attention"))
+        if run.settings.precision in NARROW_PRODUCTS:  # the page has no frameworks at first
             from ..frameworks.registry import framework_of
 
-            check_precision(run_question.settings, framework_of(layout))
-        one_device_question = run_question.on_one_device()
-        return DeviceUse.of_result(
-            one_device_question, **answer_fields, draft=_draft_of(run_question, one_device_question)
-        )
+            check_precision(run.settings, framework_of(layout))
+        one_device_question = run.on_one_device()
+        return DeviceUse.of_result(one_device_question, **answer_fields, draft=_draft_of(run, one_device_question))
     from ..frameworks.ranks import Cluster
     from ..frameworks.registry import framework, framework_of, layout_of
     from ..parallel.nearest import suggest_nearest_layouts
     from ..reports.ranks_answer import RanksUse
 
     framework_record = framework_of(layout) if launch is None else framework(launch.framework)
-    check_precision(run_question.settings, framework_record)
+    check_precision(run.settings, framework_record)
     version = layout.framework_version or ""
-    single_device_memory = run_question.with_framework(framework_record).on_one_device()
+    run_memory = run.with_framework(framework_record).on_one_device()
     with suggest_nearest_layouts(
-        run_question.preset.model,
+        run.preset.model,
         layout if launch is None else NO_LAYOUT_OPTIONS,
-        run_question.tokens,
-        check_layout=partial(framework_record.check_layout, single_device_memory),
+        run.tokens,
+        check_layout=partial(framework_record.check_layout, run_memory),
     ):
         if launch is not None:
             ranks = Cluster.with_framework(
-                single_device_memory, launch.layout, framework_record, version, launch.own_settings, launch.frozen
+                run_memory, launch.layout, framework_record, version, launch.own_settings, launch.frozen
             )
-        elif run_question.settings.phase != "training" and layout.is_undivided:
+        elif run.settings.phase != "training" and layout.is_undivided:
             from ..studies.fit_serving import serving_replicas
 
-            hardware = run_question.hardware or find_hardware(ASSUMED.lower())
-            _, best_replica, _ = serving_replicas(single_device_memory, hardware, layout)
-            ranks = Cluster.with_framework(single_device_memory, best_replica.layout, framework_record, version)
+            hardware = run.hardware or find_hardware(ASSUMED.lower())
+            _, best_replica, _ = serving_replicas(run_memory, hardware, layout)
+            ranks = Cluster.with_framework(run_memory, best_replica.layout, framework_record, version)
             answer_fields["chosen_for"] = hardware
         else:
-            ranks = Cluster.with_framework(single_device_memory, layout_of(layout), framework_record, version)
+            ranks = Cluster.with_framework(run_memory, layout_of(layout), framework_record, version)
         ranks_answer = RanksUse.of_result(ranks, **answer_fields, launch=launch)
         _ = ranks_answer.fits  # replays every rank that differs, so that an impossible layout raises here
         return ranks_answer
 
 
-def ask_fit(run_question: RunQuestion, global_batch: int | None = None) -> ReportedAnswer:
+def ask_fit(run: RunQuestion, global_batch: int | None = None) -> ReportedAnswer:
     """Computes whether a run fits on the accelerators, and changes that make it fit.
 
     global_batch: sequences per training step of all devices; None (default) for one micro-batch per device.
     Raises `InputError` for options that contradict each other, and if no layout is possible.
     """
-    run_question.refuse_inputs("fit")
-    run_question = replace(run_question, is_tried=True)
+    run.refuse_inputs("fit")
+    run = replace(run, is_tried=True)
     from ..frameworks.registry import framework_of
     from ..parallel.nearest import suggest_nearest_layouts
     from ..reports import fit as reports
@@ -457,10 +429,10 @@ def ask_fit(run_question: RunQuestion, global_batch: int | None = None) -> Repor
     from ..studies.fit_serving import fit_serving
     from .usual_engines import ServedUsers, UsualEngine, gguf_fit
 
-    layout = run_question.layout
-    settings, preset = run_question.settings, run_question.preset
-    if run_question.hardware is None:
-        return ask_which_hardware(run_question, global_batch)
+    layout = run.layout
+    settings, preset = run.settings, run.preset
+    if run.hardware is None:
+        return ask_which_hardware(run, global_batch)
     if layout.has_options and layout.devices is None:
         raise InputError("--devices: missing; expected the number of accelerators of the layout")
     if global_batch is not None:
@@ -468,60 +440,51 @@ def ask_fit(run_question: RunQuestion, global_batch: int | None = None) -> Repor
             raise InputError("--global-batch: only applies to many devices; add --devices")
         if settings.phase != "training":
             raise InputError("--global-batch: only applies to training; use --users, the sequences of each replica")
-    with suggest_nearest_layouts(preset.model, layout, run_question.tokens):
+    with suggest_nearest_layouts(preset.model, layout, run.tokens):
         if layout.devices is not None and settings.phase == "training":
-            hardware = run_question.hardware
-            devices_answer = answer_that_fits(
-                run_question,
+            hardware = run.hardware
+            over_devices = answer_that_fits(
+                run,
                 lambda memory, layout: fit_devices(memory, hardware, layout, global_batch),
                 lambda fit_result: fit_result.fit.verdict != "no",
             )
             return ReportedAnswer(
-                devices_answer,
-                lambda: reports.devices_report(preset, devices_answer),
-                devices_answer.fit.verdict != "no",
+                over_devices, lambda: reports.devices_report(preset, over_devices), over_devices.fit.verdict != "no"
             )
         check_precision(settings, framework_of(layout))
-        single_device_memory = run_question.with_framework(framework_of(layout)).on_one_device()
+        run_memory = run.with_framework(framework_of(layout)).on_one_device()
         if layout.devices is None:
-            usual_engine = UsualEngine.of_run(preset, single_device_memory, run_question.hardware)
-            has_gguf_file = usual_engine is not None and has_gguf_weights(single_device_memory)
-            fit_answer = (
-                usual_engine.fitting(single_device_memory) if usual_engine and has_gguf_file else None
-            ) or fit(single_device_memory, run_question.hardware)
-            served_users = ServedUsers.of_answer(fit_answer, usual_engine)
-            fit_answer = with_decoding_seconds(fit_answer, run_question.hardware, served_users.users)
+            usual_engine = UsualEngine.of_run(preset, run_memory, run.hardware)
+            has_gguf_file = usual_engine is not None and has_gguf_weights(run_memory)
+            fit_answer = (usual_engine.fitting(run_memory) if usual_engine and has_gguf_file else None) or fit(
+                run_memory, run.hardware
+            )
+            served = ServedUsers.of_answer(fit_answer, usual_engine)
+            fit_answer = with_decoding_seconds(fit_answer, run.hardware, served.users)
             device_options = hardware_options(
-                single_device_memory,
-                run_question.accelerators,
+                run_memory,
+                run.accelerators,
                 layout,
-                run_question.runtime_on,
-                partial(gguf_fit, preset, single_device_memory),
+                run.runtime_on,
+                partial(gguf_fit, preset, run_memory),
             )
             if fit_answer.fit.verdict == "no":
-                sufficient_changes = [
-                    memory_change for memory_change in fit_answer.changes if memory_change.fit.verdict != "no"
-                ]
-                several_device_changes = changes_on_several(
-                    single_device_memory,
+                sufficient = [change for change in fit_answer.changes if change.fit.verdict != "no"]
+                on_several = changes_on_several(
+                    run_memory,
                     device_options,
                     layout,
-                    run_question.runtime_on,
-                    changes_beside_devices(single_device_memory, run_question.hardware, sufficient_changes),
+                    run.runtime_on,
+                    changes_beside_devices(run_memory, run.hardware, sufficient),
                 )
-                memory_changes = (
-                    *served_users.changes,
-                    *sufficient_changes,
-                    *several_device_changes,
-                    *fit_answer.changes[len(sufficient_changes) :],
-                )
-                fit_answer = replace(fit_answer, changes=memory_changes)
+                changes = (*served.changes, *sufficient, *on_several, *fit_answer.changes[len(sufficient) :])
+                fit_answer = replace(fit_answer, changes=changes)
             return ReportedAnswer(
                 fit_answer,
-                lambda: reports.report(preset, fit_answer, device_options, served_users.notes),
+                lambda: reports.report(preset, fit_answer, device_options, served.notes),
                 fit_answer.fit.verdict != "no",
             )
-        serving_answer = fit_serving(single_device_memory, run_question.hardware, layout)
+        serving_answer = fit_serving(run_memory, run.hardware, layout)
         return ReportedAnswer(
             serving_answer,
             lambda: reports.serving_report(preset, serving_answer),
@@ -529,13 +492,13 @@ def ask_fit(run_question: RunQuestion, global_batch: int | None = None) -> Repor
         )
 
 
-def ask_which_hardware(run_question: RunQuestion, global_batch: int | None = None) -> ReportedAnswer:
+def ask_which_hardware(run: RunQuestion, global_batch: int | None = None) -> ReportedAnswer:
     """Finds the accelerators on which a run fits, and the fewest of each kind.
 
     Raises `InputError` for a number of sequences per step, which needs an accelerator.
     """
-    run_question.refuse_inputs("fit")
-    run_question = replace(run_question, is_tried=True)
+    run.refuse_inputs("fit")
+    run = replace(run, is_tried=True)
     from ..frameworks.registry import framework_of
     from ..parallel.nearest import suggest_nearest_layouts
     from ..reports.fit import options_report
@@ -543,29 +506,25 @@ def ask_which_hardware(run_question: RunQuestion, global_batch: int | None = Non
     from ..studies.fit_options import hardware_options
     from .usual_engines import gguf_fit
 
-    preset, layout = run_question.preset, run_question.layout
+    preset, layout = run.preset, run.layout
     if global_batch is not None:
         raise InputError("--global-batch: only applies to one kind of accelerator; add --hardware")
-    with suggest_nearest_layouts(preset.model, layout, run_question.tokens):
-        check_precision(run_question.settings, framework_of(layout))
-        single_device_memory = run_question.with_framework(framework_of(layout)).on_one_device()
+    with suggest_nearest_layouts(preset.model, layout, run.tokens):
+        check_precision(run.settings, framework_of(layout))
+        run_memory = run.with_framework(framework_of(layout)).on_one_device()
         accelerators = map(load_hardware, COMMON_HARDWARE)
-        engine_fit = partial(gguf_fit, preset, single_device_memory)
-        device_options = hardware_options(
-            single_device_memory, accelerators, layout, run_question.runtime_on, engine_fit
-        )
-    has_fitting_option = device_options[0].fit.verdict != "no"
-    return ReportedAnswer(
-        device_options, lambda: options_report(preset, single_device_memory, device_options), has_fitting_option
-    )
+        engine_fit = partial(gguf_fit, preset, run_memory)
+        options = hardware_options(run_memory, accelerators, layout, run.runtime_on, engine_fit)
+    has_fitting_option = options[0].fit.verdict != "no"
+    return ReportedAnswer(options, lambda: options_report(preset, run_memory, options), has_fitting_option)
 
 
-def planned_run(run_question: RunQuestion) -> tuple[Memory, LayoutRequest]:
+def planned_run(run: RunQuestion) -> tuple[Memory, LayoutRequest]:
     """Returns the first of a plan's runs. Raises `InputError` as `planned_runs` does."""
-    return next(planned_runs(run_question))
+    return next(planned_runs(run))
 
 
-def planned_runs(run_question: RunQuestion) -> Iterator[tuple[Memory, LayoutRequest]]:
+def planned_runs(run: RunQuestion) -> Iterator[tuple[Memory, LayoutRequest]]:
     """Yields a plan's runs on one device, each with its layout options and the training framework.
 
     That is the framework that is named or implied, else the first of the usual ones that has the model and optimizer.
@@ -574,23 +533,20 @@ def planned_runs(run_question: RunQuestion) -> Iterator[tuple[Memory, LayoutRequ
     """
     from ..frameworks.registry import WHOLE_WEIGHTS, framework, frameworks_for_plans
 
-    layout, refusal, is_planned = run_question.layout, None, False
-    first_framework, *other_frameworks = frameworks_for_plans(layout, run_question.hardware)
-    yields_all = run_question.settings.lora_rank is not None and bool(other_frameworks)
+    layout, refusal, is_planned = run.layout, None, False
+    first_framework, *other_frameworks = frameworks_for_plans(layout, run.hardware)
+    yields_all = run.settings.lora_rank is not None and bool(other_frameworks)
     if yields_all:
         other_frameworks = [*map(framework, WHOLE_WEIGHTS), other_frameworks[0]]
     for framework_record in (first_framework, *other_frameworks):
-        run_layout, single_device_memory = layout, run_question.with_framework(framework_record).on_one_device()
+        run_layout, run_memory = layout, run.with_framework(framework_record).on_one_device()
         try:
-            framework_record.check(single_device_memory, layout.framework_version or "")
+            framework_record.check(run_memory, layout.framework_version or "")
         except InputError as error:
             refusal = error
             continue
         if refusal is not None and framework_record.name in WHOLE_WEIGHTS:
-            if (
-                run_question.hardware is not None
-                and single_device_memory.states.total_bytes > run_question.hardware.capacity_bytes
-            ):
+            if run.hardware is not None and run_memory.states.total_bytes > run.hardware.capacity_bytes:
                 continue
             is_divided = any(
                 getattr(layout, group_name) not in (None, 1) for group_name in framework_record.layouts.untried
@@ -602,7 +558,7 @@ def planned_runs(run_question: RunQuestion) -> Iterator[tuple[Memory, LayoutRequ
             }
             run_layout = replace(layout, **group_sizes, zero=layout.zero or WHOLE_WEIGHTS[framework_record.name])
         is_planned = True
-        yield single_device_memory, replace(run_layout, framework=framework_record.name)
+        yield run_memory, replace(run_layout, framework=framework_record.name)
         if framework_record is first_framework or not yields_all:
             return
     if not is_planned:
@@ -614,17 +570,17 @@ Answer = TypeVar("Answer")
 
 
 def answers_of_planned_runs(
-    run_question: RunQuestion, answer_run: Callable[[Memory, LayoutRequest], Answer]
+    run: RunQuestion, answer_run: Callable[[Memory, LayoutRequest], Answer]
 ) -> Iterator[Answer]:
     """Yields the answer about each of a plan's runs. Raises the first `InputError` of `answer_run` if it has no answer."""
     from ..frameworks.registry import framework_of
 
-    refuse_missing_units(run_question)
+    refuse_missing_units(run)
     refusal, is_answered = None, False
-    for single_device_memory, layout in planned_runs(run_question):
-        check_precision(run_question.settings, framework_of(layout))
+    for run_memory, layout in planned_runs(run):
+        check_precision(run.settings, framework_of(layout))
         try:
-            run_answer = answer_run(single_device_memory, layout)
+            run_answer = answer_run(run_memory, layout)
         except InputError as error:
             refusal = refusal or error
             continue
@@ -635,19 +591,17 @@ def answers_of_planned_runs(
 
 
 def answer_that_fits(
-    run_question: RunQuestion,
-    answer_run: Callable[[Memory, LayoutRequest], Answer],
-    is_fitting: Callable[[Answer], bool],
+    run: RunQuestion, answer_run: Callable[[Memory, LayoutRequest], Answer], is_fitting: Callable[[Answer], bool]
 ) -> Answer:
     """Returns the answer about the first fitting run of a plan, or about the last run with an answer if none fits."""
-    for run_answer in answers_of_planned_runs(run_question, answer_run):
+    for run_answer in answers_of_planned_runs(run, answer_run):
         if is_fitting(run_answer):
             break
     return run_answer
 
 
 def ask_plan(
-    run_question: RunQuestion,
+    run: RunQuestion,
     global_batch: int | None = None,
     row_count: int = 10,
     order_name: Order | None = None,
@@ -669,18 +623,18 @@ def ask_plan(
     from ..studies.plan import first_fitting_plan, plan_of
 
     requested_sizes = None if size_filter is None else parse_sizes(size_filter)
-    run_question = replace(run_question, is_tried=True)
-    layout, preset, hardware = run_question.layout, run_question.preset, run_question.hardware
+    run = replace(run, is_tried=True)
+    layout, preset, hardware = run.layout, run.preset, run.hardware
     assert hardware is not None
     if layout.devices is None:
         raise InputError("--devices: missing; expected the number of accelerators")
-    if run_question.settings.phase != "training":
+    if run.settings.phase != "training":
         raise InputError(
-            f"--phase {run_question.settings.phase}: plan is for training; expected training (llmcalc fit --devices finds "
+            f"--phase {run.settings.phase}: plan is for training; expected training (llmcalc fit --devices finds "
             "layouts for inference)"
         )
     layout_plans = answers_of_planned_runs(
-        run_question,
+        run,
         lambda memory, run_layout: plan_of(
             memory,
             hardware,
@@ -693,11 +647,9 @@ def ask_plan(
         ),
     )
     layout_plan = first_fitting_plan(list(layout_plans))
-    single_device_memory = layout_plan.memory
+    run_memory = layout_plan.memory
     is_impossible = not layout_plan.plan.feasible and layout_plan.plan.nearest is None
-    suggestions = (
-        nearest_layouts_text(preset.model, layout, single_device_memory.states.workload.seq) if is_impossible else ""
-    )
+    suggestions = nearest_layouts_text(preset.model, layout, run_memory.states.workload.seq) if is_impossible else ""
     return ReportedAnswer(
         layout_plan, lambda: report(preset, layout_plan, suggestions, requested_sizes), bool(layout_plan.plan.feasible)
     )

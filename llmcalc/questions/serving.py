@@ -36,9 +36,9 @@ MOST_FORMATS = 8
 
 
 def ask_serve(
-    preset: Preset, hardware: Hardware, serve_options: ServeOptions, read_model: Callable[[str], Preset] = load
+    preset: Preset, hardware: Hardware, options: ServeOptions, read_model: Callable[[str], Preset] = load
 ) -> ReportedAnswer:
-    """Finds a model's servers and the cheapest server within the limits; `.has_choice` says whether there is one.
+    """Finds a model's servers and the cheapest server within the limits; `.ok` says whether there is one.
 
     read_model: reads the models of measured runs; default without changes.
     Raises `InputError` for options that contradict each other, and for engines whose servers are not modelled.
@@ -46,41 +46,36 @@ def ask_serve(
     from ..reports.calibration import with_calibration
     from ..reports.serve import report
 
-    server_study = serve_study(preset, hardware, serve_options, read_model)
-    calibration = _calibration_of_options(preset, hardware, serve_options, read_model)
+    server_study = serve_study(preset, hardware, options, read_model)
+    calibration = _calibration_of_options(preset, hardware, options, read_model)
     if calibration is not None:
-        device, software_stack = (
-            calibration.factors.device(server_study.device),
-            calibration.factors.stack(server_study.stack),
-        )
-        server_study = replace(server_study, device=device, stack=software_stack)
+        device, stack = calibration.factors.device(server_study.device), calibration.factors.stack(server_study.stack)
+        server_study = replace(server_study, device=device, stack=stack)
     server_search = server_study.answer()
-    has_choice = server_search.chosen is not None
-    return ReportedAnswer(
-        server_search, lambda: with_calibration(report(server_study, server_search), calibration), has_choice
-    )
+    ok = server_search.chosen is not None
+    return ReportedAnswer(server_search, lambda: with_calibration(report(server_study, server_search), calibration), ok)
 
 
 def _calibration_of_options(
-    preset: Preset, hardware: Hardware, serve_options: ServeOptions, read_model: Callable[[str], Preset]
+    preset: Preset, hardware: Hardware, options: ServeOptions, read_model: Callable[[str], Preset]
 ) -> Calibration | None:
     """Returns the calibration on measured prompt and decoding times; None without measured runs."""
-    if serve_options.calibrate is None:
+    if options.calibrate is None:
         return None
     from .measured_rows import calibration_of
 
-    run_question = RunQuestion(
+    run = RunQuestion(
         preset=preset,
         settings=settings_of(phase="decode"),
-        layout=LayoutRequest(devices=serve_options.devices, tp=serve_options.tp, pp=serve_options.pp),
+        layout=LayoutRequest(devices=options.devices, tp=options.tp, pp=options.pp),
         accelerators=(hardware,),
     )
-    time_options = TimeOptions(stack=serve_options.stack, nic=serve_options.nic, engine=serve_options.engine)
-    return calibration_of(serve_options.calibrate, run_question, time_options, read_model, timed_run)
+    time_options = TimeOptions(stack=options.stack, nic=options.nic, engine=options.engine)
+    return calibration_of(options.calibrate, run, time_options, read_model, timed_run)
 
 
 def serve_study(
-    preset: Preset, hardware: Hardware, serve_options: ServeOptions, read_model: Callable[[str], Preset] = load
+    preset: Preset, hardware: Hardware, options: ServeOptions, read_model: Callable[[str], Preset] = load
 ) -> ServeStudy:
     """Builds the study of servers from the options of `serve`. Raises the `InputError`s of `ask_serve`."""
     from ..frameworks.engines.registry import FOLDERS, USUAL_ENGINE, engine, engine_and_version
@@ -95,84 +90,80 @@ def serve_study(
             f"{preset.model.model_without_tokens} generates no tokens to serve; expected a decoder, or llmcalc time "
             "for a pass over its input"
         )
-    request_trace = _trace_of_options(serve_options)
-    if serve_options.concurrency is not None and serve_options.rate is not None:
+    trace = _trace_of_options(options)
+    if options.concurrency is not None and options.rate is not None:
         raise InputError("--rate: --concurrency says the load already; expected one of the two")
-    engine_record, version = engine_and_version(serve_options.engine or USUAL_ENGINE)
+    engine_record, version = engine_and_version(options.engine or USUAL_ENGINE)
     if engine_record.layout_flags is None:
         engines = [engine_name for engine_name in FOLDERS if engine(engine_name).layout_flags is not None]
         raise InputError(
-            f"--engine {serve_options.engine}: its servers under load are not modelled; expected one of {', '.join(engines)}"
+            f"--engine {options.engine}: its servers under load are not modelled; expected one of {', '.join(engines)}"
         )
     if not engine_record.runs_on(hardware):
         raise InputError(
             f"--hardware {hardware.name or hardware.title}: servers of {engine_record.title} on it are not modelled; expected "
             f"{engine_record.supported_accelerators}, or llmcalc time with --users N for a token of N users"
         )
-    cached_share = serve_options.prefix_hit or 0.0
-    if request_trace is not None:
-        request_trace = replace(request_trace, cached_share=cached_share)
-    input_tokens, output_tokens = (
-        (serve_options.input, serve_options.output)
-        if request_trace is None
-        else (request_trace.mean_input, request_trace.mean_output)
-    )
-    assert input_tokens is not None
-    assert output_tokens is not None
-    if input_tokens + output_tokens > LARGEST:
+    cached_share = options.prefix_hit or 0.0
+    if trace is not None:
+        trace = replace(trace, cached_share=cached_share)
+    input, output = (options.input, options.output) if trace is None else (trace.mean_input, trace.mean_output)
+    assert input is not None
+    assert output is not None
+    if input + output > LARGEST:
         raise InputError(
-            f"--input, --output: {input_tokens + output_tokens:,} tokens of a request are too many; expected at most {LARGEST:,}"
+            f"--input, --output: {input + output:,} tokens of a request are too many; expected at most {LARGEST:,}"
         )
-    request_shape = Requests(input_tokens, output_tokens, int(cached_share * input_tokens))
-    longest_request = request_shape.total_tokens if request_trace is None else request_trace.longest_request
-    latency_limits = Limits(serve_options.concurrency, serve_options.rate, serve_options.ttft, serve_options.tpot)
-    speculation, draft_flags = _speculation_of_options(preset, engine_record, serve_options, read_model)
-    software_stack = find_stack(serve_options.stack or stack_of_engine(serve_options.engine, hardware), "inference")
+    request_shape = Requests(input, output, int(cached_share * input))
+    longest_request = request_shape.total_tokens if trace is None else trace.longest_request
+    latency_limits = Limits(options.concurrency, options.rate, options.ttft, options.tpot)
+    speculation, draft_flags = _speculation_of_options(preset, engine_record, options, read_model)
+    stack = find_stack(options.stack or stack_of_engine(options.engine, hardware), "inference")
     return ServeStudy(
         preset,
         hardware,
-        device_of(hardware, serve_options.nic),
-        software_stack,
+        device_of(hardware, options.nic),
+        stack,
         engine_record,
         version,
-        dict(_runs_by_format(preset, hardware, serve_options, longest_request)),
+        dict(_runs_by_format(preset, hardware, options, longest_request)),
         request_shape,
         latency_limits,
-        SizesRequest(serve_options.devices, serve_options.tp, serve_options.pp, serve_options.dp, serve_options.ep),
-        serve_options.price,
-        request_trace,
-        serve_options.disaggregate is not None,
-        _ratio_of_options(serve_options, request_shape),
+        SizesRequest(options.devices, options.tp, options.pp, options.dp, options.ep),
+        options.price,
+        trace,
+        options.disaggregate is not None,
+        _ratio_of_options(options, request_shape),
         speculation,
-        draft_flags | _memory_flags(engine_record, serve_options),
+        draft_flags | _memory_flags(engine_record, options),
     )
 
 
-def _memory_flags(engine_record: Engine, serve_options: ServeOptions) -> dict[str, Any]:
+def _memory_flags(engine_record: Engine, options: ServeOptions) -> dict[str, Any]:
     """Returns the engine's flag for the share of memory; empty without the option.
 
     Raises `InputError` for an engine without such a flag.
     """
-    if serve_options.mem_fraction_static is None:
+    if options.mem_fraction_static is None:
         return {}
     if not any("--mem-fraction-static" in engine_flag.names for engine_flag in engine_record.known_flags()):
         raise InputError(f"--mem-fraction-static: {engine_record.title} has no such flag; expected --engine sglang")
-    return {"mem_fraction_static": serve_options.mem_fraction_static}
+    return {"mem_fraction_static": options.mem_fraction_static}
 
 
 MOST_REPLICAS_OF_A_SIDE = 64
 """Largest number in a ratio of `--disaggregate`."""
 
 
-def _ratio_of_options(serve_options: ServeOptions, request_shape: Requests) -> tuple[int, int] | None:
+def _ratio_of_options(options: ServeOptions, request_shape: Requests) -> tuple[int, int] | None:
     """Returns the ratio of `--disaggregate`; None for `auto`, and without the option.
 
     Raises `InputError` for other values, and for requests of which no replica decodes anything.
     """
-    ratio_text = serve_options.disaggregate
+    ratio_text = options.disaggregate
     if ratio_text is None:
         return None
-    if serve_options.trace is not None:
+    if options.trace is not None:
         raise InputError("--disaggregate: the requests of a trace are simulated on equal replicas; expected --input")
     if request_shape.output == 1:
         raise InputError("--disaggregate: answers of one token are not decoded; expected a longer --output")
@@ -189,7 +180,7 @@ def _ratio_of_options(serve_options: ServeOptions, request_shape: Requests) -> t
 
 
 def _speculation_of_options(
-    preset: Preset, engine_record: Engine, serve_options: ServeOptions, read_model: Callable[[str], Preset]
+    preset: Preset, engine_record: Engine, options: ServeOptions, read_model: Callable[[str], Preset]
 ) -> tuple[Speculation | None, dict[str, Any]]:
     """Returns the draft model or method of speculation, and the engine's flags for it; None without `--draft`.
 
@@ -198,53 +189,43 @@ def _speculation_of_options(
     from ..costs.draft import check_draft, states_reader_of
     from ..timing.speculation import Speculation
 
-    typed_options = [
-        option_field
-        for option_field in ("acceptance", "draft_tokens")
-        if getattr(serve_options, option_field) is not None
-    ]
-    if serve_options.draft is None:
+    typed_options = [field for field in ("acceptance", "draft_tokens") if getattr(options, field) is not None]
+    if options.draft is None:
         if typed_options:
             raise InputError(
                 f"{option(typed_options[0])}: is of a draft; expected --draft TARGET, mtp or ngram beside it"
             )
         return None, {}
-    if serve_options.acceptance is None:
+    if options.acceptance is None:
         raise InputError("--draft: how many tokens are accepted is not known; expected --acceptance, such as 0.7")
     if engine_record.draft_flags is None:
         raise InputError(
             f"--draft: speculative decoding of {engine_record.title}'s servers is not modelled; expected vllm"
         )
-    tokens = serve_options.draft_tokens or DRAFT_TOKENS
-    if serve_options.draft == "mtp" and preset.model.mtp is None:
+    tokens = options.draft_tokens or DRAFT_TOKENS
+    if options.draft == "mtp" and preset.model.mtp is None:
         raise InputError("--draft mtp: the model has no modules of multi-token prediction; expected a TARGET or ngram")
-    draft_method = serve_options.draft if serve_options.draft in ("mtp", "ngram") else "model"
-    draft_preset = None
-    if draft_method == "model":
-        draft_preset = (
-            serve_options.draft if isinstance(serve_options.draft, Preset) else read_model(serve_options.draft)
-        )
-        reads_states = states_reader_of(draft_preset.model) is not None
-        check_draft(preset.model, draft_preset.model, preset.name, f"--draft {draft_preset.name}", not reads_states)
-    spec = None if draft_preset is None else draft_preset.model
-    return Speculation(tokens, serve_options.acceptance, spec, draft_method == "mtp"), engine_record.draft_flags(
-        draft_method, draft_preset, tokens
+    method = options.draft if options.draft in ("mtp", "ngram") else "model"
+    draft = None
+    if method == "model":
+        draft = options.draft if isinstance(options.draft, Preset) else read_model(options.draft)
+        reads_states = states_reader_of(draft.model) is not None
+        check_draft(preset.model, draft.model, preset.name, f"--draft {draft.name}", not reads_states)
+    spec = None if draft is None else draft.model
+    return Speculation(tokens, options.acceptance, spec, method == "mtp"), engine_record.draft_flags(
+        method, draft, tokens
     )
 
 
-def _trace_of_options(serve_options: ServeOptions) -> Trace | None:
+def _trace_of_options(options: ServeOptions) -> Trace | None:
     """Returns the requests of `--trace`; None for equal requests. Raises `InputError` if neither or both are set."""
     from ..studies.serve_trace import Trace
     from .traces import read_trace
 
     load_options = ("input", "output", "concurrency", "rate")
-    typed_options = [
-        f"--{option_field}" for option_field in load_options if getattr(serve_options, option_field) is not None
-    ]
-    if serve_options.trace is None:
-        missing_options = [
-            f"--{option_field}" for option_field in ("input", "output") if getattr(serve_options, option_field) is None
-        ]
+    typed_options = [f"--{field}" for field in load_options if getattr(options, field) is not None]
+    if options.trace is None:
+        missing_options = [f"--{field}" for field in ("input", "output") if getattr(options, field) is None]
         if missing_options:
             raise InputError(
                 f"missing option {missing_options[0]} (tokens of each request), or --trace FILE with requests"
@@ -252,17 +233,17 @@ def _trace_of_options(serve_options: ServeOptions) -> Trace | None:
         return None
     if typed_options:
         raise InputError(f"{typed_options[0]}: --trace says the requests already; expected one of the two")
-    return Trace(read_trace(serve_options.trace))
+    return Trace(read_trace(options.trace))
 
 
 def _runs_by_format(
-    preset: Preset, hardware: Hardware, serve_options: ServeOptions, sequence_length: int
+    preset: Preset, hardware: Hardware, options: ServeOptions, sequence_length: int
 ) -> list[tuple[Any, Any]]:
     """Returns each pair of weight and cache formats, with the model's memory on one device."""
     format_pairs = [
         (weight_format, kv_dtype)
-        for weight_format in _parse_formats("--quantize", serve_options.quantize)
-        for kv_dtype in _parse_formats("--kv-dtype", serve_options.kv_dtype)
+        for weight_format in _parse_formats("--quantize", options.quantize)
+        for kv_dtype in _parse_formats("--kv-dtype", options.kv_dtype)
     ]
     if len(format_pairs) > MOST_FORMATS:
         raise InputError(f"--quantize, --kv-dtype: {len(format_pairs)} combinations; expected at most {MOST_FORMATS}")
@@ -274,8 +255,8 @@ def _runs_by_format(
             if format_name is not None
         }
         settings = settings_of(phase="decode", batch=1, seq=sequence_length, **chosen_formats)
-        run_question = RunQuestion(preset=preset, settings=settings, accelerators=(hardware,))
-        format_runs.append((format_pair, run_question.on_one_device()))
+        run = RunQuestion(preset=preset, settings=settings, accelerators=(hardware,))
+        format_runs.append((format_pair, run.on_one_device()))
     return format_runs
 
 

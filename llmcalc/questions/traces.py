@@ -44,61 +44,59 @@ COLUMNS = ("arrival", "input", "output")
 EXPECTED = "a .csv or .jsonl file"
 
 
-def read_trace(file_path: str | Path) -> tuple[TracedRequest, ...]:
+def read_trace(path: str | Path) -> tuple[TracedRequest, ...]:
     """Reads the requests of a trace, sorted by arrival; the first request arrives at 0 seconds.
 
     Raises `InputError`, which names the file, the line and the column.
     """
-    file_bytes = read_bytes(Path(file_path), MOST_BYTES, EXPECTED)
+    file_bytes = read_bytes(Path(path), MOST_BYTES, EXPECTED)
     try:
         file_text = file_bytes.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise InputError(f"{file_path}: is not UTF-8 text; expected {EXPECTED}") from None
-    numbered_rows = (
-        _json_rows(file_path, file_text) if file_text.lstrip().startswith("{") else _csv_rows(file_path, file_text)
-    )
+        raise InputError(f"{path}: is not UTF-8 text; expected {EXPECTED}") from None
+    numbered_rows = _json_rows(path, file_text) if file_text.lstrip().startswith("{") else _csv_rows(path, file_text)
     requests: list[TracedRequest] = []
     input_tokens = 0
     for line_number, row_fields in numbered_rows:
         if len(requests) >= MOST_REQUESTS:
-            raise InputError(f"{file_path}: more than {MOST_REQUESTS:,} requests; expected at most so many")
-        requests.append(_traced_request(f"{file_path}:{line_number}", row_fields))
+            raise InputError(f"{path}: more than {MOST_REQUESTS:,} requests; expected at most so many")
+        requests.append(_traced_request(f"{path}:{line_number}", row_fields))
         input_tokens += requests[-1].input
         if input_tokens > MOST_INPUT:
             raise InputError(
-                f"{file_path}:{line_number}: input: more than {MOST_INPUT:,} tokens of all prompts; expected a "
+                f"{path}:{line_number}: input: more than {MOST_INPUT:,} tokens of all prompts; expected a "
                 "part of the trace"
             )
     if not requests:
-        raise InputError(f"{file_path}: has no request; expected lines of {', '.join(COLUMNS)}")
+        raise InputError(f"{path}: has no request; expected lines of {', '.join(COLUMNS)}")
     requests.sort(key=lambda request: request.arrival)
     first_arrival = requests[0].arrival
     return tuple(TracedRequest(request.arrival - first_arrival, request.input, request.output) for request in requests)
 
 
-def _csv_rows(file_path: str | Path, file_text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _csv_rows(path: str | Path, file_text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
     try:
         csv_reader = csv.DictReader(io.StringIO(file_text), strict=True)
-        _check_columns(f"{file_path}", csv_reader.fieldnames or ())
+        _check_columns(f"{path}", csv_reader.fieldnames or ())
         for row_fields in csv_reader:
             if None in row_fields or None in row_fields.values():
-                raise InputError(f"{file_path}:{csv_reader.line_num}: has another number of cells than the heading")
+                raise InputError(f"{path}:{csv_reader.line_num}: has another number of cells than the heading")
             yield csv_reader.line_num, row_fields
     except csv.Error as error:
-        raise InputError(f"{file_path}: {error}; expected {EXPECTED}") from None
+        raise InputError(f"{path}: {error}; expected {EXPECTED}") from None
 
 
-def _json_rows(file_path: str | Path, file_text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _json_rows(path: str | Path, file_text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
     for line_number, line_text in enumerate(file_text.splitlines(), 1):
         if not line_text.strip():
             continue
         try:
             row_fields = json.loads(line_text)
         except (ValueError, RecursionError):
-            raise InputError(f"{file_path}:{line_number}: is no JSON object; expected one on each line") from None
+            raise InputError(f"{path}:{line_number}: is no JSON object; expected one on each line") from None
         if not isinstance(row_fields, dict):
-            raise InputError(f"{file_path}:{line_number}: is no JSON object; expected one on each line")
-        _check_columns(f"{file_path}:{line_number}", row_fields)
+            raise InputError(f"{path}:{line_number}: is no JSON object; expected one on each line")
+        _check_columns(f"{path}:{line_number}", row_fields)
         yield line_number, row_fields
 
 

@@ -20,8 +20,8 @@ from ..studies.fit import (
     MOST_SEQ,
     Change,
     Fitting,
+    cli_options,
     largest_fitting_number,
-    settings_as_options,
     single_changes,
 )
 
@@ -48,17 +48,9 @@ class UsualEngine:
     @classmethod
     def of_run(cls, preset: Preset, memory: Memory, hardware: Hardware) -> UsualEngine | None:
         """Returns the usual engine of a run; None for a run of a single phase, or on an unsupported accelerator."""
-        settings, software_stack = memory.settings, usual_stack(hardware, memory)
-        engine_records = [
-            framework_record
-            for framework_record in map(engine, FOLDERS)
-            if framework_record.stack(NEWEST) == software_stack
-        ]
-        if (
-            settings.phase not in ("inference", "decode")
-            or not engine_records
-            or not engine_records[0].runs_on(hardware)
-        ):
+        settings, stack = memory.settings, usual_stack(hardware, memory)
+        records = [framework for framework in map(engine, FOLDERS) if framework.stack(NEWEST) == stack]
+        if settings.phase not in ("inference", "decode") or not records or not records[0].runs_on(hardware):
             return None
         format_settings = {format_field: getattr(settings, format_field) for format_field in FORMATS}
         typed_options = {
@@ -66,37 +58,35 @@ class UsualEngine:
             for format_field, format_name in format_settings.items()
             if format_name is not None
         }
-        return cls(preset, engine_records[0], hardware, int(memory.states.workload.seq), typed_options)
+        return cls(preset, records[0], hardware, int(memory.states.workload.seq), typed_options)
 
     def memory_of(self, users: int) -> EngineMemory | None:
         """Returns the engine's memory for this number of users; None if unsupported or unknown."""
         try:
-            engine_memory: EngineMemory = self.record.memory(self._server_of(users))
+            memory: EngineMemory = self.record.memory(self._server_of(users))
         except InputError:
             return None
-        return engine_memory
+        return memory
 
     def _server_of(self, users: int) -> Any:
         """Returns the engine's server for this number of users. Raises `InputError` for an unsupported run."""
         server_options = dict(self.options)
         scheme_name = server_options.pop("quantize", None)
-        engine_flags = read_values(
-            self.record.title, self.record.known_flags(), server_options, self.record.flags_by_option
-        )
-        engine_flags |= {} if scheme_name is None else {"quantize": scheme_name}
+        flags = read_values(self.record.title, self.record.known_flags(), server_options, self.record.flags_by_option)
+        flags |= {} if scheme_name is None else {"quantize": scheme_name}
         if self.record.shows_alternatives:  # layers on the host are another run
-            engine_flags |= {"n_gpu_layers": "all", "fit": "off"}
-        engine_flags = self.record.flags_for_users(self.preset, engine_flags, users, self.seq)
+            flags |= {"n_gpu_layers": "all", "fit": "off"}
+        flags = self.record.flags_for_users(self.preset, flags, users, self.seq)
         _, version = engine_and_version(self.record.name)
-        return self.record.server(self.preset, self.hardware, version, engine_flags)
+        return self.record.server(self.preset, self.hardware, version, flags)
 
     def most_users(self, users: int) -> int:
         """Returns the number of users whose requests the engine's cache holds; all users if its memory is unknown."""
-        engine_memory = self.memory_of(users)
-        if engine_memory is None or engine_memory.holds(users):
+        memory = self.memory_of(users)
+        if memory is None or memory.holds(users):
             return users
         divides_cache = self.record.serving_flags is None  # one cache for any number of users
-        return min(users, int(engine_memory.all_users())) if divides_cache and engine_memory.starts else 0
+        return min(users, int(memory.all_users())) if divides_cache and memory.starts else 0
 
     def device_bytes(self, users: int) -> int | None:
         """Returns the bytes on the device with the highest need, with the bytes in use before the engine starts.
@@ -106,18 +96,14 @@ class UsualEngine:
         if not self.record.shows_alternatives:
             return None
         try:
-            engine_server = self._server_of(users)
-            memory_terms = self.record.memory(engine_server).terms
+            server = self._server_of(users)
+            memory_terms = self.record.memory(server).terms
         except InputError:
             return None
         largest_bytes = max(
-            (
-                sum(memory_term.bytes for memory_term in memory_terms if memory_term.device == device)
-                for device in engine_server.devices
-            ),
-            default=0,
+            (sum(term.bytes for term in memory_terms if term.device == device) for device in server.devices), default=0
         )
-        return int(largest_bytes + self.hardware.capacity_bytes - engine_server.free_bytes)
+        return int(largest_bytes + self.hardware.capacity_bytes - server.free_bytes)
 
     def change(self, users: int) -> Change | None:
         """Returns the change from torch's kernels to the engine, which reads prompts in pieces.
@@ -129,35 +115,27 @@ class UsualEngine:
             return None
         return Change(f"--engine {self.record.name}", Fit(self.hardware, device_bytes))
 
-    def fitting(self, single_device_memory: Memory) -> Fitting | None:
+    def fitting(self, run_memory: Memory) -> Fitting | None:
         """Returns whether a run fits with the engine's buffers; None if the buffers are unknown."""
-        users = int(single_device_memory.states.workload.batch)
+        users = int(run_memory.states.workload.batch)
         device_bytes = self.device_bytes(users)
         if device_bytes is None:
             return None
         fit = Fit(self.hardware, device_bytes)
-        batch = self._largest_fitting_number(self.device_bytes, users, MOST_BATCH)
-        seq = self._largest_fitting_number(
-            lambda tokens: replace(self, seq=tokens).device_bytes(users), self.seq, MOST_SEQ
-        )
+        batch = self._largest_fitting(self.device_bytes, users, MOST_BATCH)
+        seq = self._largest_fitting(lambda tokens: replace(self, seq=tokens).device_bytes(users), self.seq, MOST_SEQ)
         memory_changes: list[Change] = []
         if fit.verdict == "no":
-            for settings in chain(*single_changes(single_device_memory, self.hardware, batch, seq)):
-                changed_formats = {
-                    format_field: settings[format_field] for format_field in FORMATS if format_field in settings
-                }
-                changed_engine = replace(
-                    self, seq=settings.get("seq", self.seq), options={**self.options, **changed_formats}
-                )
+            for settings in chain(*single_changes(run_memory, self.hardware, batch, seq)):
+                formats = {format_field: settings[format_field] for format_field in FORMATS if format_field in settings}
+                changed_engine = replace(self, seq=settings.get("seq", self.seq), options={**self.options, **formats})
                 needed_bytes = changed_engine.device_bytes(settings.get("batch", users))
                 if needed_bytes is not None and needed_bytes < device_bytes:
-                    memory_changes.append(Change(settings_as_options(settings), Fit(self.hardware, needed_bytes)))
+                    memory_changes.append(Change(cli_options(settings), Fit(self.hardware, needed_bytes)))
         memory_changes.sort(key=lambda memory_change: memory_change.fit.verdict == "no")
-        return Fitting(single_device_memory, fit, batch, seq, tuple(memory_changes), engine_title=self.record.title)
+        return Fitting(run_memory, fit, batch, seq, tuple(memory_changes), engine_title=self.record.title)
 
-    def _largest_fitting_number(
-        self, bytes_of: Callable[[int], int | None], given_number: int, largest_number: int
-    ) -> int:
+    def _largest_fitting(self, bytes_of: Callable[[int], int | None], given_number: int, maximum: int) -> int:
         """Returns the largest number whose bytes fit; a number with unknown bytes counts as too large."""
         too_many = 2 * self.hardware.capacity_bytes
 
@@ -165,18 +143,16 @@ class UsualEngine:
             device_bytes = bytes_of(tried_number)
             return too_many if device_bytes is None else device_bytes
 
-        return largest_fitting_number(needed_bytes, self.hardware.capacity_bytes, given_number, largest_number)
+        return largest_fitting_number(needed_bytes, self.hardware.capacity_bytes, given_number, maximum)
 
 
-def gguf_fit(preset: Preset, single_device_memory: Memory, hardware: Hardware) -> Fit | None:
+def gguf_fit(preset: Preset, run_memory: Memory, hardware: Hardware) -> Fit | None:
     """Returns whether a run of a GGUF file's weights fits on one accelerator, by the buffers of llama.cpp.
 
     None for other weights, and where the engine does not run or its buffers are not known.
     """
-    engine = (
-        UsualEngine.of_run(preset, single_device_memory, hardware) if has_gguf_weights(single_device_memory) else None
-    )
-    device_bytes = None if engine is None else engine.device_bytes(int(single_device_memory.states.workload.batch))
+    engine = UsualEngine.of_run(preset, run_memory, hardware) if has_gguf_weights(run_memory) else None
+    device_bytes = None if engine is None else engine.device_bytes(int(run_memory.states.workload.batch))
     return None if device_bytes is None else Fit(hardware, device_bytes)
 
 

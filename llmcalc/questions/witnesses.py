@@ -53,10 +53,8 @@ def ask_check(preset: Preset, checkpoint_name: str, checkpoint: Checkpoint) -> R
     from ..reports.checkpoint import check_report
     from ..witnesses.checkpoint import match_tensors
 
-    text_match = match_tensors(preset.model, checkpoint)
-    return ReportedAnswer(
-        text_match, lambda: check_report(preset, checkpoint_name, checkpoint, text_match), text_match.ok
-    )
+    match = match_tensors(preset.model, checkpoint)
+    return ReportedAnswer(match, lambda: check_report(preset, checkpoint_name, checkpoint, match), match.ok)
 
 
 class Verified(NamedTuple):
@@ -106,13 +104,13 @@ class Verification:
         from ..simulator.lowering import Unsupported
 
         verified = Verified([], {})
-        for model_target in model_targets:
+        for target in model_targets:
             try:
-                verified.verdicts.append(self._verdict_of_model(read_model(model_target)))
+                verified.verdicts.append(self._verdict_of_model(read_model(target)))
             except InputError as error:
                 if not self.everything or (self.against == "reference" and not isinstance(error, Unsupported)):
                     raise
-                verified.skipped[model_target] = str(error).removeprefix(f"{model_target}: ")
+                verified.skipped[target] = str(error).removeprefix(f"{target}: ")
         ok = bool(verified.verdicts) and all(verdict.ok for verdict in verified.verdicts)
         return ReportedAnswer(verified, lambda: report(*verified), ok)
 

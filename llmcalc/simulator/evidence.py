@@ -34,15 +34,13 @@ def chosen_kernels(profile: type[Lowering], kernel_choices: Choices) -> Iterator
     kernels = [
         vars(profile_class)[kernel_name] for profile_class in profile.__mro__ for kernel_name in vars(profile_class)
     ]
-    for choice_field in fields(kernel_choices):
-        choice = getattr(kernel_choices, choice_field.name)
-        if choice_field.name not in CHOSEN or choice == getattr(EAGER, choice_field.name):
+    for field in fields(kernel_choices):
+        choice = getattr(kernel_choices, field.name)
+        if field.name not in CHOSEN or choice == getattr(EAGER, field.name):
             continue
-        matching_kernels = (
-            kernel for kernel in kernels if getattr(kernel, "choice", {}).get(choice_field.name) == choice
-        )
+        matching_kernels = (kernel for kernel in kernels if getattr(kernel, "choice", {}).get(field.name) == choice)
         yield Evidence(
-            "kernel", choice_name(choice_field.name, choice), next(map(_stated_witness, matching_kernels), UNTESTED)
+            "kernel", choice_name(field.name, choice), next(map(_stated_witness, matching_kernels), UNTESTED)
         )
 
 

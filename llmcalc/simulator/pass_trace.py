@@ -94,14 +94,12 @@ class PassTrace:
         """
         chunk, _, pass_number = pass_id
         releases: dict[PassId, list[tuple[int, int]]] = {}
-        for other_pass, release_steps in self.releases_of_other_passes.items():
+        for other_pass, steps in self.releases_of_other_passes.items():
             other_chunk, pass_kind, other_number = other_pass
             if other_chunk != chunk:
                 raise NotRepeating
             is_previous = other_pass == previous_pass
-            releases[(chunk, PREVIOUS, 0) if is_previous else (chunk, pass_kind, other_number - pass_number)] = (
-                release_steps
-            )
+            releases[(chunk, PREVIOUS, 0) if is_previous else (chunk, pass_kind, other_number - pass_number)] = steps
         return replace(self, releases_of_other_passes=releases)
 
     def has_equal_events(self, other_trace: PassTrace) -> bool:

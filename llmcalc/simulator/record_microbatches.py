@@ -430,13 +430,8 @@ class TraceReader:
                 return storage_number  # type: ignore[no-any-return]
         return recorded_pass.place
 
-    def _describe_output(self, output_tensor: Tensor, storage_number: int, output_storage: int) -> OutputTensor:
+    def _describe_output(self, template: Tensor, storage_number: int, storage: int) -> OutputTensor:
         """Creates the description of a pass's output."""
         return OutputTensor(
-            storage_number,
-            self.sizes[output_storage],
-            self.kinds[output_storage],
-            output_tensor.shape,
-            output_tensor.dtype,
-            output_tensor.strides,
+            storage_number, self.sizes[storage], self.kinds[storage], template.shape, template.dtype, template.strides
         )

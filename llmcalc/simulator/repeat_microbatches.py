@@ -213,11 +213,9 @@ class PassPlayer(PassCounter):
 
     def _play(self, chunk: int, pass_case: PassCase, pass_id: PassId) -> tuple[PassTrace, int]:
         """Replays a pass, and returns the trace and the number of the pass's first storage."""
-        pass_trace = self.traces.get(pass_case)
-        if pass_trace is None:
+        trace = self.traces.get(pass_case)
+        if trace is None:
             raise NotRepeating
-        first_storage = self.meter.play(
-            pass_trace, pass_id, self.more_layers[chunk], self.first_storages, self.previous
-        )
+        first_storage = self.meter.play(trace, pass_id, self.more_layers[chunk], self.first_storages, self.previous)
         self.first_storages[pass_id] = first_storage
-        return pass_trace, first_storage
+        return trace, first_storage

@@ -88,11 +88,7 @@ def _prepare_checks(model: ModelBudget, preset: Preset) -> Iterator[Callable[[],
     for bound_key, bound in model.bounds.items():
         with _errors_naming_model(f"{model.target}: {bound_key}"):
             settings = _setting_values(bound_key, bound)
-            accelerators = (
-                [find_hardware(accelerator_name) for accelerator_name in bound.on]
-                if isinstance(bound, Fits)
-                else [None]
-            )
+            accelerators = [find_hardware(name) for name in bound.on] if isinstance(bound, Fits) else [None]
         for hardware in accelerators:
             yield partial(_check_bound, model.target, preset, bound_key, bound, settings, hardware)
 
@@ -107,7 +103,7 @@ def _setting_values(bound_key: str, bound: Bound | Fits) -> dict[str, Any]:
 
 
 def _check_bound(
-    model_target: str,
+    target: str,
     preset: Preset,
     bound_key: str,
     bound: Bound | Fits,
@@ -115,14 +111,14 @@ def _check_bound(
     hardware: Hardware | None,
 ) -> Check:
     """Counts the value of a bound. hardware: the accelerator of the key `fits`; None for the other keys."""
-    with _errors_naming_model(f"{model_target}: {bound_key}"):
+    with _errors_naming_model(f"{target}: {bound_key}"):
         measured_value = _measure_value(preset, bound_key, settings, hardware)
     warning = too_long_note(preset.model, settings.get("seq") or 0)
     if isinstance(bound, Bound):
-        return Check(model_target, bound_key, bound.settings, measured_value, bound.limits, warning=warning)
+        return Check(target, bound_key, bound.settings, measured_value, bound.limits, warning=warning)
     assert hardware is not None
     limit = Limit(operator="<=", value=Fraction(hardware.capacity_bytes))
-    return Check(model_target, bound_key, bound.settings, measured_value, (limit,), hardware.name, warning)
+    return Check(target, bound_key, bound.settings, measured_value, (limit,), hardware.name, warning)
 
 
 def _measure_value(preset: Preset, bound_key: str, settings: dict[str, Any], hardware: Hardware | None) -> Fraction:

@@ -227,16 +227,14 @@ def _accelerator_names(names_value: Any) -> Any:
 
 def _check_settings(bound_key: str, settings: Mapping[str, Any], other_keys: tuple[str, ...]) -> None:
     """Raises `ValueError` for a setting that does not apply to a key."""
-    known_settings = sorted([*other_keys, *SETTINGS[bound_key]])
+    fields = sorted([*other_keys, *SETTINGS[bound_key]])
     expected_settings = (
-        f"{', '.join(other_keys)} or an option of llmcalc memory"
-        if SETTINGS[bound_key] is RUN
-        else ", ".join(known_settings)
+        f"{', '.join(other_keys)} or an option of llmcalc memory" if SETTINGS[bound_key] is RUN else ", ".join(fields)
     )
     for setting_name in settings:
-        if setting_name not in known_settings:
+        if setting_name not in fields:
             raise ValueError(
-                f"{bound_key}.{setting_name}: unknown field; expected one of {expected_settings}.{suggest(setting_name, known_settings)}"
+                f"{bound_key}.{setting_name}: unknown field; expected one of {expected_settings}.{suggest(setting_name, fields)}"
             )
 
 
@@ -264,10 +262,7 @@ def _parse_limit(
         raise ValueError(
             f"{location}: '{limit_value}'; expected a number without {bound_match[1]}, since the key says which side"
         )
-    unit_factor = UNITS[quantity_kind].get(bound_match[3].lower())
-    if unit_factor is None:
+    factor = UNITS[quantity_kind].get(bound_match[3].lower())
+    if factor is None:
         raise ValueError(f"{location}: '{bound_match[3]}' is no unit of it; expected a number such as {example_text}")
-    return {
-        "operator": bound_match[1] or default_operator,
-        "value": exact_number(bound_match[2], location) * unit_factor,
-    }
+    return {"operator": bound_match[1] or default_operator, "value": exact_number(bound_match[2], location) * factor}

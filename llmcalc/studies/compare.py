@@ -198,13 +198,11 @@ def stack_shape(stack: Stack, hidden_size: int) -> StackShape:
 
     Heads are those of the most frequent attention layer; in a stack without attention, those of another token mixer.
     """
-    layer_groups = [
-        (kind_name, block, layer_count) for kind_name, block, layer_count, _ in stack.groups() if layer_count
-    ]
-    block = max(layer_groups, key=lambda layer_group: layer_group[2])[1]
+    groups = [(kind_name, block, layer_count) for kind_name, block, layer_count, _ in stack.groups() if layer_count]
+    block = max(groups, key=lambda layer_group: layer_group[2])[1]
     groups_with_heads = [
         (layer, head_sizes, layer_count)
-        for _, layer, layer_count in layer_groups
+        for _, layer, layer_count in groups
         if (head_sizes := _head_sizes(layer, hidden_size)) is not None
     ]
     attention_groups = [
@@ -215,23 +213,23 @@ def stack_shape(stack: Stack, hidden_size: int) -> StackShape:
     attention_block, head_sizes, _ = (
         max(attention_groups, key=lambda layer_group: layer_group[2]) if attention_groups else (None, None, 0)
     )
-    feed_forward = block.feed_forward
+    network = block.feed_forward
     return StackShape(
         num_hidden_layers=stack.num_hidden_layers,
-        layer_kinds={kind_name: layer_count for kind_name, _, layer_count in layer_groups},
+        layer_kinds={kind_name: layer_count for kind_name, _, layer_count in groups},
         block=block,
         attention_block=attention_block,
         hidden_size=hidden_size,
-        feed_forward_width=feed_forward.active_width() if isinstance(feed_forward, Network) else None,
-        mixture_of_experts=isinstance(feed_forward, Network) and feed_forward.mixture,
+        feed_forward_width=network.active_width() if isinstance(network, Network) else None,
+        mixture_of_experts=isinstance(network, Network) and network.mixture,
         num_attention_heads=None if head_sizes is None else head_sizes.heads,
         num_key_value_heads=None if head_sizes is None else head_sizes.kv_heads,
         head_dim=None if head_sizes is None else head_sizes.head_dim,
     )
 
 
-def _head_sizes(layer: Layer, hidden_width: int) -> HeadSizes | None:
-    return layer.attention.head_sizes(hidden_width) if isinstance(layer.attention, TokenMixer) else None
+def _head_sizes(layer: Layer, width: int) -> HeadSizes | None:
+    return layer.attention.head_sizes(width) if isinstance(layer.attention, TokenMixer) else None
 
 
 def sort_order(compared_models: list[Quantities], sort_key: str | None) -> list[int]:

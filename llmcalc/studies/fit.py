@@ -124,16 +124,14 @@ def largest_run(
     is_linear = block_tokens > 1 and memory.attention == "flash"
 
     def largest_size(setting_name: str, max_size: int | None, maximum: int, step: int = 1) -> int:
-        first_number = int(getattr(workload, setting_name)) if max_size is None else maximum
+        start = int(getattr(workload, setting_name)) if max_size is None else maximum
         stored_bytes = (
             (lambda size: int(run_of_size(setting_name, size).states.total_bytes))
             if max_size is None and is_linear
             else None
         )
         return (
-            largest_fitting_number(
-                partial(needed_bytes, setting_name), capacity, first_number, maximum, step, stored_bytes
-            )
+            largest_fitting_number(partial(needed_bytes, setting_name), capacity, start, maximum, step, stored_bytes)
             if maximum
             else 0
         )
@@ -312,7 +310,7 @@ def _evaluate_changes(
         except InputError:
             continue
         if fit.needed < current_fit.needed:
-            change_by_index[change_index] = Change(settings_as_options(options[change_index]), fit)
+            change_by_index[change_index] = Change(cli_options(options[change_index]), fit)
             if fit.verdict == "no":
                 insufficient_bytes.append(fit.needed)
     return [change_by_index[change_index] for change_index in sorted(change_by_index)]
@@ -330,7 +328,7 @@ def devices_option(devices: int, layout: Layout | None, users: int | None = None
     return " ".join(filter(None, [*options, "" if users is None else f"--users {users}"]))
 
 
-def settings_as_options(changes: Mapping[str, Any]) -> str:
+def cli_options(changes: Mapping[str, Any]) -> str:
     """Writes settings as options of the command line."""
     return " ".join(
         option(setting_name)
@@ -384,9 +382,7 @@ def _training_changes(memory: Memory) -> tuple[list[dict[str, Any]], list[dict[s
     if settings.cross_entropy != "chunked":
         cheap_changes.append({"cross_entropy": "chunked"})
     recompute = settings.recompute or "none"
-    cheap_changes += [
-        {"recompute": recompute_mode} for recompute_mode in ("attention+matmuls", "full") if recompute == "none"
-    ]
+    cheap_changes += [{"recompute": mode} for mode in ("attention+matmuls", "full") if recompute == "none"]
     batch = memory.states.workload.batch
     if batch > 1:
         cheap_changes.append({"batch": 1, "num_microbatches": batch * (settings.num_microbatches or 1)})

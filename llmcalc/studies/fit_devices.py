@@ -220,7 +220,7 @@ def _largest_number(
     interpolated between two of these numbers. If an interpolated number does not fit, its missing bytes are kept free
     in the next attempt, and twice as many after another failure.
     """
-    memory, framework_record, capacity = (
+    memory, framework, capacity = (
         question.estimates.memory,
         question.estimates.framework,
         question.hardware.capacity_bytes,
@@ -229,7 +229,7 @@ def _largest_number(
 
     @cache
     def tensor_bytes(candidate_size: int) -> int:
-        return framework_record.estimate(memory.with_(**{name: candidate_size})).largest_rank(
+        return framework.estimate(memory.with_(**{name: candidate_size})).largest_rank(
             best_candidate.layout, micro_batches
         )[0]
 
@@ -241,8 +241,8 @@ def _largest_number(
             overhead += (too_large[1] - overhead) * distance // (too_large[0] - fitting_point[0])
         return tensor_bytes(candidate_size) + overhead + margin
 
-    replay_count = 0
-    while (replay_count < REPLAYS and not question.budget.is_spent()) or fitting_point[0] == start:
+    replays = 0
+    while (replays < REPLAYS and not question.budget.is_spent()) or fitting_point[0] == start:
         candidate = unit * largest_fitting_number(
             lambda number: needed_bytes(unit * number), capacity, max(1, start // unit), maximum // unit
         )
@@ -250,10 +250,7 @@ def _largest_number(
             break
         tensors = tensor_bytes(candidate)
         candidate_run = memory.with_(num_microbatches=micro_batches, **{name: candidate})
-        device_bytes, replay_count = (
-            replayed_bytes(candidate_run, framework_record, version, best_candidate.layout),
-            replay_count + 1,
-        )
+        device_bytes, replays = replayed_bytes(candidate_run, framework, version, best_candidate.layout), replays + 1
         if device_bytes > capacity:
             margin = max(2 * margin, device_bytes - capacity) if too_large[0] > fitting_point[0] else 0
             too_large = candidate, device_bytes - tensors

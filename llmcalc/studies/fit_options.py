@@ -19,7 +19,7 @@ from ..frameworks.registry import framework, framework_of, layout_of
 from ..frozen import frozen
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
-from .fit import Change, devices_option, least_static_bytes, settings_as_options
+from .fit import Change, cli_options, devices_option, least_static_bytes
 from .fit_serving import serving_layouts
 
 MOST_DEVICES = 64
@@ -145,13 +145,8 @@ def hardware_options(
         (default) for torch's kernels.
     Raises `InputError` if no layout is possible at all, and for training under a framework that shards no weights.
     """
-    is_training, name = memory.settings.phase == "training", request.framework
-    if (
-        is_training
-        and name is not None
-        and replace(request, devices=1).is_undivided
-        and framework(name).layouts.zero != 3
-    ):
+    training, name = memory.settings.phase == "training", request.framework
+    if training and name is not None and replace(request, devices=1).is_undivided and framework(name).layouts.zero != 3:
         raise InputError(f"--framework {name}: its layouts are planned for one kind of accelerator; add --hardware")
     divided_runs, options = _divided_runs(memory, request), []
     needs_bfloat16 = memory.states.dtype == "bfloat16" and memory.states.quantized is None
@@ -259,7 +254,7 @@ def changes_on_several(
             if not runs_and_fits:
                 continue
             divided_run, fit = min(runs_and_fits, key=lambda run_and_fit: run_and_fit[1].verdict != "fits")
-            options_text = f"{divided_run.option(fit).command_options} {settings_as_options(changes)}"
+            options_text = f"{divided_run.option(fit).command_options} {cli_options(changes)}"
             if sum(devices == divided_run.devices for devices, _ in changes_by_devices) < MOST_PER_NUMBER:
                 changes_by_devices.append((divided_run.devices, Change(options_text, fit)))
         yield from (change for _, change in sorted(changes_by_devices, key=lambda change_entry: change_entry[0]))
@@ -284,7 +279,7 @@ def _fitting_runs(
 
 def _divided_runs(memory: Memory, request: LayoutRequest) -> Iterator[_DividedRun]:
     """Yields the run divided over increasing numbers of accelerators, in possible layouts."""
-    version, framework_record = request.framework_version or "", framework_of(request)
+    version, framework = request.framework_version or "", framework_of(request)
     is_training = memory.settings.phase == "training"
     powers_of_two = [2**i for i in range(MOST_DEVICES.bit_length())]
     for devices in powers_of_two if request.devices is None else [request.devices]:
@@ -298,10 +293,10 @@ def _divided_runs(memory: Memory, request: LayoutRequest) -> Iterator[_DividedRu
             )
         else:
             layouts = list(serving_layouts(memory, request_of_number, devices))
-            runs_of_replicas = cache(partial(_runs_of_replicas, memory, framework_record, version, layouts))
+            runs_of_replicas = cache(partial(_runs_of_replicas, memory, framework, version, layouts))
             for layout in layouts:
                 if layout.dp == (request_of_number.dp or 1):
-                    divided_run = _run_over_ranks(Cluster.with_framework(memory, layout, framework_record, version))
+                    divided_run = _run_over_ranks(Cluster.with_framework(memory, layout, framework, version))
                     # replicas have the stated users each where the user states the number of devices or of replicas
                     shares_users = request.devices is None and request.dp is None
                     yield divided_run._replace(runs_of_replicas=runs_of_replicas) if shares_users else divided_run

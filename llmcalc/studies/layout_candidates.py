@@ -126,11 +126,9 @@ def sorted_by_memory(candidates: list[Candidate]) -> list[Candidate]:
         lambda candidate: candidate.communication_bytes,
         lambda candidate: candidate.bubble,
     )
-    for sort_measure in sort_measures:
-        distinct_values = sorted({sort_measure(candidate) for candidate in candidates})
+    for measure in sort_measures:
+        distinct_values = sorted({measure(candidate) for candidate in candidates})
         position_of_value = {size_text: position for position, size_text in enumerate(distinct_values)}
         for candidate in candidates:
-            position_sums[id(candidate)] = (
-                position_sums.get(id(candidate), 0) + position_of_value[sort_measure(candidate)]
-            )
+            position_sums[id(candidate)] = position_sums.get(id(candidate), 0) + position_of_value[measure(candidate)]
     return sorted(candidates, key=lambda candidate: (position_sums[id(candidate)], candidate.device_bytes))

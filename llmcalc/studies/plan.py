@@ -249,7 +249,7 @@ def plan_of(
     framework_record = framework(layout_request.framework or WITHOUT_A_NAME)
     memory_use, spec = memory.states, memory.spec
     interconnect = hardware.interconnect
-    node_devices = min(NODE, (interconnect.domain_size if interconnect is not None else None) or NODE)
+    node = min(NODE, (interconnect.domain_size if interconnect is not None else None) or NODE)
     micro_batches = memory.settings.num_microbatches
     if micro_batches is not None:
         raise InputError(
@@ -262,14 +262,7 @@ def plan_of(
     if global_batch is None:
         global_batch = default_batch(seq, layout_request.devices, micro_batch)
     layouts = search(
-        spec,
-        layout_request.devices,
-        global_batch,
-        micro_batch,
-        seq,
-        framework_record.layouts,
-        layout_request,
-        node_devices,
+        spec, layout_request.devices, global_batch, micro_batch, seq, framework_record.layouts, layout_request, node
     )
     estimates = estimates or LayoutEstimates(memory, framework_record)
     layout_times, untimed_reason = _layout_times(memory, hardware, order_name, time_settings, framework_record)
@@ -452,12 +445,10 @@ class LayoutOrder:
         """
         layouts = self.layouts
         plan = Plan(layouts.tried)
-        tried_candidates = self._candidates_of(layouts.possible)
-        too_large = [
-            run for run, candidate in zip(layouts.possible, tried_candidates, strict=True) if candidate is None
-        ]
-        candidates = [candidate for candidate in tried_candidates if isinstance(candidate, Candidate)]
-        for candidate in tried_candidates:
+        tried = self._candidates_of(layouts.possible)
+        too_large = [run for run, candidate in zip(layouts.possible, tried, strict=True) if candidate is None]
+        candidates = [candidate for candidate in tried if isinstance(candidate, Candidate)]
+        for candidate in tried:
             if isinstance(candidate, InputError):
                 layouts.refuse(candidate)
         refused_candidates = [candidate for candidate in candidates if not candidate.may_fit]
@@ -531,19 +522,17 @@ class LayoutOrder:
         fit, and nothing more of it is estimated. Layouts of many stages come first, which tell how much layers save.
         Layouts that remain when the budget's share is spent have the error `UNTRIED`, but those that surely do not fit.
         """
-        candidates_or_errors: list[Candidate | InputError | None] = [None] * len(layouts)
+        results: list[Candidate | InputError | None] = [None] * len(layouts)
         too_large = [self._has_too_large_static_bytes(layout) for layout, _ in layouts]
         for i in sorted(range(len(layouts)), key=lambda i: (too_large[i], -layouts[i][0].pp)):
             if self.budget.is_spent(SHARE_OF_ESTIMATES) and self._measured:
-                candidates_or_errors[i] = None if too_large[i] else InputError(UNTRIED)
+                results[i] = None if too_large[i] else InputError(UNTRIED)
             elif not too_large[i] or _kernel_layout_sizes(layouts[i][0]) not in self._measured:
                 try:
-                    candidates_or_errors[i] = self._fitting_candidate(
-                        *layouts[i], self.recomputations, only_fitting=True
-                    )
+                    results[i] = self._fitting_candidate(*layouts[i], self.recomputations, only_fitting=True)
                 except InputError as error:
-                    candidates_or_errors[i] = error
-        return candidates_or_errors
+                    results[i] = error
+        return results
 
     def _has_too_large_static_bytes(self, layout: Layout) -> bool:
         """Whether weights, gradients and optimizer states of a layout exceed the capacity without any activations."""

@@ -95,17 +95,17 @@ class _Phases:
         """
         if not self.rollout.engine:
             return None
-        engine_record, version = engine_and_version(self.rollout.engine)
-        if engine_record.budgets_free_memory:
+        engine, version = engine_and_version(self.rollout.engine)
+        if engine.budgets_free_memory:
             free_bytes = hardware.capacity_bytes - sum(
                 memory_term.bytes for memory_term in self._bytes_between_passes()
             )
             hardware = hardware.model_copy(update={"driver_total": max(free_bytes, 1), "usable_memory_bytes": None})
         try:
-            engine_flags = read_values(engine_record.title, engine_record.known_flags(), self.rollout.flags)
-            return engine_record.memory_on(self.preset, hardware, version, engine_flags)
+            flags = read_values(engine.title, engine.known_flags(), self.rollout.flags)
+            return engine.memory_on(self.preset, hardware, version, flags)
         except InputError as error:
-            raise InputError(f"the rollout's {engine_record.title}: {error}") from None
+            raise InputError(f"the rollout's {engine.title}: {error}") from None
 
     def phases(self) -> list[RolloutPhase]:
         """The phases in execution order."""

@@ -77,12 +77,12 @@ def _is_plain_transformer(spec: ModelSpec) -> bool:
     )
 
 
-def _layer_widths(layer: Layer, hidden_width: int) -> tuple[int, int, int] | None:
+def _layer_widths(layer: Layer, width: int) -> tuple[int, int, int] | None:
     """Returns (heads, head size, active FFN width) of a layer with attention and an FFN; None for other layers."""
-    mixer, feed_forward = layer.attention, layer.feed_forward
-    if not layer.plain or not isinstance(mixer, TokenMixer) or not isinstance(feed_forward, Network):
+    mixer, network = layer.attention, layer.feed_forward
+    if not layer.plain or not isinstance(mixer, TokenMixer) or not isinstance(network, Network):
         return None
-    head_sizes, active_width = mixer.head_sizes(hidden_width), feed_forward.active_width()
+    head_sizes, active_width = mixer.head_sizes(width), network.active_width()
     if mixer.kind != "attention" or head_sizes is None or active_width is None:
         return None
     return head_sizes.heads, head_sizes.head_dim, active_width

@@ -227,10 +227,8 @@ class TimedRun:
         """Returns the parts of the model and of the run, longest first. depth: levels of the model's tree (0: none)."""
         seconds_by_node: dict[tuple[str, str], dict[Bound, float]] = {}
         for run_count, operation in self.operations:
-            node_path = ".".join(operation.path.split(".")[:depth]) if depth else "model"
-            seconds_by_bound = seconds_by_node.setdefault(
-                (node_path or "model", operation.kind), dict.fromkeys(BOUNDS, 0.0)
-            )
+            path = ".".join(operation.path.split(".")[:depth]) if depth else "model"
+            seconds_by_bound = seconds_by_node.setdefault((path or "model", operation.kind), dict.fromkeys(BOUNDS, 0.0))
             seconds_by_bound["memory" if operation.memory > operation.compute else "compute"] += run_count * max(
                 operation.compute, operation.memory
             )
@@ -239,10 +237,10 @@ class TimedRun:
         for part_name, bound, seconds in self._parts_of_the_run():
             seconds_by_node.setdefault((part_name, "run"), dict.fromkeys(BOUNDS, 0.0))[bound] += seconds
         nodes = []
-        for (node_path, component), by_bound in seconds_by_node.items():
+        for (path, component), by_bound in seconds_by_node.items():
             seconds, bound = sum(by_bound.values()), max(BOUNDS, key=by_bound.__getitem__)
             if seconds:
-                nodes.append(Node(node_path, component, seconds, bound, by_bound[bound] / seconds, by_bound))
+                nodes.append(Node(path, component, seconds, bound, by_bound[bound] / seconds, by_bound))
         return sorted(nodes, key=lambda node: -node.seconds)
 
     def traffic(self) -> dict[str, Traffic]:
@@ -255,10 +253,8 @@ class TimedRun:
         traffic_by_module: dict[str, Traffic] = {}
         for work in self.passes:
             time_estimator = TimeEstimator(self.device, self.stack, self.formats, work.rank_pass)
-            for module_path, kernel in kernel_traffic(work, time_estimator):
-                traffic_by_module[module_path] = (
-                    traffic_by_module[module_path] + kernel if module_path in traffic_by_module else kernel
-                )
+            for path, kernel in kernel_traffic(work, time_estimator):
+                traffic_by_module[path] = traffic_by_module[path] + kernel if path in traffic_by_module else kernel
         return traffic_by_module
 
     def _parts_of_the_run(self) -> Iterator[tuple[str, Bound, float]]:
@@ -377,18 +373,11 @@ class TrainingTimes:
         repeated_operations = [
             (self._run_count(timed_pass, plan, operation), operation) for operation in timed_pass.operations
         ]
-        layer_wait_seconds, host_wait_seconds = (
-            self._layer_wait_seconds(timed_pass, plan),
-            self._host_wait_seconds(timed_pass, plan),
-        )
+        wait_seconds, host = self._layer_wait_seconds(timed_pass, plan), self._host_wait_seconds(timed_pass, plan)
         seconds_scale = part_seconds["work"] / (
-            sum(run_count * operation.seconds for run_count, operation in repeated_operations)
-            + layer_wait_seconds
-            + host_wait_seconds
+            sum(run_count * operation.seconds for run_count, operation in repeated_operations) + wait_seconds + host
         )
-        parts_of_run = part_seconds | (
-            {"layer waits": layer_wait_seconds * seconds_scale} if layer_wait_seconds else {}
-        )
+        parts_of_run = part_seconds | ({"layer waits": wait_seconds * seconds_scale} if wait_seconds else {})
         return TimedRun(
             self.memory.spec,
             "training",
@@ -404,7 +393,7 @@ class TrainingTimes:
             self.range(float(timed_step.seconds), layout),
             parts_of_run,
             tuple((float(run_count * seconds_scale), operation) for run_count, operation in repeated_operations),
-            hidden_host=host_wait_seconds * seconds_scale,
+            hidden_host=host * seconds_scale,
             include=plan.include,
             alternatives=dict(self._slower_settings(layout, micro_batches)),
             seconds_on=lambda device, stack: float(StepTimer(self.memory.spec, device, stack).step(plan).seconds),
@@ -545,8 +534,7 @@ def _cache_bits(memory: Memory, tokens: int) -> float:
     run_config, tree = RunConfig(Workload(1, tokens)), memory.states.count.tree
     cached_format = cache_format(memory.states.kv_dtype)
     bits_per_element, bits_in_16 = (
-        tree.total(cache_bits_in(stored_format), run_config)
-        for stored_format in (cached_format, cache_format("bfloat16"))
+        tree.total(cache_bits_in(form), run_config) for form in (cached_format, cache_format("bfloat16"))
     )
     return float(16 * bits_per_element / bits_in_16) if bits_in_16 else 16.0
 
@@ -654,11 +642,9 @@ def explain_measured(timed_run: TimedRun, seconds: float) -> list[str]:
             "decode": f"the tokens before this one (--seq; {timed_run.context:,} here), the users and the format",
         }[timed_run.phase]
         return [f"{timed_run.seconds / seconds:.1f} times as fast as the estimate: compare {compared_seconds}"]
-    explanation_lines = [f"{seconds / timed_run.seconds:.1f} times the estimate; the whole range is faster"]
+    lines = [f"{seconds / timed_run.seconds:.1f} times the estimate; the whole range is faster"]
     alternatives = sorted(timed_run.alternatives.items(), key=lambda alternative: abs(alternative[1] - seconds))
-    explanation_lines += [
-        f"{text}: {slower:.2g} s" for text, slower in alternatives if slower > 1.03 * timed_run.seconds
-    ]
+    lines += [f"{text}: {slower:.2g} s" for text, slower in alternatives if slower > 1.03 * timed_run.seconds]
     if timed_run.phase != "training":
-        explanation_lines.append("no captured graphs: the host launches every kernel (--stack vllm-eager)")
-    return [*explanation_lines, f"not counted: {', '.join(NOT_COUNTED[timed_run.phase])}"]
+        lines.append("no captured graphs: the host launches every kernel (--stack vllm-eager)")
+    return [*lines, f"not counted: {', '.join(NOT_COUNTED[timed_run.phase])}"]

@@ -211,21 +211,19 @@ class ServeStudy:
         budget = StepBudget()
         for server in fitting_servers:
             if self.trace is None:
-                sized_server, load_point, reason = self._sized_server(server)
+                sized_server, point, reason = self._sized_server(server)
             else:
                 sized_server, trace_times, reason = sized_for_trace(
                     server, self.sizes.replicas(server.sizes), self.trace, self.limits, budget
                 )
-                load_point = sized_server.point(
-                    min(max(1, round(trace_times.mean_concurrency)), sized_server.most_requests)
-                )
+                point = sized_server.point(min(max(1, round(trace_times.mean_concurrency)), sized_server.most_requests))
                 traces.append(trace_times)
             servers.append(sized_server)
-            points_at_limits.append(load_point)
-            keeps_limits.append(load_point is not None and not reason)
+            points_at_limits.append(point)
+            keeps_limits.append(point is not None and not reason)
             if reason:
                 reasons_against[reason] += 1
-        curves = [tuple(server.curve(load_point)) for server, load_point in zip(servers, points_at_limits, strict=True)]
+        curves = [tuple(server.curve(point)) for server, point in zip(servers, points_at_limits, strict=True)]
         return Servers(
             tuple(servers),
             tuple(curves),
@@ -292,16 +290,16 @@ class ServeStudy:
         used_flags |= {} if quantize is None else {"quantize": quantize}
         used_flags |= {} if kv_dtype is None else cache_flag(engine, kv_dtype)
         try:
-            engine_memory = engine.memory_on(self.preset, self.hardware, self.version, used_flags)
-            if engine_memory.most_sequences:
-                used_flags |= {engine.step_sequences: engine_memory.most_sequences}
-                engine_memory = engine.memory_on(self.preset, self.hardware, self.version, used_flags)
-            capacity = int(engine_memory.kv_tokens // request_tokens)
-            if not engine_memory.starts or engine_memory.kv_tokens < self.longest_request:
+            memory = engine.memory_on(self.preset, self.hardware, self.version, used_flags)
+            if memory.most_sequences:
+                used_flags |= {engine.step_sequences: memory.most_sequences}
+                memory = engine.memory_on(self.preset, self.hardware, self.version, used_flags)
+            capacity = int(memory.kv_tokens // request_tokens)
+            if not memory.starts or memory.kv_tokens < self.longest_request:
                 raise DoesNotFit("weights and the cache of one request do not fit")
             format_run = self.runs[quantize, kv_dtype]
             formats = inference_formats(format_run, self.requests.mean_context)
-            step_tokens = engine_memory.settings.get(engine.step_tokens)
+            step_tokens = memory.settings.get(engine.step_tokens)
             replica = Replica(
                 self.preset.model,
                 self.device,
@@ -323,14 +321,12 @@ class ServeStudy:
             if "divide" not in str(error) and not isinstance(error, ImpossibleLayout):
                 raise
             raise ImpossibleLayout(str(error)) from None
-        step_sequences = int(engine_memory.settings.get(engine.step_sequences) or capacity)
+        step_sequences = int(memory.settings.get(engine.step_sequences) or capacity)
         most_requests = max(1, min(capacity, step_sequences)) * layout_sizes.dp
         engine_flags = {
             flag_name: flag_value for flag_name, flag_value in used_flags.items() if flag_name != "quantize"
         }
-        return Server(
-            layout_sizes, quantize, kv_dtype, replica, engine_memory, most_requests, engine_flags, price=self.price
-        )
+        return Server(layout_sizes, quantize, kv_dtype, replica, memory, most_requests, engine_flags, price=self.price)
 
     def _divided_server(self, server: Server) -> Server:
         """Returns a group of replicas, some for prompts and others for decoding.
@@ -400,9 +396,9 @@ def _cheapest_index(
     first. Of servers of a trace, which serve the same tokens, it is the one with the fewest devices.
     """
     candidates = [
-        (server_index, load_point)
-        for server_index, (load_point, keeps_limit) in enumerate(zip(points, keeps_limits, strict=True))
-        if load_point is not None and keeps_limit
+        (server_index, point)
+        for server_index, (point, keeps_limit) in enumerate(zip(points, keeps_limits, strict=True))
+        if point is not None and keeps_limit
     ]
     if not candidates:
         return None
@@ -413,10 +409,8 @@ def _cheapest_index(
                 key=lambda indexed_point: (indexed_point[1].devices, traces[indexed_point[0]].tpot[50].estimate),
             )
         )
-    least_rate = max(load_point.per_device for _, load_point in candidates) * (1 - TIE)
-    tied_servers = [
-        (server_index, load_point) for server_index, load_point in candidates if load_point.per_device >= least_rate
-    ]
+    least_rate = max(point.per_device for _, point in candidates) * (1 - TIE)
+    tied_servers = [(server_index, point) for server_index, point in candidates if point.per_device >= least_rate]
     return ChosenServer(*min(tied_servers, key=lambda indexed_point: (indexed_point[1].devices, indexed_point[0])))
 
 
@@ -433,13 +427,7 @@ def cache_flag(engine: Engine, kv_dtype: str) -> dict[str, str]:
     flag = next(flag for flag in engine.known_flags() if option_name in flag.names)
     prefixes = {"bf16": ("bf16", "bfloat16", "auto"), "fp16": ("fp16", "float16", "auto")}.get(kv_dtype, (kv_dtype,))
     flag_word = next(
-        (
-            flag_value_word
-            for prefix in prefixes
-            for flag_value_word in flag.words
-            if flag_value_word.startswith(prefix)
-        ),
-        None,
+        (flag_text for prefix in prefixes for flag_text in flag.words if flag_text.startswith(prefix)), None
     )
     if flag_word is None:
         raise InputError(

@@ -127,10 +127,8 @@ class Family:
             (self.head_dim or head_sizes.head_dim) // self.head_divisor for head_sizes in self._head_sizes_of_layers()
         ]
         can_halve = all(head_width % 2 == 0 and head_width // 2 >= LEAST_HEAD_DIM for head_width in head_widths)
-        for size_divisor in (1,) if keep_heads or not can_halve else (2, 1):
-            finer_family = replace(
-                self, unit=max(LEAST_UNIT, self.unit // 2), head_divisor=size_divisor * self.head_divisor
-            )
+        for divisor in (1,) if keep_heads or not can_halve else (2, 1):
+            finer_family = replace(self, unit=max(LEAST_UNIT, self.unit // 2), head_divisor=divisor * self.head_divisor)
             try:
                 finer_family.scaled_to(finer_family.step, finer_family.least_depth)
             except Unscalable:  # for example, the rotary dimensions may require heads of the model's own size
@@ -145,14 +143,12 @@ class Family:
         scaled_blocks = {
             variant_name: self._scaled_block(block, hidden_size) for variant_name, block in stack.variants.items()
         }
-        changed_fields = {
+        changes = {
             "num_hidden_layers": num_hidden_layers,
             "block": self._scaled_block(stack.block, hidden_size),
             "variants": scaled_blocks,
         }
-        return self.spec.model_copy(
-            update={"hidden_size": hidden_size, "decoder": stack.model_copy(update=changed_fields)}
-        )
+        return self.spec.model_copy(update={"hidden_size": hidden_size, "decoder": stack.model_copy(update=changes)})
 
     def _scaled_block(self, block: Layer, h: Number) -> Layer:
         def scaled_heads(head_sizes: HeadSizes) -> HeadSizes:
@@ -213,23 +209,20 @@ def family(
         )
     spec = _with_vocabulary(spec.model_copy(update={"mtp": None}), vocab_size, tie)
     model_family = Family(spec, None, kv_ratio, ffn_ratio)
-    for option_name, tested_family in (
-        ("shape", model_family),
-        ("--head-dim", replace(model_family, head_dim=head_dim)),
-    ):
+    for option, tested_family in (("shape", model_family), ("--head-dim", replace(model_family, head_dim=head_dim))):
         try:
             smallest_model = tested_family.scaled_to(tested_family.step, tested_family.least_depth)
         except Unscalable as error:
-            raise InputError(f"{option_name}: {error}") from None
-        validate(ModelSpec, smallest_model.model_dump(), option_name)
+            raise InputError(f"{option}: {error}") from None
+        validate(ModelSpec, smallest_model.model_dump(), option)
     return replace(model_family, head_dim=head_dim)
 
 
 def _with_vocabulary(spec: ModelSpec, vocab_size: int | None, tie: bool | None) -> ModelSpec:
     """Returns the model with another vocabulary size or head tying, validated again."""
     if tie is not None and not isinstance(spec.head, LMHead):
-        option_name = "--tie" if tie else "--no-tie"
-        raise InputError(f"{option_name}: this model has no language-model head; expected a model that has one")
+        option = "--tie" if tie else "--no-tie"
+        raise InputError(f"{option}: this model has no language-model head; expected a model that has one")
     changed_fields: dict[str, Any] = {}
     if vocab_size is not None:
         changed_fields["vocab_size"] = vocab_size
@@ -398,17 +391,13 @@ def _cost_matches(model_family: Family, shape_size: tuple[int, int], budget: Bud
 
 
 def _no_shapes_error(model_family: Family, budget: Budget, percent: float) -> str:
-    cost_text = (
-        f"{count(budget.value)} parameters" if budget.kind == "parameters" else f"{budget.value:.3g} training FLOPs"
-    )
-    tie_text = (
-        "" if model_family.spec.tie_word_embeddings or not isinstance(model_family.spec.head, LMHead) else "--tie, "
-    )
+    cost = f"{count(budget.value)} parameters" if budget.kind == "parameters" else f"{budget.value:.3g} training FLOPs"
+    tie = "" if model_family.spec.tie_word_embeddings or not isinstance(model_family.spec.head, LMHead) else "--tie, "
     head_text = "" if model_family.head_dim is None else "a smaller --head-dim, "
     return (
         f"budget: no shape with h/L from {LEAST_ASPECT} to {MOST_ASPECT:,} and h a multiple of {model_family.step} "
-        f"costs {cost_text} to within {percent:g} %, at a vocabulary of {model_family.spec.vocab_size:,}; expected "
-        f"another budget, {tie_text}{head_text}a smaller --vocab or a wider --tolerance"
+        f"costs {cost} to within {percent:g} %, at a vocabulary of {model_family.spec.vocab_size:,}; expected "
+        f"another budget, {tie}{head_text}a smaller --vocab or a wider --tolerance"
     )
 
 
@@ -466,20 +455,16 @@ def nearest_depth(cost: Callable[[int], int], value: int, low: int, high: int) -
         return low
     if high_cost <= value:
         return high
-    uses_interpolation = True
+    is_linear = True
     while high - low > 1:
-        guess = (
-            low + (value - low_cost) * (high - low) // (high_cost - low_cost)
-            if uses_interpolation
-            else (low + high) // 2
-        )
+        guess = low + (value - low_cost) * (high - low) // (high_cost - low_cost) if is_linear else (low + high) // 2
         guessed_depth, previous_span = min(max(guess, low + 1), high - 1), high - low
         guessed_cost = cost(guessed_depth)
         if guessed_cost <= value:
             low, low_cost = guessed_depth, guessed_cost
         else:
             high, high_cost = guessed_depth, guessed_cost
-        uses_interpolation = not uses_interpolation or 2 * (high - low) <= previous_span
+        is_linear = not is_linear or 2 * (high - low) <= previous_span
     return low if value - low_cost <= high_cost - value else high
 
 

@@ -86,12 +86,10 @@ def time_formulas(
     Raises `InputError` for a node without kernels, and for an accelerator without a bandwidth or a peak.
     """
     tokens, cached_tokens = (1, seq) if phase == "decode" else (seq, 0)
-    software_stack = find_stack(stack, "training" if phase == "training" else "inference")
-    rank_pass = RankPass(
-        batch, tokens, cached_tokens, phase, fused=software_stack.fused, reduces_late=software_stack.reduces_late
-    )
+    software = find_stack(stack, "training" if phase == "training" else "inference")
+    rank_pass = RankPass(batch, tokens, cached_tokens, phase, fused=software.fused, reduces_late=software.reduces_late)
     work = rank_work(spec, rank_pass)
-    time_estimator = TimeEstimator(device_of(hardware), software_stack, Formats(), rank_pass)
+    time_estimator = TimeEstimator(device_of(hardware), software, Formats(), rank_pass)
     kernels = [kernel for kernel in work.kernels if _is_below(kernel, node, work)]
     if not kernels:
         paths = sorted({kernel.path for kernel in work.kernels})
@@ -210,15 +208,13 @@ def _memory_formula(time_estimator: TimeEstimator, kernel: Kernel, operation: Ti
 def _formula_source(time_estimator: TimeEstimator, kernel: Kernel, compute: _Term, memory: _Term, wait: _Term) -> str:
     """Returns the sources of a formula's efficiency factors, with evidence and measurements."""
     is_fused_attention = kernel.kind == "attention" and time_estimator.stack.attention != "scores"
-    figure_names = [
+    fields = [
         *(["attention"] if is_fused_attention and compute else ["products"] if compute else []),
         *(["cache"] if _reads_cache(time_estimator, kernel) and memory else ["memory"] if memory else []),
         *(["kernel_start" if time_estimator.is_training else "launch_gap"] if wait else []),
     ]
     sources = [
-        source
-        for figure_name in figure_names
-        if (source := _source_of_figure(time_estimator.device.generation, figure_name)) is not None
+        source for field in fields if (source := _source_of_figure(time_estimator.device.generation, field)) is not None
     ]
     source_texts = [f"{source.source} ({source.evidence}, tested on {source.rows} rows)" for source in sources]
     return "; ".join(dict.fromkeys(source_texts))

@@ -238,16 +238,12 @@ class Replica:
         """Returns the latencies at a concurrency. Raises `InputError` for less than one request."""
         if concurrency < 1:
             raise InputError(f"--concurrency {concurrency:g}: expected at least 1 request at any time")
-        replica_load = self._partial_load(min(concurrency, self.saturation_concurrency))
-        waiting = (concurrency - replica_load.concurrency) / replica_load.requests_per_second
+        load = self._partial_load(min(concurrency, self.saturation_concurrency))
+        waiting = (concurrency - load.concurrency) / load.requests_per_second
         if not waiting:
-            return replica_load
+            return load
         return ServedLoad(
-            concurrency,
-            replica_load.output,
-            replica_load.ttft + waiting,
-            replica_load.tpot,
-            max(replica_load.ttft + waiting, replica_load.ttft_of_burst),
+            concurrency, load.output, load.ttft + waiting, load.tpot, max(load.ttft + waiting, load.ttft_of_burst)
         )
 
     def _partial_load(self, concurrency: float) -> ServedLoad:

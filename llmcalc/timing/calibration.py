@@ -135,11 +135,9 @@ def _factor_shares(pricer: Pricer, base_factors: Factors) -> Iterator[float]:
         factor = getattr(base_factors, factor_name)
         changed_estimate = pricer(replace(base_factors, **{factor_name: factor * STEP}))
         slopes.append(max(0.0, (changed_estimate - base_seconds) / (factor * (STEP - 1))))
-    attributed_seconds = sum(
-        slope * getattr(base_factors, factor_name) for slope, factor_name in zip(slopes, NAMES, strict=True)
-    )
+    total = sum(slope * getattr(base_factors, factor_name) for slope, factor_name in zip(slopes, NAMES, strict=True))
     for slope in slopes:
-        yield slope * base_seconds / attributed_seconds if attributed_seconds else base_seconds / len(NAMES)
+        yield slope * base_seconds / total if total else base_seconds / len(NAMES)
 
 
 COMMON_SPREAD = 0.05
@@ -230,19 +228,15 @@ class Errors:
         errors = sorted(
             abs(estimate / measured_run.seconds - 1) for measured_run, estimate in zip(runs, estimates, strict=True)
         )
-        runs_by_choice: dict[tuple[object, ...], list[tuple[float, float]]] = {}
+        groups: dict[tuple[object, ...], list[tuple[float, float]]] = {}
         for measured_run, estimate in zip(runs, estimates, strict=True):
-            runs_by_choice.setdefault(measured_run.group, []).append((estimate, measured_run.seconds))
-        choice_groups = [
-            choice_runs
-            for factor_name, choice_runs in runs_by_choice.items()
-            if factor_name and len(choice_runs) >= LEAST_LAYOUTS
-        ]
+            groups.setdefault(measured_run.group, []).append((estimate, measured_run.seconds))
+        choices = [group for factor_name, group in groups.items() if factor_name and len(group) >= LEAST_LAYOUTS]
         return cls(
             median(errors),
             errors[min(len(errors) - 1, int(0.9 * len(errors)))],
-            mean(_regret(choice_runs, 1) for choice_runs in choice_groups) if choice_groups else None,
-            mean(_regret(choice_runs, 3) for choice_runs in choice_groups) if choice_groups else None,
+            mean(_regret(group, 1) for group in choices) if choices else None,
+            mean(_regret(group, 3) for group in choices) if choices else None,
         )
 
 
@@ -318,7 +312,7 @@ def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
         taken_share * error_of_fit + (1 - taken_share) * error
         for error_of_fit, error in zip(errors_of_fits, errors, strict=True)
     ]
-    errors_before, errors_after, errors_left_out = (
+    before, after, left_out = (
         Errors.from_runs(runs, seconds)
         for seconds in (
             estimates,
@@ -326,15 +320,7 @@ def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
             [run.seconds * math.exp(error) for run, error in zip(runs, left_out_errors, strict=True)],
         )
     )
-    return Calibration(
-        len(runs),
-        errors_before,
-        errors_after,
-        errors_left_out,
-        factors,
-        _refusal(errors_before, errors_after),
-        is_proved,
-    )
+    return Calibration(len(runs), before, after, left_out, factors, _refusal(before, after), is_proved)
 
 
 def _mean_size(errors: Sequence[float]) -> float:
@@ -362,16 +348,12 @@ def _score(values: Sequence[float]) -> float:
 
     Student's t, as a normal value by Wallace's approximation (Annals of Mathematical Statistics 30, 1959).
     """
-    degrees_of_freedom = len(values) - 1
+    dof = len(values) - 1
     mean_value = mean(values)
     t_value = mean_value * math.sqrt(len(values)) / max(stdev(values), 1e-12)
     if mean_value <= 0:
         return 0.0
-    return (
-        (8 * degrees_of_freedom + 1)
-        / (8 * degrees_of_freedom + 3)
-        * math.sqrt(degrees_of_freedom * math.log1p(t_value**2 / degrees_of_freedom))
-    )
+    return (8 * dof + 1) / (8 * dof + 3) * math.sqrt(dof * math.log1p(t_value**2 / dof))
 
 
 def _refusal(before: Errors, after: Errors) -> str:

@@ -225,12 +225,10 @@ def device_of(hardware: Hardware, nic: float | None = None) -> Device:
         hardware.peak("bfloat16")
     peaks["bf16"] = max(peaks["bf16"], peaks.get("fp32", 0.0))  # values in 16 bits are multiplied in the faster format
     generation = accelerator_generation(hardware)
-    interconnect = hardware.interconnect
-    link_rate = float(interconnect.bandwidth_per_direction if interconnect is not None else UNKNOWN_NIC)
-    domain_size = (interconnect.domain_size or UNKNOWN_DOMAIN) if interconnect is not None else 1
-    through_host = (
-        interconnect is not None and link_rate <= SLOW_LINK and domain_size > 1 and "NVLink" not in interconnect.name
-    )
+    link = hardware.interconnect
+    link_rate = float(link.bandwidth_per_direction if link is not None else UNKNOWN_NIC)
+    domain_size = (link.domain_size or UNKNOWN_DOMAIN) if link is not None else 1
+    through_host = link is not None and link_rate <= SLOW_LINK and domain_size > 1 and "NVLink" not in link.name
     unknown_nic = min(UNKNOWN_NIC, link_rate * HOST_LINK_SHARE) if through_host else UNKNOWN_NIC
     return Device(
         name=hardware.name,

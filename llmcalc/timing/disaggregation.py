@@ -50,23 +50,14 @@ class Disaggregated:
         single_pair = cls(replica, 1, 1)
         prompts_per_decoder = single_pair._decoded_per_second(sequences) * single_pair.busy_seconds
         if replicas is not None:
-            groups = [
-                cls(replica, prompt_replicas, replicas - prompt_replicas) for prompt_replicas in range(1, replicas)
-            ]
+            groups = [cls(replica, prefill, replicas - prefill) for prefill in range(1, replicas)]
         else:
             replica_counts = range(1, MOST_DECODING + 1)
-            groups = [
-                cls(replica, max(1, ceil(prompts_per_decoder * decoding_replicas)), decoding_replicas)
-                for decoding_replicas in replica_counts
-            ]
-            groups += [cls(replica, prompt_replicas, 1) for prompt_replicas in range(1, ceil(prompts_per_decoder))]
-        request_rates = [
-            group._most_requests_per_second(sequences) / (group.prefill + group.decode) for group in groups
-        ]
+            groups = [cls(replica, max(1, ceil(prompts_per_decoder * decode)), decode) for decode in replica_counts]
+            groups += [cls(replica, prefill, 1) for prefill in range(1, ceil(prompts_per_decoder))]
+        rates = [group._most_requests_per_second(sequences) / (group.prefill + group.decode) for group in groups]
         least_share = 0.9 if replicas is None else 1.0
-        best_groups = [
-            group for group, rate in zip(groups, request_rates, strict=True) if rate >= least_share * max(request_rates)
-        ]
+        best_groups = [group for group, rate in zip(groups, rates, strict=True) if rate >= least_share * max(rates)]
         return min(best_groups, key=lambda group: group.prefill + group.decode)
 
     @property

@@ -245,24 +245,15 @@ class TimeEstimator:
         launched_directions: set[bool] = set()
         is_in_graph = not (self.is_training or self.stack.host_kernel)
         launches = self.stack.kernels.get(kernel.verb, kernel.launches) if is_in_graph else kernel.launches
-        for backward, compute_seconds, memory_seconds in pass_parts:
+        for backward, compute, memory in pass_parts:
             if backward and not self.is_training:
                 continue
-            wait_seconds = 0.0 if backward in launched_directions else launches[backward] * self.kernel_wait
+            wait = 0.0 if backward in launched_directions else launches[backward] * self.kernel_wait
             launched_directions.add(backward)
-            if is_in_graph and wait_seconds:
-                wait_seconds += self.product_wait(kernel)
+            if is_in_graph and wait:
+                wait += self.product_wait(kernel)
             yield TimedOperation(
-                kernel.path,
-                kernel.kind,
-                kernel.layer,
-                kernel.times,
-                backward,
-                False,
-                compute_seconds,
-                memory_seconds,
-                0.0,
-                wait_seconds,
+                kernel.path, kernel.kind, kernel.layer, kernel.times, backward, False, compute, memory, 0.0, wait
             )
 
     def product_wait(self, kernel: Kernel) -> float:
@@ -294,32 +285,30 @@ class TimeEstimator:
             )
             return
         dtype = "bf16" if kernel.in_16_bits and self.formats.dtype != "fp32" else self.formats.dtype
-        rate, element_bytes = self.product_rate(dtype), BYTES.get(dtype, 2.0)
+        rate, element = self.product_rate(dtype), BYTES.get(dtype, 2.0)
         if self.stack.unpadded and dtype == "bf16":
             rate *= device.unaligned_rate_share(kernel.n, kernel.k)
         cast_bytes = CAST_BYTES.get(dtype, 0.0)
-        output_bytes = max(2.0, element_bytes)
+        output_bytes = max(2.0, element)
         backward = kernel.flops[1] / rate / (1 if kernel.frozen else 2)
         output = kernel.flops[0] / rate * self._depth_factor(dtype, k)
         yield from self._time_with_weights(
-            kernel, False, output, element_bytes * weight, element_bytes * m * k + output_bytes * m * n
+            kernel, False, output, element * weight, element * m * k + output_bytes * m * n
         )
         casts_input, casts_gradient = self._separate_casts(kernel)
         if cast_bytes and casts_input:
             yield False, 0.0, device.memory_seconds(cast_bytes * m * k)
         if not isinstance(kernel.flops[1], int) or kernel.flops[1]:
-            moved_bytes = element_bytes * m * n + output_bytes * m * k
+            moved = element * m * n + output_bytes * m * k
             input_gradient = backward * self._depth_factor(dtype, n)
-            yield from self._time_with_weights(kernel, True, input_gradient, element_bytes * weight, moved_bytes)
+            yield from self._time_with_weights(kernel, True, input_gradient, element * weight, moved)
             if cast_bytes and casts_gradient:
                 yield True, 0.0, device.memory_seconds((FROZEN_CAST if kernel.frozen else 1.0) * cast_bytes * m * n)
             if kernel.frozen:
                 return
             backward = backward * self._depth_factor(dtype, m / kernel.experts)
-            moved_bytes = element_bytes * m * k + output_bytes * m * n
-            yield from self._time_with_weights(
-                kernel, True, backward, self._gradient_bytes(element_bytes) * weight, moved_bytes
-            )
+            moved = element * m * k + output_bytes * m * n
+            yield from self._time_with_weights(kernel, True, backward, self._gradient_bytes(element) * weight, moved)
 
     def _time_with_weights(
         self, kernel: Kernel, backward: bool, compute: Number, weight_bytes: Number, value_bytes: Number
@@ -399,23 +388,18 @@ class TimeEstimator:
             if self.stack.repeats_heads and kernel.kv_heads != kernel.heads:  # reads the cache, writes and reads copies
                 cache_bytes *= 1 + 2 * exact_div(kernel.heads, kernel.kv_heads)
             idle_factor = 1 + 1 / (rank_pass.batch * key_heads)  # few heads of few sequences do not fill the device
-            compute_seconds = kernel.padding * kernel.flops[0] / (DECODE_ATTENTION_RATE * device.peaks["bf16"])
-            yield False, compute_seconds, device.cache_seconds(cache_bytes) * idle_factor
+            compute = kernel.padding * kernel.flops[0] / (DECODE_ATTENTION_RATE * device.peaks["bf16"])
+            yield False, compute, device.cache_seconds(cache_bytes) * idle_factor
             return
         if self.stack.attention == "scores":
-            score_count = kernel.heads * kernel.m * kernel.n
+            scores = kernel.heads * kernel.m * kernel.n
             unaligned_dim = isinstance(kernel.dim, int) and kernel.dim % 8
-            score_flops = (
-                2.0 * score_count * (kernel.dim + kernel.k) * (self.stack.unaligned_heads if unaligned_dim else 1.0)
-            )
+            products = 2.0 * scores * (kernel.dim + kernel.k) * (self.stack.unaligned_heads if unaligned_dim else 1.0)
             score_bytes = SCORE_BYTES if self.stack.fused else EAGER_SCORE_BYTES
-            compute_seconds, memory_seconds = (
-                score_flops / self.product_rate("bf16"),
-                device.memory_seconds(score_bytes * score_count),
-            )
+            compute, memory = products / self.product_rate("bf16"), device.memory_seconds(score_bytes * scores)
             for backward in (False, True):
-                yield backward, (1 + backward) * compute_seconds, 0.0
-                yield backward, 0.0, (1 + backward) * memory_seconds
+                yield backward, (1 + backward) * compute, 0.0
+                yield backward, 0.0, (1 + backward) * memory
             return
         older_kernels = device.generation.older_attention
         efficiency = older_kernels.get(self.stack.attention, 1.0)
@@ -436,12 +420,10 @@ class TimeEstimator:
         """Estimates the seconds of a product of queries and keys, which sums over the width of a key."""
         dtype = "bf16" if self.is_training else self._inference_format(kernel)
         rate = self.product_rate(dtype) / self._depth_factor(dtype, kernel.k)
-        cache_bytes = kernel.cache_elements * self.formats.cache_bits / 8
+        cache = kernel.cache_elements * self.formats.cache_bits / 8
         for backward in (False, True):
-            memory_seconds = self.device.memory_seconds(
-                2.0 * kernel.moved_elements[backward] + (0.0 if backward else cache_bytes)
-            )
-            yield backward, kernel.flops[backward] / rate, memory_seconds
+            memory = self.device.memory_seconds(2.0 * kernel.moved_elements[backward] + (0.0 if backward else cache))
+            yield backward, kernel.flops[backward] / rate, memory
 
     def _scan_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """Estimates the seconds of a scan or recurrence as element-wise memory traffic."""
@@ -500,11 +482,9 @@ class TimeEstimator:
             yield backward, 0.0, self.device.memory_seconds(6.0 * kernel.m * (kernel.k + kernel.n))
 
     def _loss_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
-        memory_seconds = self.device.memory_seconds(
-            kernel.m * kernel.n * (self.stack.logit_bytes if self.is_training else 4.0)
-        )
-        yield False, 0.0, memory_seconds
-        yield True, 0.0, LOSS_BACKWARD * memory_seconds
+        memory = self.device.memory_seconds(kernel.m * kernel.n * (self.stack.logit_bytes if self.is_training else 4.0))
+        yield False, 0.0, memory
+        yield True, 0.0, LOSS_BACKWARD * memory
 
     def _exchange_wait(self, message: Collective) -> Number:
         """Returns the waiting seconds before one expert all-to-all: half of the wait per layer."""

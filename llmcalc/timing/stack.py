@@ -79,7 +79,5 @@ def with_overlap(stack: Stack, overlap: str | None) -> Stack:
         return stack
     if overlap not in OVERLAPS:
         raise InputError(f"--overlap: '{overlap}' is not known; expected one of {', '.join(OVERLAPS)}")
-    group_names = {"none": (), "dp": ("dp",), "tp": ("tp",), "ep": ("ep",), "all": ("tp", "dp", "ep")}[overlap]
-    return stack.model_copy(
-        update={"hidden": {group_name: getattr(WITH_OVERLAP, group_name) for group_name in group_names}}
-    )
+    groups = {"none": (), "dp": ("dp",), "tp": ("tp",), "ep": ("ep",), "all": ("tp", "dp", "ep")}[overlap]
+    return stack.model_copy(update={"hidden": {group_name: getattr(WITH_OVERLAP, group_name) for group_name in groups}})

@@ -177,10 +177,7 @@ class LayerCosts(NamedTuple):
 
         return LayerCosts(
             self.kinds,
-            *(
-                list(map(at, cost_values)) if isinstance(cost_values, list) else at(cost_values)
-                for cost_values in self[1:]
-            ),
+            *(list(map(at, values)) if isinstance(values, list) else at(values) for values in self[1:]),
         )
 
 
@@ -247,8 +244,7 @@ def rank_layers(
         return (layer_counts,)
     stage_sizes = layers_of_stages or even_stage_sizes(sum(layer_counts), pp * vpp)
     stages = [
-        range(stage_end - layer_count, stage_end)
-        for layer_count, stage_end in zip(stage_sizes, accumulate(stage_sizes), strict=True)
+        range(end - layer_count, end) for layer_count, end in zip(stage_sizes, accumulate(stage_sizes), strict=True)
     ]
     return tuple(
         tuple(sum(layer in stage for stage in stages[rank::pp] for layer in layer_kind.indices) for layer_kind in kinds)
@@ -345,21 +341,17 @@ def _step_seconds(
     else:
         idle_seconds = (plan.pp - 1) / plan.vpp * ranks.mean_seconds
     bubble = idle_seconds + 2 * stage_hop_seconds * (plan.pp - 1)
-    work_seconds = plan.micro_batches * ranks.slowest_seconds
+    work = plan.micro_batches * ranks.slowest_seconds
     message_seconds, updated_params = _data_parallel(plan, device, stack, ranks)
     parameters = sum(ranks.trained_params(plan.ep))
-    update_seconds = (
+    update = (
         stack.host_update * updated_params
         if stack.host_update
         else device.memory_seconds(stack.optimizer_bytes * updated_params + UPDATED_BYTES * parameters)
     )
-    part_seconds = {"work": work_seconds, "bubble": bubble, "data": message_seconds, "update": update_seconds}
+    part_seconds = {"work": work, "bubble": bubble, "data": message_seconds, "update": update}
     return Step(
-        work_seconds + bubble + message_seconds + update_seconds,
-        part_seconds,
-        timed_pass,
-        ranks.slowest_seconds,
-        ranks.mean_seconds,
+        work + bubble + message_seconds + update, part_seconds, timed_pass, ranks.slowest_seconds, ranks.mean_seconds
     )
 
 
@@ -379,12 +371,10 @@ def _data_parallel(plan: StepPlan, device: Device, stack: Stack, ranks: Pipeline
         ),
     )
     gather_seconds, reduction_seconds, updated_params = map(sum, zip(*seconds_of_groups, strict=True))
-    work_seconds = plan.micro_batches * ranks.slowest_seconds
+    work = plan.micro_batches * ranks.slowest_seconds
     if plan.zero == 3:
-        return _exposed_seconds(
-            gather_seconds + reduction_seconds, work_seconds, stack.hidden_share("dp")
-        ), updated_params
-    backward_seconds = BESIDE_PRODUCTS * (work_seconds if plan.zero == 2 else ranks.slowest_seconds)
+        return _exposed_seconds(gather_seconds + reduction_seconds, work, stack.hidden_share("dp")), updated_params
+    backward_seconds = BESIDE_PRODUCTS * (work if plan.zero == 2 else ranks.slowest_seconds)
     forward_seconds = (1 - BESIDE_PRODUCTS) * ranks.slowest_seconds
     exposed_seconds = _exposed_seconds(gather_seconds, forward_seconds, stack.hidden_share("weights"))
     exposed_seconds += _exposed_seconds(reduction_seconds, backward_seconds, stack.hidden_share("dp"))
@@ -471,14 +461,10 @@ def training_steps(spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan
     seconds = numpy.empty(len(columns["tp"]))
     for tp in numpy.unique(columns["tp"]):
         is_this_size = columns["tp"] == tp
-        sizes_of_runs = {
-            column_name: column[is_this_size].astype(float)
-            for column_name, column in columns.items()
-            if column_name != "tp"
-        }
+        sizes_of_runs = {name: column[is_this_size].astype(float) for name, column in columns.items() if name != "tp"}
         plans_of_tp = replace(plan, tp=int(tp), **sizes_of_runs)
-        size_names = [column_name for column_name in ("ep", "cp", "micro_batch") if column_name in sizes_of_runs]
-        distinct_sizes, size_index = _distinct_rows([sizes_of_runs[column_name] for column_name in size_names])
+        size_names = [name for name in ("ep", "cp", "micro_batch") if name in sizes_of_runs]
+        distinct_sizes, size_index = _distinct_rows([sizes_of_runs[name] for name in size_names])
         plan_of_sizes = replace(plan, tp=int(tp), **dict(zip(size_names, distinct_sizes, strict=True)))
         timed_pass = time_pass(rank_work(spec, plan_of_sizes.rank_pass(stack)), device, stack, Formats(plan.dtype))
         costs = layer_costs(timed_pass, stack, plan).at_index(size_index)
@@ -495,11 +481,9 @@ def _pipeline_ranks_of_plans(plan: StepPlan, costs: LayerCosts, plan_count: int)
     pp, vpp = (numpy.broadcast_to(plan_sizes, plan_count) for plan_sizes in (plan.pp, plan.vpp))
     (pipelines, chunks), pipeline_index = _distinct_rows([pp, vpp])
     columns = numpy.empty((len(PipelineRanks._fields) - 1, plan_count))
-    for pipeline_number, (stages, chunks_per_rank) in enumerate(zip(pipelines, chunks, strict=True)):
+    for pipeline_number, (stages, chunk) in enumerate(zip(pipelines, chunks, strict=True)):
         positions = numpy.flatnonzero(pipeline_index == pipeline_number)
-        ranks = pipeline_ranks(
-            costs.at_index(positions), int(stages), int(chunks_per_rank), plan.recompute, plan.stage_sizes
-        )
+        ranks = pipeline_ranks(costs.at_index(positions), int(stages), int(chunk), plan.recompute, plan.stage_sizes)
         for rank_column, plan_sizes in zip(columns, ranks[: len(columns)], strict=True):
             rank_column[positions] = plan_sizes
     return PipelineRanks(*columns)

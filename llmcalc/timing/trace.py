@@ -176,29 +176,26 @@ class Batch:
         budget = budget or StepBudget()
         time_now, steps_done, context_sum = 0.0, 0, 0.0
         reserved_tokens, next_request = 0, 0
-        decoding_requests: list[tuple[int, int]] = []  # (step at which it ends, request)
-        waiting_prompts: deque[list[int]] = deque()  # [request, tokens that are computed, tokens to compute]
+        decoding: list[tuple[int, int]] = []  # (step at which it ends, request)
+        prompts: deque[list[int]] = deque()  # [request, tokens that are computed, tokens to compute]
         first_token_times: dict[int, float] = {}
         end_times: dict[int, float] = {}
         while len(end_times) < len(requests):
             budget.spend_step()
             while next_request < len(requests) and requests[next_request].arrival <= time_now:
                 request = requests[next_request]
-                request_tokens = request.input + request.output
-                if (
-                    len(decoding_requests) + len(waiting_prompts) >= self.sequences
-                    or reserved_tokens + request_tokens > self.cache_tokens
-                ):
+                length = request.input + request.output
+                if len(decoding) + len(prompts) >= self.sequences or reserved_tokens + length > self.cache_tokens:
                     break
                 cached_tokens = min(int(cached_share * request.input), request.input - 1)
-                waiting_prompts.append([next_request, cached_tokens, request.input - cached_tokens])
-                reserved_tokens += request_tokens
+                prompts.append([next_request, cached_tokens, request.input - cached_tokens])
+                reserved_tokens += length
                 next_request += 1
-            sequence_count = len(decoding_requests)
+            sequence_count = len(decoding)
             context = context_sum / sequence_count if sequence_count else 0.0
-            if waiting_prompts:
+            if prompts:
                 finished_prompts, tokens, mean_context = self._take_prompts(
-                    waiting_prompts, sequence_count if self.mixes_prompts else 0
+                    prompts, sequence_count if self.mixes_prompts else 0
                 )
                 time_now += self.scale * self.step_seconds.prompt_seconds(tokens, mean_context)
                 if self.mixes_prompts and sequence_count:
@@ -209,7 +206,7 @@ class Batch:
                     first_token_times[prompt_request] = time_now + self.step_seconds.server_seconds * self.scale
                     if requests[prompt_request].output > 1:
                         heapq.heappush(
-                            decoding_requests,
+                            decoding,
                             (steps_done + self._steps_after_first_token(requests[prompt_request]), prompt_request),
                         )
                         context_sum += requests[prompt_request].input + 1
@@ -221,7 +218,7 @@ class Batch:
                     requests,
                     next_request,
                     time_now,
-                    decoding_requests[0][0] - steps_done,
+                    decoding[0][0] - steps_done,
                     sequence_count,
                     context,
                     reserved_tokens,
@@ -232,8 +229,8 @@ class Batch:
                 context_sum += equal_steps * sequence_count * self.step_seconds.tokens_per_step
             else:
                 time_now = max(time_now, requests[next_request].arrival)
-            while decoding_requests and decoding_requests[0][0] <= steps_done:
-                _, prompt_request = heapq.heappop(decoding_requests)
+            while decoding and decoding[0][0] <= steps_done:
+                _, prompt_request = heapq.heappop(decoding)
                 request = requests[prompt_request]
                 end_times[prompt_request] = max(time_now, first_token_times[prompt_request])
                 context_sum -= (

@@ -111,10 +111,10 @@ class WorkRecorder(Placements):
     def _record_loss(self, program: RankFlow) -> None:
         if program.result is None or program.result.rows is not LOGITS:
             return
-        rows, hidden_width = self.run_config.rows(LOGITS), program.result.width
+        rows, width = self.run_config.rows(LOGITS), program.result.width
         self.where: str = "loss"
         self.repeats: int = 1
-        self._add_kernel("loss", "loss", m=rows, n=hidden_width, launches=(2, 2))
+        self._add_kernel("loss", "loss", m=rows, n=width, launches=(2, 2))
         if is_divided(program.result.axes) and self.rank_pass.phase == "training":
             message = Collective("loss", "all_reduce", "tp", self.layout.tp, False, rows * FLOAT32, 3)
             self.work.messages.append(LayerMessage(AFTER, message))
@@ -133,20 +133,20 @@ class WorkRecorder(Placements):
 
     def _chosen_items(self, items: Iterable[Item]) -> Iterator[Step | Scope]:
         """Returns the items, with alternatives replaced by the branch that runs."""
-        for program_item in items:
-            if not isinstance(program_item, Alternatives):
-                yield program_item
+        for scope_item in items:
+            if not isinstance(scope_item, Alternatives):
+                yield scope_item
                 continue
-            branch_name = self.full_run.execution.form(program_item.branches, self.full_run.workload)
+            branch_name = self.full_run.execution.form(scope_item.branches, self.full_run.workload)
             if (
                 self.rank_pass.sparse_heads
-                and "absorbed" in program_item.branches
-                and _selects_keys(program_item.branches["absorbed"])
+                and "absorbed" in scope_item.branches
+                and _selects_keys(scope_item.branches["absorbed"])
             ):
                 branch_name = "absorbed"
             default_output, chosen_items = (
-                next(iter(program_item.branches.values())).output,
-                program_item.branches[branch_name],
+                next(iter(scope_item.branches.values())).output,
+                scope_item.branches[branch_name],
             )
             if (
                 chosen_items.output is not None
@@ -159,24 +159,24 @@ class WorkRecorder(Placements):
     def _running_scopes(self, scope: Scope) -> Iterator[Scope]:
         """Yields a scope and all nested scopes in executed branches."""
         yield scope
-        for program_item in self._chosen_items(scope.items):
-            if isinstance(program_item, Scope):
-                yield from self._running_scopes(program_item)
+        for scope_item in self._chosen_items(scope.items):
+            if isinstance(scope_item, Scope):
+                yield from self._running_scopes(scope_item)
 
     def _running_steps(self, items: Iterable[Item]) -> Iterator[Step]:
         """Yields every executed step in order, and records which values are identities of others."""
-        for program_item in self._chosen_items(items):
-            if program_item.about.get("role") in NEVER_RUN or program_item.about.get("optional", "") not in (
+        for scope_item in self._chosen_items(items):
+            if scope_item.about.get("role") in NEVER_RUN or scope_item.about.get("optional", "") not in (
                 "",
                 *self.include,
             ):
                 continue
-            if isinstance(program_item, Scope):
-                yield from self._running_steps(program_item.items)
+            if isinstance(scope_item, Scope):
+                yield from self._running_steps(scope_item.items)
                 continue
-            if program_item.verb in IDENTITIES and program_item.ins:
-                self.aliases[id(program_item.outs[0].storage)] = program_item.ins[0]
-            yield program_item
+            if scope_item.verb in IDENTITIES and scope_item.ins:
+                self.aliases[id(scope_item.outs[0].storage)] = scope_item.ins[0]
+            yield scope_item
 
     def _run_items(self, items: Iterable[Item], path: str, repeats: Number) -> None:
         scope, shares_parameters = self.scopes.get(id(items)), self.shares_parameters
@@ -191,24 +191,22 @@ class WorkRecorder(Placements):
     def _run_scope(self, items: Iterable[Item], path: str, repeats: Number) -> None:
         chosen_items = list(self._chosen_items(items))
         super()._run_items(chosen_items, path, repeats)
-        for program_item in chosen_items:  # parameters that this pass does not use
-            if program_item.about.get("role") in NEVER_RUN and program_item.about.get("optional", "") in (
+        for scope_item in chosen_items:  # parameters that this pass does not use
+            if scope_item.about.get("role") in NEVER_RUN and scope_item.about.get("optional", "") in (
                 "",
                 *self.include,
             ):
                 program_node = (
-                    program_item.node()
-                    if isinstance(program_item, Scope)
-                    else Node(program_item.name, program_item.op, role=program_item.about["role"])
+                    scope_item.node()
+                    if isinstance(scope_item, Scope)
+                    else Node(scope_item.name, scope_item.op, role=scope_item.about["role"])
                 )
                 self._count_parameters(program_node.total(total_params_of), exact_div(repeats, self.layers))
 
     def _run_layer(self, attributes: Mapping[str, Any], items: Iterable[Item], path: str, repeats: Number) -> None:
         self._record_elementwise_group()
-        layer_indices = attributes.get("indices")
-        layer_kind = LayerKind(
-            attributes.get("label", ""), tuple(range(repeats) if layer_indices is None else layer_indices)
-        )
+        indices = attributes.get("indices")
+        layer_kind = LayerKind(attributes.get("label", ""), tuple(range(repeats) if indices is None else indices))
         self.work.layer_kinds.append(layer_kind)
         self.layer, self.layers = len(self.work.layer_kinds) - 1, repeats
         self._run_scope(items, path, repeats)
@@ -490,9 +488,7 @@ class WorkRecorder(Placements):
         assert isinstance(op, AttentionCore)
         keys = run_config.available_rows(op.rows if op.keys is None else op.keys)
         key_limits = [
-            key_limit
-            for key_limit in (op.window if op.window is not None else op.chunk, op.selected)
-            if key_limit is not None
+            limit for limit in (op.window if op.window is not None else op.chunk, op.selected) if limit is not None
         ]
         cache_name = step.options.get("cache") or ""
         module_path = self.where.rpartition(".")[0]
@@ -501,8 +497,8 @@ class WorkRecorder(Placements):
             cache_elements = (
                 run_config.batch * exact_div(cache_elements, run_config.batch * keys) * op.pairs(run_config)
             )
-        for verb, option_name in (("softcap", "cap"), ("head_copies", "copies_heads")):
-            if step.options.get(option_name):
+        for verb, option in (("softcap", "cap"), ("head_copies", "copies_heads")):
+            if step.options.get(option):
                 self._add_kernel("elementwise", verb, launches=(0, 0))  # fused software has no kernel of its own for it
         self._add_kernel(
             "attention",
@@ -529,22 +525,20 @@ class WorkRecorder(Placements):
         """Adds a product of queries and keys, for attention with a separate softmax or for the selection of keys."""
         op, ranks, run_config = step.op, self.rank_pass.cp, self.full_run
         assert isinstance(op, AttentionCore)
-        pair_count = run_config.batch * op.pairs(run_config)
+        pairs = run_config.batch * op.pairs(run_config)
         backward_flops = op.backward_flops(run_config) if self.has_gradient else 0
         is_fused_attention = self.rank_pass.fused and op.v_dim == op.qk_dim
         moved_elements = sum(self._elements(flow_value) for flow_value in step.ins if flow_value.rows is op.rows)
-        moved_elements += SCORE_ELEMENTS * pair_count * (1 if self.rank_pass.fused or op.v_dim == 1 else op.heads)
+        moved_elements += SCORE_ELEMENTS * pairs * (1 if self.rank_pass.fused or op.v_dim == 1 else op.heads)
         keys = (
-            exact_div(pair_count, run_config.batch)
-            if run_config.phase == "decode"
-            else run_config.available_rows(op.rows)
+            exact_div(pairs, run_config.batch) if run_config.phase == "decode" else run_config.available_rows(op.rows)
         )
         self._add_kernel(
             "attention" if is_fused_attention else "scores",
             "scores",
             flops=(rank_share(op.forward_flops(run_config), ranks), rank_share(backward_flops, ranks)),
             moved_elements=(0, 0) if is_fused_attention else (moved_elements, 2 * moved_elements),
-            cache_elements=pair_count * op.qk_dim if self._reads_cache else 0,
+            cache_elements=pairs * op.qk_dim if self._reads_cache else 0,
             m=rank_share(run_config.rows(op.rows), ranks),
             n=keys,
             k=op.qk_dim,
@@ -602,32 +596,30 @@ class WorkRecorder(Placements):
         """
         if not self.group:
             return
-        elementwise_steps, self.group = self.group, []
-        outputs = {id(self._storage(flow_value)) for step in elementwise_steps for flow_value in step.outs}
+        group, self.group = self.group, []
+        outputs = {id(self._storage(flow_value)) for step in group for flow_value in step.outs}
         inner_readers: dict[int, int] = {}
         read_values: dict[int, Value] = {}
         written_values: dict[int, Value] = {}
-        for step in elementwise_steps:
+        for step in group:
             for flow_value in step.ins:
                 storage_key = id(self._storage(flow_value))
                 inner_readers[storage_key] = inner_readers.get(storage_key, 0) + 1
                 if storage_key not in outputs:
                     read_values[storage_key] = flow_value
-        for step in elementwise_steps:
+        for step in group:
             for flow_value in step.outs:
                 storage_key = id(self._storage(flow_value))
                 if self.readers.get(storage_key, 0) > inner_readers.get(storage_key, 0):
                     written_values[storage_key] = flow_value
         read_elements = sum(map(self._elements, read_values.values()))
         moved_elements = read_elements + sum(map(self._elements, written_values.values()))
-        reread_elements = read_elements if any(step.verb in READ_AGAIN for step in elementwise_steps) else 0
+        reread_elements = read_elements if any(step.verb in READ_AGAIN for step in group) else 0
         path, repeats = self.where, self.repeats
         self.where, self.repeats = self.group_position
         moved_of_passes = moved_elements, moved_elements + reread_elements
-        kernel = self._add_kernel(
-            "elementwise", eager_verb(elementwise_steps[0]), moved_elements=moved_of_passes, launches=(1, 1)
-        )
-        kernel.times *= 1 if self.rank_pass.fused else eager_repeats(elementwise_steps[0])
+        kernel = self._add_kernel("elementwise", eager_verb(group[0]), moved_elements=moved_of_passes, launches=(1, 1))
+        kernel.times *= 1 if self.rank_pass.fused else eager_repeats(group[0])
         self.where, self.repeats = path, repeats
 
 
@@ -657,8 +649,8 @@ def rank_work(spec: ModelSpec, rank_pass: RankPass) -> RankWork:
 def _selects_keys(branch: Scope) -> bool:
     """Whether attention of a branch reads the keys that an indexer selects."""
     return any(
-        isinstance(program_item, Step) and getattr(program_item.op, "selected", None) is not None
-        for program_item in branch.items
+        isinstance(scope_item, Step) and getattr(scope_item.op, "selected", None) is not None
+        for scope_item in branch.items
     )
 
 

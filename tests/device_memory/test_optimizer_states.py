@@ -150,7 +150,7 @@ def test_a_real_step_of_training(name: str, dtype: torch.dtype) -> None:
     setup = Settings(
         "training", precision="bf16", dtype=FLOATS[dtype], optimizer=name, momentum=True if name == "sgd" else None
     )
-    use = memory(MIXTURE, setup, included_parts=WITH_MTP)
+    use = memory(MIXTURE, setup, extra_parts=WITH_MTP)
     assert use.weights == sum(p.untyped_storage().nbytes() for p in net.parameters())
     assert use.gradients == sum(p.grad.untyped_storage().nbytes() for p in net.parameters() if p.grad is not None)
     assert use.optimizer is not None

@@ -245,9 +245,9 @@ def _reference_class() -> type[nn.Module]:
             if hasattr(self, "row_distances"):
                 places = torch.arange(x.shape[1], device=x.device)
                 index = places[:, None] - places + x.shape[1] - 1
-                flatten_rows = torch.einsum("bhrcd,rkd->bhrck", q, self.row_distances(index))
+                flat_rows = torch.einsum("bhrcd,rkd->bhrck", q, self.row_distances(index))
                 by_column = torch.einsum("bhrcd,ckd->bhrck", q, self.column_distances(index))
-                bias = flatten_rows[..., :, None] + by_column[..., None, :]
+                bias = flat_rows[..., :, None] + by_column[..., None, :]
                 scores = scores + bias.flatten(-2).flatten(2, 3)
             heads = (scores.softmax(-1) @ v.flatten(2, 3)).unflatten(2, x.shape[1:3])
             out: Tensor = self.o_proj(heads.permute(0, 2, 3, 1, 4).flatten(3))

@@ -116,40 +116,36 @@ class WeightTensor:
         return self.path.rpartition(".")[2]
 
 
-def weight_tensors_of(tree: Node, included_parts: frozenset[str] = frozenset()) -> Iterator[WeightTensor]:
+def weight_tensors_of(tree: Node, extra_parts: frozenset[str] = frozenset()) -> Iterator[WeightTensor]:
     """Yields every trainable tensor in tree order; a tied tensor once."""
-    yield from _tensors_below(
-        tree.place(), WeightTensor("", "", ParamTensor((), "vector"), 1, None, tree), included_parts
-    )
+    yield from _tensors_below(tree.place(), WeightTensor("", "", ParamTensor((), "vector"), 1, None, tree), extra_parts)
 
 
-def _tensors_below(
-    node_position: Place, weight_tensor: WeightTensor, included_parts: frozenset[str]
-) -> Iterator[WeightTensor]:
+def _tensors_below(node_position: Place, param: WeightTensor, extra_parts: frozenset[str]) -> Iterator[WeightTensor]:
     """Yields the tensors below a node of the model.
 
-    weight_tensor: the site of the node itself, whose tensor is ignored.
+    param: the site of the node itself, whose tensor is ignored.
     """
     for child_place in node_position.children():
         child = child_place.node
-        if child.optional and child.optional not in included_parts:
+        if child.optional and child.optional not in extra_parts:
             continue
-        child_path = f"{weight_tensor.path}.{child.name}" if weight_tensor.path else child.name
+        child_path = f"{param.path}.{child.name}" if param.path else child.name
         if child.indices is None:
             copies: Iterable[tuple[str, Number, int | None]] = [
-                (child_path, times(weight_tensor.times, child.repeat), weight_tensor.layer)
+                (child_path, times(param.times, child.repeat), param.layer)
             ]
         else:
-            copies = [(f"{child_path}.{i}", weight_tensor.times, i) for i in child.indices]
+            copies = [(f"{child_path}.{i}", param.times, i) for i in child.indices]
         op_use, parent = child_place.use, node_position.node
         tensors = () if op_use is None else op_use.tensors()
         for path, copy_count, layer in copies:
             for tensor in tensors:  # `replace` takes three times as long
                 yield WeightTensor(path, child_place.kind, tensor, copy_count, layer, parent, child_place.optional)
             child_site = WeightTensor(
-                path, child_place.kind, weight_tensor.tensor, copy_count, layer, parent, child_place.optional
+                path, child_place.kind, param.tensor, copy_count, layer, parent, child_place.optional
             )
-            yield from _tensors_below(child_place, child_site, included_parts)
+            yield from _tensors_below(child_place, child_site, extra_parts)
 
 
 @frozen
@@ -173,9 +169,7 @@ class Scheme:
     def look_up(self, module_names: tuple[str, ...]) -> None:
         """Marks the list entries that match a module which is not counted, so that no error reports them as unused."""
 
-    def store(
-        self, spec: ModelSpec, weight_tensors: list[WeightTensor], dtype: str
-    ) -> Iterator[tuple[WeightTensor, Parts]]:
+    def store(self, spec: ModelSpec, params: list[WeightTensor], dtype: str) -> Iterator[tuple[WeightTensor, Parts]]:
         """Yields each tensor and the bytes of one copy of the tensor.
 
         dtype: number format of unconverted tensors.
@@ -210,13 +204,13 @@ def quantized_size(
     spec: ModelSpec,
     scheme: Scheme,
     dtype: str = "bfloat16",
-    included_parts: frozenset[str] = frozenset(),
+    extra_parts: frozenset[str] = frozenset(),
     names: ModuleNames | None = None,
 ) -> QuantizedSize:
     """Computes the bytes of all parameters; a tied weight counts once. Vision and audio encoders are not converted.
 
     dtype: full name of the number format of unconverted tensors; default bfloat16.
-    included_parts: optional parts to include (`mtp`, `encoder_tensors`).
+    extra_parts: optional parts to include (`mtp`, `encoder_tensors`).
     names: the names of the modules in the published model, which a scheme's lists are matched with; default those of
         Llama's class.
     Raises `InputError` for a tensor that the scheme's format cannot store.
@@ -228,30 +222,24 @@ def quantized_size(
             f"num_hidden_layers: {most_layers} layers are too many for --quantize; expected at most {MOST_LAYERS}"
         )
     tree = spec.tree()
-    weight_tensors = list(weight_tensors_of(tree, included_parts))
+    params = list(weight_tensors_of(tree, extra_parts))
     if scheme.reads_names:
         names = names or ModuleNames(tree, spec.kind, {})
-        weight_tensors = [replace(weight_tensor, names=names(weight_tensor.path)) for weight_tensor in weight_tensors]
-        included_paths = {weight_tensor.path for weight_tensor in weight_tensors}
+        params = [replace(param, names=names(param.path)) for param in params]
+        included_paths = {param.path for param in params}
         for tensor_path in (
-            weight_tensor.path
-            for weight_tensor in weight_tensors_of(tree, frozenset({MTP.name}))
-            if weight_tensor.path not in included_paths
+            param.path for param in weight_tensors_of(tree, frozenset({MTP.name})) if param.path not in included_paths
         ):
             scheme.look_up(names(tensor_path))
-    text_tensors = [weight_site for weight_site in weight_tensors if weight_site.optional != TOWERS.name]
-    encoder_tensors = [weight_site for weight_site in weight_tensors if weight_site.optional == TOWERS.name]
+    text_tensors = [weight_site for weight_site in params if weight_site.optional != TOWERS.name]
+    encoder_tensors = [weight_site for weight_site in params if weight_site.optional == TOWERS.name]
     if encoder_tensors and scheme.unconverted_dtype(dtype) != dtype:
         raise InputError(
             f"{TOWERS.option}: {scheme.label} files do not include vision and audio encoders, which are in a separate "
             f"file; remove {TOWERS.option}"
         )
-    encoder_parts = (
-        (weight_tensor, unquantized_parts(weight_tensor.tensor.size, dtype)) for weight_tensor in encoder_tensors
-    )
-    for weight_tensor, stored_parts in chain(scheme.store(spec, text_tensors, dtype), encoder_parts):
-        parts_by_component[weight_tensor.kind] = (
-            parts_by_component.get(weight_tensor.kind, NOTHING) + stored_parts * weight_tensor.times
-        )
+    encoder_parts = ((param, unquantized_parts(param.tensor.size, dtype)) for param in encoder_tensors)
+    for param, stored_parts in chain(scheme.store(spec, text_tensors, dtype), encoder_parts):
+        parts_by_component[param.kind] = parts_by_component.get(param.kind, NOTHING) + stored_parts * param.times
     total_parts = sum(parts_by_component.values(), NOTHING)
     return QuantizedSize(scheme, scheme.unconverted_dtype(dtype), total_parts, parts_by_component)

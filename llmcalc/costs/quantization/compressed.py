@@ -30,22 +30,20 @@ ARGUMENTS = ("observer", "observer_kwargs", "dynamic", "actorder", "scale_dtype"
 """Fields that every scheme has for weights or activations; some of them are checked below."""
 
 
-def compressed_tensors(config_fields: Fields) -> Scheme:
+def compressed_tensors(config: Fields) -> Scheme:
     """Reads a compressed-tensors config with the groups of `config_groups`.
 
     A module has the format of the group with its name, else of one with a pattern for it, else of that of `Linear`,
     in whichever order the groups are (compressed-tensors: `match_targets`; vLLM: `find_matched_target`).
     """
-    config_fields.ignore("version", "provider")
-    sparsity_config = config_fields.get("sparsity_config")
-    if sparsity_config not in (None, {}) and (
-        not isinstance(sparsity_config, dict) or sparsity_config.get("format") != "dense"
-    ):
-        raise config_fields.value_error("sparsity_config", sparsity_config, "none, or the format dense")
-    model_format = config_fields.get("format")
-    groups_table = config_fields.get_table("config_groups")
+    config.ignore("version", "provider")
+    sparsity = config.get("sparsity_config")
+    if sparsity not in (None, {}) and (not isinstance(sparsity, dict) or sparsity.get("format") != "dense"):
+        raise config.value_error("sparsity_config", sparsity, "none, or the format dense")
+    model_format = config.get("format")
+    groups_table = config.get_table("config_groups")
     if groups_table is None or not groups_table.data:
-        raise config_fields.value_error("config_groups", None, "a table of groups")
+        raise config.value_error("config_groups", None, "a table of groups")
     groups_by_rank: dict[int, list[Group]] = {rank: [] for rank in range(len(TARGETS))}
     format_labels = []
     for _, group_table in groups_table.get_tables("how a group of modules is quantised"):
@@ -58,16 +56,14 @@ def compressed_tensors(config_fields: Fields) -> Scheme:
         format_labels.append(label)
     module_groups = [module_group for rank_groups in groups_by_rank.values() for module_group in rank_groups]
     excluded_modules = ModuleList(
-        config_fields.get_all_strings("ignore", "ignored_layers", "modules_to_not_convert"),
-        "compressed-tensors",
-        "ignore",
+        config.get_all_strings("ignore", "ignored_layers", "modules_to_not_convert"), "compressed-tensors", "ignore"
     )
     remarks = []
     if any(isinstance(module_group.format, PackedInt | WholeInt) for module_group in module_groups):
         remarks.append("scales in the model's own number format")
-    if config_fields.get("kv_cache_scheme"):
+    if config.get("kv_cache_scheme"):
         remarks.append(KV)
-    if config_fields.get("transform_config"):
+    if config.get("transform_config"):
         remarks.append(TRANSFORMS)
     return LinearScheme(
         "+".join(dict.fromkeys(format_labels)),
@@ -88,17 +84,17 @@ TARGETS: tuple[Callable[[str], bool], ...] = (
 """The kinds of targets, the most specific first: names of modules, patterns, and the class of all linear layers."""
 
 
-def _read_group(config_fields: Fields, model_format: Any) -> tuple[list[str], LinearFormat, str]:
+def _read_group(config: Fields, model_format: Any) -> tuple[list[str], LinearFormat, str]:
     """Returns the targets of a group, their storage format, and the format's label."""
-    config_fields.check_field("output_activations", None)
-    target_names = config_fields.get_strings("targets")
-    weights, inputs = config_fields.get_table("weights"), config_fields.get_table("input_activations")
-    layout = config_fields.get("format") or model_format
-    config_fields.check_all_read()
+    config.check_field("output_activations", None)
+    target_names = config.get_strings("targets")
+    weights, inputs = config.get_table("weights"), config.get_table("input_activations")
+    layout = config.get("format") or model_format
+    config.check_all_read()
     if weights is None:
-        raise config_fields.value_error("weights", None, "how weights are quantised")
+        raise config.value_error("weights", None, "how weights are quantised")
     if not target_names:
-        raise config_fields.value_error("targets", target_names, "module names or Linear")
+        raise config.value_error("targets", target_names, "module names or Linear")
     return (target_names, *_storage_format(weights, layout, _static_scales(inputs)))
 
 
@@ -107,17 +103,13 @@ def _static_scales(inputs: Fields | None) -> Static:
     if inputs is None:
         return Static()
     inputs.ignore("num_bits", "type", "group_size", "block_structure", *ARGUMENTS)
-    is_dynamic, strategy, is_symmetric = (
-        inputs.get("dynamic", False),
-        inputs.get("strategy"),
-        inputs.get("symmetric", True),
-    )
+    dynamic, strategy, symmetric = inputs.get("dynamic", False), inputs.get("strategy"), inputs.get("symmetric", True)
     inputs.check_all_read()
-    inputs.check_choice("dynamic", is_dynamic, True, False, "local")
-    inputs.check_choice("symmetric", is_symmetric, True, False)
-    if is_dynamic is False:
+    inputs.check_choice("dynamic", dynamic, True, False, "local")
+    inputs.check_choice("symmetric", symmetric, True, False)
+    if dynamic is False:
         inputs.check_choice("strategy", strategy, "tensor", None)
-    return Static() if is_dynamic is True else Static(1, 0 if is_symmetric else 1)
+    return Static() if dynamic is True else Static(1, 0 if symmetric else 1)
 
 
 class _Weights(NamedTuple):

@@ -153,12 +153,8 @@ class AWQ(LinearFormat):
 
     def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
         group_count = 1 if self.group is None else ceil_div(n_in, self.group)
-        words_per_row = floor_div(n_out * self.bits, 32)  # int32 words per row of codes
-        return Parts(
-            weights=n_in * words_per_row * INT32,
-            scales=group_count * n_out * 2,
-            zeros=group_count * words_per_row * INT32,
-        )
+        words = floor_div(n_out * self.bits, 32)  # int32 words per row of codes
+        return Parts(weights=n_in * words * INT32, scales=group_count * n_out * 2, zeros=group_count * words * INT32)
 
     def refuses(self, n_out: Number, n_in: Number) -> str:
         return _indivisible_reason("columns", n_in, self.group or 1, "group_size") or _indivisible_reason(
@@ -267,21 +263,18 @@ class PackedInt(LinearFormat):
     whole: bool = False
 
     def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
-        group_count = 1 if self.group is None else ceil_div(n_in, self.group)
+        groups = 1 if self.group is None else ceil_div(n_in, self.group)
         scaled_rows: Number = 1 if self.whole else n_out
         weights = n_out * ceil_div(n_in * self.bits, 32) * INT32
-        zero_point_bytes = 0 if self.symmetric else ceil_div(scaled_rows * self.bits, 32) * INT32 * group_count
-        return Parts(
-            weights,
-            scaled_rows * group_count * plain_bytes,
-            zero_point_bytes,
-            2 * 8 + (n_in * INT32 if self.indexed else 0),
-        )
+        zeros = 0 if self.symmetric else ceil_div(scaled_rows * self.bits, 32) * INT32 * groups
+        return Parts(weights, scaled_rows * groups * plain_bytes, zeros, 2 * 8 + (n_in * INT32 if self.indexed else 0))
 
     def describe(self) -> str:
-        zero_point_text = "" if self.symmetric else " and one zero point"
+        zero = "" if self.symmetric else " and one zero point"
         scale_extent = "tensor" if self.whole else _group_text(self.group)
-        return f"packed int{self.bits}, one scale (in the model's format){zero_point_text} per {scale_extent}, the shape as two int64"
+        return (
+            f"packed int{self.bits}, one scale (in the model's format){zero} per {scale_extent}, the shape as two int64"
+        )
 
 
 @frozen(slots=True)
@@ -326,11 +319,9 @@ class HQQ(LinearFormat):
     group: int
 
     def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
-        group_count = floor_div(n_out * n_in, self.group)
-        code_bytes = (
-            ceil_div(group_count, 10) * self.group * INT32 if self.bits == 3 else floor_div(n_out * n_in * self.bits, 8)
-        )
-        return Parts(code_bytes, group_count * plain_bytes, group_count * plain_bytes)
+        groups = floor_div(n_out * n_in, self.group)
+        codes = ceil_div(groups, 10) * self.group * INT32 if self.bits == 3 else floor_div(n_out * n_in * self.bits, 8)
+        return Parts(codes, groups * plain_bytes, groups * plain_bytes)
 
     def refuses(self, n_out: Number, n_in: Number) -> str:
         return _indivisible_reason("weights", n_out * n_in, self.group, "group_size")
@@ -442,11 +433,9 @@ class AQLM(LinearFormat):
     bits: int
 
     def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
-        code_bytes = (
-            floor_div(n_out, self.rows) * floor_div(n_in, self.columns) * self.books * (1 if self.bits <= 8 else 2)
-        )
+        codes = floor_div(n_out, self.rows) * floor_div(n_in, self.columns) * self.books * (1 if self.bits <= 8 else 2)
         return Parts(
-            code_bytes, floor_div(n_out, self.rows) * 2, other=self.books * 2**self.bits * self.rows * self.columns * 2
+            codes, floor_div(n_out, self.rows) * 2, other=self.books * 2**self.bits * self.rows * self.columns * 2
         )
 
     def refuses(self, n_out: Number, n_in: Number) -> str:

@@ -65,12 +65,10 @@ class GGUFMix(Scheme):
     imatrix: bool = False
     fused: bool = False
 
-    def store(
-        self, spec: ModelSpec, weight_tensors: list[WeightTensor], dtype: str
-    ) -> Iterator[tuple[WeightTensor, Parts]]:
-        model = self._rules_of_model(spec, weight_tensors)
-        for weight_tensor in weight_tensors:
-            yield weight_tensor, model.parts(weight_tensor)
+    def store(self, spec: ModelSpec, params: list[WeightTensor], dtype: str) -> Iterator[tuple[WeightTensor, Parts]]:
+        model = self._rules_of_model(spec, params)
+        for param in params:
+            yield param, model.parts(param)
 
     def types(self, spec: ModelSpec) -> dict[str, int]:
         """Returns the number of tensors of each ggml type, as llama.cpp lists them when it loads a file.
@@ -78,41 +76,33 @@ class GGUFMix(Scheme):
         Its F32 count has only the parameters.
         """
         counts_by_type: dict[str, int] = {}
-        weight_tensors = list(weight_tensors_of(spec.tree()))
-        model = self._rules_of_model(spec, weight_tensors)
-        for weight_tensor in weight_tensors:
-            if (
-                model.category(weight_tensor) == "attn_qkv"
-                and weight_tensor.name != "q_proj"
-                and weight_tensor.tensor.role == "matrix"
-            ):
+        params = list(weight_tensors_of(spec.tree()))
+        model = self._rules_of_model(spec, params)
+        for param in params:
+            if model.category(param) == "attn_qkv" and param.name != "q_proj" and param.tensor.role == "matrix":
                 continue  # fused with q_proj
-            for ggml_type in model.types(weight_tensor):
+            for ggml_type in model.types(param):
                 counts_by_type[ggml_type] = counts_by_type.get(ggml_type, 0) + 1
         return counts_by_type
 
-    def _rules_of_model(self, spec: ModelSpec, weight_tensors: list[WeightTensor]) -> _ModelRules:
+    def _rules_of_model(self, spec: ModelSpec, params: list[WeightTensor]) -> _ModelRules:
         """Returns the rules of llama.cpp for a model. Raises `InputError` for an unsupported model."""
         if spec.kind == "encoder-decoder":
             raise InputError(
                 f"--quantize {self.label}: llama.cpp's mixes are counted for models of one stack; expected a "
                 "decoder or an encoder"
             )
-        optional_part = next((weight_tensor.optional for weight_tensor in weight_tensors if weight_tensor.optional), "")
+        optional_part = next((param.optional for param in params if param.optional), "")
         if optional_part:
             raise InputError(
                 f"--quantize {self.label}: its rules are for the model's own layers; expected no "
                 f"{OPTIONAL_PARTS[optional_part].option}"
             )
-        if not all(
-            isinstance(axis, int)
-            for weight_tensor in weight_tensors
-            for axis in (*weight_tensor.tensor.shape, weight_tensor.times)
-        ):
+        if not all(isinstance(axis, int) for param in params for axis in (*param.tensor.shape, param.times)):
             raise InputError(
                 f"--quantize {self.label}: its rules branch on sizes; expected whole numbers, no arrays and no symbols"
             )
-        return _ModelRules(self, spec, weight_tensors)
+        return _ModelRules(self, spec, params)
 
     def notes(self) -> list[str]:
         matrix_text = ", with an importance matrix" if self.imatrix else ""
@@ -141,75 +131,66 @@ class GGUFMix(Scheme):
 class _ModelRules:
     """The properties of a model that llama.cpp's rules use: depth, experts, query groups, order of tensors."""
 
-    def __init__(self, mix: GGUFMix, spec: ModelSpec, weight_tensors: list[WeightTensor]) -> None:
+    def __init__(self, mix: GGUFMix, spec: ModelSpec, params: list[WeightTensor]) -> None:
         self.mix, self.layer_count = mix, spec.main.num_hidden_layers
         self.fuses_qkv = mix.fused or any(
             getattr(layer.attention, "fused_qkv", False) for layer in spec.main.kinds().values()
         )
         ordered_sites = sorted(
-            weight_tensors, key=lambda weight_tensor: -1 if weight_tensor.layer is None else weight_tensor.layer
+            params, key=lambda param: -1 if param.layer is None else param.layer
         )  # the order of tensors in a file
         self.value_indices = _first_occurrence_indices(
-            _parent_path(weight_tensor)
-            for weight_tensor in ordered_sites
-            if self.category(weight_tensor) in ("attn_v", "attn_qkv")
+            _parent_path(param) for param in ordered_sites if self.category(param) in ("attn_v", "attn_qkv")
         )
         self.down_proj_indices = _first_occurrence_indices(
-            weight_tensor.path for weight_tensor in ordered_sites if _tensor_category(weight_tensor) == "ffn_down"
+            param.path for param in ordered_sites if _tensor_category(param) == "ffn_down"
         )
         self.expert_count = next(
-            (
-                weight_tensor.tensor.shape[0]
-                for weight_tensor in weight_tensors
-                if weight_tensor.kind == "experts" and len(weight_tensor.tensor.shape) == 3
-            ),
-            0,
+            (param.tensor.shape[0] for param in params if param.kind == "experts" and len(param.tensor.shape) == 3), 0
         )
-        self.has_tied_output = not any(_tensor_category(weight_tensor) == "output" for weight_tensor in weight_tensors)
-        self.query_groups = _query_groups(weight_tensors)
+        self.has_tied_output = not any(_tensor_category(param) == "output" for param in params)
+        self.query_groups = _query_groups(params)
 
-    def category(self, weight_tensor: WeightTensor) -> str:
+    def category(self, param: WeightTensor) -> str:
         """Returns the category of a tensor in llama.cpp's quantization rules; empty for a tensor that stays F32."""
-        category = _tensor_category(weight_tensor)
-        if weight_tensor.name in ("q_proj", "k_proj", "v_proj") and category:
-            siblings = {child.name for child in weight_tensor.parent.children}
-            is_fused = (
-                weight_tensor.kind == "attention" and self.fuses_qkv and {"q_proj", "k_proj", "v_proj"} <= siblings
-            )
-            return "attn_qkv" if is_fused or _is_in_gated_delta_net(weight_tensor) else category
+        category = _tensor_category(param)
+        if param.name in ("q_proj", "k_proj", "v_proj") and category:
+            siblings = {child.name for child in param.parent.children}
+            is_fused = param.kind == "attention" and self.fuses_qkv and {"q_proj", "k_proj", "v_proj"} <= siblings
+            return "attn_qkv" if is_fused or _is_in_gated_delta_net(param) else category
         return category
 
-    def parts(self, weight_tensor: WeightTensor) -> Parts:
+    def parts(self, param: WeightTensor) -> Parts:
         """Returns the bytes of one model tensor, which the file may store as two tensors."""
         total_parts = Parts()
-        for ggml_type, (rows, columns) in zip(self.types(weight_tensor), _file_shapes(weight_tensor), strict=True):
+        for ggml_type, (rows, columns) in zip(self.types(param), _file_shapes(param), strict=True):
             total_parts += _type_bytes(rows * columns, ggml_type)
         return total_parts
 
-    def types(self, weight_tensor: WeightTensor) -> list[str]:
+    def types(self, param: WeightTensor) -> list[str]:
         """Returns the ggml type of each file tensor of one model tensor."""
-        category = self.category(weight_tensor)
-        shapes = _file_shapes(weight_tensor)
+        category = self.category(param)
+        shapes = _file_shapes(param)
         if category in ("", "kept"):
             return ["F16" if category else "F32"] * len(shapes)
-        preferred_type = self._type_of_tensor(category, weight_tensor)
-        return [self._type_or_fallback(preferred_type, columns, weight_tensor) for _, columns in shapes]
+        preferred_type = self._type_of_tensor(category, param)
+        return [self._type_or_fallback(preferred_type, columns, param) for _, columns in shapes]
 
-    def _type_of_tensor(self, category: str, weight_tensor: WeightTensor) -> str:
+    def _type_of_tensor(self, category: str, param: WeightTensor) -> str:
         """Returns the mix's type for a tensor (llama_tensor_get_type)."""
         mix_name, default_type = self.mix.mix, MIXES[self.mix.mix]
         if category == "output" or (category == "token_embd" and self.has_tied_output):
-            if mix_name == "MXFP4_MOE" or weight_tensor.tensor.shape[-1] % BLOCKS[default_type][0]:
+            if mix_name == "MXFP4_MOE" or param.tensor.shape[-1] % BLOCKS[default_type][0]:
                 return "Q8_0"
             return default_type if default_type == "Q8_0" else "Q6_K"
         if mix_name == "MXFP4_MOE":
-            return "MXFP4" if len(weight_tensor.tensor.shape) == 3 or weight_tensor.name == "kv_b_proj" else "Q8_0"
+            return "MXFP4" if len(param.tensor.shape) == 3 or param.name == "kv_b_proj" else "Q8_0"
         if category in ("attn_v", "attn_qkv"):
-            return self._type_of_values(mix_name, default_type, self.value_indices[_parent_path(weight_tensor)])
+            return self._type_of_values(mix_name, default_type, self.value_indices[_parent_path(param)])
         if category == "attn_k":
             return "Q8_0" if self.expert_count == 8 else default_type
         if category == "ffn_down":
-            return self._type_of_down_proj(mix_name, default_type, weight_tensor)
+            return self._type_of_down_proj(mix_name, default_type, param)
         if category == "attn_output":
             if self.expert_count == 8:
                 return "Q5_K" if mix_name in MORE_FOR_EIGHT_EXPERTS else default_type
@@ -237,13 +218,11 @@ class _ModelRules:
             ggml_type = "Q5_K"
         return "Q8_0" if self.expert_count == 8 else ggml_type
 
-    def _type_of_down_proj(self, mix_name: str, default_type: str, weight_tensor: WeightTensor) -> str:
+    def _type_of_down_proj(self, mix_name: str, default_type: str, param: WeightTensor) -> str:
         """Returns the ggml type of `ffn_down`, which depends on the layer."""
         layer_count = self.layer_count
         layer_index = (
-            weight_tensor.layer
-            if self.expert_count > 1 and weight_tensor.layer is not None
-            else self.down_proj_indices[weight_tensor.path]
+            param.layer if self.expert_count > 1 and param.layer is not None else self.down_proj_indices[param.path]
         )
         if mix_name == "Q2_K":
             return "Q3_K"
@@ -260,7 +239,7 @@ class _ModelRules:
             return {"Q4_0": "Q4_1", "Q5_0": "Q5_1"}[mix_name]
         return default_type
 
-    def _type_or_fallback(self, ggml_type: str, columns: int, weight_tensor: WeightTensor) -> str:
+    def _type_or_fallback(self, ggml_type: str, columns: int, param: WeightTensor) -> str:
         """Returns the ggml type, or its fallback if `columns` is not a multiple of the block (tensor_type_fallback).
 
         Raises `InputError` if llama-quantize has no fallback. Q8_0 files come from the converter, whose fallback is
@@ -273,7 +252,7 @@ class _ModelRules:
             if self.mix.mix == "Q8_0":
                 return "F16"
             raise InputError(
-                f"--quantize {self.mix.label}: {weight_tensor.path}: rows of {columns:,} are not a multiple of "
+                f"--quantize {self.mix.label}: {param.path}: rows of {columns:,} are not a multiple of "
                 f"{ggml_type}'s {BLOCKS[ggml_type][0]}, and llama-quantize has no other type for it; expected another "
                 "scheme"
             )
@@ -285,9 +264,9 @@ def _first_occurrence_indices(kind_names: Iterable[str]) -> dict[str, int]:
     return {kind_name: i for i, kind_name in enumerate(dict.fromkeys(kind_names))}
 
 
-def _parent_path(weight_tensor: WeightTensor) -> str:
+def _parent_path(param: WeightTensor) -> str:
     """Returns the path of a linear layer's parent module."""
-    return weight_tensor.path.rpartition(".")[0]
+    return param.path.rpartition(".")[0]
 
 
 def _layer_gets_more_bits(layer_index: int, layer_count: int) -> bool:
@@ -302,25 +281,25 @@ def _layer_gets_more_bits(layer_index: int, layer_count: int) -> bool:
 CATEGORIES = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output"}
 
 
-def _tensor_category(weight_tensor: WeightTensor) -> str:
+def _tensor_category(param: WeightTensor) -> str:
     """Returns the category of a tensor in llama.cpp's rules.
 
     It is empty for a tensor that stays F32, and `kept` for one that stays in the converter's 16 bits.
     """
-    kind, name = weight_tensor.kind, weight_tensor.name
-    if weight_tensor.path in ("embed_tokens", "per_layer_embedding.embed"):
+    kind, name = param.kind, param.name
+    if param.path in ("embed_tokens", "per_layer_embedding.embed"):
         return "token_embd"
-    if weight_tensor.tensor.role != "matrix" or kind == "router" or name in ("shared_expert_gate", "coefficients"):
+    if param.tensor.role != "matrix" or kind == "router" or name in ("shared_expert_gate", "coefficients"):
         return ""
-    siblings = {child.name for child in weight_tensor.parent.children}
+    siblings = {child.name for child in param.parent.children}
     if (
         kind == "streams"
-        or weight_tensor.path == "per_layer_embedding.projection"
+        or param.path == "per_layer_embedding.projection"
         or {"left", "right"} <= siblings
-        or weight_tensor.tensor.shape[0] == 1
+        or param.tensor.shape[0] == 1
     ):
         return "kept"  # altup, per_layer_model_proj, laurel; a matrix of one row is a 1-D tensor in the file
-    if ".indexer." in weight_tensor.path:
+    if ".indexer." in param.path:
         return (
             "other" if "weights_proj" in siblings else "kept"
         )  # MiniMax: the block indexer's matrices are too small to quantise
@@ -329,56 +308,47 @@ def _tensor_category(weight_tensor: WeightTensor) -> str:
     if kind in ("feed_forward", "experts", "shared_expert"):
         return "ffn_down" if name == "down_proj" else "other"
     if kind == "attention" or (
-        kind == "linear_attention"
-        and {"q_proj", "v_proj", "b_proj"} <= siblings
-        and not _is_in_gated_delta_net(weight_tensor)
+        kind == "linear_attention" and {"q_proj", "v_proj", "b_proj"} <= siblings and not _is_in_gated_delta_net(param)
     ):  # KDA (Kimi Linear)
         return CATEGORIES.get(name, "other")
     return "other"
 
 
-def _is_in_gated_delta_net(weight_tensor: WeightTensor) -> bool:
+def _is_in_gated_delta_net(param: WeightTensor) -> bool:
     """Whether a tensor belongs to a gated DeltaNet, whose q, k and v are always one tensor `attn_qkv` in a file."""
-    return weight_tensor.kind == "linear_attention" and {"a_proj", "b_proj", "v_proj"} <= {
-        child.name for child in weight_tensor.parent.children
+    return param.kind == "linear_attention" and {"a_proj", "b_proj", "v_proj"} <= {
+        child.name for child in param.parent.children
     }
 
 
-def _query_groups(weight_tensors: list[WeightTensor]) -> Number:
+def _query_groups(params: list[WeightTensor]) -> Number:
     """Returns the number of query heads per key/value head in the first layer (n_gqa).
 
     It is 0 if the first layer has no attention, and 1 if no layer has. For a model with gated DeltaNets the converter
     writes one number for all layers, for other hybrids one per layer.
     """
     mixers_with_keys = [
-        weight_tensor
-        for weight_tensor in weight_tensors
-        if weight_tensor.name == "k_proj"
-        and weight_tensor.kind == "attention"
-        and ".indexer." not in weight_tensor.path
+        param
+        for param in params
+        if param.name == "k_proj" and param.kind == "attention" and ".indexer." not in param.path
     ]
     if not mixers_with_keys:
         return 1
-    weight_tensor = min(mixers_with_keys, key=lambda candidate: -1 if candidate.layer is None else candidate.layer)
-    attention_core = next(
-        (child.op for child in weight_tensor.parent.children if isinstance(child.op, AttentionCore)), None
-    )
-    if attention_core is None or (
-        weight_tensor.layer
-        and not any(_is_in_gated_delta_net(candidate) for candidate in weight_tensors if candidate.layer == 0)
+    param = min(mixers_with_keys, key=lambda candidate: -1 if candidate.layer is None else candidate.layer)
+    core = next((child.op for child in param.parent.children if isinstance(child.op, AttentionCore)), None)
+    if core is None or (
+        param.layer and not any(_is_in_gated_delta_net(candidate) for candidate in params if candidate.layer == 0)
     ):
-        return 1 if attention_core is None else 0
-    return attention_core.heads * attention_core.qk_dim // weight_tensor.tensor.shape[0]
+        return 1 if core is None else 0
+    return core.heads * core.qk_dim // param.tensor.shape[0]
 
 
-def _file_shapes(weight_tensor: WeightTensor) -> list[tuple[Number, Number]]:
+def _file_shapes(param: WeightTensor) -> list[tuple[Number, Number]]:
     """Returns (rows, columns) of each file tensor of one model tensor."""
-    shape = weight_tensor.tensor.shape
-    attention_core = next(
-        (child for child in weight_tensor.parent.children if isinstance(child.op, AttentionCore)), None
-    )
-    if weight_tensor.name == "kv_b_proj" and attention_core is not None and "absorbed" in attention_core.forms:
-        expanded_op, absorbed_op = attention_core.op, attention_core.forms["absorbed"]
+    shape = param.tensor.shape
+    core = next((child for child in param.parent.children if isinstance(child.op, AttentionCore)), None)
+    if param.name == "kv_b_proj" and core is not None and "absorbed" in core.forms:
+        expanded_op, absorbed_op = core.op, core.forms["absorbed"]
         assert isinstance(expanded_op, AttentionCore)
         assert isinstance(absorbed_op, AttentionCore)
         latent_width, rope_width = absorbed_op.v_dim, absorbed_op.qk_dim - absorbed_op.v_dim

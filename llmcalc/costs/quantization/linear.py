@@ -76,11 +76,11 @@ class LinearScheme(Scheme):
     excluded: ModuleList = field(default_factory=lambda: ModuleList(()))
     stated: str = ""
 
-    def _unsupported_error(self, refusal_reason: str) -> InputError:
+    def _unsupported_error(self, reason: str) -> InputError:
         """Returns the error for a model that the scheme cannot store."""
         if self.stated:
-            return InputError(f"{self.stated}: {refusal_reason} ({WITHOUT})")
-        return InputError(f"--quantize {self.label}: {refusal_reason}")
+            return InputError(f"{self.stated}: {reason} ({WITHOUT})")
+        return InputError(f"--quantize {self.label}: {reason}")
 
     @property
     def reads_names(self) -> bool:
@@ -93,57 +93,49 @@ class LinearScheme(Scheme):
         ):
             module_list.look_up(module_names)
 
-    def store(
-        self, spec: ModelSpec, weight_tensors: list[WeightTensor], dtype: str
-    ) -> Iterator[tuple[WeightTensor, Parts]]:
+    def store(self, spec: ModelSpec, params: list[WeightTensor], dtype: str) -> Iterator[tuple[WeightTensor, Parts]]:
         has_converted = False
-        for weight_tensor in weight_tensors:
-            linear_format = self._format_of_tensor(weight_tensor)
+        for param in params:
+            linear_format = self._format_of_tensor(param)
             if linear_format is None:
-                yield weight_tensor, unquantized_parts(weight_tensor.tensor.size, dtype)
+                yield param, unquantized_parts(param.tensor.size, dtype)
                 continue
             has_converted = True
-            matrix_count, n_out, n_in = _matrix_shapes(weight_tensor)
-            refusal_reason = linear_format.refuses(n_out, n_in)
-            if refusal_reason:
+            matrix_count, n_out, n_in = _matrix_shapes(param)
+            reason = linear_format.refuses(n_out, n_in)
+            if reason:
                 remedy = "expected another scheme, or a model whose sizes it can hold"
-                error = self._unsupported_error(f"{weight_tensor.path}: {refusal_reason}; {remedy}")
-                raise IndivisibleMatrix(str(error), f"{weight_tensor.path}: {refusal_reason}")
+                error = self._unsupported_error(f"{param.path}: {reason}; {remedy}")
+                raise IndivisibleMatrix(str(error), f"{param.path}: {reason}")
             stored_bytes = linear_format.bytes_by_part(n_out, n_in, DTYPE_BITS[dtype] // 8)
-            if weight_tensor.tensor.role == "table":
+            if param.tensor.role == "table":
                 stored_bytes = replace(stored_bytes, other=0)  # scales of activations, which a table has none of
-            yield weight_tensor, stored_bytes * matrix_count
+            yield param, stored_bytes * matrix_count
         if not has_converted:
             scope_text = "routed experts" if self.scope == "experts" else "linear layers that are not excluded"
             raise self._unsupported_error(f"converts {scope_text}, and this model has none; expected another scheme")
 
-    def _format_of_tensor(self, weight_tensor: WeightTensor) -> LinearFormat | None:
+    def _format_of_tensor(self, param: WeightTensor) -> LinearFormat | None:
         """Returns the target format of a tensor; None if the tensor stays unconverted."""
-        experts = weight_tensor.kind == "experts" and len(weight_tensor.tensor.shape) == 3
-        is_single_matrix = (
-            len(weight_tensor.tensor.shape) == 2 or _is_grouped(weight_tensor)
-        ) and self.scope == "linear"
+        experts = param.kind == "experts" and len(param.tensor.shape) == 3
+        is_single_matrix = (len(param.tensor.shape) == 2 or _is_grouped(param)) and self.scope == "linear"
         if (
-            not (weight_tensor.tensor.role == "matrix" or (self.tables and weight_tensor.tensor.role == "table"))
-            or weight_tensor.kind in NEVER_CONVERTED
+            not (param.tensor.role == "matrix" or (self.tables and param.tensor.role == "table"))
+            or param.kind in NEVER_CONVERTED
             or not (experts or is_single_matrix)
         ):
-            if weight_tensor.tensor.role == "matrix":
-                self.excluded.look_up(weight_tensor.names)
+            if param.tensor.role == "matrix":
+                self.excluded.look_up(param.names)
             return None
-        output = weight_tensor.kind in HEADS and weight_tensor.name not in ("dense", "head_proj")
+        output = param.kind in HEADS and param.name not in ("dense", "head_proj")
         if (
             (output and not self.head)
-            or (not self.everywhere and _is_skipped(weight_tensor) and not output)
-            or weight_tensor.names in self.excluded
+            or (not self.everywhere and _is_skipped(param) and not output)
+            or param.names in self.excluded
         ):
             return None
         module_group = next(
-            (
-                candidate
-                for candidate in self.groups
-                if candidate.modules is None or weight_tensor.names in candidate.modules
-            ),
+            (candidate for candidate in self.groups if candidate.modules is None or param.names in candidate.modules),
             None,
         )
         if module_group is None:
@@ -169,10 +161,7 @@ class LinearScheme(Scheme):
                 f"{', '.join(unused_exclusions[:3])}{unused_count_text}"
             )
         unused_entries = [
-            list_entry
-            for module_group in self.groups
-            if module_group.modules is not None
-            for list_entry in module_group.modules.unused
+            list_entry for group in self.groups if group.modules is not None for list_entry in group.modules.unused
         ]
         if unused_entries:
             ellipsis_text = f" and {len(unused_entries) - 3} more" if len(unused_entries) > 3 else ""
@@ -190,38 +179,36 @@ class LinearScheme(Scheme):
                 yield f"experts in {module_group.experts.describe()}"
 
 
-def listed_modules(config_fields: Fields, *field_names: str) -> ModuleList:
+def listed_modules(config: Fields, *field_names: str) -> ModuleList:
     """Returns the module names listed in a config's fields, by default in `modules_to_not_convert`."""
     field_names = field_names or ("modules_to_not_convert",)
-    return ModuleList(config_fields.get_all_strings(*field_names), config_field=field_names[0])
+    return ModuleList(config.get_all_strings(*field_names), config_field=field_names[0])
 
 
-def every_linear(config_fields: Fields, scheme: LinearScheme, *field_names: str) -> LinearScheme:
+def every_linear(config: Fields, scheme: LinearScheme, *field_names: str) -> LinearScheme:
     """Returns the scheme of `transformers`: every `nn.Linear` except the modules in the config's list.
 
     field_names: config fields that may hold the list, as in `listed_modules`. The output head is unconverted if there is no
     list or the list names it.
     """
-    has_module_list = any(
-        config_fields.get(field_name) is not None for field_name in field_names or ("modules_to_not_convert",)
-    )
-    return replace(scheme, head=has_module_list, everywhere=True, excluded=listed_modules(config_fields, *field_names))
+    has_module_list = any(config.get(name) is not None for name in field_names or ("modules_to_not_convert",))
+    return replace(scheme, head=has_module_list, everywhere=True, excluded=listed_modules(config, *field_names))
 
 
-def _is_skipped(weight_tensor: WeightTensor) -> bool:
+def _is_skipped(param: WeightTensor) -> bool:
     """Whether a linear layer is skipped by quantisers that convert layer by layer."""
-    return weight_tensor.name == "shared_expert_gate" or weight_tensor.kind in OUTSIDE_LAYERS
+    return param.name == "shared_expert_gate" or param.kind in OUTSIDE_LAYERS
 
 
-def _is_grouped(weight_tensor: WeightTensor) -> bool:
+def _is_grouped(param: WeightTensor) -> bool:
     """Whether a tensor is a grouped attention projection, which one `nn.Linear` stores with the rows of all groups."""
-    op = next((child.op for child in weight_tensor.parent.children if child.name == weight_tensor.name), None)
-    return weight_tensor.kind == "attention" and isinstance(op, ExpertLinear) and op.top_k == op.num_experts
+    op = next((child.op for child in param.parent.children if child.name == param.name), None)
+    return param.kind == "attention" and isinstance(op, ExpertLinear) and op.top_k == op.num_experts
 
 
-def _matrix_shapes(weight_tensor: WeightTensor) -> tuple[Number, Number, Number]:
+def _matrix_shapes(param: WeightTensor) -> tuple[Number, Number, Number]:
     """Returns (number of matrices, rows, columns) of a tensor."""
-    shape = weight_tensor.tensor.shape
+    shape = param.tensor.shape
     if len(shape) == 2:
         return (1, *shape)
-    return (1, shape[0] * shape[1], shape[2]) if _is_grouped(weight_tensor) else (shape[0], shape[1], shape[2])
+    return (1, shape[0] * shape[1], shape[2]) if _is_grouped(param) else (shape[0], shape[1], shape[2])

@@ -85,21 +85,19 @@ class MLXScheme(Scheme):
     def reads_names(self) -> bool:
         return bool(self.others)
 
-    def store(
-        self, spec: ModelSpec, weight_tensors: list[WeightTensor], dtype: str
-    ) -> Iterator[tuple[WeightTensor, Parts]]:
-        for weight_tensor in weight_tensors:
-            module_format = self._module_format(weight_tensor)
+    def store(self, spec: ModelSpec, params: list[WeightTensor], dtype: str) -> Iterator[tuple[WeightTensor, Parts]]:
+        for param in params:
+            module_format = self._module_format(param)
             if module_format is None:
-                yield weight_tensor, unquantized_parts(weight_tensor.tensor.size, dtype)
+                yield param, unquantized_parts(param.tensor.size, dtype)
                 continue
-            if weight_tensor.kind == "router" and module_format is self.usual:
+            if param.kind == "router" and module_format is self.usual:
                 self.assumed.add(ROUTERS)
-            *leading_axes, n_out, n_in = weight_tensor.tensor.shape
+            *leading_axes, n_out, n_in = param.tensor.shape
             matrix_count: Number = 1
             for axis in leading_axes:
                 matrix_count = matrix_count * axis
-            yield weight_tensor, module_format.format.bytes_by_part(n_out, n_in, DTYPE_BITS[dtype] // 8) * matrix_count
+            yield param, module_format.format.bytes_by_part(n_out, n_in, DTYPE_BITS[dtype] // 8) * matrix_count
         unused_entry = next(
             (
                 list_entry
@@ -115,34 +113,24 @@ class MLXScheme(Scheme):
                 "counts without it)"
             )
 
-    def _module_format(self, weight_tensor: WeightTensor) -> ModuleFormat | None:
+    def _module_format(self, param: WeightTensor) -> ModuleFormat | None:
         """Returns the format of a tensor; None if the tensor stays unconverted.
 
         Raises `InputError` if the config does not tell whether a tensor is converted.
         """
-        if weight_tensor.tensor.role == "vector":
+        if param.tensor.role == "vector":
             return None
         module_format = next(
-            (storage_format for modules, storage_format in self.others if weight_tensor.names in modules), self.usual
+            (storage_format for modules, storage_format in self.others if param.names in modules), self.usual
         )
-        is_projection = (
-            weight_tensor.kind in PROJECTIONS
-            and weight_tensor.tensor.role == "matrix"
-            and len(weight_tensor.tensor.shape) == 2
-        )
-        if (
-            module_format is self.usual
-            and weight_tensor.kind not in (*ALWAYS_CONVERTED, "router")
-            and not is_projection
-        ):
-            unknown_reason = (
-                f"{weight_tensor.path} ({weight_tensor.kind}): whether mlx-lm converts it is not in the config"
-            )
+        is_projection = param.kind in PROJECTIONS and param.tensor.role == "matrix" and len(param.tensor.shape) == 2
+        if module_format is self.usual and param.kind not in (*ALWAYS_CONVERTED, "router") and not is_projection:
+            unknown_reason = f"{param.path} ({param.kind}): whether mlx-lm converts it is not in the config"
             raise InputError(
                 f"quantization: {unknown_reason}; expected an entry for it, or --quantize none, which counts without it"
             )
-        columns = weight_tensor.tensor.shape[-1]
-        is_listless_router = self.bare_routers and weight_tensor.kind == "router" and module_format is self.usual
+        columns = param.tensor.shape[-1]
+        is_listless_router = self.bare_routers and param.kind == "router" and module_format is self.usual
         if module_format is None or is_listless_router or (isinstance(columns, int) and columns % module_format.group):
             return None
         return module_format
@@ -157,20 +145,16 @@ class MLXScheme(Scheme):
         ]
 
 
-def mlx(config_fields: Fields) -> Scheme:
+def mlx(config: Fields) -> Scheme:
     """Reads an mlx-lm table: the default format, and formats of single modules."""
-    module_names = [
-        module_name
-        for module_name in config_fields.data
-        if module_name not in ("group_size", "bits", "mode", "quant_method")
-    ]
-    default_format, label = _module_format(config_fields)
+    module_names = [name for name in config.data if name not in ("group_size", "bits", "mode", "quant_method")]
+    default_format, label = _module_format(config)
     modules_by_format: dict[ModuleFormat | None, list[str]] = {}
-    for module_name in module_names:
-        module_value: Any = config_fields.get(module_name)
-        module_table = config_fields.get_table(module_name) if isinstance(module_value, dict) else None
+    for name in module_names:
+        module_value: Any = config.get(name)
+        module_table = config.get_table(name) if isinstance(module_value, dict) else None
         if module_table is None and not isinstance(module_value, bool):
-            raise config_fields.value_error(module_name, module_value, "how a module is stored, true or false")
+            raise config.value_error(name, module_value, "how a module is stored, true or false")
         module_format = (
             default_format
             if module_value is True
@@ -180,7 +164,7 @@ def mlx(config_fields: Fields) -> Scheme:
         )
         if module_table is not None:
             module_table.check_all_read()
-        modules_by_format.setdefault(module_format, []).append(module_name)
+        modules_by_format.setdefault(module_format, []).append(name)
     listed_modules = tuple(
         (ModuleList(entries, "compressed-tensors", "quantization"), storage_format)
         for storage_format, entries in modules_by_format.items()
@@ -188,19 +172,15 @@ def mlx(config_fields: Fields) -> Scheme:
     return MLXScheme(label, "mlx-lm", (), default_format, listed_modules)
 
 
-def _module_format(config_fields: Fields) -> tuple[ModuleFormat, str]:
-    quantization_mode = config_fields.get("mode", "affine")
-    config_fields.check_choice("mode", quantization_mode, "affine", "mxfp4", "mxfp8", "nvfp4")
-    if quantization_mode == "affine":
-        bits, group = config_fields.get("bits", 4), config_fields.get_group_size("group_size", 64) or 64
-        config_fields.check_choice("bits", bits, 2, 3, 4, 5, 6, 8)
-        config_fields.check_choice("group_size", group, 32, 64, 128)
+def _module_format(config: Fields) -> tuple[ModuleFormat, str]:
+    quant_mode = config.get("mode", "affine")
+    config.check_choice("mode", quant_mode, "affine", "mxfp4", "mxfp8", "nvfp4")
+    if quant_mode == "affine":
+        bits, group = config.get("bits", 4), config.get_group_size("group_size", 64) or 64
+        config.check_choice("bits", bits, 2, 3, 4, 5, 6, 8)
+        config.check_choice("group_size", group, 32, 64, 128)
         return ModuleFormat(MLXAffine(bits, group), group), f"mlx-int{bits}-g{group}"
-    group = 16 if quantization_mode == "nvfp4" else 32
-    config_fields.check_field("group_size", group, default_value=group)
-    config_fields.check_field(
-        "bits", 8 if quantization_mode == "mxfp8" else 4, default_value=8 if quantization_mode == "mxfp8" else 4
-    )
-    return ModuleFormat(
-        FP8((1, group), 1) if quantization_mode == "mxfp8" else FP4(group), group
-    ), f"mlx-{quantization_mode}"
+    group = 16 if quant_mode == "nvfp4" else 32
+    config.check_field("group_size", group, default_value=group)
+    config.check_field("bits", 8 if quant_mode == "mxfp8" else 4, default_value=8 if quant_mode == "mxfp8" else 4)
+    return ModuleFormat(FP8((1, group), 1) if quant_mode == "mxfp8" else FP4(group), group), f"mlx-{quant_mode}"

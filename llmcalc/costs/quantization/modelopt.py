@@ -54,22 +54,20 @@ EXPERT = re.compile(r"(?<=\bexperts\.)\d+(?=\.|$)")
 DETAILS = ("has_zero_point", "pre_quant_scale", "kv_cache_quant_algo")
 
 
-def modelopt(config_fields: Fields) -> Scheme:
+def modelopt(config: Fields) -> Scheme:
     """Reads a ModelOpt config. Raises `InputError` for an unknown algorithm."""
-    config_fields.ignore("config_groups", "version", "moe_quant_algo", *DETAILS)
-    algorithm, group_size = config_fields.get("quant_algo"), config_fields.get_group_size("group_size")
-    remarks = [KV] if any([config_fields.get("kv_cache_scheme"), config_fields.get("kv_cache_quant_algo")]) else []
+    config.ignore("config_groups", "version", "moe_quant_algo", *DETAILS)
+    algorithm, group_size = config.get("quant_algo"), config.get_group_size("group_size")
+    remarks = [KV] if any([config.get("kv_cache_scheme"), config.get("kv_cache_quant_algo")]) else []
     excluded_modules = ModuleList(
-        config_fields.get_all_strings("ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers"),
+        config.get_all_strings("ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers"),
         "modelopt",
         "ignore",
     )
-    layers_table = config_fields.get_table("quantized_layers")
+    layers_table = config.get_table("quantized_layers")
     if algorithm == "MIXED_PRECISION":
         if layers_table is None or not layers_table.data:
-            raise config_fields.value_error(
-                "quantized_layers", None, "the algorithm of each module, for MIXED_PRECISION"
-            )
+            raise config.value_error("quantized_layers", None, "the algorithm of each module, for MIXED_PRECISION")
         module_groups, format_labels = listed_groups(layers_table)
     else:
         if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:

@@ -107,7 +107,7 @@ GROUPS = {
 """Tool → its scheme names, with N for a size and B for bits."""
 
 
-def scheme_named(scheme_name: str, option_name: str = "--quantize") -> Scheme:
+def scheme_named(scheme_name: str, option: str = "--quantize") -> Scheme:
     """Returns the quantization scheme with this name.
 
     A llama.cpp mix may have the suffix `-imatrix` (made with an importance matrix) or `-qkv` (q, k and v are one
@@ -128,12 +128,12 @@ def scheme_named(scheme_name: str, option_name: str = "--quantize") -> Scheme:
             group = matched_sizes["group"]
             if group is not None and not 0 < int(group[:12]) <= MOST:
                 raise InputError(
-                    f"{option_name} {scheme_name[:40]}: a group of {group[:12]}; expected 1 to {MOST:,} columns"
+                    f"{option} {scheme_name[:40]}: a group of {group[:12]}; expected 1 to {MOST:,} columns"
                 )
             return make_scheme(label, int(matched_sizes.get("bits") or 8), None if group is None else int(group))
     suggestion = suggest(label, list(COMMON))
     known_names = "; ".join(f"{group}: {', '.join(names)}" for group, names in GROUPS.items())
     raise InputError(
-        f"{option_name} {scheme_name[:40]}: unknown scheme"
+        f"{option} {scheme_name[:40]}: unknown scheme"
         + (f".{suggestion}" if suggestion else f"; expected none or one of {known_names}")
     )

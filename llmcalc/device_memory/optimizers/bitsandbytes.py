@@ -43,11 +43,11 @@ def bitsandbytes_optimizer(
     bits_per_state: Literal[8, 32],
     *aliases: str,
     is_paged: bool = False,
-    has_float32_tables: bool = False,
+    fp32_tables: bool = False,
 ) -> Optimizer:
     """Returns the record of an optimizer with this number of states per element.
 
-    has_float32_tables: whether tables of embeddings have fp32 states whatever their size; false by default.
+    fp32_tables: whether tables of embeddings have fp32 states whatever their size; false by default.
     """
     formats_text = (
         f"tensors of under {LEAST_8BIT:,} elements have fp32 states; the others 1 byte per element and an fp32 scale "
@@ -55,12 +55,8 @@ def bitsandbytes_optimizer(
     )
     paging_text = "the driver may move states to the host, where the device has no room for them"
     embeddings_text = "the Trainer gives embeddings fp32 states"
-    layout = _Layout(moment_count, bits_per_state == 8, is_paged, has_float32_tables)
-    conditional_notes = (
-        (formats_text, layout.in_8_bits),
-        (embeddings_text, has_float32_tables),
-        (paging_text, is_paged),
-    )
+    layout = _Layout(moment_count, bits_per_state == 8, is_paged, fp32_tables)
+    notes = ((formats_text, layout.in_8_bits), (embeddings_text, fp32_tables), (paging_text, is_paged))
     return Optimizer(
         name=optimizer_name,
         implementations=("loop",),
@@ -68,7 +64,7 @@ def bitsandbytes_optimizer(
         step=layout.run_step,
         not_in_torch="bitsandbytes runs on a GPU alone, and is not a part of torch",
         aliases=aliases,
-        note="; ".join(note_text for note_text, is_relevant in conditional_notes if is_relevant),
+        note="; ".join(note_text for note_text, is_relevant in notes if is_relevant),
         state_format="uint8" if layout.in_8_bits else "float32",
         state_format_note="its states are 8-bit, with fp32 scales" if layout.in_8_bits else "its states are fp32",
         by_element=not layout.in_8_bits,
@@ -120,10 +116,8 @@ class _Layout:
             for state_index in range(self.moments)
         }
         if self.in_8_bits:
-            scale_bytes = 4 * sum_over(
-                quantized_tensors, lambda tensor: is_large(tensor) * ceil_div(tensor.size, BLOCK)
-            )
-            bytes_by_state |= {f"absmax{state_index + 1}": scale_bytes for state_index in range(self.moments)}
+            scales = 4 * sum_over(quantized_tensors, lambda tensor: is_large(tensor) * ceil_div(tensor.size, BLOCK))
+            bytes_by_state |= {f"absmax{state_index + 1}": scales for state_index in range(self.moments)}
             bytes_by_state["qmaps"] = self.moments * 4 * MAP_ENTRIES * minimum(1, sum_over(quantized_tensors, is_large))
         return bytes_by_state
 
@@ -173,10 +167,10 @@ OPTIMIZERS = {
         bitsandbytes_optimizer("paged-adamw-8bit", 2, 8, is_paged=True),
         bitsandbytes_optimizer("paged-lion", 1, 32, "paged-lion-32bit", is_paged=True),
         bitsandbytes_optimizer("paged-lion-8bit", 1, 8, is_paged=True),
-        bitsandbytes_optimizer("adamw-8bit-trainer", 2, 8, has_float32_tables=True),
-        bitsandbytes_optimizer("lion-8bit-trainer", 1, 8, has_float32_tables=True),
-        bitsandbytes_optimizer("paged-adamw-8bit-trainer", 2, 8, is_paged=True, has_float32_tables=True),
-        bitsandbytes_optimizer("paged-lion-8bit-trainer", 1, 8, is_paged=True, has_float32_tables=True),
+        bitsandbytes_optimizer("adamw-8bit-trainer", 2, 8, fp32_tables=True),
+        bitsandbytes_optimizer("lion-8bit-trainer", 1, 8, fp32_tables=True),
+        bitsandbytes_optimizer("paged-adamw-8bit-trainer", 2, 8, is_paged=True, fp32_tables=True),
+        bitsandbytes_optimizer("paged-lion-8bit-trainer", 1, 8, is_paged=True, fp32_tables=True),
     )
 }
 """AdamW, and Lion with one state per element (Chen 2023, arXiv:2302.06675)."""

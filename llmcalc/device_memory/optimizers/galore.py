@@ -40,14 +40,10 @@ def of_rank(rank: int, optimizer_name: str) -> Optimizer:
         """Returns the bytes of projectors and of both moments."""
         projected_tensors, other_tensors = split_projected(tensors)
         projector_rank = shorter_side if dtype == "float32" else clipped_rank
-        projector_elements = sum_over(projected_tensors, lambda tensor: projector_rank(tensor) * shorter_side(tensor))
+        projectors = sum_over(projected_tensors, lambda tensor: projector_rank(tensor) * shorter_side(tensor))
         projected_elements = sum_over(projected_tensors, lambda tensor: clipped_rank(tensor) * longer_side(tensor))
         moment_bytes = bytes_of(projected_elements + elements_of(other_tensors), dtype)
-        return {
-            "ortho_matrix": bytes_of(projector_elements, dtype),
-            "exp_avg": moment_bytes,
-            "exp_avg_sq": moment_bytes,
-        }
+        return {"ortho_matrix": bytes_of(projectors, dtype), "exp_avg": moment_bytes, "exp_avg_sq": moment_bytes}
 
     def step(optimizer_step: OptimizerStep) -> None:
         """Runs `AdamW.step`. Temporary tensors live until the next parameter replaces them."""

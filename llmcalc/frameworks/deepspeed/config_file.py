@@ -313,10 +313,8 @@ def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         return {}
     if str(name).lower() in STAGE_0_ALONE:
         stage = reader.table(config, "zero_optimization").get("stage", 0)
-        is_supported_16_bit_format = any(
-            reader.table(config, format_name).get("enabled") for format_name in ("fp16", "bf16", "bfloat16")
-        )
-        if stage or not is_supported_16_bit_format:
+        is_half = any(reader.table(config, format_name).get("enabled") for format_name in ("fp16", "bf16", "bfloat16"))
+        if stage or not is_half:
             reader.unknown["optimizer.type"] = f"{shown(name)} is modelled in stage 0 with 16-bit weights alone"
         return {"optimizer": "adamw", "optimizer_impl": "loop"}
     optimizer = OPTIMIZERS.get(str(name).lower()[:40])

@@ -303,9 +303,7 @@ class FsdpProfile(RingAttention):
         super().do_dispatch(operation)
         dispatched_rows = operation.outs[0]
         if self.sends_rows and operation.ins[0].rows != dispatched_rows.rows:
-            received = self._exchange_rows(
-                self.flatten_rows(self.tensor_of(dispatched_rows), len(dispatched_rows.axes))
-            )
+            received = self._exchange_rows(self.flat_rows(self.tensor_of(dispatched_rows), len(dispatched_rows.axes)))
             self.store_tensor(dispatched_rows, self._reorder_rows(received))
 
     @compared(BY_TORCH)
@@ -313,7 +311,7 @@ class FsdpProfile(RingAttention):
         """Sends the experts' rows back, in the order in which they came."""
         if self.sends_rows:
             expert_rows = operation.ins[0]
-            rows = self.flatten_rows(self.tensor_read_by(operation, expert_rows), len(expert_rows.axes))
+            rows = self.flat_rows(self.tensor_read_by(operation, expert_rows), len(expert_rows.axes))
             self.values[id(expert_rows)] = self._exchange_rows(self._reorder_rows(rows))
         super().do_combine(operation)
 

@@ -226,12 +226,9 @@ class Divided(Eager):
             raise self.unsupported(
                 "--sequence-parallel: a bias beside a sum over ranks is not modelled", operation.name
             )
-        sends_float8, reduced_output = (
-            self.gathers_in_8_bits(operation),
-            self.reduce_scatter(output, follows_product=True),
-        )
+        in_float8, reduced_output = self.gathers_in_8_bits(operation), self.reduce_scatter(output, follows_product=True)
         return record(
-            self.graph, "redistribute", [output], reduced_output, lambda g, _: [self.all_gather(g, sends_float8)]
+            self.graph, "redistribute", [output], reduced_output, lambda g, _: [self.all_gather(g, in_float8)]
         )
 
     def do_linear(self, operation: Step) -> None:
@@ -489,15 +486,15 @@ class Divided(Eager):
         return output
 
 
-def named_steps(scope_items: Iterable[Item], module_path: str = "") -> Iterator[tuple[str, Step]]:
+def named_steps(scope_items: Iterable[Item], path: str = "") -> Iterator[tuple[str, Step]]:
     """Yields the executed operations with module paths."""
     for scope_item in scope_items:
         if isinstance(scope_item, Alternatives):
-            yield from named_steps(next(iter(scope_item.branches.values())).items, module_path)
+            yield from named_steps(next(iter(scope_item.branches.values())).items, path)
         elif scope_item.about.get("optional") or scope_item.about.get("role") in NEVER_RUN:
             continue
         else:
-            step_path = ".".join(filter(None, (module_path, scope_item.name)))
+            step_path = ".".join(filter(None, (path, scope_item.name)))
             if isinstance(scope_item, Step):
                 yield step_path, scope_item
             else:

@@ -234,7 +234,7 @@ def test_a_draft_that_reads_hidden_states_shares_the_targets_embedding(tmp_path:
     with pytest.raises(InputError, match="reads no hidden states of its target"):
         answer(speculative_config={**speculation, "model": "llama3.2-1b"})
     with pytest.raises(InputError, match="reads hidden states of width 4,096, and the target's have 8,192"):
-        answer(model_target="llama3.1-70b", tensor_parallel_size=8, speculative_config=speculation)
+        answer(target="llama3.1-70b", tensor_parallel_size=8, speculative_config=speculation)
 
 
 def test_the_document_has_the_keys_of_engines() -> None:
@@ -601,7 +601,7 @@ def test_the_word_of_scaled_latents_is_for_sparse_attention_alone() -> None:
 
     def tokens(target: str, hardware: str, word: str) -> int:
         flags = {"tensor_parallel_size": 8, "max_model_len": 32768, "kv_cache_dtype": word}
-        return answer(engine="vllm==0.33", model_target=target, hardware=hardware, **flags).document["kv_tokens"]
+        return answer(engine="vllm==0.33", target=target, hardware=hardware, **flags).document["kv_tokens"]
 
     for target, hardware in (("deepseek-v3.2", "h200"), ("deepseek-v4-flash", "h200")):
         assert tokens(target, hardware, "fp8_ds_mla") == tokens(target, hardware, "fp8")

@@ -157,10 +157,8 @@ class AttentionKernels(Lowering):
         self, cache_name: str, new_rows: list[Tensor], cached_tensors: Sequence[Tensor] | None, kept_tokens: int | None
     ) -> Sequence[Tensor]:
         """Writes new keys and values into the blocks of the paged cache."""
-        module_frame = self.frames[-1]
-        (module_frame.callers[0] if module_frame.callers else module_frame.local_tensors)[
-            f"written to {cache_name}"
-        ] = new_rows
+        frame = self.frames[-1]
+        (frame.callers[0] if frame.callers else frame.local_tensors)[f"written to {cache_name}"] = new_rows
         cached_rows = 0 if cached_tensors is None else cached_tensors[0].shape[1]
         cached_rows = cached_rows if kept_tokens is None else min(cached_rows, kept_tokens - 1)
         rows = cached_rows + new_rows[0].shape[1]

@@ -79,12 +79,12 @@ class AttentionVariantKernels(AttentionKernels):
     def _tokens_of_pools(self, operation: Step, scores: Tensor) -> Tensor:
         """Runs the end of PooledIndexerReference.forward, from the scores of pools, [batch, queries, pools]."""
         aten, pool_tokens, keys = self.t, operation.options["pool"], self.tensor_of(operation.ins[1]).shape[1]
-        batch, queries, pool_count = scores.shape
+        batch, queries, pools = scores.shape
         visible_tokens = aten.add_number(aten.unsqueeze(self.token_positions(queries), 1))
-        top_pools = aten.sort(
-            aten.masked_fill(scores, aten.compare(aten.new_tensor((pool_count,), INT64), visible_tokens))
-        )[1]
-        chosen_pools = aten.slice(top_pools, minimum(pool_count, operation.options["top_k"] // pool_tokens))
+        top_pools = aten.sort(aten.masked_fill(scores, aten.compare(aten.new_tensor((pools,), INT64), visible_tokens)))[
+            1
+        ]
+        chosen_pools = aten.slice(top_pools, minimum(pools, operation.options["top_k"] // pool_tokens))
         tokens = aten.new_tensor((batch, queries, chosen_pools.shape[-1] * pool_tokens), INT64)
         last_pool_tokens = keys % pool_tokens if is_size_one(queries) else pool_tokens - 1
         return aten.cat([tokens, aten.new_tensor((batch, queries, last_pool_tokens), INT64)])

@@ -32,8 +32,8 @@ class BasicKernels(Lowering):
         bias = None
         if operation.options["bias"]:
             lending_layer = operation.options.get("lent")
-            module_path = self.module_path(levels_up=1 if lending_layer else 0)
-            bias = self.weight(f"{lending_layer or operation.name}.bias", (output.width,), module_path)
+            path = self.module_path(levels_up=1 if lending_layer else 0)
+            bias = self.weight(f"{lending_layer or operation.name}.bias", (output.width,), path)
         computed_rows = self.output_rows(operation)
         if len(x.shape) == 3 and x.shape[1] != computed_rows:
             x = self.t.slice(x, computed_rows, 1)

@@ -83,22 +83,18 @@ class EntryKernels(AttentionVariantKernels):
     def do_candidates(self, operation: Step) -> None:
         """Runs Chooser._candidates: gathers the candidates for a single token, else masks all other keys."""
         aten, (keys, visible_mask) = self.t, map(self.tensor_of, operation.ins)
-        best_blocks, block_size, block_count = (
-            self.memo["candidate blocks"],
-            operation.options["block_size"],
-            keys.shape[1],
-        )
-        if self.reads_selected(best_blocks.shape[1]):
+        blocks, block_size, block_count = self.memo["candidate blocks"], operation.options["block_size"], keys.shape[1]
+        if self.reads_selected(blocks.shape[1]):
             block_offsets = aten.new_tensor((block_size,), INT64)
             own_block_count = block_count - (block_count - 1) // block_size * block_size
-            is_in_block = aten.add(aten.scale(aten.unsqueeze(aten.select(best_blocks, 1), -1)), block_offsets)
-            is_in_block = aten.flatten(is_in_block, 1)
+            in_blocks = aten.add(aten.scale(aten.unsqueeze(aten.select(blocks, 1), -1)), block_offsets)
+            in_blocks = aten.flatten(in_blocks, 1)
             candidate_slices = [
-                aten.slice(is_in_block, own_block_count),
-                aten.slice(is_in_block, is_in_block.shape[-1] - block_size),
+                aten.slice(in_blocks, own_block_count),
+                aten.slice(in_blocks, in_blocks.shape[-1] - block_size),
             ]
             positions = aten.cat(candidate_slices)
-            del is_in_block, candidate_slices
+            del in_blocks, candidate_slices
             positions = aten.sort(positions)[0]
             entry_indices = aten.unsqueeze(positions, -1)
             gathered_entries = aten.gather(
@@ -109,12 +105,10 @@ class EntryKernels(AttentionVariantKernels):
             self.bind(operation.outs[1], aten.slice(visible_mask, positions.shape[-1]))
             return
         blocks_of_all = -(-block_count // block_size)
-        is_in_block = aten.new_tensor((*best_blocks.shape[:2], blocks_of_all), BOOL)
-        is_in_block = aten.slice(
-            aten.repeat_interleave(aten.scatter(is_in_block, best_blocks), block_size, 2), block_count
-        )
+        in_blocks = aten.new_tensor((*blocks.shape[:2], blocks_of_all), BOOL)
+        in_blocks = aten.slice(aten.repeat_interleave(aten.scatter(in_blocks, blocks), block_size, 2), block_count)
         self.bind(operation.outs[0], keys)
-        self.bind(operation.outs[1], aten.compare(visible_mask, is_in_block))
+        self.bind(operation.outs[1], aten.compare(visible_mask, in_blocks))
 
     def _find_blocks(self, masked_scores: Tensor, block_count: Number, block_size: Number) -> None:
         """Runs Chooser._find_blocks: stores each token's best blocks for higher layers."""

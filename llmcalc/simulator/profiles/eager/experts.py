@@ -31,7 +31,7 @@ GATE_AND_UP = ("gate_proj", "up_proj")
 class ExpertKernels(Lowering):
     """Experts as in the reference with `grouped_experts`."""
 
-    def flatten_rows(self, x: Tensor, axes: int = 1) -> Tensor:
+    def flat_rows(self, x: Tensor, axes: int = 1) -> Tensor:
         """Flattens [batch, rows, …] to [batch · rows, elements], except rows sorted by expert.
 
         axes: the axes of one row.
@@ -121,9 +121,7 @@ class ExpertKernels(Lowering):
         x, output = operation.ins[0], operation.outs[0]
         if x.rows == output.rows:  # they are in the order of the tokens
             sorted_order = self.expert_row_index("order")
-            self.store_tensor(
-                output, self.t.index_select(self.flatten_rows(self.tensor_of(x), len(x.axes)), sorted_order)
-            )
+            self.store_tensor(output, self.t.index_select(self.flat_rows(self.tensor_of(x), len(x.axes)), sorted_order))
             return
         local_tensors = self.frames[-1].local_tensors
         local_tensors["expert"], local_tensors["order"] = self.t.sort(self.t.flatten(self.tensor_of(operation.ins[1])))
@@ -146,7 +144,7 @@ class ExpertKernels(Lowering):
 
     def do_to_tokens(self, operation: Step) -> None:
         flow_value = operation.ins[0]
-        x = self.flatten_rows(self.tensor_read_by(operation, flow_value), len(flow_value.axes))
+        x = self.flat_rows(self.tensor_read_by(operation, flow_value), len(flow_value.axes))
         self.store_tensor(operation.outs[0], self.t.index_add(x.shape[0], x, self.expert_row_index("order")))
 
     def do_combine(self, operation: Step) -> None:
@@ -156,7 +154,7 @@ class ExpertKernels(Lowering):
         Until then they name the experts' inputs and outputs (integrations/moe.py, `grouped_mm_experts_forward`).
         """
         aten, weights = self.t, self.tensor_of(operation.ins[1])
-        outputs = self.flatten_rows(self.tensor_read_by(operation, operation.ins[0]), len(operation.ins[0].axes))
+        outputs = self.flat_rows(self.tensor_read_by(operation, operation.ins[0]), len(operation.ins[0].axes))
         dtype = outputs.dtype
         y = aten.mul(
             outputs,
@@ -185,7 +183,7 @@ class ExpertKernels(Lowering):
 
     def do_experts(self, operation: Step) -> None:
         aten, output, experts = self.t, operation.outs[0], operation.options["experts"].size
-        x = self.flatten_rows(self.tensor_of(operation.ins[0]), len(operation.ins[0].axes))
+        x = self.flat_rows(self.tensor_of(operation.ins[0]), len(operation.ins[0].axes))
         inputs, outputs = x.shape[1], element_count(output.axes)
         for row_width in (inputs, outputs):
             if isinstance(row_width, int) and row_width * x.dtype.bytes % ALIGNED:
@@ -279,9 +277,7 @@ class ExpertKernels(Lowering):
         return group_ends
 
     def core_IdentityExperts(self, operation: Step) -> None:
-        rows, y = (
-            self.flatten_rows(self.tensor_of(input_value), len(input_value.axes)) for input_value in operation.ins
-        )
+        rows, y = (self.flat_rows(self.tensor_of(input_value), len(input_value.axes)) for input_value in operation.ins)
         identity_rows = self.frames[-1].local_tensors["identity"]
         self.store_tensor(operation.outs[0], self.t.where(self.t.unsqueeze(identity_rows, 1), rows, y))
 

@@ -36,14 +36,12 @@ class FakeQuantizationKernels(BasicKernels):
         row_count, columns = weight.shape
         if columns % qat_scheme.group_size:
             return x, weight
-        group_size, module_path = qat_scheme.group_size, (*self.module_path(), operation.name)
-        x = self._round_by_groups(x, x.shape, (*module_path, "activation_fake_quantizer"), is_symmetric=False)
+        group_size, path = qat_scheme.group_size, (*self.module_path(), operation.name)
+        x = self._round_by_groups(x, x.shape, (*path, "activation_fake_quantizer"), is_symmetric=False)
         grouped_shape = (
             (row_count, columns) if group_size == columns else (row_count, columns // group_size, group_size)
         )
-        return x, self._round_by_groups(
-            weight, grouped_shape, (*module_path, "weight_fake_quantizer"), is_symmetric=True
-        )
+        return x, self._round_by_groups(weight, grouped_shape, (*path, "weight_fake_quantizer"), is_symmetric=True)
 
     def _round_by_groups(self, x: Tensor, grouped_shape: Shape, quantizer_path: Path, is_symmetric: bool) -> Tensor:
         """Returns x rounded in groups along the last axis of a shape. The quantizer's module keeps scales."""

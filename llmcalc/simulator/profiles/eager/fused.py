@@ -339,7 +339,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         Source: lit_gpt/lora.py, `GPT.forward`, and lit_gpt/utils.py, `chunked_cross_entropy`; torchtune/modules/
         transformer.py, `chunked_output`, and modules/loss/ce_chunked_output_loss.py.
 
-        head_step: the step of the output head. x: its input, [batch, tokens, hidden]. weight, bias: the head's.
+        head_step: the step of the output head. adapter_text: its input, [batch, tokens, hidden]. weight, bias: the head's.
         """
         aten, (batch, tokens) = self.t, x.shape[:2]
         chunk_tokens = self.choices.loss_chunk or ceil_div(tokens, CHUNKS)
@@ -471,30 +471,21 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
             rows, row_shape = aten.slice(x, row_count, 0), (row_count,)
             row_maxima, exponential_sums, label_logits = (aten.new_tensor(row_shape, FLOAT32) for _ in range(3))
             row_indices = aten.new_tensor(row_shape, INT64)
-            logits = exponentials = largest_logits = rescaling_factor = is_label = label_indices = None
+            logits = exponentials = max_logits = rescale = is_label = label_indices = None
             for part_size in _part_sizes(weight.shape[0], LIGER_VOCABULARY):
                 logits = self._vocabulary_logits(rows, weight, bias, part_size)
-                largest_logits = aten.new_tensor(row_shape, FLOAT32)
+                max_logits = aten.new_tensor(row_shape, FLOAT32)
                 new_maxima = aten.new_tensor(row_shape, FLOAT32)
-                rescaling_factor = aten.scale(aten.sub(row_maxima, new_maxima), "exp")
+                rescale = aten.scale(aten.sub(row_maxima, new_maxima), "exp")
                 exponentials = aten.scale(aten.sub(logits, aten.unsqueeze(new_maxima, 1)), "exp")
-                exponential_sums = aten.add(aten.mul(exponential_sums, rescaling_factor), aten.sum(exponentials))
+                exponential_sums = aten.add(aten.mul(exponential_sums, rescale), aten.sum(exponentials))
                 row_maxima = new_maxima
                 is_label, label_indices = self._labels_in_part(row_count)
                 label_logits_of_part = aten.new_tensor(row_shape, FLOAT32)
                 aten.like(label_logits_of_part)
                 del label_logits_of_part
             aten.add(row_maxima, aten.scale(exponential_sums, "log"))
-            del (
-                logits,
-                exponentials,
-                largest_logits,
-                rescaling_factor,
-                is_label,
-                label_indices,
-                row_indices,
-                label_logits,
-            )
+            del logits, exponentials, max_logits, rescale, is_label, label_indices, row_indices, label_logits
         return log_probabilities, log_sums
 
     def _labels_in_part(self, row_count: int) -> tuple[Tensor, Tensor]:

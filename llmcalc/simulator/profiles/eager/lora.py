@@ -87,9 +87,9 @@ class LoraKernels(FakeQuantizationKernels):
 
     def _new_quantised_weight(self, parameter_name: str, rows: Number, columns: Number) -> Tensor:
         assert self.adapters is not None
-        module_path = self.module_path()
+        path = self.module_path()
         codes, *_ = [
-            self.parameter((*module_path, f"{parameter_name}.weight{tensor_suffix}"), (elements,), dtype, trained=False)
+            self.parameter((*path, f"{parameter_name}.weight{tensor_suffix}"), (elements,), dtype, trained=False)
             for tensor_suffix, (elements, dtype) in self.adapters.stored_tensors(rows, columns).items()
         ]
         return codes
@@ -157,7 +157,7 @@ class LoraKernels(FakeQuantizationKernels):
         projection_names = GATE if is_fused_by_its_class and operation.name in GATE else PROJECTIONS
         if operation.name not in projection_names or not (is_litgpt or self.choices.fused_qkv or is_fused_by_its_class):
             return []
-        projection_groups = [
+        groups = [
             scope_item
             for scope_item in self.frames[-1].scope.items
             if isinstance(scope_item, Step)
@@ -165,11 +165,9 @@ class LoraKernels(FakeQuantizationKernels):
             and scope_item.name in projection_names
             and scope_item.ins[0] is operation.ins[0]
         ]
-        if is_fused_by_its_class and len({bool(scope_item.options["bias"]) for scope_item in projection_groups}) > 1:
+        if is_fused_by_its_class and len({bool(scope_item.options["bias"]) for scope_item in groups}) > 1:
             return []
-        return (
-            projection_groups if len(projection_groups) > 1 and projection_groups[0].name == projection_names[0] else []
-        )
+        return groups if len(groups) > 1 and groups[0].name == projection_names[0] else []
 
     def _run_as_one_product(self, operations: list[Step]) -> None:
         """Runs projections of one input as one product and splits the result."""

@@ -123,17 +123,16 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
         del scores
 
     def serve_choose_entries(self, operation: Step) -> None:
-        entry_vectors = self.selectable_entries
+        entries = self.selectable_entries
         batch, queries = self.tensor_of(operation.ins[1]).shape[:2]
-        logits = self.indexer_logits(batch * queries, entry_vectors)
+        logits = self.indexer_logits(batch * queries, entries)
         if operation.options["finds"] is not None:
             entry_count, entry_rows = operation.options["finds"]
             self.memo["candidate blocks"] = self.t.new_tensor(
-                (batch, queries, minimum(ceil_div(entry_vectors, entry_rows), entry_count)), INT32
+                (batch, queries, minimum(ceil_div(entries, entry_rows), entry_count)), INT32
             )
         self.bind(
-            operation.outs[0],
-            self.t.new_tensor((batch, queries, minimum(entry_vectors, operation.options["top_k"])), INT32),
+            operation.outs[0], self.t.new_tensor((batch, queries, minimum(entries, operation.options["top_k"])), INT32)
         )
         del logits
 

@@ -36,11 +36,9 @@ class StepKernels(ScanKernels):
 
     def norm_output(self, operations: Steps, x: Tensor, width: Any) -> Tensor:
         """Runs a norm on a module's output, group by group if the norm has groups."""
-        norm_step = operations["norm"]
-        group_count = norm_step.options.get("groups")
-        return self.norm(
-            x, norm_step.options["spec"], norm_step.name, (width,), 1 if group_count is None else group_count.size
-        )
+        norm = operations["norm"]
+        group_count = norm.options.get("groups")
+        return self.norm(x, norm.options["spec"], norm.name, (width,), 1 if group_count is None else group_count.size)
 
     # --- Mamba --------------------------------------------------------------------------------------------------------
 
@@ -207,9 +205,7 @@ class StepKernels(ScanKernels):
 
     def _convolved_qkv(self, operations: Steps, x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns concatenated queries, keys and values [batch, channels, tokens] and their convolution."""
-        qkv = self.t.transpose(
-            self.t.cat([self.project(operations[projection_name], x) for projection_name in QKV]), 1, 2
-        )
+        qkv = self.t.transpose(self.t.cat([self.project(operations[proj_name], x) for proj_name in QKV]), 1, 2)
         return qkv, self.t.function("silu", self.conv_with_state(operations["conv1d"], qkv, "conv_state"))
 
     def _split_and_repeat_heads(self, x: Tensor, head_size: Any, heads_per_group: Any) -> Tensor:

@@ -88,12 +88,9 @@ class DecayKernels(AttentionKernels, ScanModules):
         aten, op = self.t, operations.op("core", MatrixMemory)
         chunk_rows = x.shape[1] if self.store is None else op.chunk
         if not mlstm_kernels.supports(chunk_rows, op.chunk):
-            lengths_text, smallest_chunk = (
-                f"chunks of {op.chunk} tokens in sequences of {x.shape[1]}",
-                mlstm_kernels.LEAST,
-            )
+            lengths, smallest_chunk = f"chunks of {op.chunk} tokens in sequences of {x.shape[1]}", mlstm_kernels.LEAST
             raise self.unsupported(
-                f"mlstm_kernels has no kernel for {lengths_text}; expected powers of two from {smallest_chunk}", "core"
+                f"mlstm_kernels has no kernel for {lengths}; expected powers of two from {smallest_chunk}", "core"
             )
         q, k, v = (self.project(operations[operation_name], x) for operation_name in "qkv")
         output_gate = self.project(operations["ogate"], x)
@@ -111,10 +108,8 @@ class DecayKernels(AttentionKernels, ScanModules):
             )
             self.states(operations["recurrent_state"], *self.memory_shapes(op))
         h = aten.transpose(h, 1, 2)
-        norm_step = operations["norm"]
-        normed = self.norm(
-            aten.flatten(h, 2), norm_step.options["spec"], norm_step.name, (op.heads * op.value_dim,), op.heads
-        )
+        norm = operations["norm"]
+        normed = self.norm(aten.flatten(h, 2), norm.options["spec"], norm.name, (op.heads * op.value_dim,), op.heads)
         output = aten.mul(aten.function("sigmoid", output_gate), normed)
         return self.project(operations["out_proj"], output)
 

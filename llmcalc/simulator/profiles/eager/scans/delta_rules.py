@@ -130,7 +130,7 @@ class DeltaRuleKernels(ScanModules):
     def _convolved_heads(self, operations: Steps, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns queries, keys and values by head, behind one convolution of causal-conv1d."""
         aten, op = self.t, operations.op("core", DeltaRule)
-        projections = [self.project(operations[f"{projection_name}_proj"], x) for projection_name in "qkv"]
+        projections = [self.project(operations[f"{proj_name}_proj"], x) for proj_name in "qkv"]
         widths = [projection.shape[-1] for projection in projections]
         qkv = aten.transpose(aten.cat(projections), 1, 2)
         del projections
@@ -154,10 +154,7 @@ class DeltaRuleKernels(ScanModules):
         if self.store is not None:
             self.refuse_dynamic_filters(operations)
         aten, op = self.t, operations.op("core", DeltaRule)
-        q, k = (
-            self.apply_activation(self.project(operations[f"{projection_name}_proj"], x), "silu")
-            for projection_name in "qk"
-        )
+        q, k = (self.apply_activation(self.project(operations[f"{proj_name}_proj"], x), "silu") for proj_name in "qk")
         v = self.project(operations["v_proj"], x)
         filters = self.project(operations["w2"], self.apply_activation(self.project(operations["w1"], x), "silu"))
         v = self.apply_activation(jet_nemotron.dynamic_conv(aten, v, filters), "silu")
@@ -186,9 +183,9 @@ class DeltaRuleKernels(ScanModules):
         conv_step = operations["conv1d"]
         self.states(operations["conv_state"], (conv_step.outs[0].width, conv_step.options["kernel"]))
 
-    def _convolution_weight(self, projection_name: str, width: Any, kernel: Any) -> Tensor:
+    def _convolution_weight(self, proj_name: str, width: Any, kernel: Any) -> Tensor:
         """Returns the weight of one of a layer's three convolutions."""
-        return self.t.reshape(self.weight(f"{projection_name}_conv1d.weight", (width, 1, kernel)), (width, kernel))
+        return self.t.reshape(self.weight(f"{proj_name}_conv1d.weight", (width, 1, kernel)), (width, kernel))
 
     def kimi_delta(self, operations: Steps, x: Tensor) -> Tensor:
         """Runs fla/layers/kda.py:186 (`KimiDeltaAttention.forward`)."""
@@ -209,16 +206,14 @@ class DeltaRuleKernels(ScanModules):
         o = aten.flatten(o, 2)
         return self.project(operations["o_proj"], o)
 
-    def _convolve_by_name(self, projection_name: str, operations: Steps, x: Tensor) -> Tensor:
-        y = self.project(operations[f"{projection_name}_proj"], x)
+    def _convolve_by_name(self, proj_name: str, operations: Steps, x: Tensor) -> Tensor:
+        y = self.project(operations[f"{proj_name}_proj"], x)
         return fla.causal_conv1d(
-            self.t, y, self._convolution_weight(projection_name, y.shape[-1], operations["conv1d"].options["kernel"])
+            self.t, y, self._convolution_weight(proj_name, y.shape[-1], operations["conv1d"].options["kernel"])
         )
 
-    def _gate_projection(self, projection_name: str, operations: Steps, x: Tensor) -> Tensor:
+    def _gate_projection(self, proj_name: str, operations: Steps, x: Tensor) -> Tensor:
         """Projects to a gate, by one linear layer or two low-rank layers."""
-        if f"{projection_name}_proj" in operations:
-            return self.project(operations[f"{projection_name}_proj"], x)
-        return self.project(
-            operations[f"{projection_name}_b_proj"], self.project(operations[f"{projection_name}_a_proj"], x)
-        )
+        if f"{proj_name}_proj" in operations:
+            return self.project(operations[f"{proj_name}_proj"], x)
+        return self.project(operations[f"{proj_name}_b_proj"], self.project(operations[f"{proj_name}_a_proj"], x))

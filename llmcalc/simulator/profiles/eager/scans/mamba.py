@@ -167,10 +167,8 @@ class MambaKernels(ScanModules):
 
     @compared(PUBLISHED)
     def module_ChunkedScan(self, operations: Steps, x: Tensor) -> Tensor:
-        norm_spec: Norm | None = operations["norm"].options["spec"] if "norm" in operations else None
-        has_fused_norm = norm_spec is None or (
-            norm_spec.type == "rmsnorm" and norm_spec.weight and not norm_spec.has_bias
-        )
+        norm: Norm | None = operations["norm"].options["spec"] if "norm" in operations else None
+        has_fused_norm = norm is None or (norm.type == "rmsnorm" and norm.weight and not norm.has_bias)
         has_fused_kernel = 2 <= operations["conv1d"].options["kernel"] <= 4 and operations.acts[0] == "silu"
         return (self.mamba2 if has_fused_norm and has_fused_kernel else self.mamba2_of_steps)(operations, x)
 
