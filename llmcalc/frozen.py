@@ -55,7 +55,7 @@ def _compiled_later(
 ) -> Callable[..., Any]:
     """Returns a method that is compiled from source on the first call.
 
-    method_source: (class, names) → the method's source text; it adds the values of other names in that text to `method_globals`.
+    method_source: (class, globals) → the method's source text; adds values of other names to the globals.
     """
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -101,7 +101,8 @@ def _parameter_problems(module: nn.Module, tree: Node) -> list[str]:
                     "differ"
                 )
                 problem_lines.append(
-                    f"  {prefix}.{layer_index}: {params:,}, the spec's {node.segment} {expected_params:,} ({difference})"
+                    f"  {prefix}.{layer_index}: {params:,}, the spec's {node.segment} {expected_params:,} "
+                    f"({difference})"
                 )
     if len(problem_lines) == 1:
         problem_lines.append(

@@ -58,7 +58,8 @@ def dtype(format_name: str) -> str:
     if full_name not in DTYPE_BITS:
         format_names = [DTYPE_NAMES.get(name_of_dtype, name_of_dtype) for name_of_dtype in DTYPE_BITS]
         raise InputError(
-            f"unknown dtype '{format_name}': expected one of {', '.join(format_names)}.{suggest(format_name, format_names)}"
+            f"unknown dtype '{format_name}': expected one of "
+            f"{', '.join(format_names)}.{suggest(format_name, format_names)}"
         )
     return full_name
 

@@ -164,7 +164,8 @@ def cache_format(format_name: str) -> CacheFormat:
         number_formats = [DTYPE_NAMES.get(number_format, number_format) for number_format in DTYPE_BITS]
         suggestion = suggest(normalized_name, [*number_formats, *FORMATS])
         raise InputError(
-            f"unknown cache format '{format_name}': expected a number format ({', '.join(number_formats)}) or one with scales "
+            f"unknown cache format '{format_name}': expected a number format ({', '.join(number_formats)}) or one "
+            "with scales "
             f"({', '.join(FORMATS)}).{suggestion}"
         ) from None
     vector = Vector(DTYPE_BITS[number_format_name])
@@ -196,7 +197,8 @@ def cache_bits_in(stored_format: CacheFormat) -> Cost:
             return exact_div(op_use.cache_bits(1), op.width) * stored_format.bits_per_token(op.vectors)
         if stored_format.of_heads:
             raise InputError(
-                f"{stored_format.name}: stores keys and values of heads, and the model's {cache_kind.replace('_', ' ')} "
+                f"{stored_format.name}: stores keys and values of heads, and the model's "
+                f"{cache_kind.replace('_', ' ')} "
                 f"holds others; {remedy}"
             )
         return op_use.cache_bits(stored_format.keys.element_bits)

@@ -34,13 +34,15 @@ def check_draft(
         expected_draft = "a draft with that vocabulary" if same_vocabulary else "the draft of this target"
         shared_embedding_text = ", whose embedding it takes" if draft_model.from_target else ""
         raise InputError(
-            f"{option}: its vocabulary of {draft_model.vocab_size:,} tokens is not the target's, {target_model.vocab_size:,}"
+            f"{option}: its vocabulary of {draft_model.vocab_size:,} tokens is not the target's, "
+            f"{target_model.vocab_size:,}"
             f"{shared_embedding_text}; expected {expected_draft}"
         )
     states_reader = states_reader_of(draft_model)
     width = None if states_reader is None else states_reader.size or draft_model.hidden_size
     if width is not None and width != target_model.hidden_size:
         raise InputError(
-            f"{option}: reads hidden states of width {width:,}, and the target's have {target_model.hidden_size:,}; expected "
+            f"{option}: reads hidden states of width {width:,}, and the target's have {target_model.hidden_size:,}; "
+            "expected "
             "the draft of this target"
         )

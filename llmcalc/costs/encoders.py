@@ -116,7 +116,8 @@ def _encoder_rule(spec: ModelSpec, rule_field: str, input_name: str) -> tuple[st
         return encoder_name, getattr(spec.towers[encoder_name], rule_field)
     if encoders:
         raise InputError(
-            f"--{rule_field}: how the model's processor cuts {input_name} is not known; expected no --{rule_field}, and its "
+            f"--{rule_field}: how the model's processor cuts {input_name} is not known; expected no --{rule_field}, "
+            "and its "
             "tokens in --seq"
         )
     raise InputError(

@@ -78,7 +78,7 @@ HOPPER = Runtime()
 
 
 def runtime_of(hardware: Hardware | None, workspace_config: str | None = None, expandable: bool = False) -> Runtime:
-    """Returns the CUDA memory of an accelerator, default an H100. workspace_config: CUBLAS_WORKSPACE_CONFIG, by default not set.
+    """Returns the CUDA memory of an accelerator, default an H100. workspace_config: CUBLAS_WORKSPACE_CONFIG or None.
 
     An accelerator whose compute capability or number of multiprocessors is not known is taken for an H100.
     """

@@ -94,7 +94,7 @@ class InferenceRun:
     A rank runs torch's tensor-parallel kernels. The input from another rank of a pipeline is received into a buffer,
     which is freed after the pass.
 
-    layers: stack → repeats of its pattern that run; stacks that are not there run whole (see `linear_in_layers`).
+    repeats: stack → repeats of its pattern that run; stacks that are not there run whole (see `linear_in_layers`).
     workspace: bytes of the cuBLAS workspace that is allocated at the first product; default 0.
     memory_meter: counts or records the storages; default a meter without a device.
     names: the names of the passes that have run: the phase, with a number where a prompt has several chunks.
@@ -305,7 +305,7 @@ def replay_inference(
     the cache: logits and token ids are freed. `peaks` lists several chunks of a prompt separately; `highest_pass` joins
     them.
 
-    layers, workspace: as in `InferenceRun`.
+    repeats, workspace: as in `InferenceRun`.
     """
     memory_meter = Meter(device)
     inference_run = InferenceRun(spec, inference_config, repeats, workspace, memory_meter)
@@ -356,7 +356,7 @@ def shortened_rank(spec: RankModel, repeats: Mapping[int, int]) -> Hashable:
 def record_inference(
     spec: ModelSpec, inference_config: Inference, repeats: Mapping[int, int] | None = None, workspace: int = 0
 ) -> RecordedEvents:
-    """Records the set-up and the passes for `RepeatAnalysis`. layers, workspace: as in `InferenceRun`."""
+    """Records the set-up and the passes for `RepeatAnalysis`. repeats, workspace: as in `InferenceRun`."""
     memory_meter = Recorder()
     inference_run = InferenceRun(spec, inference_config, repeats, workspace, memory_meter)
     inference_run.set_up()

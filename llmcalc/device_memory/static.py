@@ -184,7 +184,8 @@ class MemoryUse:
             adapter_elements = elements_of(self.adapters.uncounted_adapters(self.count.tree, self.count.include))
             if not is_zero(adapter_elements):
                 notes.append(
-                    f"adapters of routed experts: {adapter_elements:,} parameters, which PEFT's all-linear trains beside the fused "
+                    f"adapters of routed experts: {adapter_elements:,} parameters, which PEFT's all-linear trains "
+                    "beside the fused "
                     "experts of many classes, such as those of Qwen3-MoE and DeepSeek-V3 (--lora-experts counts them)"
                 )
         if self.quantized is None and DTYPE_BITS[self.dtype] < 16:
@@ -214,8 +215,8 @@ def memory(
 
     published_dtype: number format of the published weights; default bfloat16.
     extra_parts: optional parts to include (`mtp`, `towers`). Images and audio include the encoders.
-    model_config: the model's `config.json`; its `quantization_config` is the default quantization scheme. As a `Checkpoint`
-        it also says what the model's classes call their modules; otherwise these have the names of Llama's class.
+    model_config: the model's `config.json`; its `quantization_config` is the default quantization scheme. As a
+        `Checkpoint` it also says what the model's classes call their modules; otherwise these have the names of Llama's class.
     quantized_sizes: sizes under other settings of the same model and config, to which this adds; default none.
     Raises `InputError` for an unknown number format, optimizer or scheme, and for a setting that does not apply to the
     phase or to the optimizer.

@@ -124,7 +124,7 @@ def _path_without_indices(parameter_key: Path) -> str:
 class TrainingRun:
     """Replays training steps of a model.
 
-    layers: stack → repeats of its pattern that run; stacks that are not there run whole (see `linear_in_layers`).
+    repeats: stack → repeats of its pattern that run; stacks that are not there run whole (see `linear_in_layers`).
     workspace: bytes of the cuBLAS workspace that each of the forward and the backward thread allocates at its first
         product; default 0.
     memory_meter: counts or records the storages; default a meter without a device.
@@ -375,7 +375,7 @@ def replay(
     """Replays the set-up and two training steps. Raises `Unsupported` for an operation without a kernel.
 
     device: the allocator; None (default) counts bytes of tensors only.
-    layers, workspace: as in `TrainingRun`.
+    repeats, workspace: as in `TrainingRun`.
     """
     memory_meter = Meter(device)
     return replay_steps(TrainingRun(spec, training_config, repeats, workspace, memory_meter), memory_meter)
@@ -443,7 +443,7 @@ def replay_shorter_on_allocator(
 def record(
     spec: ModelSpec, training_config: Training, layers: Mapping[int, int] | None = None, workspace: int = 0
 ) -> RecordedEvents:
-    """Records set-up and two steps for `RepeatAnalysis`. layers, workspace: as in `TrainingRun`."""
+    """Records set-up and two steps for `RepeatAnalysis`. repeats, workspace: as in `TrainingRun`."""
     recorded_steps = None
     if not (training_config.keeps_gradients or training_config.optimizer_in_backward):
         recorded_steps = _record_passes_once(

@@ -177,14 +177,14 @@ def measure_optimizer_step(training_config: Training, has_flat_parameters: bool 
 def _step_peak(
     training_config: Training,
     gradient_type: Dtype,
-    has_equal_shards: bool,
+    has_copies: bool,
     parameter_count: int,
     is_matrix: bool = True,
     has_flat_parameters: bool = False,
 ) -> int:
     """Replays two optimizer steps over `count` tensors, and returns the temporary bytes of the second.
 
-    has_equal_shards: whether gradients are copied to fp32 before the step. is_matrix: whether the optimizer takes the tensors
+    has_copies: whether gradients are copied to fp32 before the step. is_matrix: whether the optimizer takes the tensors
     for matrices in a layer. has_flat_parameters: whether they are vectors.
     """
     memory_meter = Meter()
@@ -200,7 +200,7 @@ def _step_peak(
         bytes_before = memory_meter.now
         memory_meter.restart()
         for parameter, gradient in zip(trained_parameters, gradients, strict=True):
-            parameter.gradient = empty(memory_meter, shape, FLOAT32) if has_equal_shards else gradient
+            parameter.gradient = empty(memory_meter, shape, FLOAT32) if has_copies else gradient
         training_config.step_optimizer(graph, trained_parameters)
         for parameter in trained_parameters:
             parameter.gradient = None

@@ -24,7 +24,8 @@ def parse_stage_layers(value_origin: str, stage_texts: tuple[Any, ...]) -> tuple
         stage_match = re.fullmatch(r"\s*([0-9]{1,99})(?:x([0-9]{1,9}))?\s*", str(stage_text))
         if stage_match is None:
             raise InputError(
-                f"{value_origin}: '{','.join(map(str, stage_texts))}'; expected layers of each stage, such as 12,10,10 or 12,10x2"
+                f"{value_origin}: '{','.join(map(str, stage_texts))}'; expected layers of each stage, such as "
+                "12,10,10 or 12,10x2"
             )
         stage_count = int(stage_match[2] or 1)
         if len(layer_counts) + stage_count > MAX_DEVICES:

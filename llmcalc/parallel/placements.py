@@ -178,8 +178,8 @@ class Placements:
     def _repeat_recomputed(self, first_message: int, layer: Scope) -> None:
         """Adds the messages that a recomputed layer repeats before the backward pass.
 
-        first_message: number of messages before the layer. The newer form of checkpointing stops at the last step that saves a
-        tensor for the backward pass; the reduction of the last product's output comes after it.
+        first_message: number of messages before the layer. The newer form of checkpointing stops at the last step that
+        saves a tensor for the backward pass; the reduction of the last product's output comes after it.
         Messages of attention's core alone are added beside it. Raises `InputError` for other recomputation of a layer
         that sends anything.
         """

@@ -401,7 +401,8 @@ class RankFlow(Flow):
                 ):
                     pp, step_name = self.rank_axes.layout.pp, operation.name or operation.verb
                     raise InputError(
-                        f"--pp {pp}: {step_name} in layers after the first stage reads what only the first stage computes, "
+                        f"--pp {pp}: {step_name} in layers after the first stage reads what only the first stage "
+                        "computes, "
                         "which is not modelled; expected --pp 1"
                     )
             computed_ids |= {id(flow_value.storage) for flow_value in operation.outs}

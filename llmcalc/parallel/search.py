@@ -153,7 +153,8 @@ def _check_request(layout_rules: LayoutRules, layout_request: LayoutRequest) -> 
     for option_name in layout_rules.untried:
         if (parallel_size := getattr(layout_request, option_name)) not in (None, 1):
             raise InputError(
-                f"--{option_name} {parallel_size}: no layout with it is tried for --framework {layout_rules.name}; expected 1"
+                f"--{option_name} {parallel_size}: no layout with it is tried for --framework {layout_rules.name}; "
+                "expected 1"
             )
     if layout_request.schedule not in (None, *REPLAYED_SCHEDULES):
         raise InputError(

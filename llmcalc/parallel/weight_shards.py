@@ -89,6 +89,6 @@ def _weight_shards(
 
 
 def shard_rows(rows: int, ranks: int, rank_index: int) -> int:
-    """Returns the number of rows on rank `rank_index` of `ranks`: equal parts, rounded up; the last part may be shorter."""
+    """Returns the rows on rank `rank_index` of `ranks`: equal parts, rounded up; the last part may be shorter."""
     rows_per_rank: int = ceil_div(rows, ranks)
     return max(0, min(rows_per_rank, rows - rows_per_rank * rank_index))

@@ -351,7 +351,7 @@ class ExplainQuestion:
             raise InputError("--latex: has no form of times; expected --quantity of params, flops, kv or activations")
 
     def answer(self, preset: Preset, has_raw_values: bool = False) -> ReportedAnswer:
-        """Explains the formulas of a model. has_raw_values: whether table cells are raw values instead of formatted text."""
+        """Explains the formulas of a model. has_raw_values: whether cells are raw values instead of text."""
         from ..costs.cache_formats import cache_format
         from ..costs.context_length import usual_sequence
         from ..costs.params import params

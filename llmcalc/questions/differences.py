@@ -62,7 +62,7 @@ def changes_to_compare(
     read_model: function that reads a model.
     git: the commit to compare with; None compares two models.
     models_only: whether files that are not a model's config are skipped.
-    head, allow_unknown: options for reading a file of the commit.
+    head_choice, allow_unknown: options for reading a file of the commit.
     has_overrides: whether options change fields.
     Raises `InputError` for another number of models, and for options that do not apply.
     """

@@ -80,7 +80,7 @@ def ask_presets(
     """Lists the presets whose name equals or contains a given name.
 
     shows_details: whether each is described in full.
-    only_stale: whether only those are listed whose sources were not read within `FRESH` before `today`, by default the date.
+    only_stale: whether only presets are listed whose sources were not read within `FRESH` before `today`.
     """
     from ..reports.presets import report
     from ..sources.search import search_presets

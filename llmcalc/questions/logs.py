@@ -240,7 +240,8 @@ def _engine_run(
         flags["kv_cache_dtype"] = fp8_word
         memory = engine.memory_on(preset, hardware, version, flags)
         logged_run.notes.append(
-            f"the cache has half the bytes per token: computed with {engine.spelling('kv_cache_dtype')} {fp8_word}, which "
+            f"the cache has half the bytes per token: computed with {engine.spelling('kv_cache_dtype')} {fp8_word}, "
+            "which "
             "the log does not show; the checkpoint may say so"
         )
     logged_run.notes.extend(memory.notes)

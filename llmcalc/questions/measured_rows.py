@@ -58,7 +58,7 @@ def calibration_of(
 ) -> Calibration:
     """Fits the time stack's factors to the measured rows of a file.
 
-    question, options: of the command line, which hold for what a row leaves empty. read_model: reads a TARGET.
+    run, options: of the command line, which hold for what a row leaves empty. read_model: reads a TARGET.
     timer: gives the time of a run.
     Raises `InputError`, which names the file, the row and the column, for rows that are no question.
     """

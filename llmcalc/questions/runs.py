@@ -572,7 +572,7 @@ Answer = TypeVar("Answer")
 def answers_of_planned_runs(
     run: RunQuestion, answer_run: Callable[[Memory, LayoutRequest], Answer]
 ) -> Iterator[Answer]:
-    """Yields the answer about each of a plan's runs. Raises the first `InputError` of `answer_run` if it has no answer."""
+    """Yields the answer about each of a plan's runs. Raises the first `InputError` if there is no answer."""
     from ..frameworks.registry import framework_of
 
     refuse_missing_units(run)

@@ -382,7 +382,8 @@ def stack_of_engine(engine_text: str | None, hardware: Hardware) -> str:
             if registered_engine(engine_name).is_timed_on(hardware)
         ][:1]
         raise InputError(
-            f"--engine {shown(engine_text)}: times of {engine_record.title} on {hardware.title} are not modelled; expected "
+            f"--engine {shown(engine_text)}: times of {engine_record.title} on {hardware.title} are not modelled; "
+            "expected "
             f"{''.join(other_engines)}{engine_record.supported_accelerators}"
         )
     return engine_record.stack(numbers_of(version.version))

@@ -58,7 +58,7 @@ class Block:
 
     bytes: bytes of its tensor.
     memory_kind: the kind that it is counted under.
-    handle: the handle that the device returned.
+    block_handle: the handle that the device returned.
     """
 
     __slots__ = ("bytes", "handle", "kind")

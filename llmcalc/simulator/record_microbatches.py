@@ -28,7 +28,7 @@ from .tensor import Storage, Tensor
 class PassCounter:
     """Counts passes and sorts them into cases. Passes of one case have the same memory events.
 
-    by_previous: whether the case of a pass has the kind of the chunk's previous pass; default false.
+    splits_by_previous: whether the case of a pass has the kind of the chunk's previous pass; default false.
     forwards, backwards: chunk → the number of its passes.
     allocates_gradients: chunk → whether none of its backward passes of this step has run; always false where
         gradients stay allocated between steps.
@@ -114,7 +114,7 @@ class RecordedPass(NamedTuple):
 
 
 class PassRecorder(PassCounter):
-    """Runs passes and records their memory events. by_previous: as in `PassCounter`."""
+    """Runs passes and records their memory events. splits_by_previous: as in `PassCounter`."""
 
     def __init__(self, memory_meter: Recorder, chunks: int, splits_by_previous: bool = False) -> None:
         super().__init__(chunks, splits_by_previous)

@@ -168,7 +168,7 @@ class PassPlayer(PassCounter):
 
     pass_traces: case → the trace of its passes.
     more_layers: chunk → layers before it that the recorded run did not have.
-    by_previous: as of `PassCounter`, as in the recorded run.
+    splits_by_previous: as of `PassCounter`, as in the recorded run.
     """
 
     def __init__(

@@ -117,7 +117,7 @@ class Tensor:
     """A tensor of known shape, strides and type.
 
     node: the node that made it, None if no gradient flows back from it. output: which of the node's outputs it is.
-    leaf: whether it is trained: its gradient stays in `grad`.
+    is_leaf: whether it is trained: its gradient stays in `grad`.
     has_base: whether it is a view that refers to the tensor it is a view of (`Tensor._base`), which keeps the storage
         beside it, also where gradients are not recorded.
     """

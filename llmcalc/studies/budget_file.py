@@ -157,7 +157,8 @@ def read_budget(budget_path: Path) -> Budget:
         raise InputError(f"{budget_path}: no model; expected tables [[model]] with a target and bounds")
     if isinstance(budget_table["model"], list) and len(budget_table["model"]) > MOST_MODELS:
         raise InputError(
-            f"{budget_path}: {len(budget_table['model']):,} models are too many; expected at most {MOST_MODELS:,} in a file"
+            f"{budget_path}: {len(budget_table['model']):,} models are too many; expected at most {MOST_MODELS:,} in "
+            "a file"
         )
     if isinstance(budget_table["model"], dict):
         raise InputError(f"{budget_path}: model: is one table; expected a list of them, each under [[model]]")
@@ -171,12 +172,14 @@ def _check_key(field_name: str, known_keys: tuple[str, ...]) -> None:
     )
     if settings_key is not None:
         raise ValueError(
-            f"{field_name}: is a setting of a bound; expected it in one, such as {settings_key} = {{ …, {field_name} = … }}"
+            f"{field_name}: is a setting of a bound; expected it in one, such as {settings_key} = "
+            f"{{ …, {field_name} = … }}"
         )
     expected_fields = ["target", *known_keys]
     if field_name not in expected_fields:
         raise ValueError(
-            f"{field_name}: unknown field; expected one of {', '.join(expected_fields)}.{suggest(field_name, expected_fields)}"
+            f"{field_name}: unknown field; expected one of "
+            f"{', '.join(expected_fields)}.{suggest(field_name, expected_fields)}"
         )
 
 
@@ -234,7 +237,8 @@ def _check_settings(bound_key: str, settings: Mapping[str, Any], other_keys: tup
     for setting_name in settings:
         if setting_name not in fields:
             raise ValueError(
-                f"{bound_key}.{setting_name}: unknown field; expected one of {expected_settings}.{suggest(setting_name, fields)}"
+                f"{bound_key}.{setting_name}: unknown field; expected one of "
+                f"{expected_settings}.{suggest(setting_name, fields)}"
             )
 
 

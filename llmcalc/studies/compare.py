@@ -242,7 +242,8 @@ def sort_order(compared_models: list[Quantities], sort_key: str | None) -> list[
         return model_order
     if sort_key not in SORT_KEYS:
         raise InputError(
-            f"--sort: there is no '{sort_key}'; expected one of {', '.join(SORT_KEYS)}.{suggest(sort_key, list(SORT_KEYS))}"
+            f"--sort: there is no '{sort_key}'; expected one of "
+            f"{', '.join(SORT_KEYS)}.{suggest(sort_key, list(SORT_KEYS))}"
         )
     sort_values = [SORT_KEYS[sort_key](model) for model in compared_models]
     return sorted(model_order, key=lambda i: (1, 0.0) if sort_values[i] is None else (0, sort_values[i]))

@@ -42,7 +42,8 @@ class Fields:
         except (ValueError, RecursionError):  # a number of thousands of digits, or a list that contains itself
             value_text = shown(field_value)
         return InputError(
-            f"{self.where}: {field_name}: {value_text if len(value_text) <= 60 else value_text[:57] + '…'}; expected {expected_values}"
+            f"{self.where}: {field_name}: {value_text if len(value_text) <= 60 else value_text[:57] + '…'}; expected "
+            f"{expected_values}"
         )
 
     def check_choice(self, field_name: str, field_value: Any, *allowed_values: Any) -> None:
@@ -103,7 +104,7 @@ class Fields:
         return Fields(field_value, f"{self.where}: {field_name}")
 
     def get_tables(self, expected_values: str) -> Iterator[tuple[str, Fields]]:
-        """Yields the name and the fields of every nested table. expected_values: the valid fields, for an error message."""
+        """Yields name and fields of every nested table. expected_values: the valid fields, for an error message."""
         for field_name in self.data:
             fields = self.get_table(field_name)
             if fields is None:

@@ -27,7 +27,7 @@ def run_step(
 
     optimizer_name: of an optimizer, or an alias of one. trained_parameters: all parameters, in the model's order.
     implementation: how the library runs the step; None (default) for the library's own.
-    momentum, dtype, torch, pages_states: as in `OptimizerStep`.
+    momentum, dtype, torch_version, pages_states: as in `OptimizerStep`.
     Raises `InputError` for an unknown optimizer, or an implementation that it does not have.
     """
     optimizer_record = optimizer(optimizer_name)
@@ -35,7 +35,8 @@ def run_step(
     if chosen_implementation not in optimizer_record.implementations:
         implementation_names = " or ".join(optimizer_record.implementations)
         raise InputError(
-            f"--optimizer-impl {chosen_implementation}: {optimizer_name} does not have it; expected {implementation_names}"
+            f"--optimizer-impl {chosen_implementation}: {optimizer_name} does not have it; expected "
+            f"{implementation_names}"
         )
     with autograd_graph.no_grad():
         optimizer_record.step(

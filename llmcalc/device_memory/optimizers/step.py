@@ -88,7 +88,7 @@ class OptimizerStep:
         return counted_as(self.t.graph.meter, "optimizer")
 
     def states_like(self, tensor: Tensor, state_count: int = 1) -> list[Tensor]:
-        """Allocates optimizer states with the shape of a tensor, in the states' format. state_count: number of states."""
+        """Allocates optimizer states with a tensor's shape, in the states' format. state_count: number of states."""
         with self.counted_as_states():
             return [self.t.like(tensor, dtype=self.dtype) for _ in range(state_count)]
 

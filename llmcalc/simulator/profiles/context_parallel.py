@@ -155,7 +155,7 @@ class RingAttention(Eager):
 
 
 class Rotater:
-    """The exchange of keys and values between ranks. gathers: whether one all-gather replaces the ring's exchanges."""
+    """The exchange of keys and values between ranks. uses_all_gather: one all-gather replaces the ring's exchanges."""
 
     def __init__(self, autograd_graph: Graph, ranks: int, uses_all_gather: bool) -> None:
         self.graph: Graph = autograd_graph

@@ -165,7 +165,7 @@ class Divided(Eager):
     def all_gather(self, x: Tensor, sends_float8: bool = False) -> Tensor:
         """Gathers all tokens (`funcol.all_gather_single`). The ranks' parts arrive in turn, and are then joined.
 
-        sends_float8: whether they are cast to 8 bits first, false by default; what reads them computes in the format of x.
+        sends_float8: whether tokens are cast to 8 bits first (default false); readers compute in the format of x.
         """
         batch, rows, *row_shape = x.shape
         shape, dtype = (batch, rows * self.tokens, *row_shape), FLOAT8 if sends_float8 else x.dtype

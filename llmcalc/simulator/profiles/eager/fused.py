@@ -339,7 +339,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         Source: lit_gpt/lora.py, `GPT.forward`, and lit_gpt/utils.py, `chunked_cross_entropy`; torchtune/modules/
         transformer.py, `chunked_output`, and modules/loss/ce_chunked_output_loss.py.
 
-        head_step: the step of the output head. adapter_text: its input, [batch, tokens, hidden]. weight, bias: the head's.
+        head_step: the step of the output head. x: its input, [batch, tokens, hidden]. weight, bias: the head's.
         """
         aten, (batch, tokens) = self.t, x.shape[:2]
         chunk_tokens = self.choices.loss_chunk or ceil_div(tokens, CHUNKS)
