@@ -149,7 +149,7 @@ def list_places(replay: ReplayResult, stacks: list[LayerStack]) -> list[tuple[st
     block_stack: LayerStack | None = None
 
     def list_stack_places() -> None:
-        """Moves a stack's collected places to `points`, for every listed layer."""
+        """Moves a stack's collected places to `module_peaks`, for every listed layer."""
         if block_stack is None:
             return
         phase = stack_places[0][0].phase

@@ -216,7 +216,7 @@ def memory(
     published_dtype: number format of the published weights; default bfloat16.
     extra_parts: optional parts to include (`mtp`, `towers`). Images and audio include the encoders.
     model_config: the model's `config.json`; its `quantization_config` is the default quantization scheme. As a
-        `Checkpoint` it also says what the model's classes call their modules; otherwise these have the names of Llama's class.
+        `Checkpoint` it also says what the model's classes call their modules; otherwise Llama's names are used.
     quantized_sizes: sizes under other settings of the same model and config, to which this adds; default none.
     Raises `InputError` for an unknown number format, optimizer or scheme, and for a setting that does not apply to the
     phase or to the optimizer.

@@ -354,20 +354,29 @@ class RepeatAnalysis:
         (second_storage, nbytes, event_detail), (third_storage, _, _) = second_event, third_event
         if nbytes == PLACED:
             return self._inner_place(second_storage, third_storage)
-        twin_x, twin_y = self.twins.get(second_storage), self.twins.get(third_storage)
-        if second_storage == third_storage and twin_x is None:
+        second_twin, third_twin = self.twins.get(second_storage), self.twins.get(third_storage)
+        if second_storage == third_storage and second_twin is None:
             return InnerEvent(None, second_storage, second_storage, nbytes, event_detail)
         if any(
             matching_storage is not None and self.stack_of[matching_storage[0]] != stack_index
-            for matching_storage in (twin_x, twin_y)
+            for matching_storage in (second_twin, third_twin)
         ):
             raise NotRepeating
-        if twin_x is not None and twin_y is not None and twin_x[0] == twin_y[0] and twin_x[1] < twin_y[1]:
+        if (
+            second_twin is not None
+            and third_twin is not None
+            and second_twin[0] == third_twin[0]
+            and second_twin[1] < third_twin[1]
+        ):
             return InnerEvent(0, second_storage, second_storage, nbytes, event_detail)
-        if twin_x is None and twin_y is not None and twin_y[1] == 1:  # the third repeat uses a storage of the second
+        if (
+            second_twin is None and third_twin is not None and third_twin[1] == 1
+        ):  # the third repeat uses a storage of the second
             return InnerEvent(-1, third_storage, second_storage, nbytes, event_detail)
-        if twin_x is not None and twin_y is None and twin_x[1] == 2:  # the second repeat uses a storage of the third
-            return InnerEvent(1, twin_x[0], third_storage, nbytes, event_detail)
+        if (
+            second_twin is not None and third_twin is None and second_twin[1] == 2
+        ):  # the second repeat uses a storage of the third
+            return InnerEvent(1, second_twin[0], third_storage, nbytes, event_detail)
         raise NotRepeating
 
     def _check_edges(self) -> None:

@@ -188,8 +188,8 @@ def listed_modules(config: Fields, *field_names: str) -> ModuleList:
 def every_linear(config: Fields, scheme: LinearScheme, *field_names: str) -> LinearScheme:
     """Returns the scheme of `transformers`: every `nn.Linear` except the modules in the config's list.
 
-    field_names: config fields that may hold the list, as in `listed_modules`. The output head is unconverted if there is
-    no list or the list names it.
+    field_names: config fields that may hold the list, as in `listed_modules`. The output head is unconverted with
+    no list, or if the list names it.
     """
     has_module_list = any(config.get(name) is not None for name in field_names or ("modules_to_not_convert",))
     return replace(scheme, head=has_module_list, everywhere=True, excluded=listed_modules(config, *field_names))
