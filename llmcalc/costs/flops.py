@@ -158,7 +158,7 @@ def run_config_of(
     batch: int = 1,
     seq: int | None = None,
     context: int | None = None,
-    source_tokens: int | None = None,
+    source: int | None = None,
     phase: Phase = "forward",
     pairs: Pairs = "full",
     attention: AttentionImplementation = "eager",
@@ -169,11 +169,11 @@ def run_config_of(
 
     seq: new tokens per sequence; default `usual_sequence`. Decoding adds one token per sequence; there seq is the
         context if context is not given.
-    source_tokens: tokens that the encoder of an encoder-decoder reads; in decoding the default is context.
+    source: tokens that the encoder of an encoder-decoder reads; in decoding the default is context.
     recompute: modules that are recomputed in the backward pass, see `recompute_of`; default none.
     Raises `InputError` for settings that contradict each other or the model.
     """
-    check_source(spec, source_tokens)
+    check_source(spec, source)
     if phase == "decode":
         if context is not None and seq not in (None, 1):
             raise InputError(
@@ -182,7 +182,7 @@ def run_config_of(
             )
         tokens = usual_sequence(spec) if seq is None else seq
         context = tokens if context is None else context
-        seq, source_tokens = 1, context if source_tokens is None else source_tokens
+        seq, source = 1, context if source is None else source
     if phase != "training" and recompute != "none":
         raise InputError(f"--recompute {recompute}: only training recomputes activations; expected --phase training")
     if phase != "training" and attention != "eager":
@@ -192,7 +192,7 @@ def run_config_of(
     if mla != "auto" and not spec.tree().has_form("absorbed"):
         raise InputError(f"--mla {mla}: the model has no multi-head latent attention; expected auto")
     seq = usual_sequence(spec) if seq is None else seq
-    workload = Workload(batch=batch, seq=seq, context=context or 0, source=source_tokens, phase=phase)
+    workload = Workload(batch=batch, seq=seq, context=context or 0, source=source, phase=phase)
     return RunConfig(workload, Counting(pairs), Execution(attention, recompute_of(recompute), mla))
 
 

@@ -35,7 +35,7 @@ class ValueTensors:
         autograd_graph: Graph,
         run_config: RunConfig,
         dtype: Dtype,
-        trains_parameters: bool = True,
+        trained: bool = True,
         recompute: Recompute = NONE,
         include: frozenset[str] = frozenset(),
         choices: Choices = EAGER,
@@ -44,7 +44,7 @@ class ValueTensors:
         self.graph: Graph = autograd_graph
         self.run_config: RunConfig = run_config
         self.dtype: Dtype = dtype
-        self.trained: bool = trains_parameters
+        self.trained: bool = trained
         self.recompute: Recompute = recompute
         self.include: frozenset[str] = include
         self.choices: Choices = choices
