@@ -151,10 +151,10 @@ class Hardware(Record):
         if memory_sizes and (memory_sizes != sorted(set(memory_sizes)) or memory_sizes[-1] != self.memory_bytes):
             raise ValueError("configurations: expected each memory size once, ascending, up to memory_bytes")
         for rates in ("peak_flops", "float16_accumulation_flops"):
-            for name in getattr(self, rates):
-                if name not in PEAK_DTYPES:
+            for format_name in getattr(self, rates):
+                if format_name not in PEAK_DTYPES:
                     raise ValueError(
-                        f"{rates}: '{name}' is not a number format; expected one of {', '.join(PEAK_DTYPES)}"
+                        f"{rates}: '{format_name}' is not a number format; expected one of {', '.join(PEAK_DTYPES)}"
                     )
         return self
 
@@ -214,10 +214,10 @@ class Hardware(Record):
         """
         return self.peak(dtype) / self.bandwidth()
 
-    def _how_to_set(self, field: str) -> str:
+    def _how_to_set(self, field_name: str) -> str:
         if self.vendor:
             return f"{self.vendor} publishes none, or no source that a reader can open states it"
-        return f"expected a named accelerator, or a TOML file of your own with {field}"
+        return f"expected a named accelerator, or a TOML file of your own with {field_name}"
 
 
 class ListedHardware(Hardware):

@@ -84,7 +84,7 @@ def params(
     include, rank = included(with_mtp, with_towers), parsed_options.rank_request()
     if isinstance(model, str | Path):
         is_changed = bool(parsed_options.reading.get("set") or parsed_options.reading.get("head") or include)
-        file_params = params_of_file(str(model), measure, is_changed=is_changed, rank=rank)
+        file_params = params_of_file(str(model), measure, has_changed_model=is_changed, rank=rank)
         if file_params is not None and draft is not None:
             raise InputError(f"--draft: {model} is counted as it is; expected a model")
         if file_params is not None:
@@ -746,7 +746,7 @@ def shape(
         cache_format_of(kv_dtype),
     )
     return question.answer(
-        model, lambda target: preset_of(target, overrides, None, allow_unknown), overrides, literature=literature
+        model, lambda target: preset_of(target, overrides, None, allow_unknown), overrides, cites_literature=literature
     )
 
 

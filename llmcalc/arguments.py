@@ -49,16 +49,16 @@ def load(target: str | Path | Mapping[str, Any] | Any, *, allow_unknown: bool = 
 
 def config_dict_of(model: Any) -> Mapping[str, Any]:
     """Returns the dict of a `config.json` or of a configuration object. Raises `InputError` for other types."""
-    config = model.to_dict() if hasattr(model, "to_dict") else model
-    if not isinstance(config, Mapping):
+    config_dict = model.to_dict() if hasattr(model, "to_dict") else model
+    if not isinstance(config_dict, Mapping):
         raise InputError(
             f"model: {shown(model)}; expected a preset's name, a path, a parsed config.json, a configuration of "
             "transformers, a Preset or a ModelSpec"
         )
-    wrong_key = next((key for key in config if not isinstance(key, str)), None)
+    wrong_key = next((config_key for config_key in config_dict if not isinstance(config_key, str)), None)
     if wrong_key is not None:
         raise InputError(f"config: the key {shown(wrong_key)} is not text; expected a parsed config.json")
-    return config
+    return config_dict
 
 
 def head_of(head_name: Any) -> Any:
@@ -77,16 +77,16 @@ def preset_of(
     Raises `InputError` for an unknown name, for a file or a config that is not supported, and for changes of a model
     that is loaded already.
     """
-    changes = (set,) if isinstance(set, str) else tuple(set or ())
+    field_changes = (set,) if isinstance(set, str) else tuple(set or ())
     head = None if head is None else head_of(head)
     if isinstance(model, Preset | ModelSpec):
-        for option, field_value in (("--set", changes), ("--head", head)):
+        for option, field_value in (("--set", field_changes), ("--head", head)):
             if field_value:
                 raise InputError(f"{option}: the model is loaded already; expected its name, a path or a config")
         return model if isinstance(model, Preset) else Preset.model_construct(name="model", model=model)
     if isinstance(model, str | Path):
-        return load_target(str(model), changes, head, allow_unknown)
-    return load_config(config_dict_of(model), changes, head, allow_unknown)
+        return load_target(str(model), field_changes, head, allow_unknown)
+    return load_config(config_dict_of(model), field_changes, head, allow_unknown)
 
 
 def spec_of(model: Model) -> ModelSpec:
@@ -114,7 +114,7 @@ class Options(NamedTuple):
 
     def gives(self, phase: Any) -> Callable[[str], bool]:
         """Returns a test of whether a setting is set in the call. phase: the phase in the call, if any."""
-        return lambda name: (phase if name == "phase" else self.settings.get(name)) is not None
+        return lambda setting_name: (phase if setting_name == "phase" else self.settings.get(setting_name)) is not None
 
     def rank_request(self) -> RankRequest | None:
         """Returns the rank in the call; None for the whole model."""
@@ -151,14 +151,14 @@ def options_of(
         from .parallel.layout_request import LayoutRequest
 
         names_by_subject[3] = declared(LayoutRequest)
-    names = [name for subject in names_by_subject for name in subject]
+    known_names = [name for subject_names in names_by_subject for name in subject_names]
     for name in options_by_name:
-        if name not in names:
-            raise InputError(f"{name}: there is no such option.{suggest(name, names)}")
+        if name not in known_names:
+            raise InputError(f"{name}: there is no such option.{suggest(name, known_names)}")
     return Options(
         *(
-            {name: option_value for name, option_value in options_by_name.items() if name in subject}
-            for subject in names_by_subject
+            {name: option_value for name, option_value in options_by_name.items() if name in subject_names}
+            for subject_names in names_by_subject
         )
     )
 
@@ -169,29 +169,31 @@ def declared_options(options_class: type[OptionsOfCommand], arguments: Mapping[s
     arguments: all arguments by name; those that the class does not declare are left out.
     """
     declarations = declared(options_class)
-    return options_class(**checked_values(declarations, {name: arguments[name] for name in declarations}))
+    return options_class(
+        **checked_values(declarations, {option_name: arguments[option_name] for option_name in declarations})
+    )
 
 
-def optional_length(option: str, value: Any, least: int = 1, most: int = LARGEST) -> int | None:
+def optional_length(option: str, length: Any, least: int = 1, most: int = LARGEST) -> int | None:
     """Parses a number of sequences or tokens, such as 4096 or `32k`; None stays None."""
-    return None if value is None else whole(option, length_of(option, value), least, most)
+    return None if length is None else whole(option, length_of(option, length), least, most)
 
 
-def optional_text(option: str, value: Any, example: str) -> str | None:
+def optional_text(option: str, text_value: Any, example: str) -> str | None:
     """Validates an optional text; None stays None. example: a valid text, for the error message."""
-    return None if value is None else text(option, value, example)
+    return None if text_value is None else text(option, text_value, example)
 
 
-def optional_word(option: str, value: Any, words: Any) -> Any:
+def optional_word(option: str, word_value: Any, allowed_words: Any) -> Any:
     """Validates an optional word of a `Literal`; None stays None."""
-    return None if value is None else one_of(option, value, words)
+    return None if word_value is None else one_of(option, word_value, allowed_words)
 
 
-def optional_count(option: str, value: Any) -> int | None:
+def optional_count(option: str, count_value: Any) -> int | None:
     """Parses a count such as `15T`; None stays None."""
     from .units import parse_count
 
-    return None if value is None else parse_count(str(value), option)
+    return None if count_value is None else parse_count(str(count_value), option)
 
 
 def batch_or_users(batch: Any, users: Any, phase: str) -> int:
@@ -207,22 +209,22 @@ def inputs_of(image: Any, images: Any, audio: Any) -> Inputs:
     return Inputs(**checked_values(declared(Inputs), {"image": image, "images": images, "audio": audio}))
 
 
-def cache_format_of(value: Any) -> str:
+def cache_format_of(format_name: Any) -> str:
     """Returns a number format or storage format of the cache. Raises `InputError` for an unknown format."""
     from .costs.cache_formats import cache_format
 
-    text("--kv-dtype", value, "bf16")
+    text("--kv-dtype", format_name, "bf16")
     try:
-        cache_format(value)
+        cache_format(format_name)
     except InputError as error:
         raise InputError(f"--kv-dtype: {error}") from None
-    return str(value)
+    return str(format_name)
 
 
 def _hardware_names(hardware: Any) -> list[str]:
     """Returns a list of accelerator names, from one name, several names or None."""
-    names = [hardware] if isinstance(hardware, str) or not isinstance(hardware, Iterable) else list(hardware)
-    return [text("--hardware", name, "h100") for name in names if name is not None]
+    hardware_names = [hardware] if isinstance(hardware, str) or not isinstance(hardware, Iterable) else list(hardware)
+    return [text("--hardware", hardware_name, "h100") for hardware_name in hardware_names if hardware_name is not None]
 
 
 def require_model(model: Model | None) -> Model:
@@ -239,27 +241,27 @@ def engine_questions_of(
     launch: str | Path | None = None,
     receipt: str | Path | None = None,
 ) -> list[EngineQuestion]:
-    """Reads a launch file's servers, or the engines that serve a model, and returns what is asked of each.
+    """Returns a question for each server of a launch file, or for each named engine that serves a model.
 
     options: those of reading a model, the scheme of the weights, and the engines' own flags.
     """
     from .questions.engines import engine_questions
 
-    reading_options = {name: options.pop(name) for name in READING if name in options}
+    reading_options = {model_name: options.pop(model_name) for model_name in READING if model_name in options}
     quantize = options.pop("quantize", None)
-    names = _hardware_names(hardware)
-    if len(names) > 1:
+    hardware_names = _hardware_names(hardware)
+    if len(hardware_names) > 1:
         raise InputError("--hardware: with --engine the answer is for one accelerator; expected it once")
     engines = (engine,) if isinstance(engine, str) else tuple(engine or ())
-    if not all(isinstance(name, str) for name in engines) or not (engines or launch):
+    if not all(isinstance(model_name, str) for model_name in engines) or not (engines or launch):
         raise InputError("--engine: expected a name such as vllm or vllm==0.19")
     return engine_questions(
         launch,
-        lambda name: preset_of(name, **reading_options),
+        lambda model_name: preset_of(model_name, **reading_options),
         target=require_model(model) if launch is None else model,
         engines=engines,
-        values=options,
-        hardware=names[0] if names else None,
+        flag_values=options,
+        hardware=hardware_names[0] if hardware_names else None,
         quantize=quantize,
         receipt=None if receipt is None else str(receipt),
         allow_unknown=bool(reading_options.get("allow_unknown")),
@@ -301,7 +303,7 @@ def run_question_of(
         options.read,
         run_of(options, hardware, phase, included(with_mtp, with_towers), workspace),
         launch_file=launch,
-        is_given=options.gives(phase),
+        is_setting_given=options.gives(phase),
         allow_unknown=options.reading.get("allow_unknown", False),
         set=options.reading.get("set"),
         head=options.reading.get("head"),

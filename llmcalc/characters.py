@@ -42,9 +42,9 @@ def ascii_replacement(character: str) -> str:
         return STAND_INS[character]
     import unicodedata
 
-    name = unicodedata.name(character, "")
-    if name.startswith("GREEK"):
-        return name.split(" WITH ")[0].rpartition(" ")[2].lower()
+    character_name = unicodedata.name(character, "")
+    if character_name.startswith("GREEK"):
+        return character_name.split(" WITH ")[0].rpartition(" ")[2].lower()
     return unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode() or "?"
 
 

@@ -27,7 +27,7 @@ Ask: TypeAlias = "Callable[..., ReportedAnswer]"
 
 def draw_picture(
     picture: str,
-    models: Sequence[Model],
+    plotted_models: Sequence[Model],
     output: str | Path | None,
     options: Mapping[str, Any],
     answers: Mapping[str, Ask],
@@ -42,15 +42,15 @@ def draw_picture(
         "serve": partial(_draw_serve, answers["serve"]),
         "roofline": partial(_draw_roofline, answers["time"]),
     }
-    function = drawing_functions[one_of("PICTURE", picture, pictures.Picture)]
+    draw_function = drawing_functions[one_of("PICTURE", picture, pictures.Picture)]
     path = None if output is None else Path(output)
     if path is not None:
         format_of(path)
     try:
-        inspect.signature(function).bind(*models, **options)
+        inspect.signature(draw_function).bind(*plotted_models, **options)
     except TypeError as error:
         raise InputError(f"plot {picture}: {error}") from None
-    figure = function(*models, **options)
+    figure = draw_function(*plotted_models, **options)
     if path is not None:
         try:
             path.write_bytes(figure_bytes(figure, format_of(path)))
@@ -59,8 +59,8 @@ def draw_picture(
     return figure
 
 
-def _read_models(models: Iterable[Model], read_model: Callable[[Model], Any]) -> list[Any]:
-    read_models = [read_model(model) for model in models]
+def _read_models(plotted_models: Iterable[Model], read_model: Callable[[Model], Any]) -> list[Any]:
+    read_models = [read_model(model) for model in plotted_models]
     if not read_models:
         raise InputError("missing argument TARGET; expected one or more models")
     return read_models
@@ -70,21 +70,21 @@ def _draw_params(*models: Model, with_mtp: bool = False, with_towers: bool = Fal
     return pictures.params_picture(_read_models(models, options_of(options).read), included(with_mtp, with_towers))
 
 
-def _draw_kv(*models: Model, kv_dtype: str = "bf16", **options: Any) -> Figure:
+def _draw_kv(*plotted_models: Model, kv_dtype: str = "bf16", **options: Any) -> Figure:
     kv_dtype = options.pop("dtype", kv_dtype)
-    return pictures.kv_picture(_read_models(models, options_of(options).read), cache_format_of(kv_dtype))
+    return pictures.kv_picture(_read_models(plotted_models, options_of(options).read), cache_format_of(kv_dtype))
 
 
-def _draw_flops(*models: Model, **options: Any) -> Figure:
-    return pictures.flops_picture(_read_models(models, options_of(options).read))
+def _draw_flops(*plotted_models: Model, **options: Any) -> Figure:
+    return pictures.flops_picture(_read_models(plotted_models, options_of(options).read))
 
 
 def _draw_shape(
-    *models: Model, rows: int = 24, seq: int | str | None = None, kv_dtype: str = "bf16", **options: Any
+    *plotted_models: Model, rows: int = 24, seq: int | str | None = None, kv_dtype: str = "bf16", **options: Any
 ) -> Figure:
     kv_dtype = options.pop("dtype", kv_dtype)
     return pictures.shape_picture(
-        _read_models(models, options_of(options).read),
+        _read_models(plotted_models, options_of(options).read),
         whole("--rows", rows, 2, 256),
         tokens_of(seq),
         cache_format_of(kv_dtype),

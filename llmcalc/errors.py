@@ -33,8 +33,8 @@ class InputError(ValueError):
 class MissingExtra(InputError):
     """Raised when a feature needs an optional package that is not installed."""
 
-    def __init__(self, feature: str, package: str, extra: str) -> None:
-        super().__init__(f"{feature} needs {package}: pip install {_pip_requirement(extra)}")
+    def __init__(self, feature_name: str, package_name: str, extra_name: str) -> None:
+        super().__init__(f"{feature_name} needs {package_name}: pip install {_pip_requirement(extra_name)}")
 
 
 def _pip_requirement(optional_group: str) -> str:
@@ -45,63 +45,74 @@ def _pip_requirement(optional_group: str) -> str:
     import json
     from importlib.metadata import PackageNotFoundError, distribution
 
-    name = f"llmcalc-arch[{optional_group}]"
+    requirement = f"llmcalc-arch[{optional_group}]"
     try:
         origin = json.loads(distribution("llmcalc-arch").read_text("direct_url.json") or "{}")
     except (PackageNotFoundError, OSError, ValueError):
         origin = {}
-    url = str(origin.get("url", ""))
+    source_url = str(origin.get("url", ""))
     if "dir_info" in origin:
-        option = "-e " if origin["dir_info"].get("editable") else ""
-        return f"{option}'{url.removeprefix('file://')}[{optional_group}]'"
+        editable_option = "-e " if origin["dir_info"].get("editable") else ""
+        return f"{editable_option}'{source_url.removeprefix('file://')}[{optional_group}]'"
     if "vcs_info" in origin:
         vcs = origin["vcs_info"]
-        return f"'{name} @ {vcs.get('vcs')}+{url}@{vcs.get('commit_id')}'"
-    return f"'{name} @ {url}'" if url else f"'{name}'"
+        return f"'{requirement} @ {vcs.get('vcs')}+{source_url}@{vcs.get('commit_id')}'"
+    return f"'{requirement} @ {source_url}'" if source_url else f"'{requirement}'"
 
 
 MOST_SUGGESTIONS = 3
 """Largest number of names that a message suggests."""
 
 
-def suggest(wrong_name: str, names: list[str] | dict[str, str]) -> str:
+def suggest(wrong_name: str, known_names: list[str] | dict[str, str]) -> str:
     """Returns ` Did you mean a, b?` with the nearest known names; empty if no name is near.
 
     Names that begin with the given text come first, then names that contain it, then names with the fewest letters
     that differ. So `t5` finds t5-base, and `layers` num_hidden_layers.
-    names: the known names, or a mapping from other spellings to the names that the message prints.
+    known_names: the known names, or a mapping from other spellings to the names that the message prints.
     """
     import difflib
 
-    names_by_spelling = names if isinstance(names, dict) else {name: name for name in names}
-    key = _letters_and_digits(wrong_name[:100])
-    sorted_names = sorted((name for name in set(names_by_spelling.values())), key=lambda name: (len(name), name))
-    matching_names = [name for name in sorted_names if len(key) > 1 and _letters_and_digits(name).startswith(key)]
-    matching_names += [name for name in sorted_names if len(key) > 2 and key in _letters_and_digits(name)]
-    spelling, count = wrong_name.lower()[:100], 2 * MOST_SUGGESTIONS
-    similar_spellings = difflib.get_close_matches(spelling, names_by_spelling, count, cutoff=0.6)
+    names_by_spelling = (
+        known_names if isinstance(known_names, dict) else {known_name: known_name for known_name in known_names}
+    )
+    letters = _letters_and_digits(wrong_name[:100])
+    sorted_names = sorted(
+        (known_name for known_name in set(names_by_spelling.values())),
+        key=lambda known_name: (len(known_name), known_name),
+    )
+    matching_names = [
+        known_name
+        for known_name in sorted_names
+        if len(letters) > 1 and _letters_and_digits(known_name).startswith(letters)
+    ]
+    matching_names += [
+        known_name for known_name in sorted_names if len(letters) > 2 and letters in _letters_and_digits(known_name)
+    ]
+    lowercase_name, match_count = wrong_name.lower()[:100], 2 * MOST_SUGGESTIONS
+    similar_spellings = difflib.get_close_matches(lowercase_name, names_by_spelling, match_count, cutoff=0.6)
     suggestions = list(
-        dict.fromkeys([*matching_names, *(names_by_spelling[spelling] for spelling in similar_spellings)])
+        dict.fromkeys([*matching_names, *(names_by_spelling[lowercase_name] for lowercase_name in similar_spellings)])
     )
     return f" Did you mean {', '.join(suggestions[:MOST_SUGGESTIONS])}?" if suggestions else ""
 
 
-def _letters_and_digits(name: str) -> str:
+def _letters_and_digits(compared_name: str) -> str:
     """Returns the letters and digits of a name, in lower case."""
-    return "".join(character for character in name.lower() if character.isalnum())
+    return "".join(character for character in compared_name.lower() if character.isalnum())
 
 
-def near_to(name: str, names: Iterable[str]) -> str:
-    """Returns the known name within two typing errors of `name`; empty if there is none.
+def near_to(typed_name: str, known_names: Iterable[str]) -> str:
+    """Returns the known name within two typing errors of `typed_name`; empty if there is none.
 
     A short name may have fewer errors: at most one for every three letters.
     """
-    max_edits = min(2, len(name) // 3)
+    max_edits = min(2, len(typed_name) // 3)
     nearest_name = min(
         (
-            (edit_distance(name.lower(), candidate.lower()), candidate)
-            for candidate in names
-            if abs(len(candidate) - len(name)) <= max_edits
+            (edit_distance(typed_name.lower(), candidate.lower()), candidate)
+            for candidate in known_names
+            if abs(len(candidate) - len(typed_name)) <= max_edits
         ),
         default=None,
     )
@@ -125,17 +136,17 @@ def edit_distance(first_name: str, second_name: str) -> int:
     return distances[-1]
 
 
-def shown(value: Any) -> str:
+def shown(wrong_value: Any) -> str:
     """Formats a wrong value for an error message, in at most 60 characters."""
     try:
-        text = (
-            repr(value)
-            if isinstance(value, str | int | float | bool)
-            else _TOML_NAMES.get(type(value), f"a {type(value).__name__}")
+        value_text = (
+            repr(wrong_value)
+            if isinstance(wrong_value, str | int | float | bool)
+            else _TOML_NAMES.get(type(wrong_value), f"a {type(wrong_value).__name__}")
         )
     except ValueError:  # Python refuses to print an int with so many digits
         return "a number of thousands of digits"
-    return text if len(text) <= 60 else text[:57] + "…"
+    return value_text if len(value_text) <= 60 else value_text[:57] + "…"
 
 
 _TOML_NAMES: dict[type, str] = {type(None): "none", dict: "a table", list: "a list", tuple: "a list"}

@@ -98,7 +98,7 @@ class FrameworkEvidence:
 
 def parts_of_kinds(**names: str) -> tuple[tuple[str, str], ...]:
     """Returns (kind, name) pairs of model parts. names: for each kind, a text with the parts' names."""
-    return tuple((part_kind, name) for part_kind, text in names.items() for name in text.split())
+    return tuple((part_kind, part_name) for part_kind, names_text in names.items() for part_name in names_text.split())
 
 
 LLAMA_PARTS = parts_of_kinds(
@@ -107,17 +107,17 @@ LLAMA_PARTS = parts_of_kinds(
 """(kind, name) of the parts of a Llama."""
 
 
-def by_torch(test: str) -> Witness:
-    """Returns the evidence that a test compares the bytes with torch's operations. test: the test's module."""
-    return Witness("exact", ON_META, test)
+def by_torch(test_module: str) -> Witness:
+    """Returns the evidence that a test compares the bytes with torch's operations. test_module: the test's module."""
+    return Witness("exact", ON_META, test_module)
 
 
-def by_source(name: str, test: str) -> Witness:
+def by_source(library_name: str, test_module: str) -> Witness:
     """Returns the witness of bytes that were read in a library's source code.
 
-    name: the file of the library. test: the module that compares them with hand arithmetic.
+    library_name: the file of the library. test_module: the module that compares them with hand arithmetic.
     """
-    return Witness("source", name, test)
+    return Witness("source", library_name, test_module)
 
 
 def weakest(statuses: Iterable[Status]) -> Status:
@@ -142,15 +142,15 @@ def witnesses_of(evidence: Iterable[Evidence], status: Status) -> str:
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
 
-def compared(witness: Witness, **choice: object) -> Callable[[Kernel], Kernel]:
+def compared(witness: Witness, **kernel_choice: object) -> Callable[[Kernel], Kernel]:
     """Returns a decorator that records the independent check of a kernel's method.
 
-    choice: the field of `Choices` and its value with which the kernel runs; none for a kernel that always runs.
+    kernel_choice: the field of `Choices` and its value with which the kernel runs; none for a kernel that always runs.
     """
 
     def state(kernel: Kernel) -> Kernel:
         vars(kernel)["witness"] = witness
-        vars(kernel)["choice"] = choice
+        vars(kernel)["choice"] = kernel_choice
         return kernel
 
     return state
@@ -169,8 +169,12 @@ def kernels_compared(witness: Witness, unchecked: Collection[str] = ()) -> Calla
     """
 
     def state(profile: Profile) -> Profile:
-        for name, kernel in vars(profile).items():
-            if name.startswith(KERNEL_PREFIXES) and name not in unchecked and witness_of(kernel) == UNTESTED:
+        for method_name, kernel in vars(profile).items():
+            if (
+                method_name.startswith(KERNEL_PREFIXES)
+                and method_name not in unchecked
+                and witness_of(kernel) == UNTESTED
+            ):
                 compared(witness)(kernel)
         return profile
 

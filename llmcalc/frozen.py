@@ -50,44 +50,46 @@ def frozen(cls: Any = None, /, *, slots: bool = False, eq: bool = True, repr: bo
     return build if cls is None else build(cls)
 
 
-def _compiled_later(cls: Any, name: str, source: Callable[[Any, dict[str, Any]], str]) -> Callable[..., Any]:
+def _compiled_later(
+    cls: Any, method_name: str, method_source: Callable[[Any, dict[str, Any]], str]
+) -> Callable[..., Any]:
     """Returns a method that is compiled from source on the first call.
 
-    source: (class, names) → the method's source text; it adds the values of other names in that text to `names`.
+    method_source: (class, globals) → the method's source text; adds values of other names to the globals.
     """
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        names: dict[str, Any] = {}
-        exec(source(cls, names), names)
-        compiled_methods = names[name]
-        compiled_methods.__qualname__ = f"{cls.__qualname__}.{name}"
-        if vars(cls)[name] is method:
-            setattr(cls, name, compiled_methods)
+        method_globals: dict[str, Any] = {}
+        exec(method_source(cls, method_globals), method_globals)
+        compiled_methods = method_globals[method_name]
+        compiled_methods.__qualname__ = f"{cls.__qualname__}.{method_name}"
+        if vars(cls)[method_name] is method:
+            setattr(cls, method_name, compiled_methods)
         return compiled_methods(self, *args, **kwargs)
 
     return method
 
 
-def _constructor_source(cls: Any, names: dict[str, Any]) -> str:
-    names |= {"set_field": object.__setattr__, "MISSING": MISSING}
+def _constructor_source(cls: Any, method_globals: dict[str, Any]) -> str:
+    method_globals |= {"set_field": object.__setattr__, "MISSING": MISSING}
     positional_fields: list[str] = ["self"]
     keyword_parameters: list[str] = []
-    lines: list[str] = []
+    source_lines: list[str] = []
     for class_field in fields(cls):
-        parameter = value = class_field.name
+        parameter = parameter_value = class_field.name
         if class_field.default is not MISSING:
-            names[f"default_{class_field.name}"] = class_field.default
+            method_globals[f"default_{class_field.name}"] = class_field.default
             parameter += f"=default_{class_field.name}"
         elif class_field.default_factory is not MISSING:
-            names[f"make_{class_field.name}"] = class_field.default_factory
+            method_globals[f"make_{class_field.name}"] = class_field.default_factory
             parameter += "=MISSING"
-            value = f"make_{class_field.name}() if {class_field.name} is MISSING else {class_field.name}"
+            parameter_value = f"make_{class_field.name}() if {class_field.name} is MISSING else {class_field.name}"
         (keyword_parameters if class_field.kw_only else positional_fields).append(parameter)
-        lines.append(f" set_field(self, {class_field.name!r}, {value})\n")
+        source_lines.append(f" set_field(self, {class_field.name!r}, {parameter_value})\n")
     if hasattr(cls, "__post_init__"):
-        lines.append(" self.__post_init__()\n")
+        source_lines.append(" self.__post_init__()\n")
     parameters = ", ".join([*positional_fields, *(["*", *keyword_parameters] if keyword_parameters else [])])
-    return f"def __init__({parameters}):\n{''.join(lines) or ' pass'}"
+    return f"def __init__({parameters}):\n{''.join(source_lines) or ' pass'}"
 
 
 def _values_source(cls: Any, variable: str) -> str:
@@ -95,12 +97,12 @@ def _values_source(cls: Any, variable: str) -> str:
     return "(" + "".join(f"{variable}.{class_field.name}, " for class_field in fields(cls) if class_field.compare) + ")"
 
 
-def _equality_source(cls: Any, names: dict[str, Any]) -> str:
+def _equality_source(cls: Any, method_globals: dict[str, Any]) -> str:
     comparison = f"{_values_source(cls, 'self')} == {_values_source(cls, 'other')}"
     return f"def __eq__(self, other):\n return {comparison} if other.__class__ is self.__class__ else NotImplemented"
 
 
-def _hash_source(cls: Any, names: dict[str, Any]) -> str:
+def _hash_source(cls: Any, method_globals: dict[str, Any]) -> str:
     return f"def __hash__(self):\n return hash({_values_source(cls, 'self')})"
 
 
@@ -111,15 +113,15 @@ def _repr_method(self: Any) -> str:
     return f"{type(self).__qualname__}({fields_text})"
 
 
-def _refuse_assignment(self: Any, name: str, *value: Any) -> None:
+def _refuse_assignment(self: Any, field_name: str, *field_value: Any) -> None:
     """Raises `FrozenInstanceError`, because a field can be neither set nor deleted."""
-    raise FrozenInstanceError(f"cannot {'assign to' if value else 'delete'} field {name!r}")
+    raise FrozenInstanceError(f"cannot {'assign to' if field_value else 'delete'} field {field_name!r}")
 
 
 def _state_methods(self: Any) -> list[Any]:
     return [getattr(self, class_field.name) for class_field in fields(self)]
 
 
-def _set_state(self: Any, state: list[Any]) -> None:
-    for class_field, value in zip(fields(self), state, strict=True):
-        object.__setattr__(self, class_field.name, value)
+def _set_state(self: Any, field_values: list[Any]) -> None:
+    for class_field, field_value in zip(fields(self), field_values, strict=True):
+        object.__setattr__(self, class_field.name, field_value)

@@ -115,9 +115,9 @@ class ModelSpec(Part):
             )
         source_width = None if self.encoder is None else self._source_width(self.encoder)
         for stack_name, stack in self.stacks():
-            width = stack.hidden_size or self.hidden_size
+            stack_width = stack.hidden_size or self.hidden_size
             encoder_width = source_width if stack_name == "decoder" else None
-            stack.check_place(StackPosition(stack_name, width, stack_name, source_width=encoder_width))
+            stack.check_place(StackPosition(stack_name, stack_width, stack_name, source_width=encoder_width))
         if self.encoder is not None and self.decoder is not None and not self.decoder.block.reads_encoder():
             raise ValueError("decoder.block.cross_attention: an encoder-decoder needs one")
         self._check_main()
@@ -135,8 +135,8 @@ class ModelSpec(Part):
             raise ValueError("shared_positions: a model of one stack has one table; expected false")
         if isinstance(self.head, LMHead) and self.head.clusters is not None:
             self.head.clusters.check_vocabulary(self.vocab_size)
-        change = self.head.transform if isinstance(self.head, LMHead) else None
-        if change is not None and change.size is not None and self.tie_word_embeddings:
+        head_transform = self.head.transform if isinstance(self.head, LMHead) else None
+        if head_transform is not None and head_transform.size is not None and self.tie_word_embeddings:
             raise ValueError(
                 "head.transform.size: of a language-model head of its own; expected none, or tie_word_embeddings = "
                 "false"
@@ -181,7 +181,7 @@ class ModelSpec(Part):
                 f"{self.kind}: a token embedding and a width of its own are for the encoder of an encoder-decoder"
             )
         output_fields = (self.main.pooler, self.main.output_positions, self.main.output_size)
-        if any(field is not None for field in output_fields):
+        if any(output_field is not None for output_field in output_fields):
             raise ValueError(
                 f"{self.kind}: a stack's pooler, output_positions and output_size are for the encoder of an "
                 "encoder-decoder; expected none (model.pooler is the pooler of the model)"
@@ -191,7 +191,7 @@ class ModelSpec(Part):
 
     def _check_from_target(self) -> None:
         """Raises `ValueError` if a model that is not a draft takes parts from a target model."""
-        streams = None if self.decoder is None else self.decoder.streams
+        stream_spec = None if self.decoder is None else self.decoder.streams
         if self.main.has_no_embedding and (self.from_target or self.tie_word_embeddings or self.embedding_size):
             raise ValueError(
                 "streams.start: 'state' is of a model without an embedding; expected no from_target, no embedding_size "
@@ -199,7 +199,7 @@ class ModelSpec(Part):
             )
         if not self.from_target:
             return
-        if getattr(streams, "type", "") != "target_states":
+        if getattr(stream_spec, "type", "") != "target_states":
             raise ValueError(
                 "from_target: only a draft takes parts of a target; expected decoder.streams of type 'target_states'"
             )
@@ -211,9 +211,9 @@ class ModelSpec(Part):
                 "or from_target without it"
             )
 
-    def _weight_role(self, name: str) -> Role:
+    def _weight_role(self, weight_name: str) -> Role:
         """Returns the role of the embedding's or head's weight: `shared` for a target model's weight."""
-        return "shared" if name in self.from_target else "own"
+        return "shared" if weight_name in self.from_target else "own"
 
     def _check_encoder(self, encoder: Stack) -> None:
         """Raises `ValueError` if an encoder-decoder's encoder has no input of the encoder's width."""
@@ -245,14 +245,14 @@ class ModelSpec(Part):
 
     @property
     def one_pass_model(self) -> str:
-        """What the model is called if it reads a sequence in one pass and keeps no cache; empty for others."""
+        """The kind of a model that reads a sequence in one pass without a cache, in words; empty for other models."""
         if self.kind == "encoder":
             return "an encoder-only model"
         return "" if self.main.streams is None else self.main.streams.one_pass_model
 
     @property
     def model_without_tokens(self) -> str:
-        """What the model is called if it gives no tokens, as it reads its input once or has no language-model head."""
+        """The kind of a model that generates no tokens, in words; empty for other models."""
         if self.one_pass_model or isinstance(self.head, LMHead):
             return self.one_pass_model
         return "a model without a language-model head"
@@ -265,11 +265,11 @@ class ModelSpec(Part):
 
     def stacks(self) -> list[tuple[Literal["encoder", "decoder"], Stack]]:
         """The stacks of layers in execution order."""
-        both_stacks: list[tuple[Literal["encoder", "decoder"], Stack | None]] = [
+        optional_stacks: list[tuple[Literal["encoder", "decoder"], Stack | None]] = [
             ("encoder", self.encoder),
             ("decoder", self.decoder),
         ]
-        return [(stack_name, stack) for stack_name, stack in both_stacks if stack is not None]
+        return [(stack_name, stack) for stack_name, stack in optional_stacks if stack is not None]
 
     @property
     def source_tokens(self) -> int | None:
@@ -309,15 +309,15 @@ class ModelSpec(Part):
 
     @cached_property
     def recorded(self) -> Node:
-        """The tree, recorded once for all counts."""
+        """The tree of nodes, which all counts of this model share."""
         return self.program().node()
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Returns a copy with changed fields, whose tree is recorded anew."""
-        copy = super().model_copy(update=update, deep=deep)
-        copy.__dict__.pop("recorded", None)
-        copy.__dict__.pop("shared_program", None)
-        return copy
+        copied_spec = super().model_copy(update=update, deep=deep)
+        copied_spec.__dict__.pop("recorded", None)
+        copied_spec.__dict__.pop("shared_program", None)
+        return copied_spec
 
     def with_dropout(self, probability: float | None) -> Self:
         """Returns the model with this dropout probability at all points; None keeps the model's probabilities."""
@@ -338,49 +338,49 @@ class ModelSpec(Part):
         """
         recorder = Flow() if flow is None else flow
         recorder.dropouts = {} if self.dropout is None else self.dropout.probabilities()
-        hidden, vocab = Axis("hidden", self.hidden_size), Axis("vocab", self.vocab_size)
-        rows = (
+        hidden_axis, vocab = Axis("hidden", self.hidden_size), Axis("vocab", self.vocab_size)
+        token_rows = (
             vocab if self.additional_vocab_size is None else Axis("vocab", self.vocab_size + self.additional_vocab_size)
         )
-        embedding_axis = hidden if self.embedding_size is None else Axis("embedding", self.embedding_size)
+        embedding_axis = hidden_axis if self.embedding_size is None else Axis("embedding", self.embedding_size)
         has_two_stacks = self.kind == "encoder-decoder"
         if has_two_stacks and self._reads_own_input:
-            table = recorder.unread_table("embed_tokens", rows, embedding_axis, kind="embedding")
+            embedding_table = recorder.unread_table("embed_tokens", token_rows, embedding_axis, kind="embedding")
             x = Value(self._source_rows, (embedding_axis,))
         elif self.main.has_no_embedding:
-            table = Weight("embed_tokens", (embedding_axis,), (rows,))
+            embedding_table = Weight("embed_tokens", (embedding_axis,), (token_rows,))
             x = Value(TOKENS, (embedding_axis,), fixed=True)
         elif self.main.reads_no_embedding:
-            table = recorder.unread_table("embed_tokens", rows, embedding_axis, kind="embedding")
+            embedding_table = recorder.unread_table("embed_tokens", token_rows, embedding_axis, kind="embedding")
             x = Value(TOKENS, (embedding_axis,), fixed=True)
         else:
             source_rows = self._source_rows if has_two_stacks else TOKENS
             weight_role = self._weight_role("embed_tokens")
-            x, table = recorder.table(
-                "embed_tokens", rows, embedding_axis, of=source_rows, kind="embedding", role=weight_role
+            x, embedding_table = recorder.table(
+                "embed_tokens", token_rows, embedding_axis, of=source_rows, kind="embedding", role=weight_role
             )
         if self.unused_embedding is not None:
             recorder.part("unused_embedding", self.unused_embedding, x, role="idle", vocab=vocab)
-        x = x if has_two_stacks else self._projected_embeddings(recorder, x, hidden)
+        x = x if has_two_stacks else self._projected_embeddings(recorder, x, hidden_axis)
         for stack_name, stack in self.stacks():
             recorder.causal = stack_name == "decoder"
             if not has_two_stacks:
-                x = stack.flow(recorder, x, None if stack.input_size is None else hidden)
+                x = stack.flow(recorder, x, None if stack.input_size is None else hidden_axis)
                 continue
             x = (
                 x
                 if stack_name == "encoder"
-                else self._projected_embeddings(recorder, recorder.look_up(table, TOKENS), hidden)
+                else self._projected_embeddings(recorder, recorder.look_up(embedding_table, TOKENS), hidden_axis)
             )
-            with recorder.scope(stack_name) as scope:
+            with recorder.scope(stack_name) as stack_scope:
                 if stack_name == "encoder":
-                    scope.is_separate_model, scope.argument = True, None if self._reads_own_input else x
-                    x = recorder.memory = scope.output = self._encoder_output(recorder, stack, x)
+                    stack_scope.is_separate_model, stack_scope.argument = True, None if self._reads_own_input else x
+                    x = recorder.memory = stack_scope.output = self._encoder_output(recorder, stack, x)
                 else:
-                    scope.argument = x
+                    stack_scope.argument = x
                     x = stack.flow(recorder, x, positions=recorder.positions if self.shared_positions else None)
         if recorder.has_output or self.towers:
-            self._record_output(recorder, x, vocab, embedding_axis, table)
+            self._record_output(recorder, x, vocab, embedding_axis, embedding_table)
         return recorder
 
     @property
@@ -388,17 +388,17 @@ class ModelSpec(Part):
         """Whether the encoder has a separate stem or token embedding."""
         return self.encoder is not None and (self.encoder.stem is not None or self.encoder.vocab_size is not None)
 
-    def _projected_embeddings(self, recorder: Flow, x: Value, hidden: Axis) -> Value:
+    def _projected_embeddings(self, recorder: Flow, x: Value, hidden_axis: Axis) -> Value:
         """Returns the token embeddings, projected to the layers' width if different."""
         if self.embedding_size is None or self.main.input_size is not None:
             return x
         if self.embedding_kernel is not None:
             x = recorder.cat(*[x] * self.embedding_kernel, axes=(JoinedShapes((x.axes,) * self.embedding_kernel),))
             recorder.hold(neighbours=x)
-        weight = Weight("embed_proj", (hidden,), x.axes) if self.tied_projection else None
+        weight = Weight("embed_proj", (hidden_axis,), x.axes) if self.tied_projection else None
         recorder.memo["embed_proj"] = weight
         return recorder.linear(
-            "embed_proj", x, hidden, bias=self.embedding_projection_bias, kind="embedding", weight=weight
+            "embed_proj", x, hidden_axis, bias=self.embedding_projection_bias, kind="embedding", weight=weight
         )
 
     @property
@@ -409,29 +409,33 @@ class ModelSpec(Part):
 
     def _encoder_output(self, recorder: Flow, encoder: Stack, x: Value) -> Value:
         """Returns the output of an encoder that a decoder reads."""
-        width = None if encoder.hidden_size is None else Axis("hidden", encoder.hidden_size)
+        encoder_axis = None if encoder.hidden_size is None else Axis("hidden", encoder.hidden_size)
         if encoder.stem is not None:
             return encoder.flow(
-                recorder, encoder.stem.frames_read(), Axis("hidden", self.hidden_size) if width is None else width
+                recorder,
+                encoder.stem.frames_read(),
+                Axis("hidden", self.hidden_size) if encoder_axis is None else encoder_axis,
             )
-        return encoder.flow(recorder, x, width)
+        return encoder.flow(recorder, x, encoder_axis)
 
     def _record_output(self, recorder: Flow, x: Value, vocab: Axis, embedding_axis: Axis, table: Weight) -> None:
         """Records the components that read the final hidden states, and the vision and audio encoders."""
         recorder.hold(x=x)
         values_read: dict[str, Value] = {}
-        for name, component in (("pooler", self.pooler), ("contact_head", self.contact_head)):
+        for component_name, component in (("pooler", self.pooler), ("contact_head", self.contact_head)):
             if component is not None:
-                values_read[name] = recorder.part(name, component, x, role=component.role, stack=self.main)
+                values_read[component_name] = recorder.part(
+                    component_name, component, x, role=component.role, stack=self.main
+                )
         if self.pooler is not None:
             recorder.hold(pooled=values_read["pooler"])
         output_states = x
         if self.top_size is not None:
             component_kind = {"lm": "lm_head", "classification": "classifier"}.get(self.head.type, "embedding")
-            rows = x.rows if self.head.type in ("none", "projection") else LOGITS
+            head_rows = x.rows if self.head.type in ("none", "projection") else LOGITS
             weight = recorder.memo["embed_proj"] if self.tied_projection else None
             x = recorder.linear(
-                "head_proj", x, Axis("embedding", self.top_size), rows=rows, kind=component_kind, weight=weight
+                "head_proj", x, Axis("embedding", self.top_size), rows=head_rows, kind=component_kind, weight=weight
             )
         recorder.result = x
         if self.head.type == "classification":

@@ -42,4 +42,4 @@ WITHOUT_FLOPS = frozenset(name for name, part in OPTIONAL_PARTS.items() if not p
 def included(with_mtp: bool = False, with_towers: bool = False) -> frozenset[str]:
     """Returns the names of the optional parts that a total includes."""
     is_requested = {MTP: with_mtp, TOWERS: with_towers}
-    return frozenset(part.name for part, is_wanted in is_requested.items() if is_wanted)
+    return frozenset(part.name for part, is_included in is_requested.items() if is_included)

@@ -46,23 +46,23 @@ class Handler(SimpleHTTPRequestHandler):
     extensions_map = {**SimpleHTTPRequestHandler.extensions_map, **TYPES}
 
     def send_head(self) -> Any:
-        hosts = self.headers.get_all("Host", [])
-        if len(hosts) != 1 or not HOST.fullmatch(hosts[0].strip()):
+        host_headers = self.headers.get_all("Host", [])
+        if len(host_headers) != 1 or not HOST.fullmatch(host_headers[0].strip()):
             return self._refuse_request(HTTPStatus.FORBIDDEN, "expected localhost or 127.0.0.1 as the Host")
         try:
-            file = self.translate_path(self.path)
-            if "\0" in file:
+            file_path = self.translate_path(self.path)
+            if "\0" in file_path:
                 raise ValueError("a NUL in the path")
-            if os.path.isdir(file):
-                file = os.path.join(file, "index.html")
-            is_inside = Path(os.path.realpath(file)).is_relative_to(os.path.realpath(self.directory))
-            is_file = is_inside and os.path.isfile(file)
+            if os.path.isdir(file_path):
+                file_path = os.path.join(file_path, "index.html")
+            is_inside = Path(os.path.realpath(file_path)).is_relative_to(os.path.realpath(self.directory))
+            is_file = is_inside and os.path.isfile(file_path)
         except ValueError:  # a lone surrogate is one too
             return self._refuse_request(HTTPStatus.BAD_REQUEST, "expected the path of a file")
         return super().send_head() if is_file else self._refuse_request(HTTPStatus.NOT_FOUND, "no such file")
 
-    def _refuse_request(self, status: HTTPStatus, reason: str) -> None:
-        self.send_error(status, reason)
+    def _refuse_request(self, status: HTTPStatus, refusal_text: str) -> None:
+        self.send_error(status, refusal_text)
 
     def list_directory(self, path: Any) -> None:
         return self._refuse_request(HTTPStatus.NOT_FOUND, "no such file")
@@ -131,41 +131,41 @@ def build_page(rebuild: bool = False) -> tuple[Path, str]:
     rebuild: whether to build it anew. Raises `InputError` with what the build lacks.
     """
     web_folder = web_folder_of_checkout()
-    page = web_folder / "dist"
-    if rebuild or not (page / "index.html").is_file():
+    page_folder = web_folder / "dist"
+    if rebuild or not (page_folder / "index.html").is_file():
         build_script = [sys.executable, str(web_folder / "build.py")]
         build_result = subprocess.run(build_script, stderr=subprocess.PIPE, text=True, check=False)
         if build_result.returncode:
             reason = build_result.stderr.strip().partition("error: ")[2] or build_result.stderr.strip().splitlines()[-1]
             raise InputError(f"the page is not built: {reason}")
-        return page, build_result.stderr.strip().splitlines()[-1]
-    return page, "note: the page is older than this checkout; --rebuild builds it anew" if _is_outdated(
-        page, web_folder
+        return page_folder, build_result.stderr.strip().splitlines()[-1]
+    return page_folder, "note: the page is older than this checkout; --rebuild builds it anew" if _is_outdated(
+        page_folder, web_folder
     ) else ""
 
 
-def check_export(folder: Path) -> None:
+def check_export(export_folder: Path) -> None:
     """Raises `InputError` for a folder that is not empty."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"--export: {folder}: is not empty; expected a new folder")
+    if export_folder.exists() and (not export_folder.is_dir() or any(export_folder.iterdir())):
+        raise InputError(f"--export: {export_folder}: is not empty; expected a new folder")
 
 
-def export_page(page: Path, folder: Path) -> None:
+def export_page(page_folder: Path, export_folder: Path) -> None:
     """Writes the page into a new folder, for any static server."""
-    check_export(folder)
-    shutil.copytree(page, folder, dirs_exist_ok=True)
+    check_export(export_folder)
+    shutil.copytree(page_folder, export_folder, dirs_exist_ok=True)
 
 
-def _is_outdated(page: Path, web_folder: Path) -> bool:
+def _is_outdated(page_folder: Path, web_folder: Path) -> bool:
     """Whether a source has changed since the page was built."""
-    page_changed_at = (page / "index.html").stat().st_ctime  # copies keep the time of their original as st_mtime
+    page_changed_at = (page_folder / "index.html").stat().st_ctime  # copies keep the time of their original as st_mtime
     file_patterns = (
         (web_folder.parent / "llmcalc", "*.py"),
         (web_folder.parent / "presets", "*.toml"),
         (web_folder / "src", "*"),
     )
     return any(
-        path.stat().st_mtime > page_changed_at
-        for folder, file_pattern in file_patterns
-        for path in folder.rglob(file_pattern)
+        source_path.stat().st_mtime > page_changed_at
+        for source_folder, file_pattern in file_patterns
+        for source_path in source_folder.rglob(file_pattern)
     )

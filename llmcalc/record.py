@@ -41,12 +41,12 @@ class Record(BaseModel):
             if old_name in values:
                 raise ValueError(f"{old_name}: this field was renamed; expected {new_name}")
         fields_with_none = [
-            key
-            for key, value in values.items()
-            if isinstance(value, str)
-            and value == NONE
-            and key != "type"
-            and getattr(cls.model_fields.get(key), "annotation", None) is not str
+            field_name
+            for field_name, field_value in values.items()
+            if isinstance(field_value, str)
+            and field_value == NONE
+            and field_name != "type"
+            and getattr(cls.model_fields.get(field_name), "annotation", None) is not str
         ]
         return values | dict.fromkeys(fields_with_none) if fields_with_none else values
 

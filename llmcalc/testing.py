@@ -16,7 +16,7 @@ from . import units
 from .arguments import Model, spec_of
 from .characters import printable
 from .costs.flops import forward_of
-from .costs.params import total_of
+from .costs.params import total_params_of
 from .errors import InputError, shown
 from .flow.tree import Node
 from .ops.attention import AttentionCore
@@ -75,12 +75,12 @@ def _restore_buffers(module: nn.Module) -> Iterator[None]:
 
 
 def _parameter_problems(module: nn.Module, tree: Node) -> list[str]:
-    spec_total, counted_params = tree.total(total_of), parameters(module)
+    spec_total, counted_params = tree.total(total_params_of), parameters(module)
     module_total = counted_params.get("", 0)
     if module_total == spec_total:
         return []
     difference_text = units.difference(module_total - spec_total)
-    lines = [f"parameters: the module has {module_total:,}, the spec {spec_total:,} ({difference_text})"]
+    problem_lines = [f"parameters: the module has {module_total:,}, the spec {spec_total:,} ({difference_text})"]
     layers = [node for node in tree.children if node.kind == "layer"]
     depth = sum(node.repeat for node in layers)
     module_lists = sorted(
@@ -88,33 +88,38 @@ def _parameter_problems(module: nn.Module, tree: Node) -> list[str]:
     )
     for prefix in module_lists[:1]:
         for node in layers:
-            expected_params = node.cost_per_repeat(total_of)
+            expected_params = node.cost_per_repeat(total_params_of)
             wrong_layers = {
-                i: counted_params.get(f"{prefix}.{i}", 0)
-                for i in node.indices or ()
-                if counted_params.get(f"{prefix}.{i}", 0) != expected_params
+                layer_index: counted_params.get(f"{prefix}.{layer_index}", 0)
+                for layer_index in node.indices or ()
+                if counted_params.get(f"{prefix}.{layer_index}", 0) != expected_params
             }
             if wrong_layers:
-                i, count = next(iter(wrong_layers.items()))
+                layer_index, params = next(iter(wrong_layers.items()))
                 difference = (
-                    f"{units.difference(count - expected_params)}; {len(wrong_layers)} of {node.repeat} such layers "
+                    f"{units.difference(params - expected_params)}; {len(wrong_layers)} of {node.repeat} such layers "
                     "differ"
                 )
-                lines.append(f"  {prefix}.{i}: {count:,}, the spec's {node.segment} {expected_params:,} ({difference})")
-    if len(lines) == 1:
-        lines.append(
+                problem_lines.append(
+                    f"  {prefix}.{layer_index}: {params:,}, the spec's {node.segment} {expected_params:,} "
+                    f"({difference})"
+                )
+    if len(problem_lines) == 1:
+        problem_lines.append(
             "  by the spec: "
             + ", ".join(
-                f"{child.segment} {child.total(total_of):,}" for child in tree.children if child.total(total_of)
+                f"{child.segment} {child.total(total_params_of):,}"
+                for child in tree.children
+                if child.total(total_params_of)
             )
         )
-        lines.append(
+        problem_lines.append(
             "  by the module: "
             + ", ".join(
                 f"{name} {counted_params[name]:,}" for name, _ in module.named_children() if counted_params.get(name)
             )
         )
-    return lines
+    return problem_lines
 
 
 def _flop_problems(module: nn.Module, tree: Node, inputs: tuple[Any, ...], batch: int, seq: int | None) -> list[str]:
@@ -129,7 +134,7 @@ def _flop_problems(module: nn.Module, tree: Node, inputs: tuple[Any, ...], batch
     spec_flops, measured_flops = tree.total(forward_of, run_config), flops_by_path.get("", 0)
     if measured_flops == spec_flops:
         return []
-    scores = tree.total(lambda use: forward_of(use) if isinstance(use.op, AttentionCore) else 0, run_config)
+    scores = tree.total(lambda op_use: forward_of(op_use) if isinstance(op_use.op, AttentionCore) else 0, run_config)
     hint_text = ""
     if measured_flops == 0:
         hint_text = (

@@ -48,22 +48,25 @@ SI_PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
 BINARY_PREFIXES = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
 
 
-def dtype(name: str) -> str:
+def dtype(format_name: str) -> str:
     """Returns the full name of a number format: `bf16` → `bfloat16`.
 
     Raises `InputError` for an unknown name.
     """
-    plain_name = name.strip().lower().removeprefix("torch.")
+    plain_name = format_name.strip().lower().removeprefix("torch.")
     full_name = _DTYPE_ALIASES.get(plain_name, plain_name)
     if full_name not in DTYPE_BITS:
-        formats = [DTYPE_NAMES.get(name_of_dtype, name_of_dtype) for name_of_dtype in DTYPE_BITS]
-        raise InputError(f"unknown dtype '{name}': expected one of {', '.join(formats)}.{suggest(name, formats)}")
+        format_names = [DTYPE_NAMES.get(name_of_dtype, name_of_dtype) for name_of_dtype in DTYPE_BITS]
+        raise InputError(
+            f"unknown dtype '{format_name}': expected one of "
+            f"{', '.join(format_names)}.{suggest(format_name, format_names)}"
+        )
     return full_name
 
 
-def short_dtype(name: str) -> str:
+def short_dtype(format_name: str) -> str:
     """Returns the short name of a number format: `bfloat16` → `bf16`."""
-    return DTYPE_NAMES.get(name, name)
+    return DTYPE_NAMES.get(format_name, format_name)
 
 
 def bits_to_bytes(bits: int) -> int:
@@ -71,22 +74,22 @@ def bits_to_bytes(bits: int) -> int:
     return -(-bits // 8)
 
 
-def _in_largest_unit(value: float, unit_base: int, names: tuple[str, ...]) -> tuple[float, str]:
+def _in_largest_unit(value: float, unit_base: int, unit_names: tuple[str, ...]) -> tuple[float, str]:
     """Returns the value in the largest unit with a value of at least 1, and the unit."""
     scaled_value, unit_index = float(value), 0
-    while abs(scaled_value) >= unit_base and unit_index < len(names) - 1:
+    while abs(scaled_value) >= unit_base and unit_index < len(unit_names) - 1:
         scaled_value, unit_index = scaled_value / unit_base, unit_index + 1
-    if unit_index < len(names) - 1 and round(abs(scaled_value), 2) >= unit_base:  # 999.996 would print as 1000.00
+    if unit_index < len(unit_names) - 1 and round(abs(scaled_value), 2) >= unit_base:  # 999.996 would print as 1000.00
         scaled_value, unit_index = scaled_value / unit_base, unit_index + 1
-    return scaled_value, names[unit_index]
+    return scaled_value, unit_names[unit_index]
 
 
 def count(value: int) -> str:
     """Prints a count with a decimal suffix: `8.03 B`, `218.11 M`, `512`."""
     if abs(value) < 1000:
         return f"{value:,}" if isinstance(value, int) else f"{value:.2f}"
-    scaled_value, name = _in_largest_unit(value, 1000, COUNT_SUFFIXES)
-    return f"{scaled_value:.2f} {name}"
+    scaled_value, suffix = _in_largest_unit(value, 1000, COUNT_SUFFIXES)
+    return f"{scaled_value:.2f} {suffix}"
 
 
 def exact(value: int) -> str:
@@ -98,15 +101,15 @@ def memory(value: int) -> str:
     """Prints bytes in a binary unit: `14.96 GiB`."""
     if abs(value) < 1024:
         return f"{value} B"
-    scaled_value, name = _in_largest_unit(value, 1024, BINARY_PREFIXES)
-    return f"{scaled_value:.2f} {name}B"
+    scaled_value, prefix = _in_largest_unit(value, 1024, BINARY_PREFIXES)
+    return f"{scaled_value:.2f} {prefix}B"
 
 
 def amount(value: float, unit: str) -> str:
     """Prints an amount or a rate in a decimal unit: `1.93 TFLOPs`, `3.35 TB/s`, `989.50 TFLOP/s`."""
-    scaled_value, name = _in_largest_unit(value, 1000, SI_PREFIXES)
-    digits = f"{scaled_value:.0f}" if not name and float(value).is_integer() else f"{scaled_value:.2f}"
-    return f"{digits} {name}{unit}"
+    scaled_value, prefix = _in_largest_unit(value, 1000, SI_PREFIXES)
+    digits = f"{scaled_value:.0f}" if not prefix and float(value).is_integer() else f"{scaled_value:.2f}"
+    return f"{digits} {prefix}{unit}"
 
 
 class Scale(NamedTuple):
@@ -169,9 +172,9 @@ def signed_percent(value: float, digits: int = 1) -> str:
     """Prints a relative difference: `−6.7 %`, `+0.3 %`, or `equal` for exactly 0. It has no sign if it rounds to 0."""
     if value == 0:
         return "equal"
-    text = f"{abs(100 * value):.{digits}f}"
-    sign_text = "" if not float(text) else "+" if value > 0 else "−"
-    return f"{sign_text}{text} %"
+    percent_text = f"{abs(100 * value):.{digits}f}"
+    sign_text = "" if not float(percent_text) else "+" if value > 0 else "−"
+    return f"{sign_text}{percent_text} %"
 
 
 def difference(value: int) -> str:
@@ -206,16 +209,16 @@ _COUNT_FACTORS = {
 _LENGTH_FACTORS = {"": 1, "k": 1024, "ki": 1024, "m": 1024**2, "mi": 1024**2}
 
 
-def parse_length(text: str) -> int:
+def parse_length(length_text: str) -> int:
     """Parses a number of tokens or sequences, where k means 1,024: `32k`, `1M`, `8_192` → 32768, 1048576, 8192.
 
     Raises `InputError` for any other text.
     """
-    number_match = re.match(_SIGNED, text)
-    factor = _LENGTH_FACTORS.get(number_match.group(2).lower()) if number_match else None
-    if number_match is None or factor is None:
-        raise InputError(f"'{text}' is not a whole number; expected something like 4096, 32k or 1M")
-    return _is_whole(number_match.group(1), factor, f"'{text}'")
+    number_match = re.match(_SIGNED, length_text)
+    unit_factor = _LENGTH_FACTORS.get(number_match.group(2).lower()) if number_match else None
+    if number_match is None or unit_factor is None:
+        raise InputError(f"'{length_text}' is not a whole number; expected something like 4096, 32k or 1M")
+    return _is_whole(number_match.group(1), unit_factor, f"'{length_text}'")
 
 
 LONGEST_NUMBER = 100
@@ -235,25 +238,25 @@ def exact_number(digits: str, shown_text: str) -> Fraction:
     return Fraction(digits.replace("_", "").replace(",", ""))
 
 
-def _is_whole(digits: str, factor: int, shown_text: str) -> int:
-    value = exact_number(digits, shown_text) * factor
-    if value.denominator != 1:
+def _is_whole(digits: str, unit_factor: int, shown_text: str) -> int:
+    exact_value = exact_number(digits, shown_text) * unit_factor
+    if exact_value.denominator != 1:
         raise InputError(f"{shown_text} is not a whole number")
-    return int(value)
+    return int(exact_value)
 
 
-def parse_count(text: str, quantity: str = "") -> int:
+def parse_count(count_text: str, quantity_name: str = "") -> int:
     """Parses a positive count, where k means 1,000: `8e9`, `8B`, `8_000_000_000` → 8000000000.
 
-    quantity: name of the option, for the error message.
+    quantity_name: name of the option, for the error message.
     Raises `InputError` for any other text, zero and negative numbers included.
     """
-    quantity_text = f"{quantity}: '{text}'" if quantity else f"'{text}'"
-    number_match = re.match(_NUMBER, text)
-    factor = _COUNT_FACTORS.get(number_match.group(2).lower()) if number_match else None
-    if number_match is None or factor is None:
+    quantity_text = f"{quantity_name}: '{count_text}'" if quantity_name else f"'{count_text}'"
+    number_match = re.match(_NUMBER, count_text)
+    unit_factor = _COUNT_FACTORS.get(number_match.group(2).lower()) if number_match else None
+    if number_match is None or unit_factor is None:
         raise InputError(f"{quantity_text} is not a positive number: expected something like 8e9, 8B or 350M")
-    value = _is_whole(number_match.group(1), factor, quantity_text)
-    if value <= 0:
+    parsed_count = _is_whole(number_match.group(1), unit_factor, quantity_text)
+    if parsed_count <= 0:
         raise InputError(f"{quantity_text} is not a positive whole number")
-    return value
+    return parsed_count

@@ -29,14 +29,14 @@ def command(
     """Convert between native descriptions and Hugging Face configs.
     Both give the same counts when they are read back.
     """
-    from ..questions.listings import convert_model, unscaled_note
+    from ..questions.listings import convert_model, missing_rope_scaling_note
     from ..sources.preset import name_in_errors
 
     preset = target_options.load(target)
     written_format = to or ("hf" if output is not None and output.suffix == ".json" else "toml")
     with name_in_errors(preset):
         converted_text = convert_model(preset, written_format)
-    if scaling_note := unscaled_note(preset, written_format):
+    if scaling_note := missing_rope_scaling_note(preset, written_format):
         store_remark(f"note: {preset.name}: {scaling_note}")
     with open_output(output) as output_stream:
         output_stream.write(converted_text)

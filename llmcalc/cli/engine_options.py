@@ -168,7 +168,7 @@ def show_servers(
         target_options.load,
         target=target,
         engines=engines or (),
-        values=engine_flags(context),
+        flag_values=engine_flags(context),
         hardware=hardware,
         quantize=context.params["quantize"],
         receipt=context.params["receipt"],

@@ -94,7 +94,7 @@ def command(
             workspace=cublas_workspace,
         ),
         launch_file=launch,
-        is_given=lambda name: is_given(context, name),
+        is_setting_given=lambda name: is_given(context, name),
         allow_unknown=target_options.allow_unknown,
         set=target_options.overrides,
         head=target_options.head,

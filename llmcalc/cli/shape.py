@@ -47,6 +47,6 @@ def command(
     )
     target_options = TargetOptions(overrides, None, allow_unknown)
     answer = shape_question.answer(
-        target, target_options.load, overrides or (), literature=literature, is_flat=output_options.fmt == "csv"
+        target, target_options.load, overrides or (), cites_literature=literature, is_flat=output_options.fmt == "csv"
     )
     output_options.show_answer(answer, notes=literature)

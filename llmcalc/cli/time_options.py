@@ -98,7 +98,7 @@ class TimedRun:
             self.load,
             RunOptions(settings=self.settings, layout=self.layout, include=self.include, accelerators=accelerators),
             launch_file=self.launch,
-            is_given=self.is_given,
+            is_setting_given=self.is_given,
             allow_unknown=self.target_options.allow_unknown,
             command="time",
             set=self.target_options.overrides,

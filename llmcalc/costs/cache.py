@@ -71,16 +71,16 @@ class CacheSize:
     source: int | None = None
     inputs: EncodedInputs | None = None
 
-    def _total_bits(self, workload: Workload, dtype_name: str | None = None) -> Number:
-        return self.tree.total(cache_bits_of(dtype_name or self.dtype), RunConfig(workload))
+    def _total_bits(self, workload: Workload, format_name: str | None = None) -> Number:
+        return self.tree.total(cache_bits_of(format_name or self.dtype), RunConfig(workload))
 
     @property
     def bytes(self) -> int:
         return bits_to_bytes(self._total_bits(self.workload))
 
-    def bytes_in_format(self, dtype_name: str) -> int:
+    def bytes_in_format(self, format_name: str) -> int:
         """Returns the cache's bytes with keys and values in another format; recurrent states keep their format."""
-        return bits_to_bytes(self._total_bits(self.workload, dtype_name))
+        return bits_to_bytes(self._total_bits(self.workload, format_name))
 
     @property
     def elements(self) -> int:
@@ -99,7 +99,7 @@ class CacheSize:
 
     @property
     def growth_per_token(self) -> int:
-        """The bytes that one more token of a sequence adds to the cache; layers whose window is full add none."""
+        """The bytes that one more token of a sequence adds to the cache; a layer with a full window adds 0 bytes."""
         one_sequence = self.workload.with_(batch=1)
         return bits_to_bytes(
             self._total_bits(one_sequence.with_(seq=one_sequence.seq + 1)) - self._total_bits(one_sequence)
@@ -126,17 +126,21 @@ class CacheSize:
     def groups(self) -> list[CacheGroup]:
         """Groups of identical caches, in the order of the layers."""
         layers: dict[tuple[str, int | None, int | None], int] = {}
-        bits: dict[tuple[str, int | None, int | None], Number] = {}
+        bits_by_group: dict[tuple[str, int | None, int | None], Number] = {}
         cost = cache_bits_of(self.dtype)
         for node_position in self._cache_places():
             op = node_position.node.op
-            tokens, width = (_cached_tokens(op, node_position), op.width) if isinstance(op, KVCache) else (None, None)
-            group = (getattr(op, "kind", STATE), tokens, width)
+            tokens, vector_width = (
+                (_cached_tokens(op, node_position), op.width) if isinstance(op, KVCache) else (None, None)
+            )
+            group = (getattr(op, "kind", STATE), tokens, vector_width)
             layers[group] = layers.get(group, 0) + node_position.times
-            bits[group] = bits.get(group, 0) + node_position.times * node_position.own_cost(cost)
+            bits_by_group[group] = bits_by_group.get(group, 0) + node_position.times * node_position.own_cost(cost)
         return [
-            CacheGroup(cache_kind, layers[cache_kind, tokens, width], tokens, width, bits_to_bytes(bit_count))
-            for (cache_kind, tokens, width), bit_count in bits.items()
+            CacheGroup(
+                cache_kind, layers[cache_kind, tokens, vector_width], tokens, vector_width, bits_to_bytes(bit_count)
+            )
+            for (cache_kind, tokens, vector_width), bit_count in bits_by_group.items()
         ]
 
     @property
@@ -158,17 +162,17 @@ class CacheSize:
 
         The largest power of two is at most the model's context length (131,072 if it states none) or `seq`.
         """
-        limit = longest_sequence(self.spec) or LONGEST
-        longest_context = max(limit, self.workload.seq)
-        powers = [
+        context_limit = longest_sequence(self.spec) or LONGEST
+        longest_context = max(context_limit, self.workload.seq)
+        powers_of_two = [
             2**i for i in range(SHORTEST.bit_length() - 1, longest_context.bit_length()) if 2**i <= longest_context
         ]
-        return sorted({*powers, limit, self.workload.seq})
+        return sorted({*powers_of_two, context_limit, self.workload.seq})
 
     def size_after(self, tokens: int) -> CacheSize:
-        """Returns the cache size after `tokens` tokens. An encoder reads the same number, unless `source` is set."""
-        source = tokens if self.source is None else self.source
-        return replace(self, workload=self.workload.with_(seq=tokens, context=0, source=source))
+        """Returns the cache size after `tokens` tokens. An encoder reads as many, unless `source_tokens` is set."""
+        source_tokens = tokens if self.source is None else self.source
+        return replace(self, workload=self.workload.with_(seq=tokens, context=0, source=source_tokens))
 
     @property
     def growth(self) -> dict[int, int]:
@@ -176,10 +180,10 @@ class CacheSize:
         return {tokens: self.size_after(tokens).bytes for tokens in self.contexts}
 
 
-def _cached_tokens(cache: KVCache, node_position: Place) -> int:
+def _cached_tokens(cache_op: KVCache, node_position: Place) -> int:
     """Returns the number of cached tokens per sequence."""
     assert node_position.run_config is not None
-    tokens: int = exact_div(cache.cache_bits(node_position.run_config.with_workload(batch=1), 1), cache.width)
+    tokens: int = exact_div(cache_op.cache_bits(node_position.run_config.with_workload(batch=1), 1), cache_op.width)
     return tokens
 
 
@@ -196,7 +200,7 @@ def kv(
     spec: ModelSpec,
     batch: int = 1,
     seq: int | None = None,
-    dtype_name: str = "bfloat16",
+    format_name: str = "bfloat16",
     source: int | None = None,
     inputs: EncodedInputs | None = None,
 ) -> CacheSize:
@@ -213,4 +217,4 @@ def kv(
     check_source(spec, source)
     tokens = usual_context(spec) if seq is None else seq
     workload = Workload(batch=batch, seq=tokens, source=source, phase="prefill")
-    return CacheSize(spec, _cached_tree(spec), workload, cache_format(dtype_name).name, source, inputs)
+    return CacheSize(spec, _cached_tree(spec), workload, cache_format(format_name).name, source, inputs)

@@ -35,8 +35,8 @@ class Vector:
 
     def bytes_of(self, element_count: int) -> int:
         """Returns the bytes of a vector of `element_count` elements, rounded up to whole blocks."""
-        blocks = -(-element_count // self.block)
-        return bits_to_bytes(blocks * self.block * self.bits) + blocks * self.block_bytes + self.vector_bytes
+        block_count = -(-element_count // self.block)
+        return bits_to_bytes(block_count * self.block * self.bits) + block_count * self.block_bytes + self.vector_bytes
 
     @property
     def element_bits(self) -> Fraction:
@@ -78,40 +78,40 @@ class CacheFormat:
             for i, (heads, head_size) in enumerate(vectors)
         ]
         if self.even and len(stored_vectors) == 2:
-            (heads, key), (_, value) = stored_vectors
-            return 8 * heads * (key + value + (key + value) % 2)
+            (heads, key), (_, value_vector) = stored_vectors
+            return 8 * heads * (key + value_vector + (key + value_vector) % 2)
         return 8 * sum(heads * head_size for heads, head_size in stored_vectors)
 
 
 PLAIN = "a scale per tensor or none, which is not counted"
 
 
-def _block_format(name: str, scheme: str) -> CacheFormat:
+def _block_format(format_name: str, scheme: str) -> CacheFormat:
     block_elements, codes, scales, minima = BLOCKS[scheme]
     vector = Vector(8 * codes // block_elements, block_elements, scales + minima)
     return CacheFormat(
-        name, vector, vector, f"blocks of {block_elements} elements with {scales + minima} bytes of scales each"
+        format_name, vector, vector, f"blocks of {block_elements} elements with {scales + minima} bytes of scales each"
     )
 
 
-def _per_token_head(name: str, bits: int) -> CacheFormat:
-    vector = Vector(bits, vector_bytes=4)
-    return CacheFormat(name, vector, vector, "a fp32 scale for each token and head, for keys and for values")
+def _per_token_head(format_name: str, bits_per_element: int) -> CacheFormat:
+    vector = Vector(bits_per_element, vector_bytes=4)
+    return CacheFormat(format_name, vector, vector, "a fp32 scale for each token and head, for keys and for values")
 
 
-def _turbo_format(name: str, keys: int, values: int) -> CacheFormat:
+def _turbo_format(format_name: str, key_bits: int, value_bits: int) -> CacheFormat:
     """Returns a TurboQuant format of the cache.
 
     Keys have Hadamard rotation, Lloyd-Max codes and a fp16 norm; values have uniform codes with a fp16 scale and zero
     point.
     """
-    key = Vector(8) if keys == 8 else Vector(keys, vector_bytes=2)
-    description = "fp8 keys" if keys == 8 else f"{keys}-bit keys with a fp16 norm for each token and head"
+    key_vector = Vector(8) if key_bits == 8 else Vector(key_bits, vector_bytes=2)
+    description = "fp8 keys" if key_bits == 8 else f"{key_bits}-bit keys with a fp16 norm for each token and head"
     return CacheFormat(
-        name,
-        key,
-        Vector(values, vector_bytes=4),
-        f"{description}; {values}-bit values with a fp16 scale and zero for each token and head",
+        format_name,
+        key_vector,
+        Vector(value_bits, vector_bytes=4),
+        f"{description}; {value_bits}-bit values with a fp16 scale and zero for each token and head",
         even=True,
     )
 
@@ -150,21 +150,22 @@ LATENT_KINDS = ("latent_attention", "indexer")
 _SPELLED = {"f16": "float16", "f32": "float32", "fp8_e4m3": "float8", "fp8_e5m2": "float8", "int8kv": "int8"}
 
 
-def cache_format(name: str) -> CacheFormat:
+def cache_format(format_name: str) -> CacheFormat:
     """Returns the cache format of a name: a number format (`bf16`, `fp8`, `int8`), or one of `FORMATS`.
 
     Raises `InputError` for an unknown name.
     """
-    key = name.strip().lower().replace("-", "_")
-    if key in FORMATS:
-        return FORMATS[key]
+    normalized_name = format_name.strip().lower().replace("-", "_")
+    if normalized_name in FORMATS:
+        return FORMATS[normalized_name]
     try:
-        number_format_name = dtype_of(_SPELLED.get(key, name))
+        number_format_name = dtype_of(_SPELLED.get(normalized_name, format_name))
     except InputError:
         number_formats = [DTYPE_NAMES.get(number_format, number_format) for number_format in DTYPE_BITS]
-        suggestion = suggest(key, [*number_formats, *FORMATS])
+        suggestion = suggest(normalized_name, [*number_formats, *FORMATS])
         raise InputError(
-            f"unknown cache format '{name}': expected a number format ({', '.join(number_formats)}) or one with scales "
+            f"unknown cache format '{format_name}': expected a number format ({', '.join(number_formats)}) or one "
+            "with scales "
             f"({', '.join(FORMATS)}).{suggestion}"
         ) from None
     vector = Vector(DTYPE_BITS[number_format_name])
@@ -185,18 +186,19 @@ def cache_bits_in(stored_format: CacheFormat) -> Cost:
             return op_use.cache_bits(max(STATE_BITS, stored_format.keys.bits))
         if stored_format.name in DTYPE_BITS:
             return op_use.cache_bits(stored_format.keys.bits)
-        kind = getattr(op, "kind", "cache")
+        cache_kind = getattr(op, "kind", "cache")
         remedy = "expected a number format such as fp8, or blocks such as q8_0"
-        if stored_format.latent and kind not in LATENT_KINDS:
+        if stored_format.latent and cache_kind not in LATENT_KINDS:
             raise InputError(
                 f"{stored_format.name}: stores the latents of MLA, and the model has a cache of "
-                f"{kind.replace('_', ' ')}; {remedy}"
+                f"{cache_kind.replace('_', ' ')}; {remedy}"
             )
         if isinstance(op, KVCache) and not (stored_format.of_heads and op.kind == "latent_attention"):
             return exact_div(op_use.cache_bits(1), op.width) * stored_format.bits_per_token(op.vectors)
         if stored_format.of_heads:
             raise InputError(
-                f"{stored_format.name}: stores keys and values of heads, and the model's {kind.replace('_', ' ')} "
+                f"{stored_format.name}: stores keys and values of heads, and the model's "
+                f"{cache_kind.replace('_', ' ')} "
                 f"holds others; {remedy}"
             )
         return op_use.cache_bits(stored_format.keys.element_bits)

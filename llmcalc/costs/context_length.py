@@ -12,12 +12,12 @@ def learned_positions(spec: ModelSpec) -> int | None:
     stacks = [
         stack for _, stack in spec.stacks() if stack.stem is None
     ]  # a stem always outputs as many positions as its table has
-    tables = [
+    position_tables = [
         stack.position.max_position_embeddings
         for stack in stacks
         if stack.position is not None and stack.position.type == "learned"
     ]
-    return min(tables, default=None)
+    return min(position_tables, default=None)
 
 
 def longest_sequence(spec: ModelSpec) -> int | None:
@@ -31,12 +31,12 @@ def usual_sequence(spec: ModelSpec) -> int:
     return min(USUAL, learned_positions(spec) or USUAL)
 
 
-def usual_context(spec: ModelSpec, decodes: bool = False) -> int:
+def usual_context(spec: ModelSpec, is_decoding: bool = False) -> int:
     """Returns the default tokens per sequence of a cache: the model's context length, at most `MOST_CONTEXT`.
 
-    decodes: whether another token follows, which the context has to hold too.
+    is_decoding: whether another token follows, which the context has to hold too.
     """
-    return min((longest_sequence(spec) or USUAL) - decodes, MOST_CONTEXT)
+    return min((longest_sequence(spec) or USUAL) - is_decoding, MOST_CONTEXT)
 
 
 def check_source(spec: ModelSpec, source_tokens: int | None) -> None:
@@ -49,12 +49,12 @@ def check_source(spec: ModelSpec, source_tokens: int | None) -> None:
 
 def too_long_note(spec: ModelSpec, tokens: int) -> str:
     """Returns a note if `tokens` exceeds the model's context length, else an empty string."""
-    learned_rows, limit = learned_positions(spec), longest_sequence(spec)
-    if limit is None or tokens <= limit:
+    learned_rows, context_limit = learned_positions(spec), longest_sequence(spec)
+    if context_limit is None or tokens <= context_limit:
         return ""
     if learned_rows is not None:
         return (
-            f"{tokens:,} tokens do not fit the model's table of {limit:,} learned positions: it could not run "
+            f"{tokens:,} tokens do not fit the model's table of {context_limit:,} learned positions: it could not run "
             "this; counted anyway"
         )
-    return f"{tokens:,} tokens are more than the model's max_position_embeddings of {limit:,}; counted anyway"
+    return f"{tokens:,} tokens are more than the model's max_position_embeddings of {context_limit:,}; counted anyway"

@@ -8,39 +8,41 @@ from ..errors import InputError
 from ..model import ModelSpec
 
 
-def states_of(spec: ModelSpec) -> TargetStates | None:
+def states_reader_of(spec: ModelSpec) -> TargetStates | None:
     """Returns the draft component that reads the target model's hidden states; None without such a component."""
-    streams = None if spec.decoder is None else spec.decoder.streams
-    return streams if isinstance(streams, TargetStates) else None
+    stream_spec = None if spec.decoder is None else spec.decoder.streams
+    return stream_spec if isinstance(stream_spec, TargetStates) else None
 
 
 def check_draft(
-    target: ModelSpec, draft: ModelSpec, target_name: str, option: str, same_vocabulary: bool = False
+    target_model: ModelSpec, draft_model: ModelSpec, target_name: str, option: str, same_vocabulary: bool = False
 ) -> None:
     """Raises `InputError` if a model cannot draft tokens for the target model.
 
     target_name: the target's name. option: the option or flag that names the draft, with the draft's name.
     same_vocabulary: whether a draft with its own embedding needs a vocabulary of the target's size; default false.
     """
-    for spec, place_in_error in ((target, f"TARGET {target_name}"), (draft, option)):
+    for spec, place_in_error in ((target_model, f"TARGET {target_name}"), (draft_model, option)):
         if spec.kind != "decoder" or not isinstance(spec.head, LMHead):
             raise InputError(
                 f"{place_in_error}: tokens are drafted by a decoder, for a decoder; expected language models"
             )
-    if states_of(target) is not None:
+    if states_reader_of(target_model) is not None:
         raise InputError(f"TARGET {target_name}: is a draft itself; expected the model for which it drafts")
-    is_bound = same_vocabulary or draft.from_target or draft.main.has_no_embedding
-    if draft.vocab_size != target.vocab_size and is_bound:
+    shares_vocabulary = same_vocabulary or draft_model.from_target or draft_model.main.has_no_embedding
+    if draft_model.vocab_size != target_model.vocab_size and shares_vocabulary:
         expected_draft = "a draft with that vocabulary" if same_vocabulary else "the draft of this target"
-        shared_embedding_text = ", whose embedding it takes" if draft.from_target else ""
+        shared_embedding_text = ", whose embedding it takes" if draft_model.from_target else ""
         raise InputError(
-            f"{option}: its vocabulary of {draft.vocab_size:,} tokens is not the target's, {target.vocab_size:,}"
+            f"{option}: its vocabulary of {draft_model.vocab_size:,} tokens is not the target's, "
+            f"{target_model.vocab_size:,}"
             f"{shared_embedding_text}; expected {expected_draft}"
         )
-    states_reader = states_of(draft)
-    width = None if states_reader is None else states_reader.size or draft.hidden_size
-    if width is not None and width != target.hidden_size:
+    states_reader = states_reader_of(draft_model)
+    width = None if states_reader is None else states_reader.size or draft_model.hidden_size
+    if width is not None and width != target_model.hidden_size:
         raise InputError(
-            f"{option}: reads hidden states of width {width:,}, and the target's have {target.hidden_size:,}; expected "
+            f"{option}: reads hidden states of width {width:,}, and the target's have {target_model.hidden_size:,}; "
+            "expected "
             "the draft of this target"
         )

@@ -27,9 +27,9 @@ class EncoderRun:
     nodes: tuple[Node, ...]
     run_config: RunConfig
 
-    def total(self, cost: Cost) -> Number:
+    def total(self, cost_function: Cost) -> Number:
         """Returns the sum of a cost function over the encoder and the projectors."""
-        return sum(node.total(cost, self.run_config) for node in self.nodes)
+        return sum(node.total(cost_function, self.run_config) for node in self.nodes)
 
 
 @frozen(slots=True)
@@ -56,9 +56,9 @@ class EncodedInputs:
         """The number of tokens that images and audio add to each sequence."""
         return self.image_tokens + self.audio_tokens if self.in_sequence else 0
 
-    def total(self, cost: Cost) -> Number:
+    def total(self, cost_function: Cost) -> Number:
         """Returns the value of a cost function, summed over the passes of all encoders."""
-        return sum(encoder_run.total(cost) for encoder_run in self.runs)
+        return sum(encoder_run.total(cost_function) for encoder_run in self.runs)
 
 
 def encoded_inputs(spec: ModelSpec, inputs: Inputs, batch: int = 1) -> EncodedInputs:
@@ -72,17 +72,17 @@ def encoded_inputs(spec: ModelSpec, inputs: Inputs, batch: int = 1) -> EncodedIn
     runs: list[EncoderRun] = []
     if inputs.image is not None:
         images, (height, width) = inputs.images or 1, inputs.height_and_width
-        name, rule = _encoder_rule(spec, "image", "images")
-        tower: Any = spec.towers[name]
-        rule = rule if images == 1 else rule.rule_among_several()
-        encoded_input = rule.encode(height, width, tower.patches.patch_size)
+        encoder_name, processor_rule = _encoder_rule(spec, "image", "images")
+        tower: Any = spec.towers[encoder_name]
+        processor_rule = processor_rule if images == 1 else processor_rule.rule_among_several()
+        encoded_input = processor_rule.encode(height, width, tower.patches.patch_size)
         image_tokens = images * encoded_input.tokens
-        runs += _encoder_runs(spec, name, encoded_input, batch * images)
+        runs += _encoder_runs(spec, encoder_name, encoded_input, batch * images)
     if inputs.audio is not None:
-        name, rule = _encoder_rule(spec, "audio", "audio")
-        encoded_input = rule.encode(inputs.audio)
+        encoder_name, processor_rule = _encoder_rule(spec, "audio", "audio")
+        encoded_input = processor_rule.encode(inputs.audio)
         audio_tokens = encoded_input.tokens
-        runs += _encoder_runs(spec, name, encoded_input, batch, has_images=inputs.image is not None)
+        runs += _encoder_runs(spec, encoder_name, encoded_input, batch, has_images=inputs.image is not None)
     return EncodedInputs(image_tokens, audio_tokens, True, tuple(runs))
 
 
@@ -100,30 +100,33 @@ def _fixed_audio_inputs(spec: ModelSpec, seconds: float) -> EncodedInputs:
     return EncodedInputs(0, spec.source_tokens, False, ())
 
 
-def _encoder_rule(spec: ModelSpec, field: str, input_name: str) -> tuple[str, Any]:
+def _encoder_rule(spec: ModelSpec, rule_field: str, input_name: str) -> tuple[str, Any]:
     """Returns the name of the image or audio encoder, and the processor's rule for patches or frames.
 
-    field: the encoder's field with the rule, which is the option's name. input_name: what it reads, in words.
+    rule_field: the encoder's field with the rule, which is the option's name. input_name: what it reads, in words.
     Raises `InputError` where there is none.
     """
     encoders = [
         name
         for name, tower in spec.towers.items()
-        if hasattr(tower, field) and (tower.type != "projector" or tower.raw)
+        if hasattr(tower, rule_field) and (tower.type != "projector" or tower.raw)
     ]
-    encoder_name = next((name for name in encoders if getattr(spec.towers[name], field) is not None), None)
+    encoder_name = next((name for name in encoders if getattr(spec.towers[name], rule_field) is not None), None)
     if encoder_name is not None:
-        return encoder_name, getattr(spec.towers[encoder_name], field)
+        return encoder_name, getattr(spec.towers[encoder_name], rule_field)
     if encoders:
         raise InputError(
-            f"--{field}: how the model's processor cuts {input_name} is not known; expected no --{field}, and its "
+            f"--{rule_field}: how the model's processor cuts {input_name} is not known; expected no --{rule_field}, "
+            "and its "
             "tokens in --seq"
         )
-    raise InputError(f"--{field}: no encoder of {input_name} is counted beside the text model; expected no --{field}")
+    raise InputError(
+        f"--{rule_field}: no encoder of {input_name} is counted beside the text model; expected no --{rule_field}"
+    )
 
 
 def _encoder_runs(
-    spec: ModelSpec, name: str, encoded_input: EncodedInput, input_count: int, has_images: bool = True
+    spec: ModelSpec, encoder_name: str, encoded_input: EncodedInput, input_count: int, has_images: bool = True
 ) -> Iterator[EncoderRun]:
     """Yields the passes of an encoder and of its projectors.
 
@@ -131,13 +134,13 @@ def _encoder_runs(
     """
     (towers,) = (child for child in spec.tree().children if child.name == "towers")
     towers_by_name = {node.name: node for node in towers.children}
-    batch = input_count * encoded_input.parts * spec.towers[name].frames_per_image
+    batch = input_count * encoded_input.parts * spec.towers[encoder_name].frames_per_image
     workload = EncoderPass(batch=batch, rows=encoded_input.rows, columns=encoded_input.columns)
-    names_of_parts = list(_with_projectors(spec, name, has_images))
-    _check_merges(spec, names_of_parts, encoded_input)
+    part_names = list(_with_projectors(spec, encoder_name, has_images))
+    _check_merges(spec, part_names, encoded_input)
     encoder_pass, merged_patches = workload, 1
-    for name_of_part in names_of_parts:
-        tower: Any = spec.towers[name_of_part]
+    for part_name in part_names:
+        tower: Any = spec.towers[part_name]
         if tower.type == "projector" and encoder_pass is workload and encoded_input.real_patches is not None:
             encoder_pass = replace(workload, batch=input_count, rows=encoded_input.real_patches, columns=1)
         if tower.type == "projector":
@@ -150,36 +153,36 @@ def _encoder_runs(
         if further_patches:
             patches = encoder_pass.rows * encoder_pass.columns + further_patches
             encoder_pass = replace(encoder_pass, rows=patches, columns=1)
-        yield EncoderRun((towers_by_name[name_of_part],), RunConfig(encoder_pass))
+        yield EncoderRun((towers_by_name[part_name],), RunConfig(encoder_pass))
 
 
-def _check_merges(spec: ModelSpec, names_of_parts: list[str], encoded_input: EncodedInput) -> None:
+def _check_merges(spec: ModelSpec, part_names: list[str], encoded_input: EncodedInput) -> None:
     """Raises `InputError` if a projector merges more patches than the encoder returns."""
     patches = (
         encoded_input.rows * encoded_input.columns if encoded_input.real_patches is None else encoded_input.real_patches
     )
-    for name in names_of_parts:
-        tower: Any = spec.towers[name]
+    for encoder_name in part_names:
+        tower: Any = spec.towers[encoder_name]
         merged_patches = tower.merge**2 * tower.frames if tower.type == "projector" else 1
-        if tower.type == "projector" and patches // _patches_per_position(spec, names_of_parts) % merged_patches:
+        if tower.type == "projector" and patches // _patches_per_position(spec, part_names) % merged_patches:
             raise InputError(
-                f"towers.{name}.merge: {merged_patches} patches are merged into one, and the processor gives "
+                f"towers.{encoder_name}.merge: {merged_patches} patches are merged into one, and the processor gives "
                 f"{patches}; expected a divisor of them"
             )
 
 
-def _patches_per_position(spec: ModelSpec, names_of_parts: list[str]) -> int:
+def _patches_per_position(spec: ModelSpec, part_names: list[str]) -> int:
     """Returns the number of audio frames per position of the encoder; 1 for an image encoder."""
-    return 2 if spec.towers[names_of_parts[0]].type == "audio" else 1
+    return 2 if spec.towers[part_names[0]].type == "audio" else 1
 
 
-def _with_projectors(spec: ModelSpec, name: str, has_images: bool) -> Iterator[str]:
+def _with_projectors(spec: ModelSpec, encoder_name: str, has_images: bool) -> Iterator[str]:
     """Yields an encoder and the projectors that read its output in prompts with or without images, by name."""
-    names = list(spec.towers)
-    yield name
-    for other_name in names[names.index(name) + 1 :]:
-        tower: Any = spec.towers[other_name]
+    encoder_names = list(spec.towers)
+    yield encoder_name
+    for projector_name in encoder_names[encoder_names.index(encoder_name) + 1 :]:
+        tower: Any = spec.towers[projector_name]
         if tower.type != "projector" or tower.raw:
             return
         if tower.with_images in (None, has_images):
-            yield other_name
+            yield projector_name

@@ -38,16 +38,16 @@ def step_of(op_use: OpUse) -> Number:
     return forward
 
 
-def scores_of(op_use: OpUse) -> Number:
+def score_flops_of(op_use: OpUse) -> Number:
     """Returns the FLOPs of the query-key and score-value products, without a sparse indexer's products."""
-    attends = isinstance(op_use.op, AttentionCore) and "no_grad" not in op_use.roles
-    return step_of(op_use) if attends else 0
+    is_attention = isinstance(op_use.op, AttentionCore) and "no_grad" not in op_use.roles
+    return step_of(op_use) if is_attention else 0
 
 
-def index_scores_of(op_use: OpUse) -> Number:
+def index_score_flops_of(op_use: OpUse) -> Number:
     """Returns the FLOPs of the query-key products with which an indexer selects tokens."""
-    selects = isinstance(op_use.op, AttentionCore) and "no_grad" in op_use.roles
-    return step_of(op_use) if selects else 0
+    is_indexer = isinstance(op_use.op, AttentionCore) and "no_grad" in op_use.roles
+    return step_of(op_use) if is_indexer else 0
 
 
 @frozen
@@ -74,8 +74,10 @@ class FlopCount:
 
     def _flops_with_pairs(self, pairs: Pairs) -> Number:
         run_config = self.run_config.with_pairs(pairs)
-        text = self.tree.total(step_of, run_config, self.include) + recomputed(self.spec, run_config, self.include)
-        return text + self.encoders
+        text_flops = self.tree.total(step_of, run_config, self.include) + recomputed(
+            self.spec, run_config, self.include
+        )
+        return text_flops + self.encoders
 
     @property
     def encoders(self) -> Number:
@@ -128,7 +130,7 @@ class FlopCount:
     @property
     def scores(self) -> Number:
         """FLOPs of query-key and score-value products in all layers, with backward, without recomputation."""
-        return self.cost(scores_of)
+        return self.cost(score_flops_of)
 
     @property
     def by_component(self) -> dict[str, Number]:
@@ -137,9 +139,9 @@ class FlopCount:
         flops_by_component |= {TOWERS.name: self.encoders} if self.encoders else {}
         return {**flops_by_component, "recomputation": self.recomputed} if self.recomputed else flops_by_component
 
-    def cost(self, cost: Cost) -> Number:
+    def cost(self, cost_function: Cost) -> Number:
         """Returns the sum of another cost function over the same nodes in the same run."""
-        return self.tree.total(cost, self.run_config, self.include)
+        return self.tree.total(cost_function, self.run_config, self.include)
 
     @property
     def tokens(self) -> Number:
@@ -196,8 +198,8 @@ def run_config_of(
 
 def flops(
     spec: ModelSpec,
-    run: RunConfig | Workload,
-    include: frozenset[str] = frozenset(),
+    counted_run: RunConfig | Workload,
+    extra_parts: frozenset[str] = frozenset(),
     inputs: EncodedInputs | None = None,
 ) -> FlopCount:
     """Counts the FLOPs of a run; for a workload alone, with eager attention.
@@ -205,7 +207,7 @@ def flops(
     inputs: the images and audio of its sequences, whose tokens the run's have to include; None (default) for none.
     Raises `InputError` for a phase that the model does not have.
     """
-    run_config = RunConfig(run) if isinstance(run, Workload) else run
+    run_config = RunConfig(counted_run) if isinstance(counted_run, Workload) else counted_run
     workload = run_config.workload
     if spec.one_pass_model and workload.phase == "decode":
         raise InputError(f"--phase decode: {spec.one_pass_model} keeps no cache; expected forward, prefill or training")
@@ -217,4 +219,4 @@ def flops(
         raise InputError(
             f"--context: the {workload.phase} phase has no cached context; expected --phase prefill or decode"
         )
-    return FlopCount(spec, spec.tree(), run_config, include, inputs)
+    return FlopCount(spec, spec.tree(), run_config, extra_parts, inputs)

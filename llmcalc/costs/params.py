@@ -8,12 +8,12 @@ from ..frozen import frozen
 from ..model import ModelSpec
 
 
-def total_of(op_use: OpUse) -> Number:
+def total_params_of(op_use: OpUse) -> Number:
     """Returns the parameters of an operation; a tied weight counts once."""
     return op_use.params()
 
 
-def active_of(op_use: OpUse) -> Number:
+def active_params_of(op_use: OpUse) -> Number:
     """Returns the active parameters of an operation, which process one token."""
     return op_use.active_params()
 
@@ -33,7 +33,7 @@ class ParameterCount:
 
     @property
     def total(self) -> Number:
-        return self.tree.total(total_of, include=self.include)
+        return self.tree.total(total_params_of, include=self.include)
 
     @property
     def active(self) -> Number:
@@ -41,7 +41,7 @@ class ParameterCount:
 
         This is the maximum: no expert of the token is an identity expert.
         """
-        return self.tree.total(active_of, include=self.include)
+        return self.tree.total(active_params_of, include=self.include)
 
     @property
     def active_at_least(self) -> Number:
@@ -74,7 +74,7 @@ class ParameterCount:
     @property
     def by_component(self) -> dict[str, Number]:
         """Parameters by component. The entries are disjoint and add up to `total`."""
-        return cost_by_kind(self.tree, total_of, include=self.include)
+        return cost_by_kind(self.tree, total_params_of, include=self.include)
 
     @property
     def left_out(self) -> dict[str, Number]:
@@ -83,13 +83,13 @@ class ParameterCount:
         for node_position in self.tree.walk():
             option = node_position.node.optional
             if option and option not in self.include:
-                left_out_params[option] = left_out_params.get(option, 0) + node_position.total(total_of)
+                left_out_params[option] = left_out_params.get(option, 0) + node_position.total(total_params_of)
         return left_out_params
 
 
-def params(spec: ModelSpec, include: frozenset[str] = frozenset()) -> ParameterCount:
+def params(spec: ModelSpec, extra_parts: frozenset[str] = frozenset()) -> ParameterCount:
     """Counts the parameters of a model.
 
-    include: optional parts to include (`mtp`, `towers`).
+    extra_parts: optional parts to include (`mtp`, `towers`).
     """
-    return ParameterCount(spec, spec.tree(), include)
+    return ParameterCount(spec, spec.tree(), extra_parts)

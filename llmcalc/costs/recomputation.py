@@ -20,23 +20,23 @@ SAVES_NOTHING = ("add", "dropout", "hold", "keep", "state", "enter", "leave")
 
 def _attention_flops(op_use: OpUse) -> Number:
     """Returns an operation's forward FLOPs of attention scores and weighted values."""
-    attends = isinstance(op_use.op, AttentionCore) and "no_grad" not in op_use.roles
-    return op_use.forward_flops() if attends else 0
+    is_attention = isinstance(op_use.op, AttentionCore) and "no_grad" not in op_use.roles
+    return op_use.forward_flops() if is_attention else 0
 
 
 def _unsaved_flops(op_use: OpUse) -> Number:
-    """Returns an operation's forward FLOPs of convolutions, which selective checkpointing recomputes."""
+    """Returns an operation's forward FLOPs if it is a convolution, else 0: selective checkpointing recomputes it."""
     return op_use.forward_flops() if isinstance(op_use.op, Conv1d) else 0
 
 
-def recomputed(spec: ModelSpec, run_config: RunConfig, include: frozenset[str] = frozenset()) -> Number:
+def recomputed(spec: ModelSpec, run_config: RunConfig, extra_parts: frozenset[str] = frozenset()) -> Number:
     """Counts the FLOPs of full recomputation, as with reentrant checkpointing.
 
     Raises `InputError` for a module that no layer has, and if every other operation is recomputed.
     """
-    recompute, total = run_config.execution.recompute, 0
+    recompute, flops_sum = run_config.execution.recompute, 0
     if run_config.phase != "training" or recompute == NONE:
-        return total
+        return flops_sum
     if recompute.alternate:
         raise InputError(
             "--recompute: the FLOPs of every other product are not counted; expected attention+matmuls or full"
@@ -48,20 +48,20 @@ def recomputed(spec: ModelSpec, run_config: RunConfig, include: frozenset[str] =
         )
     for layer, _ in _layers_and_steps(spec, run_config):
         if recompute.core:
-            total += layer.cost_in_model(_attention_flops, include)
+            flops_sum += layer.cost_in_model(_attention_flops, extra_parts)
         elif recompute.layers:
-            cost = _unsaved_flops if recompute.saved_operations else OpUse.forward_flops
-            total += times(layer.cost_per_repeat(cost, include), _recomputed_count(layer, recompute))
+            flops_of_op = _unsaved_flops if recompute.saved_operations else OpUse.forward_flops
+            flops_sum += times(layer.cost_per_repeat(flops_of_op, extra_parts), _recomputed_count(layer, recompute))
         else:
-            total += sum(
-                node_position.cost_in_model(OpUse.forward_flops, include)
+            flops_sum += sum(
+                node_position.cost_in_model(OpUse.forward_flops, extra_parts)
                 for path, node_position in _modules_below(layer)
                 if path in recompute.nodes
             )
-    return total
+    return flops_sum
 
 
-def skipped_by_early_stop(spec: ModelSpec, run_config: RunConfig, include: frozenset[str] = frozenset()) -> Number:
+def skipped_by_early_stop(spec: ModelSpec, run_config: RunConfig, extra_parts: frozenset[str] = frozenset()) -> Number:
     """Counts the FLOPs that non-reentrant checkpointing saves against `recomputed`.
 
     It stops when the last tensor that the backward pass needs has been recomputed. If a layer or module ends in a
@@ -69,24 +69,24 @@ def skipped_by_early_stop(spec: ModelSpec, run_config: RunConfig, include: froze
     norm, in dropout, in a gate or in the weighted sum of experts, every product is recomputed. Attention scores end in
     their product with the values.
     """
-    recompute, total = run_config.execution.recompute, 0
+    recompute, flops_sum = run_config.execution.recompute, 0
     if run_config.phase != "training" or recompute == NONE or recompute.saved_operations:
-        return total
-    for layer, scope in _layers_and_steps(spec, run_config):
+        return flops_sum
+    for layer, module_scope in _layers_and_steps(spec, run_config):
         if recompute.core:
-            total += layer.cost_in_model(_value_product_flops, include)
+            flops_sum += layer.cost_in_model(_value_product_flops, extra_parts)
         elif recompute.layers:
-            total += times(_last_product_flops(scope, layer), _recomputed_count(layer, recompute))
+            flops_sum += times(_last_product_flops(module_scope, layer), _recomputed_count(layer, recompute))
         else:
-            modules = {path: module for path, module in _scopes_by_path(scope) if path in recompute.nodes}
+            modules = {path: module for path, module in _scopes_by_path(module_scope) if path in recompute.nodes}
             modules_of_layer = [
                 (node_position, modules[path]) for path, node_position in _modules_below(layer) if path in modules
             ]
-            total += sum(
+            flops_sum += sum(
                 times(_last_product_flops(module, node_position), node_position.times)
                 for node_position, module in modules_of_layer
             )
-    return total
+    return flops_sum
 
 
 def _value_product_flops(op_use: OpUse) -> Number:
@@ -96,9 +96,9 @@ def _value_product_flops(op_use: OpUse) -> Number:
     return exact_div(op_use.forward_flops() * op_use.op.v_dim, op_use.op.qk_dim + op_use.op.v_dim)
 
 
-def _last_product_flops(scope: Scope, node_position: Place) -> Number:
+def _last_product_flops(module_scope: Scope, node_position: Place) -> Number:
     """Counts the FLOPs of a module's last matrix product; 0 if another operation is last."""
-    op = _last_product(scope)
+    op = _last_product(module_scope)
     return 0 if op is None else OpUse(op, node_position.roles, node_position.run_config).forward_flops()
 
 
@@ -107,16 +107,16 @@ def _layers_and_steps(spec: ModelSpec, run_config: RunConfig) -> Iterator[tuple[
     node_positions = [
         node_position for node_position in spec.tree().walk(run_config) if node_position.node.kind == "layer"
     ]
-    scopes = [scope for scope in spec.shared_program.root.scopes() if scope.about.get("kind") == "layer"]
-    return zip(node_positions, scopes, strict=True)
+    layer_scopes = [scope for scope in spec.shared_program.root.scopes() if scope.about.get("kind") == "layer"]
+    return zip(node_positions, layer_scopes, strict=True)
 
 
 def _recomputed_count(layer: Place, recompute: Recompute) -> Number:
     """Returns the number of recomputed layers of a kind."""
     if recompute.every == 1:
         return layer.times
-    indices = range(layer.times) if layer.node.indices is None else layer.node.indices
-    return sum(recompute.includes_layer(i) for i in indices)
+    layer_indices = range(layer.times) if layer.node.indices is None else layer.node.indices
+    return sum(recompute.includes_layer(i) for i in layer_indices)
 
 
 def _modules_below(layer: Place, parent_path: str = "") -> Iterator[tuple[str, Place]]:
@@ -127,9 +127,9 @@ def _modules_below(layer: Place, parent_path: str = "") -> Iterator[tuple[str, P
         yield from _modules_below(child, f"{path}.")
 
 
-def _scopes_by_path(scope: Scope, parent_path: str = "") -> Iterator[tuple[str, Scope]]:
+def _scopes_by_path(module_scope: Scope, parent_path: str = "") -> Iterator[tuple[str, Scope]]:
     """Yields (path relative to the layer, steps) for every module of a layer."""
-    for program_item in scope.items:
+    for program_item in module_scope.items:
         if isinstance(program_item, Scope):
             path = f"{parent_path}{program_item.name}"
             yield path, program_item

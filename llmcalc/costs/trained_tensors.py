@@ -34,11 +34,11 @@ class TrainedTensor:
         return self.in_layer and self.tensor.role == "matrix" and len(self.tensor.shape) == 2
 
 
-def trained_tensors(tree: Node, include: frozenset[str] = frozenset()) -> Iterator[TrainedTensor]:
+def trained_tensors(tree: Node, extra_parts: frozenset[str] = frozenset()) -> Iterator[TrainedTensor]:
     """Yields every trained tensor; a tied tensor once, and stacked experts as one tensor."""
     for node_position in tree.walk():
         op_use = node_position.use
-        if op_use is not None and not (node_position.optional and node_position.optional not in include):
+        if op_use is not None and not (node_position.optional and node_position.optional not in extra_parts):
             for tensor in op_use.tensors():
                 yield TrainedTensor(
                     tensor,
@@ -49,15 +49,17 @@ def trained_tensors(tree: Node, include: frozenset[str] = frozenset()) -> Iterat
                 )
 
 
-def tensors_from_layer(tree: Node, first_layer: int, include: frozenset[str] = frozenset()) -> Iterator[TrainedTensor]:
+def tensors_from_layer(
+    tree: Node, first_layer: int, extra_parts: frozenset[str] = frozenset()
+) -> Iterator[TrainedTensor]:
     """Yields the tensors inside a model's layers, counted in the layers from `first_layer` on."""
-    places = [node_position for node_position in tree.walk() if node_position.use is not None]
-    for node_position in places:
+    operation_nodes = [node_position for node_position in tree.walk() if node_position.use is not None]
+    for node_position in operation_nodes:
         layer = _layer_of(node_position)
-        if layer is None or (node_position.optional and node_position.optional not in include):
+        if layer is None or (node_position.optional and node_position.optional not in extra_parts):
             continue
         indices = range(int(layer.times)) if layer.node.indices is None else layer.node.indices
-        copies = node_position.times * sum(index >= first_layer for index in indices) // int(layer.times)
+        copies = node_position.times * sum(layer_index >= first_layer for layer_index in indices) // int(layer.times)
         if copies and node_position.use is not None:
             for tensor in node_position.use.tensors():
                 yield TrainedTensor(tensor, node_position.kind, copies, _path_without_indices(node_position))
@@ -92,15 +94,15 @@ def _layer_of(node_position: Place | None) -> Place | None:
 
 def bytes_of(elements: Number, dtype: str) -> Number:
     """Returns the bytes of a number of elements, packed for formats below one byte."""
-    bits = DTYPE_BITS[dtype]
-    return elements * (bits // 8) if bits % 8 == 0 else bits_to_bytes(elements * bits)
+    element_bits = DTYPE_BITS[dtype]
+    return elements * (element_bits // 8) if element_bits % 8 == 0 else bits_to_bytes(elements * element_bits)
 
 
-def sum_over(tensors: Iterable[TrainedTensor], quantity: Callable[[ParamTensor], Number]) -> Number:
+def sum_over(tensors: Iterable[TrainedTensor], tensor_quantity: Callable[[ParamTensor], Number]) -> Number:
     """Sums a function's values over trained tensors."""
     total: Number = 0
     for trained_tensor in tensors:
-        total = add(total, times(quantity(trained_tensor.tensor), trained_tensor.times))
+        total = add(total, times(tensor_quantity(trained_tensor.tensor), trained_tensor.times))
     return total
 
 

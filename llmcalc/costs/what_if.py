@@ -38,7 +38,7 @@ def changed_models(spec: ModelSpec) -> Iterator[tuple[ModelChange, ModelSpec]]:
         for mixer, width in _mixers_and_widths(spec)
         if (head_sizes := _cached_heads(mixer, width)) is not None
     ]
-    changes: list[tuple[ModelChange, Change]] = [(ModelChange("mha", "as MHA"), _as_multi_head)]
+    changes: list[tuple[ModelChange, Change]] = [(ModelChange("mha", "as MHA"), _as_multi_head_attention)]
     if heads and all(head_count % GROUPS == 0 and head_count > GROUPS for head_count in heads):
         changes.append(
             (ModelChange("gqa_8", f"as GQA-{GROUPS}"), lambda mixer, width: mixer.with_kv_heads(GROUPS, width))
@@ -51,7 +51,7 @@ def changed_models(spec: ModelSpec) -> Iterator[tuple[ModelChange, ModelSpec]]:
             yield model_change, changed_spec
 
 
-def _as_multi_head(mixer: TokenMixer, width: int) -> TokenMixer:
+def _as_multi_head_attention(mixer: TokenMixer, width: int) -> TokenMixer:
     head_sizes = mixer.head_sizes(width)
     return mixer if head_sizes is None else mixer.with_kv_heads(head_sizes.heads, width)
 
@@ -75,7 +75,7 @@ def with_mixers(spec: ModelSpec, change: Change) -> ModelSpec:
 
 def _changed_stack(stack: Stack, change: Change, spec: ModelSpec) -> Stack:
     width = spec.hidden_size if stack.hidden_size is None else stack.hidden_size
-    variants = {name: layer.with_mixers(change, width) for name, layer in stack.variants.items()}
+    variants = {variant_name: layer.with_mixers(change, width) for variant_name, layer in stack.variants.items()}
     return stack.model_copy(update={"block": stack.block.with_mixers(change, width), "variants": variants})
 
 

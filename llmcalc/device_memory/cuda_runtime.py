@@ -77,26 +77,28 @@ HOPPER = Runtime()
 """An H100 or H200 with torch's defaults."""
 
 
-def runtime_of(hardware: Hardware | None, config: str | None = None, expandable: bool = False) -> Runtime:
-    """Returns the CUDA memory of an accelerator, default an H100. config: CUBLAS_WORKSPACE_CONFIG, by default not set.
+def runtime_of(hardware: Hardware | None, workspace_config: str | None = None, expandable: bool = False) -> Runtime:
+    """Returns the CUDA memory of an accelerator, default an H100. workspace_config: CUBLAS_WORKSPACE_CONFIG or None.
 
     An accelerator whose compute capability or number of multiprocessors is not known is taken for an H100.
     """
-    name = Runtime.gpu if hardware is None else hardware.name.upper()
+    gpu_name = Runtime.gpu if hardware is None else hardware.name.upper()
     if hardware is not None and hardware.vendor in UNIFIED:
-        return Runtime(0, 0, expandable, name)
+        return Runtime(0, 0, expandable, gpu_name)
     capability = None if hardware is None else hardware.compute_capability
     is_large = capability is None or int(capability.partition(".")[0]) in LARGE
-    workspace = (LARGE_WORKSPACE if is_large else WORKSPACE) if config is None else workspace_bytes(config)
+    workspace = (
+        (LARGE_WORKSPACE if is_large else WORKSPACE) if workspace_config is None else workspace_bytes(workspace_config)
+    )
     version = Runtime.capability if capability is None else int(capability.replace(".", ""))
     compute_units = None if hardware is None else hardware.compute_units
     multiprocessors = compute_units.count if compute_units is not None and compute_units.name in ("SM", "CU") else None
-    context = Runtime.context
+    context_size = Runtime.context
     if hardware is not None and hardware.context_bytes is not None:
-        context = hardware.context_bytes
+        context_size = hardware.context_bytes
     elif capability is not None:
-        context = context_bytes(capability, multiprocessors)
-    return Runtime(workspace, context, expandable, name, version, multiprocessors or Runtime.multiprocessors)
+        context_size = context_bytes(capability, multiprocessors)
+    return Runtime(workspace, context_size, expandable, gpu_name, version, multiprocessors or Runtime.multiprocessors)
 
 
 def context_bytes(capability: str, multiprocessors: int | None) -> int:
@@ -114,14 +116,16 @@ def context_bytes(capability: str, multiprocessors: int | None) -> int:
     return (context_mib << 20) * (multiprocessors or measured_multiprocessors) // measured_multiprocessors
 
 
-def workspace_bytes(config: str) -> int:
+def workspace_bytes(workspace_config: str) -> int:
     """Returns the bytes of a cuBLAS workspace: `:4096:8` is eight buffers of 4096 KiB, `:0:0` none.
 
     Raises `InputError` for a value that torch does not read.
     """
-    if not _CONFIG.fullmatch(config):
-        raise InputError(f"--cublas-workspace {config}: not understood; expected :SIZE_IN_KIB:COUNT, such as :4096:8")
-    buffer_numbers = [int(number_text) for number_text in config.split(":")[1:]]
+    if not _CONFIG.fullmatch(workspace_config):
+        raise InputError(
+            f"--cublas-workspace {workspace_config}: not understood; expected :SIZE_IN_KIB:COUNT, such as :4096:8"
+        )
+    buffer_numbers = [int(number_text) for number_text in workspace_config.split(":")[1:]]
     return sum(
         buffer_kib * buffer_count * KIB
         for buffer_kib, buffer_count in zip(buffer_numbers[::2], buffer_numbers[1::2], strict=True)

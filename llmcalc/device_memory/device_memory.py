@@ -116,7 +116,7 @@ class DeviceMemory:
     @property
     def host_bytes(self) -> int:
         """Bytes of host memory that the run uses."""
-        return sum(term.bytes for term in self.host)
+        return sum(memory_term.bytes for memory_term in self.host)
 
     @property
     def fragmentation(self) -> int:
@@ -136,10 +136,10 @@ TENSORS = Term("tensors", 0, "exact", ON_META, TORCH)
 class RecordReplay(Protocol):
     """Records replays of a model, each on a separate allocator."""
 
-    def __call__(self, layers: Mapping[int, int], workspace: int) -> Sequence[RecordedEvents]:
+    def __call__(self, repeats: Mapping[int, int], workspace: int, /) -> Sequence[RecordedEvents]:
         """Records the replay with a given number of repeats.
 
-        layers: stack → repeats of its pattern; stacks that are not there run whole.
+        repeats: stack → repeats of its pattern; stacks that are not there run whole.
         workspace: bytes of one cuBLAS workspace.
         """
 
@@ -160,78 +160,80 @@ class UnreplayedBytes:
     stays_after_run: bool = True
 
 
-def with_evidence(term: Term, evidence: Sequence[Evidence]) -> Term:
+def with_evidence(memory_term: Term, evidence: Sequence[Evidence]) -> Term:
     """Returns the term, with the weakest verification status of the run's evidence."""
-    status = weakest([term.status, *(evidence_entry.status for evidence_entry in evidence)])
-    if term.of_runtime or status == term.status:
-        return term
-    if status == "untested":
-        return replace(term, status=status, witness=f"no measurement of {names_of(evidence, status)}")
-    checks_text = witnesses_of(evidence, status)
-    if term.witness == ON_META:
-        checks_text = f"torch on meta, and {checks_text}" if status == "source" else checks_text
+    weakest_status = weakest([memory_term.status, *(evidence_entry.status for evidence_entry in evidence)])
+    if memory_term.of_runtime or weakest_status == memory_term.status:
+        return memory_term
+    if weakest_status == "untested":
+        return replace(
+            memory_term, status=weakest_status, witness=f"no measurement of {names_of(evidence, weakest_status)}"
+        )
+    checks_text = witnesses_of(evidence, weakest_status)
+    if memory_term.witness == ON_META:
+        checks_text = f"torch on meta, and {checks_text}" if weakest_status == "source" else checks_text
     else:
-        checks_text = f"{term.witness}; {checks_text}"
-    return replace(term, status=status, witness=checks_text)
+        checks_text = f"{memory_term.witness}; {checks_text}"
+    return replace(memory_term, status=weakest_status, witness=checks_text)
 
 
 def memory_with_evidence(device: DeviceMemory, evidence: Sequence[Evidence]) -> DeviceMemory:
     """Returns the memory, every term with the weakest verification status of the run's evidence."""
-    return replace(device, terms=tuple(with_evidence(term, evidence) for term in device.terms))
+    return replace(device, terms=tuple(with_evidence(memory_term, evidence) for memory_term in device.terms))
 
 
 def device_memory(
     spec: ModelSpec,
-    replays: RecordReplay,
+    record_replay: RecordReplay,
     cuda_runtime: Runtime,
-    unreplayed: Sequence[UnreplayedBytes],
+    unreplayed_bytes: Sequence[UnreplayedBytes],
     tensors: Term,
     recompute_period: int = 1,
-    encoders: Sequence[EncoderPeak] = (),
+    encoder_peaks: Sequence[EncoderPeak] = (),
 ) -> DeviceMemory:
     """Replays a run and returns the memory of the device.
 
-    unreplayed: bytes that the replay does not see.
+    unreplayed_bytes: bytes that the replay does not see.
     tensors: the term of its tensors, with their evidence.
     recompute_period: recompute treats one layer in `recompute_period` differently; 1 (default) if all layers run alike.
-    encoders: the peaks of encoders that run before a prompt; default none.
+    encoder_peaks: the peaks of encoders that run before a prompt; default none.
     """
-    counted_run = CountedRun(spec, replays, cuda_runtime, recompute_period)
-    return counted_run.memory(cuda_runtime.context, unreplayed, tensors, encoders)
+    counted_run = CountedRun(spec, record_replay, cuda_runtime, recompute_period)
+    return counted_run.memory(cuda_runtime.context, unreplayed_bytes, tensors, encoder_peaks)
 
 
 def summarize(
-    replay: ReplayResult, context: int, stacks: list[LayerStack], tensors: Term, is_complete: bool = True
+    replay_result: ReplayResult, context_bytes: int, stacks: list[LayerStack], tensors: Term, is_complete: bool = True
 ) -> DeviceMemory:
     """Returns the memory of a device, computed from the result of a replay.
 
-    context: bytes of the CUDA context.
+    context_bytes: bytes of the CUDA context.
     stacks: the stacks of the model.
     tensors: the term of the tensors, with their evidence.
     is_complete: whether all layers were replayed on the allocator; default true.
     """
-    allocation_place, peak = replay.peak
+    allocation_place, peak = replay_result.peak
     workspaces = peak.kinds["overhead"]
-    bytes_by_kind = peak.kinds | {"overhead": workspaces + replay.slop}
-    allocated_bytes = peak.bytes + replay.slop
-    reserved_bytes = max(replay.reserved, allocated_bytes)
-    allocator_evidence = _allocator_evidence(is_complete, replay.micro_batches)
+    bytes_by_kind = peak.kinds | {"overhead": workspaces + replay_result.slop}
+    allocated_bytes = peak.bytes + replay_result.slop
+    reserved_bytes = max(replay_result.reserved, allocated_bytes)
+    allocator_evidence = _allocator_evidence(is_complete, replay_result.micro_batches)
     return DeviceMemory(
         exact_bytes=peak.bytes - workspaces,
         peak_bytes=allocated_bytes,
-        after_step_bytes=replay.after + replay.slop_after,
+        after_step_bytes=replay_result.after + replay_result.slop_after,
         reserved_bytes=reserved_bytes,
-        device_bytes=reserved_bytes + context,
+        device_bytes=reserved_bytes + context_bytes,
         peak_at=Point(allocation_place.phase, node_path(allocation_place, stacks), peak.bytes),
         by_kind=bytes_by_kind,
-        timeline=tuple(timeline(replay, stacks)),
-        moments=moments(replay.peaks),
+        timeline=tuple(timeline(replay_result, stacks)),
+        moments=moments(replay_result.peaks),
         terms=(
             replace(tensors, bytes=peak.bytes - workspaces),
             Term("cuBLAS workspaces", workspaces, "source", "aten/src/ATen/cuda/CublasHandlePool.cpp", TORCH, True),
-            Term("rounding to blocks", replay.slop, *allocator_evidence, TORCH, True),
+            Term("rounding to blocks", replay_result.slop, *allocator_evidence, TORCH, True),
             Term("free blocks", reserved_bytes - allocated_bytes, "estimate", allocator_evidence[1], TORCH, True),
-            Term("CUDA context", context, "estimate", CONTEXT_SOURCE, of_runtime=True),
+            Term("CUDA context", context_bytes, "estimate", CONTEXT_SOURCE, of_runtime=True),
         ),
     )
 
@@ -257,7 +259,7 @@ def without_garbage_collection() -> Iterator[None]:
 
 
 class CountedRun:
-    """A run whose tensors are counted immediately, and which is replayed on the allocator on first use of `memory`.
+    """A run with counted tensors. The first use of `memory` also replays the run on the caching allocator.
 
     The run is recorded with a few repeats of each pattern, from which all layers are replayed. Of a run with more than
     `MOST_REPLAYED_LAYERS` layers (`MOST_TRIED_LAYERS` in a search), two shorter runs are replayed on the allocator, and
@@ -271,12 +273,12 @@ class CountedRun:
 
     @without_garbage_collection()
     def __init__(
-        self, spec: ModelSpec, replays: RecordReplay, cuda_runtime: Runtime, recompute_period: int = 1
+        self, spec: ModelSpec, record_replay: RecordReplay, cuda_runtime: Runtime, recompute_period: int = 1
     ) -> None:
         self.runtime: Runtime = cuda_runtime
         self.stacks: list[LayerStack] = layer_stacks(spec, recompute_period)
-        self.repeating: list[int] = [i for i, stack in enumerate(self.stacks) if stack.can_extrapolate]
-        self.analyses: list[RepeatAnalysis] = self._record_events(replays)
+        self.repeating: list[int] = [i for i, stack in enumerate(self.stacks) if stack.is_extrapolated]
+        self.analyses: list[RepeatAnalysis] = self._record_events(record_replay)
         most_layers = MOST_TRIED_LAYERS if cuda_runtime.is_tried else MOST_REPLAYED_LAYERS
         self.whole: bool = not self.repeating or sum(stack.layers for stack in self.stacks) <= most_layers
         self.result: ReplayResult = (
@@ -296,33 +298,37 @@ class CountedRun:
         peak = self.result.peak[1]
         return peak.bytes - peak.kinds["overhead"]
 
-    def least_bytes(self, context: int, unreplayed: Sequence[UnreplayedBytes] = ()) -> int:
+    def least_bytes(self, context_bytes: int, unreplayed_bytes: Sequence[UnreplayedBytes] = ()) -> int:
         """Returns a lower bound of the device's memory in bytes: tensors at the peak, and the CUDA context.
 
-        The allocator's blocks have at least the bytes of their tensors. context: bytes of the CUDA context.
-        unreplayed: bytes that the replay does not see.
+        The allocator's blocks have at least the bytes of their tensors. context_bytes: bytes of the CUDA context.
+        unreplayed_bytes: bytes that the replay does not see.
         """
-        whole_run_bytes = sum(tensors.bytes for tensors in unreplayed if tensors.phases == MOMENTS)
-        return self.result.peak[1].bytes + whole_run_bytes + context
+        whole_run_bytes = sum(tensors.bytes for tensors in unreplayed_bytes if tensors.phases == MOMENTS)
+        return self.result.peak[1].bytes + whole_run_bytes + context_bytes
 
     def memory(
-        self, context: int, unreplayed: Sequence[UnreplayedBytes], tensors: Term, encoders: Sequence[EncoderPeak] = ()
+        self,
+        context_bytes: int,
+        unreplayed_bytes: Sequence[UnreplayedBytes],
+        tensors: Term,
+        encoder_peaks: Sequence[EncoderPeak] = (),
     ) -> DeviceMemory:
-        """Returns the memory of the device. context: bytes of the CUDA context; others as in `device_memory`."""
-        replay, overhead = self.result.copy(), self._allocator_overhead
-        replay.slop, replay.slop_after = overhead.slop, overhead.slop_after
-        replay.reserved = replay.peak[1].bytes + overhead.slop + overhead.free
-        _add_unreplayed(replay, unreplayed)
-        _add_encoders(replay, unreplayed, encoders)
-        return summarize(replay, context, self.stacks, tensors, self.whole)
+        """Returns the memory of the device. context_bytes: bytes of the CUDA context; others as in `device_memory`."""
+        replay_result, allocator_overhead = self.result.copy(), self._allocator_overhead
+        replay_result.slop, replay_result.slop_after = allocator_overhead.slop, allocator_overhead.slop_after
+        replay_result.reserved = replay_result.peak[1].bytes + allocator_overhead.slop + allocator_overhead.free
+        _add_unreplayed(replay_result, unreplayed_bytes)
+        _add_encoders(replay_result, unreplayed_bytes, encoder_peaks)
+        return summarize(replay_result, context_bytes, self.stacks, tensors, self.whole)
 
-    def _record_events(self, replays: RecordReplay) -> list[RepeatAnalysis]:
+    def _record_events(self, record_replay: RecordReplay) -> list[RepeatAnalysis]:
         """Records the run with few repeats, or with all layers if the repeats differ."""
-        short_run_repeats = {i: self.stacks[i].kind_repeats(RECORDED_REPEATS) for i in self.repeating}
+        short_run_repeats = {i: self.stacks[i].repeats_of_layer_types(RECORDED_REPEATS) for i in self.repeating}
         try:
             return [
                 RepeatAnalysis(recorded_events, self.stacks, self.repeating)
-                for recorded_events in replays(short_run_repeats, self.runtime.workspace)
+                for recorded_events in record_replay(short_run_repeats, self.runtime.workspace)
             ]
         except NotRepeating:
             self.repeating = []
@@ -332,12 +338,13 @@ class CountedRun:
                 f"{layers:,} layers that differ are too many for memory; expected at most {MOST_RECORDED_LAYERS:,}"
             )
         return [
-            RepeatAnalysis(recorded_events, self.stacks, []) for recorded_events in replays({}, self.runtime.workspace)
+            RepeatAnalysis(recorded_events, self.stacks, [])
+            for recorded_events in record_replay({}, self.runtime.workspace)
         ]
 
-    def _count_bytes(self, layers: Mapping[int, int]) -> ReplayResult:
-        """Counts the bytes of tensors. layers: stack → repeats, by default all."""
-        return _join_results([analysis.counted(layers) for analysis in self.analyses])
+    def _count_bytes(self, repeats: Mapping[int, int]) -> ReplayResult:
+        """Counts the bytes of tensors. repeats: stack → repeats, by default all."""
+        return _join_results([analysis.counted(repeats) for analysis in self.analyses])
 
     @cached_property
     def _allocator_overhead(self) -> AllocatorOverhead:
@@ -363,10 +370,10 @@ class CountedRun:
             self._overhead_with_layers(longer_repeats), missing_layers, added_layers
         )
 
-    def _overhead_with_layers(self, layers: Mapping[int, int]) -> AllocatorOverhead:
-        """Returns the allocator's overhead. layers: stack → repeats, by default all."""
+    def _overhead_with_layers(self, repeats: Mapping[int, int]) -> AllocatorOverhead:
+        """Returns the allocator's overhead. repeats: stack → repeats, by default all."""
         return AllocatorOverhead.joined(
-            [analysis.overhead(CachingAllocator(self.runtime.expandable), layers) for analysis in self.analyses]
+            [analysis.overhead(CachingAllocator(self.runtime.expandable), repeats) for analysis in self.analyses]
         )
 
 
@@ -382,43 +389,53 @@ def check_layers(spec: ModelSpec) -> None:
         )
 
 
-def _join_results(runs: Sequence[ReplayResult]) -> ReplayResult:
+def _join_results(replay_results: Sequence[ReplayResult]) -> ReplayResult:
     """Returns the joint result of several runs in sequence."""
-    peaks = {allocation_place: peak for replay in runs for allocation_place, peak in replay.peaks.items()}
-    return ReplayResult(set_up=runs[0].set_up, after=runs[-1].after, peaks=peaks)
+    peaks = {
+        allocation_place: peak
+        for replay_result in replay_results
+        for allocation_place, peak in replay_result.peaks.items()
+    }
+    return ReplayResult(set_up=replay_results[0].set_up, after=replay_results[-1].after, peaks=peaks)
 
 
-def _add_unreplayed(replay: ReplayResult, unreplayed: Sequence[UnreplayedBytes]) -> None:
+def _add_unreplayed(replay_result: ReplayResult, unreplayed_bytes: Sequence[UnreplayedBytes]) -> None:
     """Adds the unreplayed bytes to the result of a replay."""
-    for tensors in unreplayed:
-        replay.set_up += tensors.bytes
-        replay.reserved += tensors.bytes
-        replay.after += tensors.bytes if tensors.stays_after_run else 0
-        for allocation_place, peak in replay.peaks.items():
+    for tensors in unreplayed_bytes:
+        replay_result.set_up += tensors.bytes
+        replay_result.reserved += tensors.bytes
+        replay_result.after += tensors.bytes if tensors.stays_after_run else 0
+        for allocation_place, peak in replay_result.peaks.items():
             if allocation_place.phase in tensors.phases:
                 peak.bytes += tensors.bytes
                 peak.by_kind[tensors.kind] = peak.by_kind.get(tensors.kind, 0) + tensors.bytes
 
 
-def _add_encoders(replay: ReplayResult, unreplayed: Sequence[UnreplayedBytes], encoders: Sequence[EncoderPeak]) -> None:
+def _add_encoders(
+    replay_result: ReplayResult, unreplayed_bytes: Sequence[UnreplayedBytes], encoder_peaks: Sequence[EncoderPeak]
+) -> None:
     """Adds the peaks of image and audio encoders, which run before the prompt beside weights and cache."""
-    if not any(allocation_place.phase == "prefill" for allocation_place in replay.peaks):
+    if not any(allocation_place.phase == "prefill" for allocation_place in replay_result.peaks):
         return
-    cache = sum(tensors.bytes for tensors in unreplayed if tensors.kind == "cache")
-    for encoder in encoders:
+    cache_bytes = sum(tensors.bytes for tensors in unreplayed_bytes if tensors.kind == "cache")
+    for encoder_peak in encoder_peaks:
         peak = Peak()
-        peak.bytes = replay.set_up + encoder.bytes
-        peak.by_kind = {"weights": replay.set_up - cache, "cache": cache, "temporary": encoder.bytes}
-        replay.peaks = {Place("prefill", path=f"towers.{encoder.name}"): peak, **replay.peaks}
-        replay.reserved = max(replay.reserved, peak.bytes + replay.slop)
+        peak.bytes = replay_result.set_up + encoder_peak.bytes
+        peak.by_kind = {
+            "weights": replay_result.set_up - cache_bytes,
+            "cache": cache_bytes,
+            "temporary": encoder_peak.bytes,
+        }
+        replay_result.peaks = {Place("prefill", path=f"towers.{encoder_peak.name}"): peak, **replay_result.peaks}
+        replay_result.reserved = max(replay_result.reserved, peak.bytes + replay_result.slop)
 
 
-def timeline(replay: ReplayResult, stacks: list[LayerStack]) -> list[Point]:
+def timeline(replay_result: ReplayResult, stacks: list[LayerStack]) -> list[Point]:
     """Returns the peak of every module that allocates a tensor, layer by layer, phase by phase."""
     module_points: dict[str, list[Point]] = {phase: [] for phase in MOMENTS}
-    for phase, node, bytes in list_places(replay, stacks):
-        if bytes:
-            module_points[phase].append(Point(phase, node, bytes))
+    for phase, node, peak_bytes in list_places(replay_result, stacks):
+        if peak_bytes:
+            module_points[phase].append(Point(phase, node, peak_bytes))
     return [module_point for phase_points in module_points.values() for module_point in phase_points]
 
 

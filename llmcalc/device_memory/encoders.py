@@ -45,13 +45,13 @@ def encoder_peaks(spec: ModelSpec, inputs: EncodedInputs, dtype: str, kernel_cho
             if not _has_replay(tower):
                 continue
             memory_meter, program = Meter(), _layer_program(tower)
-            replays = [
+            lowerings = [
                 Eager(Graph(tower_meter), encoder_run.run_config, DTYPES[dtype], trained=False, choices=kernel_choices)
                 for tower_meter in (memory_meter, NoMeter())
             ]
-            for replay in replays:
-                replay.graph.enabled = False
-            metered_lowering, unmetered_lowering = replays
+            for lowering in lowerings:
+                lowering.graph.enabled = False
+            metered_lowering, unmetered_lowering = lowerings
             unmetered_lowering.prepare(program)
             metered_lowering.weights = unmetered_lowering.weights
             memory_meter.place = Place("prefill")
@@ -59,20 +59,20 @@ def encoder_peaks(spec: ModelSpec, inputs: EncodedInputs, dtype: str, kernel_cho
             received_input = metered_lowering.enter(program)
             del received_input
             metered_lowering.run(program)
-            held_bytes = _bytes_of_lower_outputs(spec, node.name, encoder_run.run_config, dtype)
-            peaks.append(EncoderPeak(node.name, memory_meter.peak + held_bytes))
+            projector_bytes = _bytes_of_lower_outputs(spec, node.name, encoder_run.run_config, dtype)
+            peaks.append(EncoderPeak(node.name, memory_meter.peak + projector_bytes))
     return peaks
 
 
-def _bytes_of_lower_outputs(spec: ModelSpec, name: str, run_config: RunConfig, dtype: str) -> int:
-    """Returns the bytes of what projectors make of lower layers' outputs, which the pass holds in its last layer.
+def _bytes_of_lower_outputs(spec: ModelSpec, encoder_name: str, run_config: RunConfig, dtype: str) -> int:
+    """Returns the bytes of projector outputs from lower encoder layers, which are alive in the encoder's last layer.
 
-    name: the encoder's name.
+    encoder_name: the encoder's name.
     """
-    encoder: Any = spec.towers[name]
+    encoder: Any = spec.towers[encoder_name]
     elements = 0
     for _, tower, readable_towers in towers_before(spec.towers):
-        if tower.type != "projector" or tower.lower_layer is None or name not in readable_towers:
+        if tower.type != "projector" or tower.lower_layer is None or encoder_name not in readable_towers:
             continue
         if tower.lower_layer < encoder.stack.num_hidden_layers - 1:
             elements += run_config.rows(Merged(side=tower.merge, frames=tower.frames)) * tower.output_width
@@ -81,8 +81,12 @@ def _bytes_of_lower_outputs(spec: ModelSpec, name: str, run_config: RunConfig, d
 
 def unreplayed_encoders(spec: ModelSpec, inputs: EncodedInputs) -> list[str]:
     """Returns the names of the encoders in use whose layers are not replayed (conformers, SAM)."""
-    names = (node.name for encoder_run in inputs.runs for node in encoder_run.nodes)
-    return [name for name in names if spec.towers[name].type != "projector" and not _has_replay(spec.towers[name])]
+    encoder_names = (node.name for encoder_run in inputs.runs for node in encoder_run.nodes)
+    return [
+        encoder_name
+        for encoder_name in encoder_names
+        if spec.towers[encoder_name].type != "projector" and not _has_replay(spec.towers[encoder_name])
+    ]
 
 
 def _has_replay(tower: Any) -> bool:

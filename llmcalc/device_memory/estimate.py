@@ -140,7 +140,7 @@ class Memory:
         return replace(changed_memory, _quantized_sizes_of_ranks=self._quantized_sizes_of_ranks)
 
     def quantized_sizes_of_rank(self, model: RankModel) -> QuantizedSizes:
-        """Returns the known sizes of a rank's quantized weights, to which its memory adds. model: that of the rank."""
+        """Returns the cache of a rank's quantized weight sizes, which `memory` fills. model: the rank's model."""
         return self._quantized_sizes_of_ranks.setdefault(shortened_rank(model, {}), {})
 
     def memory_on(self, cuda_runtime: Runtime) -> DeviceMemory:
@@ -152,11 +152,11 @@ class Memory:
     def _counted_run_on(self, cuda_runtime: Runtime) -> CountedMemory:
         """Returns the run on an accelerator with this CUDA runtime, before the allocator replay."""
         if cuda_runtime not in self._counted:
-            default = default_attention(self.settings, self.spec)
+            phase_default = default_attention(self.settings, self.spec)
             try:
-                self._counted[cuda_runtime] = self._count(cuda_runtime, default)
+                self._counted[cuda_runtime] = self._count(cuda_runtime, phase_default)
             except Unsupported:
-                if default == "eager" or self.settings.attn_implementation is not None:
+                if phase_default == "eager" or self.settings.attn_implementation is not None:
                     raise
                 self._counted[cuda_runtime] = self._count(cuda_runtime, "eager")
         return self._counted[cuda_runtime]
@@ -181,9 +181,9 @@ class Memory:
 
     @property
     def _layer_period(self) -> int:
-        """Number of layers after which the next ones run alike."""
-        is_whole = self.states.first_trained_layer is None
-        return self.settings.recomputed().every if is_whole else self.training().layer_period
+        """Returns the number of layers after which the pattern of executed layers repeats."""
+        trains_all_layers = self.states.first_trained_layer is None
+        return self.settings.recomputed().every if trains_all_layers else self.training().layer_period
 
     @property
     def _runs_encoders(self) -> bool:
@@ -215,8 +215,8 @@ class Memory:
         )
 
     def _recorded_training(self, cuda_runtime: Runtime) -> RecordReplay:
-        training = replace(self.training(cuda_runtime), pages_states=True)
-        return lambda layers, workspace: [record(self.spec, training, layers, workspace)]
+        training_config = replace(self.training(cuda_runtime), pages_states=True)
+        return lambda repeats, workspace: [record(self.spec, training_config, repeats, workspace)]
 
     def _inference_passes(self, attention: AttentionImplementation, cuda_runtime: Runtime) -> list[Inference]:
         """Returns the configurations of the inference passes, with an accelerator's kernels.
@@ -229,35 +229,37 @@ class Memory:
         capability = cuda_runtime.capability
         return [replace(inference, choices=replace(inference.choices, capability=capability)) for inference in passes]
 
-    def _counted_inference(self, passes: Sequence[Inference], cuda_runtime: Runtime) -> CountedRun:
+    def _counted_inference(self, pass_configs: Sequence[Inference], cuda_runtime: Runtime) -> CountedRun:
         """Returns the run of these passes, which equal ranks and accelerators with equal kernels share."""
 
         def count_passes() -> CountedRun:
             """Records the passes separately, and counts their tensors."""
             return CountedRun(
                 self.spec,
-                lambda layers, workspace: [self._recorded_passes(inference, layers, workspace) for inference in passes],
+                lambda repeats, workspace: [
+                    self._recorded_passes(pass_config, repeats, workspace) for pass_config in pass_configs
+                ],
                 cuda_runtime,
                 self.settings.recomputed().every,
             )
 
         if not isinstance(self.spec, RankModel):
             return count_passes()
-        of_runtime = cuda_runtime.workspace, cuda_runtime.expandable, cuda_runtime.is_tried
-        run_key = shortened_rank(self.spec, {}), tuple(passes), of_runtime
+        runtime_key = cuda_runtime.workspace, cuda_runtime.expandable, cuda_runtime.is_tried
+        run_key = shortened_rank(self.spec, {}), tuple(pass_configs), runtime_key
         if run_key not in self._counted_runs:
             self._counted_runs[run_key] = count_passes()
         return self._counted_runs[run_key]
 
     def _recorded_passes(
-        self, inference_config: Inference, layers: Mapping[int, int], workspace: int
+        self, inference_config: Inference, repeats: Mapping[int, int], workspace: int
     ) -> RecordedEvents:
         """Returns the recorded passes, which ranks with equal shortened runs share, with workspaces of any size."""
         if not isinstance(self.spec, RankModel):
-            return record_inference(self.spec, inference_config, layers, workspace)
-        run_key = shortened_rank(self.spec, layers), inference_config
+            return record_inference(self.spec, inference_config, repeats, workspace)
+        run_key = shortened_rank(self.spec, repeats), inference_config
         if run_key not in self._recordings:
-            self._recordings[run_key] = record_inference(self.spec, inference_config, layers, LARGE_WORKSPACE)
+            self._recordings[run_key] = record_inference(self.spec, inference_config, repeats, LARGE_WORKSPACE)
         return self._recordings[run_key].with_workspace(workspace)
 
     def _unreplayed_bytes(self) -> list[UnreplayedBytes]:
@@ -296,7 +298,7 @@ class Memory:
             .bytes
         )
         master_bytes = bytes_of(parameters, "float32") if memory_use.has_master else 0
-        stays_after_run = self.settings.zero_grad == "zeros"
+        zeroes_gradients = self.settings.zero_grad == "zeros"
         return [
             *weights,
             UnreplayedBytes("optimizer", state_bytes + master_bytes),
@@ -304,7 +306,7 @@ class Memory:
                 "gradients",
                 bytes_of(parameters, memory_use.grad_dtype),
                 ("backward", "step"),
-                stays_after_run=stays_after_run,
+                stays_after_run=zeroes_gradients,
             ),
         ]
 
@@ -394,15 +396,15 @@ def memory(
     spec: ModelSpec,
     settings: Settings = USUAL,
     published: str = "bfloat16",
-    include: frozenset[str] = frozenset(),
-    config: Mapping[str, Any] | Checkpoint | None = None,
+    extra_parts: frozenset[str] = frozenset(),
+    model_config: Mapping[str, Any] | Checkpoint | None = None,
     cuda_runtime: Runtime = HOPPER,
     other_models: Sequence[UnreplayedBytes] = (),
     quantized_sizes: QuantizedSizes | None = None,
 ) -> Memory:
     """Returns the memory of a model under these settings. The first access to `device` replays the run.
 
-    published, include, config: as in `static.memory`.
+    published, extra_parts, model_config: as in `static.memory`.
     cuda_runtime: memory of the accelerator's runtime, default that of an H100 with torch's defaults.
     other_models: as in `Memory`.
     quantized_sizes: as in `static.memory`.
@@ -411,7 +413,7 @@ def memory(
     check_layers(spec)
     spec = spec.with_dropout(settings.dropout)
     stored_sizes: QuantizedSizes = {} if quantized_sizes is None else quantized_sizes
-    memory_use = resident.memory(spec, settings, published, include, config, stored_sizes)
+    memory_use = resident.memory(spec, settings, published, extra_parts, model_config, stored_sizes)
     return Memory(
-        spec, settings, memory_use, published, config, cuda_runtime, other_models, _quantized_sizes=stored_sizes
+        spec, settings, memory_use, published, model_config, cuda_runtime, other_models, _quantized_sizes=stored_sizes
     )

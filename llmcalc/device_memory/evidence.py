@@ -20,18 +20,18 @@ ROUNDED_OPERANDS = Evidence(
 
 def evidence_of_optimizer(optimizer_name: str) -> Evidence:
     """Returns the tests and measurements of an optimizer. optimizer_name: name or alias."""
-    record = optimizer_named(optimizer_name)
-    return Evidence("optimizer", record.name, record.witness)
+    optimizer_record = optimizer_named(optimizer_name)
+    return Evidence("optimizer", optimizer_record.name, optimizer_record.witness)
 
 
 def evidence_of_run(
-    spec: ModelSpec, kernel_choices: Choices, optimizer: str | None = None, include: frozenset[str] = frozenset()
+    spec: ModelSpec, kernel_choices: Choices, optimizer: str | None = None, extra_parts: frozenset[str] = frozenset()
 ) -> list[Evidence]:
     """Returns the tests and measurements that support a run with torch's operations.
 
-    optimizer: that of training; None (default) without one. include: the names of optional parts that run too.
+    optimizer: that of training; None (default) without one. extra_parts: the names of optional parts that run too.
     """
-    evidence = [*evidence_of_parts(spec, include), *evidence_of_kernels(Eager, spec.shared_program, kernel_choices)]
+    evidence = [*evidence_of_parts(spec, extra_parts), *evidence_of_kernels(Eager, spec.shared_program, kernel_choices)]
     if kernel_choices.fake_quantization is not None:
         evidence.append(ROUNDED_OPERANDS)
     return evidence if optimizer is None else [*evidence, evidence_of_optimizer(optimizer)]

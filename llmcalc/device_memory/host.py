@@ -32,9 +32,9 @@ def host_terms(
     """
     memory_terms: list[Term] = []
     if training_config.offload:
-        paged_size = offloaded_bytes(spec, training_config, recompute_period)
-        source = "torchtune/training/_activation_offloading.py, OffloadActivations, with pinned tensors"
-        memory_terms.append(Term("activations (pinned)", paged_size, "source", source))
+        offloaded_size = offloaded_bytes(spec, training_config, recompute_period)
+        source_file = "torchtune/training/_activation_offloading.py, OffloadActivations, with pinned tensors"
+        memory_terms.append(Term("activations (pinned)", offloaded_size, "source", source_file))
     if paged_bytes(memory_use):
         memory_terms.append(Term("paged optimizer states, at most", paged_bytes(memory_use), "source", PAGED_SOURCE))
     return tuple(memory_terms)
@@ -49,15 +49,15 @@ def paged_bytes(memory_use: MemoryUse) -> int:
 
 
 def with_paged_states(device: DeviceMemory, memory_use: MemoryUse) -> DeviceMemory:
-    """Returns the memory of a device of whose tensors paged states are no part, with these states beside them."""
+    """Returns a device's memory with the paged optimizer states added as a separate term."""
     paged_state_bytes = paged_bytes(memory_use)
     if not paged_state_bytes:
         return device
-    term = Term("paged optimizer states", paged_state_bytes, "estimate", PAGED_SOURCE)
+    state_term = Term("paged optimizer states", paged_state_bytes, "estimate", PAGED_SOURCE)
     return replace(
         device,
         device_bytes=device.device_bytes + paged_state_bytes,
-        terms=(*device.terms, term),
+        terms=(*device.terms, state_term),
         paged_bytes=paged_state_bytes,
     )
 
@@ -65,7 +65,7 @@ def with_paged_states(device: DeviceMemory, memory_use: MemoryUse) -> DeviceMemo
 def offloaded_bytes(spec: ModelSpec, training_config: Training, recompute_period: int) -> int:
     """Returns the pinned bytes of one micro-batch's offloaded activations, linear in the number of layers."""
     stacks = layer_stacks(spec, recompute_period)
-    short_run_repeats = {i: SHORT_RUN_REPEATS for i, stack in enumerate(stacks) if stack.can_extrapolate}
+    short_run_repeats = {i: SHORT_RUN_REPEATS for i, stack in enumerate(stacks) if stack.is_extrapolated}
     short_run_bytes = _offload_bytes(spec, training_config, short_run_repeats)
     return short_run_bytes + sum(
         (stacks[i].repeats - SHORT_RUN_REPEATS)
@@ -74,9 +74,9 @@ def offloaded_bytes(spec: ModelSpec, training_config: Training, recompute_period
     )
 
 
-def _offload_bytes(spec: ModelSpec, training_config: Training, layers: Mapping[int, int]) -> int:
+def _offload_bytes(spec: ModelSpec, training_config: Training, repeats: Mapping[int, int]) -> int:
     """Returns the pinned bytes that a forward pass with this number of layers offloads."""
-    training_run = TrainingRun(spec, replace(training_config, microbatches=1), layers)
+    training_run = TrainingRun(spec, replace(training_config, microbatches=1), repeats)
     training_run.set_up()
     training_run.next_batch()
     training_run.forward()

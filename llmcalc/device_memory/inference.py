@@ -67,7 +67,7 @@ class Inference:
 
 
 class ServedRank(Divided):
-    """Runs a rank's passes as serving engines do, which divide modules that torch's tensor parallelism leaves whole.
+    """Runs a rank's passes as serving engines do: they divide more modules than torch's tensor parallelism does.
 
     A rank has a part of each expert, or some of the experts. Key heads are copied where there are fewer of them than
     ranks.
@@ -94,7 +94,7 @@ class InferenceRun:
     A rank runs torch's tensor-parallel kernels. The input from another rank of a pipeline is received into a buffer,
     which is freed after the pass.
 
-    layers: stack → repeats of its pattern that run; stacks that are not there run whole (see `linear_in_layers`).
+    repeats: stack → repeats of its pattern that run; stacks that are not there run whole (see `linear_in_layers`).
     workspace: bytes of the cuBLAS workspace that is allocated at the first product; default 0.
     memory_meter: counts or records the storages; default a meter without a device.
     names: the names of the passes that have run: the phase, with a number where a prompt has several chunks.
@@ -104,7 +104,7 @@ class InferenceRun:
         self,
         spec: ModelSpec,
         inference_config: Inference,
-        layers: Mapping[int, int] | None = None,
+        repeats: Mapping[int, int] | None = None,
         workspace: int = 0,
         memory_meter: Meter | Recorder | None = None,
     ) -> None:
@@ -112,7 +112,7 @@ class InferenceRun:
             raise InputError(f"{spec.one_pass_model} does not decode: it reads a sequence in one pass")
         self.spec: ModelSpec = spec
         self.inference: Inference = inference_config
-        self.layers: dict[int, int] = dict(layers or {})
+        self.layers: dict[int, int] = dict(repeats or {})
         self.workspace: int = workspace
         self.workspaces: list[Storage] = []
         self.names: list[str] = []
@@ -122,13 +122,13 @@ class InferenceRun:
         self.lowering: Eager = self._lowering(Graph(self.meter))
 
     def _lowering(self, autograd_graph: Graph) -> Eager:
-        """Creates the lowering of the program, with the kernels of the settings."""
+        """Creates the object that runs the program with the chosen kernels."""
         autograd_graph.enabled = False
         inference_config = self.inference
         run_config = self._run_config("prefill", Pass(inference_config.seq, 0))
         is_divided = isinstance(self.spec, RankModel) and self.spec.layout.tp > 1
-        profile = ServedRank if is_divided else Eager
-        lowering = profile(
+        profile_class = ServedRank if is_divided else Eager
+        lowering = profile_class(
             autograd_graph,
             run_config,
             DTYPES[inference_config.dtype],
@@ -146,9 +146,13 @@ class InferenceRun:
             phase = "decode"
         if not self.caches:
             phase = "forward"
-        source = inference_config.seq if inference_config.source is None else inference_config.source
+        source_tokens = inference_config.seq if inference_config.source is None else inference_config.source
         workload = Workload(
-            inference_config.batch, inference_pass.tokens, context=inference_pass.past, source=source, phase=phase
+            inference_config.batch,
+            inference_pass.tokens,
+            context=inference_pass.past,
+            source=source_tokens,
+            phase=phase,
         )
         return RunConfig(workload, execution=Execution(mla=inference_config.mla))
 
@@ -166,8 +170,8 @@ class InferenceRun:
 
     def prompt_pass(self, chunk_index: int) -> Pass:
         """Returns the pass over one prompt chunk. chunk_index: the chunk's index, from 0."""
-        past = chunk_index * self.chunk
-        return Pass(min(self.chunk, self.inference.seq - past), past)
+        earlier_tokens = chunk_index * self.chunk
+        return Pass(min(self.chunk, self.inference.seq - earlier_tokens), earlier_tokens)
 
     def set_up(self) -> None:
         """Allocates the parameters in the program's order, and for phase `decode` also the cache of the prompt."""
@@ -199,7 +203,7 @@ class InferenceRun:
         parameters_by_name[parameter_key] = lowering.known_parameters
 
     def fill_cache(self, chunks: int) -> None:
-        """Allocates the KV cache of the prompt's first chunks, but none of the passes' other tensors.
+        """Allocates only the KV cache of the prompt's first chunks, without the other tensors of the passes.
 
         All chunks between the first and the last run as one pass, which leaves the same cache.
 
@@ -231,7 +235,7 @@ class InferenceRun:
             self.decode()
 
     def prefill(self) -> None:
-        """Runs the passes over the prompt. Of more than `MOST_CHUNKS` chunks, only the first and last ones run.
+        """Runs the passes over the prompt: the first and last chunks alone if there are more than `MOST_CHUNKS`.
 
         A chunk needs more memory than the one before it.
         """
@@ -265,9 +269,9 @@ class InferenceRun:
         """Runs one pass over new tokens."""
         inference_config, inputs, memory_meter = self.inference, lowering.inputs, lowering.graph.meter
         lowering.run_config = self._run_config(phase, inference_pass)
-        inputs[TOKENS] = ids = empty(memory_meter, (inference_config.batch, inference_pass.tokens), INT64)
+        inputs[TOKENS] = token_ids = empty(memory_meter, (inference_config.batch, inference_pass.tokens), INT64)
         if self.spec.kind == "encoder":
-            inputs[SOURCE] = ids
+            inputs[SOURCE] = token_ids
         elif self.spec.kind == "encoder-decoder" and not inference_pass.past:
             lowering.take_frames(self.program)
             if self.program.frames is None:
@@ -292,7 +296,7 @@ def replay_inference(
     spec: ModelSpec,
     inference_config: Inference,
     device: Device | None = None,
-    layers: Mapping[int, int] | None = None,
+    repeats: Mapping[int, int] | None = None,
     workspace: int = 0,
 ) -> ReplayResult:
     """Replays the allocation of weights and the passes. Raises `Unsupported` for an operation without a kernel.
@@ -301,10 +305,10 @@ def replay_inference(
     the cache: logits and token ids are freed. `peaks` lists several chunks of a prompt separately; `highest_pass` joins
     them.
 
-    layers, workspace: as in `InferenceRun`.
+    repeats, workspace: as in `InferenceRun`.
     """
     memory_meter = Meter(device)
-    inference_run = InferenceRun(spec, inference_config, layers, workspace, memory_meter)
+    inference_run = InferenceRun(spec, inference_config, repeats, workspace, memory_meter)
     inference_run.set_up()
     replay_result = ReplayResult(set_up=memory_meter.now)
     memory_meter.peaks = {}
@@ -320,20 +324,20 @@ def replay_inference(
     return replay_result
 
 
-def shortened_rank(spec: RankModel, layers: Mapping[int, int]) -> Hashable:
+def shortened_rank(spec: RankModel, repeats: Mapping[int, int]) -> Hashable:
     """Returns a cache key of everything outside the settings that determines a rank's recorded run.
 
-    layers: as in `InferenceRun`. Ranks whose layers differ in the number of repeats alone are the same, and so are the
+    repeats: as in `InferenceRun`. Ranks whose layers differ in the number of repeats alone are the same, and so are the
     ranks of a tensor-parallel group, unless their parts of the vocabulary differ in length.
     """
     layout, coordinates, program = spec.layout, spec.layout.coordinates(spec.rank), spec.program()
     assert isinstance(program, RankFlow)
     if program.divides_evenly:
         coordinates = coordinates._replace(tp=0, ep=0, etp=0)
-    names = [sys.intern(name) for _, stack in spec.stacks() for name in stack.layer_names()]
-    rank_layers = [names[i] for i in spec.chunks.layers]
+    layer_names = [sys.intern(layer_name) for _, stack in spec.stacks() for layer_name in stack.layer_names()]
+    rank_layers = [layer_names[i] for i in spec.chunks.layers]
     if len(spec.stacks()) == 1:
-        rank_layers = shortened(rank_layers, layers.get(0))
+        rank_layers = shortened(rank_layers, repeats.get(0))
     return (
         *(
             layout.tp,
@@ -345,16 +349,16 @@ def shortened_rank(spec: RankModel, layers: Mapping[int, int]) -> Hashable:
             spec.chunks.first,
             spec.chunks.last,
         ),
-        *(tuple(layers.items()), *rank_layers),
+        *(tuple(repeats.items()), *rank_layers),
     )
 
 
 def record_inference(
-    spec: ModelSpec, inference_config: Inference, layers: Mapping[int, int] | None = None, workspace: int = 0
+    spec: ModelSpec, inference_config: Inference, repeats: Mapping[int, int] | None = None, workspace: int = 0
 ) -> RecordedEvents:
-    """Records the set-up and the passes for `RepeatAnalysis`. layers, workspace: as in `InferenceRun`."""
+    """Records the set-up and the passes for `RepeatAnalysis`. repeats, workspace: as in `InferenceRun`."""
     memory_meter = Recorder()
-    inference_run = InferenceRun(spec, inference_config, layers, workspace, memory_meter)
+    inference_run = InferenceRun(spec, inference_config, repeats, workspace, memory_meter)
     inference_run.set_up()
     set_up = memory_meter.cut()
     inference_run.passes()

@@ -18,16 +18,18 @@ LISTED = 1000
 """About the largest number of repeats in a timeline; of more repeats it lists some at equal distances, and the last."""
 
 
-def extrapolate_layers(replay: Callable[[Mapping[int, int]], ReplayResult], stacks: list[LayerStack]) -> ReplayResult:
+def extrapolate_layers(
+    replay_run: Callable[[Mapping[int, int]], ReplayResult], stacks: list[LayerStack]
+) -> ReplayResult:
     """Returns the result for all layers from runs with few repeats, without the allocator's overhead.
 
     The overhead is not linear in the number of layers. Nor is the maximum over several passes of a phase: the runs list
     the passes separately, and the result has the highest one (`highest_pass`).
 
-    replay: stack → repeats of its pattern, to the result of that run.
+    replay_run: stack → repeats of its pattern, to the result of that run.
     """
-    short_run_repeats = {i: SHORT_RUN_REPEATS for i, layer_stack in enumerate(stacks) if layer_stack.can_extrapolate}
-    short_run = replay(short_run_repeats)
+    short_run_repeats = {i: SHORT_RUN_REPEATS for i, layer_stack in enumerate(stacks) if layer_stack.is_extrapolated}
+    short_run = replay_run(short_run_repeats)
     extrapolated_result = ReplayResult(
         short_run.set_up,
         short_run.after,
@@ -35,7 +37,7 @@ def extrapolate_layers(replay: Callable[[Mapping[int, int]], ReplayResult], stac
     )
     bytes_per_repeat: dict[Place, int] = {}
     last_peaks: dict[Place, Peak] = {}
-    longer_runs = {i: replay({**short_run_repeats, i: SHORT_RUN_REPEATS + 1}) for i in short_run_repeats}
+    longer_runs = {i: replay_run({**short_run_repeats, i: SHORT_RUN_REPEATS + 1}) for i in short_run_repeats}
     for i, longer_run in longer_runs.items():
         added_repeats = stacks[i].repeats - SHORT_RUN_REPEATS
         extrapolated_result.set_up += added_repeats * (longer_run.set_up - short_run.set_up)
@@ -54,9 +56,9 @@ def extrapolate_layers(replay: Callable[[Mapping[int, int]], ReplayResult], stac
             if stacks[i].is_in_second_repeat(allocation_place)
         ]:
             second_peak = longer_run.peaks[allocation_place]
-            third_peak = longer_run.peaks[stacks[i].in_later_repeat(allocation_place, 1)]
+            third_peak = longer_run.peaks[stacks[i].place_in_later_repeat(allocation_place, 1)]
             bytes_per_repeat[allocation_place] = third_peak.bytes - second_peak.bytes
-            last_place = stacks[i].in_later_repeat(allocation_place, stacks[i].repeats - SHORT_RUN_REPEATS)
+            last_place = stacks[i].place_in_later_repeat(allocation_place, stacks[i].repeats - SHORT_RUN_REPEATS)
             last_peaks[last_place] = peak = extrapolated_result.peaks[allocation_place].copy()
             _extrapolate_peak(peak, second_peak, third_peak, stacks[i].repeats - SHORT_RUN_REPEATS)
     peaks = {
@@ -77,18 +79,18 @@ def highest_pass(replay: ReplayResult) -> ReplayResult:
     """
     highest_passes: dict[str, tuple[int, str]] = {}
     for allocation_place, peak in replay.peaks.items():
-        name = allocation_place.phase.partition(" ")[0]
-        highest_passes[name] = max(highest_passes.get(name, (0, "")), (peak.bytes, allocation_place.phase))
-    phase_by_name = {name: phase for name, (_, phase) in highest_passes.items()}
-    if all(name == phase for name, phase in phase_by_name.items()):
+        phase_name = allocation_place.phase.partition(" ")[0]
+        highest_passes[phase_name] = max(highest_passes.get(phase_name, (0, "")), (peak.bytes, allocation_place.phase))
+    phase_by_name = {phase_name: phase for phase_name, (_, phase) in highest_passes.items()}
+    if all(phase_name == phase for phase_name, phase in phase_by_name.items()):
         return replay
 
     def under_phase_name(allocation_place: Place) -> Place | None:
         """Returns the place under the phase's name; None if the highest pass also has a peak in the module."""
-        name = allocation_place.phase.partition(" ")[0]
-        highest_place = allocation_place._replace(phase=phase_by_name[name])
+        phase_name = allocation_place.phase.partition(" ")[0]
+        highest_place = allocation_place._replace(phase=phase_by_name[phase_name])
         if highest_place == allocation_place or highest_place not in replay.peaks:
-            return allocation_place._replace(phase=name)
+            return allocation_place._replace(phase=phase_name)
         return None
 
     peaks: dict[Place, Peak] = {}
@@ -116,13 +118,13 @@ def _place_in_longer_run(allocation_place: Place, stack: LayerStack, added_repea
         or allocation_place.layer_index < stack.before + (SHORT_RUN_REPEATS - 1) * stack.period
     ):
         return allocation_place
-    return stack.in_later_repeat(allocation_place, added_repeats)
+    return stack.place_in_later_repeat(allocation_place, added_repeats)
 
 
 def _place_in_model(allocation_place: Place, stacks: list[LayerStack]) -> Place:
     """Returns the full model's module that matches a module of a shortened run."""
     for stack in stacks:
-        if stack.can_extrapolate:
+        if stack.is_extrapolated:
             allocation_place = _place_in_longer_run(allocation_place, stack, stack.repeats - SHORT_RUN_REPEATS)
     return allocation_place
 
@@ -142,12 +144,12 @@ def list_places(replay: ReplayResult, stacks: list[LayerStack]) -> list[tuple[st
 
     replay: from `extrapolate_layers`, or of a run of all layers.
     """
-    points: list[tuple[str, str, int]] = []
+    module_peaks: list[tuple[str, str, int]] = []
     stack_places: list[tuple[Place, int]] = []
     block_stack: LayerStack | None = None
 
     def list_stack_places() -> None:
-        """Moves a stack's collected places to `points`, for every listed layer."""
+        """Moves a stack's collected places to `module_peaks`, for every listed layer."""
         if block_stack is None:
             return
         phase = stack_places[0][0].phase
@@ -165,19 +167,19 @@ def list_places(replay: ReplayResult, stacks: list[LayerStack]) -> list[tuple[st
         listed_repeats = sorted(
             {*range(0, last_repeat, last_repeat // LISTED + 1), last_repeat}, reverse=phase == "backward"
         )
-        for repeat in listed_repeats:
-            added_layers = repeat * block_stack.period
-            points.extend(
+        for repeat_index in listed_repeats:
+            added_layers = repeat_index * block_stack.period
+            module_peaks.extend(
                 [
-                    (phase, f"{prefix}{layer_index + added_layers}{path}", bytes + repeat * bytes_per_repeat)
+                    (phase, f"{prefix}{layer_index + added_layers}{path}", bytes + repeat_index * bytes_per_repeat)
                     for layer_index, path, bytes, bytes_per_repeat in peaks_by_place
                 ]
             )
         stack_places.clear()
 
-    repeated_stacks = [layer_stack for layer_stack in stacks if layer_stack.can_extrapolate] if replay.slopes else []
+    repeated_stacks = [layer_stack for layer_stack in stacks if layer_stack.is_extrapolated] if replay.slopes else []
     repeat_ends = {
-        layer_stack.in_later_repeat(allocation_place, layer_stack.repeats - SHORT_RUN_REPEATS)
+        layer_stack.place_in_later_repeat(allocation_place, layer_stack.repeats - SHORT_RUN_REPEATS)
         for allocation_place in replay.slopes
         for layer_stack in stacks
         if layer_stack.contains(allocation_place)
@@ -192,8 +194,8 @@ def list_places(replay: ReplayResult, stacks: list[LayerStack]) -> list[tuple[st
             list_stack_places()
             block_stack = layer_stack
         if layer_stack is None:
-            points.append((allocation_place.phase, node_path(allocation_place, stacks), peak.bytes))
+            module_peaks.append((allocation_place.phase, node_path(allocation_place, stacks), peak.bytes))
         else:
             stack_places.append((allocation_place, peak.bytes))
     list_stack_places()
-    return points
+    return module_peaks

@@ -620,16 +620,16 @@ class Settings:
 
     @property
     def has_kbit_base(self) -> bool:
-        """Whether PEFT trains adapters beside frozen weights of 4 or 8 bits."""
+        """Whether PEFT trains adapters on frozen weights of 4 or 8 bits."""
         return self.base not in (None, "none") and self.lora_library in (None, "peft")
 
     @property
     def keeps_experts_in_16_bits(self) -> bool:
-        """Whether routed experts stay in 16 bits beside frozen weights of 4 bits."""
+        """Whether routed experts stay in 16 bits while the other frozen weights have 4 bits."""
         return self.base in ("nf4", "nf4-dq") and not self.quantized_experts
 
     def with_usual_recomputation(self) -> Settings:
-        """Returns the settings, with every layer recomputed by default beside frozen weights of 4 or 8 bits.
+        """Returns the settings; for frozen weights of 4 or 8 bits, recomputation of every layer is the default.
         `peft.prepare_model_for_kbit_training` turns gradient checkpointing on (peft/utils/other.py).
         """
         return self.with_(recompute="full") if self.recompute is None and self.has_kbit_base else self
@@ -640,8 +640,8 @@ class Settings:
 
     def check(self, spec: ModelSpec) -> None:
         """Raises `InputError`, which names the option, for an invalid, contradictory or inapplicable setting."""
-        for name, declaration in declared(Settings).items():
-            declaration.checked(getattr(self, name))
+        for setting_name, declaration in declared(Settings).items():
+            declaration.checked(getattr(self, setting_name))
         if self.quantize is not None and self.phase == "training":
             raise InputError("--quantize: a quantised weight takes no gradient; expected --base nf4 --lora-rank")
         check_phase(self, self.phase)
@@ -676,9 +676,9 @@ def _check_model(settings: Settings, spec: ModelSpec) -> None:
     if spec.one_pass_model:
         if settings.phase == "decode":
             raise InputError(f"--phase decode: {spec.one_pass_model} does not decode; expected prefill or training")
-        for name in ("chunk", "kv_block", "kv_dtype"):
-            if getattr(settings, name) is not None:
-                raise InputError(f"{option(name)}: an encoder-only model keeps no cache")
+        for setting_name in ("chunk", "kv_block", "kv_dtype"):
+            if getattr(settings, setting_name) is not None:
+                raise InputError(f"{option(setting_name)}: an encoder-only model keeps no cache")
     if settings.moe is not None and not any(
         isinstance(tree_node.node.op, ExpertLinear) for tree_node in spec.tree().walk()
     ):
@@ -691,27 +691,33 @@ SHORTHANDS: Mapping[str, Declared] = {declaration.name: declaration for declarat
 """Names that stand for a setting, beside its own."""
 
 
-def users_in_training(training_word: str) -> InputError:
-    """Returns the error of `--users` beside an option, or a framework, that asks for training."""
-    return InputError(f"--users: training has no users, and {training_word} asks for training; expected one of the two")
+def users_in_training(conflicting_option: str) -> InputError:
+    """Returns the error for `--users` together with an option or a framework of training."""
+    return InputError(
+        f"--users: training has no users, and {conflicting_option} asks for training; expected one of the two"
+    )
 
 
-def settings_with_shorthands(values: Mapping[str, Any]) -> Settings:
+def settings_with_shorthands(setting_values: Mapping[str, Any]) -> Settings:
     """Returns the settings with these values, whose names may be the short names in `SHORTHANDS`.
 
     Without a phase it is training if a value is of an option that only training has, else inference.
     Raises `InputError` where two of them say one setting.
     """
     settings = Settings(
-        **{name: value for name, value in values.items() if name not in SHORTHANDS and value is not None}
+        **{
+            setting_name: setting_value
+            for setting_name, setting_value in setting_values.items()
+            if setting_name not in SHORTHANDS and setting_value is not None
+        }
     )
-    if values.get("phase") is None and (training_option(settings) or values.get(CHECKPOINTING.name)):
+    if setting_values.get("phase") is None and (training_option(settings) or setting_values.get(CHECKPOINTING.name)):
         settings = settings.with_(phase="training")
-    training_word = training_option(settings)
-    if values.get(USERS.name) is not None and training_word:
-        raise users_in_training(training_word)
-    settings = settings.with_(batch=batch_of(settings.batch, values.get(USERS.name), settings.phase))
-    if not values.get(CHECKPOINTING.name):
+    conflicting_option = training_option(settings)
+    if setting_values.get(USERS.name) is not None and conflicting_option:
+        raise users_in_training(conflicting_option)
+    settings = settings.with_(batch=batch_of(settings.batch, setting_values.get(USERS.name), settings.phase))
+    if not setting_values.get(CHECKPOINTING.name):
         return settings
     if settings.recompute not in (None, "full"):
         raise InputError(
@@ -721,9 +727,9 @@ def settings_with_shorthands(values: Mapping[str, Any]) -> Settings:
     return settings.with_(recompute="full")
 
 
-def settings_of(**values: Any) -> Settings:
+def settings_of(**setting_values: Any) -> Settings:
     """Returns the settings with these names and values.
 
     Raises `InputError` for a name that no setting has, and for a value that it does not take.
     """
-    return settings_with_shorthands(checked_values({**declared(Settings), **SHORTHANDS}, values))
+    return settings_with_shorthands(checked_values({**declared(Settings), **SHORTHANDS}, setting_values))

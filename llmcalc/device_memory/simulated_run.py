@@ -9,7 +9,7 @@ from ..model import ModelSpec
 from ..optional import TOWERS
 from ..simulator.adapters import Adapters
 from ..simulator.choices import Choices
-from ..simulator.sdpa import takes_as_mask
+from ..simulator.sdpa import takes_input_as_mask
 from ..simulator.tensor import DTYPES, FLOAT8, Dtype
 from ..units import dtype, short_dtype
 from ..workload.execution import AttentionImplementation, OptimizerImplementation
@@ -33,8 +33,8 @@ def kernel_choices(settings: Settings, spec: ModelSpec, attention: AttentionImpl
     """
     is_serving = settings.serves
     phase_default: AttentionImplementation = "flash" if is_serving else "sdpa"
-    like_classes = settings.fused_qkv is None and not is_serving
-    trains_as_classes = like_classes and settings.phase == "training"
+    matches_transformers = settings.fused_qkv is None and not is_serving
+    trains_like_transformers = matches_transformers and settings.phase == "training"
     return Choices(
         attention=settings.attn_implementation or attention or phase_default,
         norm="fused" if settings.norm == "liger" else settings.norm or ("fused" if is_serving else "eager"),
@@ -42,13 +42,13 @@ def kernel_choices(settings: Settings, spec: ModelSpec, attention: AttentionImpl
         cross_entropy=settings.cross_entropy or "eager",
         logits_dtype=None if settings.logits_dtype is None else dtype(settings.logits_dtype),
         float32_loss=spec.head.type != "lm" or spec.head.float32_loss,
-        caps_logits=trains_as_classes and spec.head.type == "lm" and spec.head.logit_softcapping is not None,
+        caps_logits=trains_like_transformers and spec.head.type == "lm" and spec.head.logit_softcapping is not None,
         loss_chunk=settings.loss_chunk,
         logits_to_keep=settings.logits_to_keep,
         divides_logits=bool(settings.divide_logits),
         keeps_logits=bool(settings.keep_logits),
         fused_qkv=bool(settings.fused_qkv),
-        like_classes=like_classes,
+        like_classes=matches_transformers,
         compiled=bool(settings.compile),
         capacity=None if settings.moe is None else capacity_of(settings.moe),
         fused_layer_norm=settings.norm is None,
@@ -82,7 +82,7 @@ def supports_sdpa(spec: ModelSpec) -> bool:
             and (
                 operation.options["cap"] is not None
                 or (
-                    not takes_as_mask(operation)
+                    not takes_input_as_mask(operation)
                     and (len(operation.ins) > 3 or operation.options.get("selected") is not None)
                 )
             )
@@ -222,7 +222,7 @@ def inference_passes(
             f"--kv-dtype {short_dtype(memory_use.kv_dtype)}: a cache that grows by concatenation has the format of the "
             f"activations, {short_dtype(compute_format)}; expected --kv-block {KV_BLOCK}"
         )
-    prefill = Inference(
+    prefill_config = Inference(
         phase="prefill",
         batch=memory_use.workload.batch,
         seq=seq,
@@ -236,10 +236,10 @@ def inference_passes(
         weights=not has_storage_format(memory_use),
     )
     if settings.phase == "prefill" or spec.one_pass_model:
-        return [prefill]
+        return [prefill_config]
     if settings.phase == "decode":
-        return [replace(prefill, phase="decode", chunk=None)]
-    return [prefill, *([replace(prefill, phase="decode", seq=seq - 1, chunk=None)] if seq > 1 else [])]
+        return [replace(prefill_config, phase="decode", chunk=None)]
+    return [prefill_config, *([replace(prefill_config, phase="decode", seq=seq - 1, chunk=None)] if seq > 1 else [])]
 
 
 def has_storage_format(memory_use: MemoryUse) -> bool:
@@ -255,8 +255,8 @@ def activation_format(memory_use: MemoryUse) -> str:
 def computing_format(format_name: str, option: str) -> str:
     """Returns the number format of matrix products. Raises `InputError` for an unsupported format of the option."""
     if format_name not in COMPUTED:
-        formats = ", ".join(map(short_dtype, COMPUTED))
-        raise InputError(f"{option} {short_dtype(format_name)}: no pass computes in it; expected one of {formats}")
+        format_names = ", ".join(map(short_dtype, COMPUTED))
+        raise InputError(f"{option} {short_dtype(format_name)}: no pass computes in it; expected one of {format_names}")
     return format_name
 
 

@@ -81,9 +81,9 @@ class MemoryUse:
         if self.adapters is None:
             return bytes_of(self.count.total, self.dtype)
         quantized_weights, stored_bytes = self.adapters.quantized_base(self.count.tree, self.count.include)
-        frozen = bytes_of(self.count.total - quantized_weights, self.dtype) + stored_bytes
+        frozen_bytes = bytes_of(self.count.total - quantized_weights, self.dtype) + stored_bytes
         return add(
-            frozen, add(*(bytes_of(elements_of(tensors), dtype) for tensors, dtype in self._adapters_and_copies))
+            frozen_bytes, add(*(bytes_of(elements_of(tensors), dtype) for tensors, dtype in self._adapters_and_copies))
         )
 
     @property
@@ -107,7 +107,7 @@ class MemoryUse:
 
     @property
     def trained_format(self) -> str:
-        """The number format of what is trained: adapters, the last layers alone, or all weights."""
+        """The number format of the trained tensors: adapters, the last layers alone, or all weights."""
         return self.adapter_dtype or self.trained_dtype or self.dtype
 
     @property
@@ -174,14 +174,15 @@ class MemoryUse:
     def not_counted(self) -> list[str]:
         """Notes on memory that is not counted: excluded optional parts of the model, and scales of narrow weights."""
         notes = [
-            f"{option} modules: {size:,} parameters ({OPTIONAL_PARTS[option].option} counts them)"
-            for option, size in self.count.left_out.items()
+            f"{part_option} modules: {adapter_elements:,} parameters ({OPTIONAL_PARTS[part_option].option} counts them)"
+            for part_option, adapter_elements in self.count.left_out.items()
         ]
         if self.adapters is not None:
-            size = elements_of(self.adapters.uncounted_adapters(self.count.tree, self.count.include))
-            if not is_zero(size):
+            adapter_elements = elements_of(self.adapters.uncounted_adapters(self.count.tree, self.count.include))
+            if not is_zero(adapter_elements):
                 notes.append(
-                    f"adapters of routed experts: {size:,} parameters, which PEFT's all-linear trains beside the fused "
+                    f"adapters of routed experts: {adapter_elements:,} parameters, which PEFT's all-linear trains "
+                    "beside the fused "
                     "experts of many classes, such as those of Qwen3-MoE and DeepSeek-V3 (--lora-experts counts them)"
                 )
         if self.quantized is None and DTYPE_BITS[self.dtype] < 16:
@@ -203,48 +204,48 @@ def memory(
     spec: ModelSpec,
     settings: Settings = USUAL,
     published_dtype: str = "bfloat16",
-    include: frozenset[str] = frozenset(),
-    config: Mapping[str, Any] | Checkpoint | None = None,
+    extra_parts: frozenset[str] = frozenset(),
+    model_config: Mapping[str, Any] | Checkpoint | None = None,
     quantized_sizes: QuantizedSizes | None = None,
 ) -> MemoryUse:
     """Returns the persistent memory of a model under `settings`.
 
     published_dtype: number format of the published weights; default bfloat16.
-    include: optional parts to include (`mtp`, `towers`). Images and audio include the encoders.
-    config: the model's `config.json`; its `quantization_config` is the default quantization scheme. As a `Checkpoint`
-        it also says what the model's classes call their modules; otherwise these have the names of Llama's class.
+    extra_parts: optional parts to include (`mtp`, `towers`). Images and audio include the encoders.
+    model_config: the model's `config.json`; its `quantization_config` is the default quantization scheme. As a
+        `Checkpoint` it also says what the model's classes call their modules; otherwise Llama's names are used.
     quantized_sizes: sizes under other settings of the same model and config, to which this adds; default none.
     Raises `InputError` for an unknown number format, optimizer or scheme, and for a setting that does not apply to the
     phase or to the optimizer.
     """
     settings.check(spec)
     if settings.inputs.is_given and spec.towers:
-        include = include | {TOWERS.name}
-    count = ParameterCount(spec, spec.tree(), include)
+        extra_parts = extra_parts | {TOWERS.name}
+    params = ParameterCount(spec, spec.tree(), extra_parts)
     if settings.phase == "training":
-        return _training_memory(spec, count, settings, config)
-    sizes = {} if quantized_sizes is None else quantized_sizes
-    return _inference_memory(spec, count, settings, published_dtype, config, sizes)
+        return _training_memory(spec, params, settings, model_config)
+    known_sizes = {} if quantized_sizes is None else quantized_sizes
+    return _inference_memory(spec, params, settings, published_dtype, model_config, known_sizes)
 
 
 def _inference_memory(
     spec: ModelSpec,
-    count: ParameterCount,
+    params: ParameterCount,
     settings: Settings,
     published_dtype: str,
-    config: Mapping[str, Any] | Checkpoint | None,
+    model_config: Mapping[str, Any] | Checkpoint | None,
     quantized_sizes: QuantizedSizes,
 ) -> MemoryUse:
     """Counts the weights, adapters and cache of inference."""
-    weight_format, stored_size = dtype(settings.dtype or published_dtype), None
-    scheme = _quantization_scheme(settings, config)
+    weight_format, stored_bytes = dtype(settings.dtype or published_dtype), None
+    scheme = _quantization_scheme(settings, model_config)
     if scheme is not None:
         weight_format = _unconverted_format(settings, published_dtype)
-        size_key = settings.quantize, weight_format, count.include
+        size_key = settings.quantize, weight_format, params.include
         if size_key not in quantized_sizes:
-            module_names = config.names(count.tree, spec.kind) if isinstance(config, Checkpoint) else None
-            quantized_sizes[size_key] = quantized_size(spec, scheme, weight_format, count.include, module_names)
-        stored_size = quantized_sizes[size_key]
+            module_names = model_config.names(params.tree, spec.kind) if isinstance(model_config, Checkpoint) else None
+            quantized_sizes[size_key] = quantized_size(spec, scheme, weight_format, params.include, module_names)
+        stored_bytes = quantized_sizes[size_key]
     batch = 1 if settings.batch is None else settings.batch
     seq = usual_context(spec, settings.phase == "decode") if settings.seq is None else settings.seq
     if settings.inputs.is_given and isinstance(spec, RankModel):
@@ -253,22 +254,22 @@ def _inference_memory(
     seq += 0 if inputs is None else inputs.added_tokens
     workload = Workload(batch, seq, source=settings.source, phase="prefill")
     if spec.one_pass_model:
-        return MemoryUse(count, settings.phase, weight_format, workload, quantized=stored_size, inputs=inputs)
+        return MemoryUse(params, settings.phase, weight_format, workload, quantized=stored_bytes, inputs=inputs)
     activation_format = (
         weight_format if settings.phase != "inference" and DTYPE_BITS[weight_format] >= 16 else "bfloat16"
     )
     cache = cache_format(settings.kv_dtype or activation_format).name
     return MemoryUse(
-        count, settings.phase, weight_format, workload, kv_dtype=cache, quantized=stored_size, inputs=inputs
+        params, settings.phase, weight_format, workload, kv_dtype=cache, quantized=stored_bytes, inputs=inputs
     )
 
 
-def _quantization_scheme(settings: Settings, config: Mapping[str, Any] | Checkpoint | None) -> Scheme | None:
+def _quantization_scheme(settings: Settings, model_config: Mapping[str, Any] | Checkpoint | None) -> Scheme | None:
     """Returns the quantization scheme of `quantize` or of the config; None if only `dtype` is set."""
     if settings.quantize is not None:
         return None if settings.quantize.strip().lower() == "none" else scheme_named(settings.quantize)
-    table = config.config if isinstance(config, Checkpoint) else config
-    return scheme_of_config(table) if settings.dtype is None else None
+    config_table = model_config.config if isinstance(model_config, Checkpoint) else model_config
+    return scheme_of_config(config_table) if settings.dtype is None else None
 
 
 def _unconverted_format(settings: Settings, published_dtype: str) -> str:
@@ -284,32 +285,32 @@ def _unconverted_format(settings: Settings, published_dtype: str) -> str:
 
 
 def _training_memory(
-    spec: ModelSpec, count: ParameterCount, settings: Settings, config: Mapping[str, Any] | Checkpoint | None
+    spec: ModelSpec, params: ParameterCount, settings: Settings, config: Mapping[str, Any] | Checkpoint | None
 ) -> MemoryUse:
     """Counts the weights, gradients and optimizer states of training."""
     batch = 1 if settings.batch is None else settings.batch
     seq = usual_sequence(spec) if settings.seq is None else settings.seq
     weight_format, has_master = _training_formats(settings)
-    record = _checked_optimizer(settings)
-    adapters, adapter_dtype = _adapters_and_format(spec, settings, count, weight_format, config)
+    optimizer_record = _checked_optimizer(settings)
+    adapters, adapter_dtype = _adapters_and_format(spec, settings, params, weight_format, config)
     if adapters is not None:
         if settings.master_weights is not None:
             raise InputError("--master-weights: adapters are trained in a format of their own")
         has_master = False
     first_trained_layer = _first_trained_layer(spec, settings)
-    trains_wide = first_trained_layer is not None and settings.precision == "autocast"
-    trained_dtype = "float32" if trains_wide and DTYPE_BITS[weight_format] < 32 else ""
+    trains_in_float32 = first_trained_layer is not None and settings.precision == "autocast"
+    trained_dtype = "float32" if trains_in_float32 and DTYPE_BITS[weight_format] < 32 else ""
     return MemoryUse(
-        count,
+        params,
         "training",
         weight_format,
         Workload(batch, seq, source=settings.source, phase="training"),
         grad_dtype=_gradient_format(settings.grad_dtype, adapter_dtype or trained_dtype or weight_format),
         has_master=has_master,
         optimizer=_optimizer_state(
-            record,
+            optimizer_record,
             settings,
-            count,
+            params,
             trained_dtype or weight_format,
             has_master,
             adapters,
@@ -347,23 +348,23 @@ def _training_formats(settings: Settings) -> tuple[str, bool]:
     """Returns the number format of the weights, and whether there are fp32 master weights."""
     default_weights, default_master = PRECISIONS[settings.precision or "bf16-master"]
     weight_format = _float_format(settings.dtype, "--dtype", default_weights)
-    is_wide = DTYPE_BITS[weight_format] >= 32
-    master_weights = settings.master_weights or ("none" if is_wide else default_master)
-    if master_weights == "fp32" and is_wide:
+    is_float32 = DTYPE_BITS[weight_format] >= 32
+    master_weights = settings.master_weights or ("none" if is_float32 else default_master)
+    if master_weights == "fp32" and is_float32:
         raise InputError(f"--master-weights fp32: the weights are {short_dtype(weight_format)} already; expected none")
     return weight_format, master_weights == "fp32"
 
 
 def _checked_optimizer(settings: Settings) -> Optimizer:
     """Returns the optimizer's record. Raises `InputError` for settings that the optimizer does not support."""
-    optimizer_record, momentum = optimizer(settings.optimizer or DEFAULT), bool(settings.momentum)
+    optimizer_record, has_momentum = optimizer(settings.optimizer or DEFAULT), bool(settings.momentum)
     if settings.momentum is not None and not optimizer_record.has_momentum:
         momentum_optimizers = " or ".join(
             other_optimizer.name for other_optimizer in optimizers() if other_optimizer.has_momentum
         )
         raise InputError(f"--momentum: for --optimizer {momentum_optimizers}, not {optimizer_record.name}")
     if settings.optimizer_dtype is not None and (
-        optimizer_record.state_format or (optimizer_record.has_momentum and not momentum)
+        optimizer_record.state_format or (optimizer_record.has_momentum and not has_momentum)
     ):
         raise InputError(
             f"--optimizer-dtype: not for --optimizer {optimizer_record.name}: {optimizer_record.state_format_note}"
@@ -374,7 +375,7 @@ def _checked_optimizer(settings: Settings) -> Optimizer:
 def _optimizer_state(
     record: Optimizer,
     settings: Settings,
-    count: ParameterCount,
+    params: ParameterCount,
     weight_format: str,
     has_master: bool,
     adapters: LowRank | None,
@@ -388,22 +389,22 @@ def _optimizer_state(
             settings.optimizer_dtype, "--optimizer-dtype", "float32" if has_master else weight_format
         )
         tensors = (
-            trained_tensors(count.tree, count.include)
+            trained_tensors(params.tree, params.include)
             if first_trained_layer is None
-            else tensors_from_layer(count.tree, first_trained_layer, count.include)
+            else tensors_from_layer(params.tree, first_trained_layer, params.include)
         )
         return record.state(list(tensors), state_format, momentum)
     state_format = _float_format(settings.optimizer_dtype, "--optimizer-dtype", adapter_dtype)
     copy_state = record.state(
-        adapters.trained_copies(count.tree, count.include), settings.optimizer_dtype or weight_format, momentum
+        adapters.trained_copies(params.tree, params.include), settings.optimizer_dtype or weight_format, momentum
     )
-    return record.state(adapters.adapters(count.tree, count.include), state_format, momentum).with_more(copy_state)
+    return record.state(adapters.adapters(params.tree, params.include), state_format, momentum).with_more(copy_state)
 
 
 def _adapters_and_format(
     spec: ModelSpec,
     settings: Settings,
-    count: ParameterCount,
+    params: ParameterCount,
     weight_format: str,
     config: Mapping[str, Any] | Checkpoint | None,
 ) -> tuple[LowRank | None, str]:
@@ -416,7 +417,7 @@ def _adapters_and_format(
         return None, ""
     is_parallel = settings.lora_library in PARALLEL_LIBRARIES
     targets = (ALL_LINEAR,) if is_parallel and settings.lora_targets is None else settings.lora_targets
-    module_names = config.names(count.tree, spec.kind) if isinstance(config, Checkpoint) and config.modules else None
+    module_names = config.names(params.tree, spec.kind) if isinstance(config, Checkpoint) and config.modules else None
     requested_adapters = LowRank(
         settings.lora_rank,
         frozenset(),
@@ -432,7 +433,7 @@ def _adapters_and_format(
     if settings.lora_experts and settings.lora_dropout:
         raise InputError("--lora-experts with --lora-dropout: PEFT has no dropout beside experts; expected one of them")
     joins_as_class = requested_adapters.library == "peft" and settings.fused_qkv is None
-    adapters = low_rank(count.tree, requested_adapters, targets, count.include, module_names, joins_as_class)
+    adapters = low_rank(params.tree, requested_adapters, targets, params.include, module_names, joins_as_class)
     return adapters, _float_format(settings.lora_dtype, "--lora-dtype", weight_format if is_parallel else "float32")
 
 
@@ -462,9 +463,9 @@ GRADIENT_FORMATS = "float32", "bfloat16", "float16"
 """Number formats in which frameworks sum gradients of weights in any format."""
 
 
-def _float_format(format_name: str | None, option: str, default: str) -> str:
+def _float_format(format_name: str | None, option: str, default_format: str) -> str:
     """Returns the full name of a floating-point format. Raises `InputError` for an integer format."""
-    number_format = dtype(format_name or default)
+    number_format = dtype(format_name or default_format)
     if number_format.startswith("int"):
         raise InputError(
             f"{option} {format_name}: integers take no gradient; expected a floating-point format such as bf16"

@@ -95,7 +95,7 @@ class Training:
 
     @property
     def layer_period(self) -> int:
-        """Number of layers after which the next ones run alike; more than a model has if some are frozen."""
+        """The number of layers after which the run's pattern of layers repeats; with frozen layers it never repeats."""
         return self.recompute.every if self.first_trained_layer is None else MOST_LAYERS
 
     def step_optimizer(self, autograd_graph: Graph, parameters: Sequence[OptimizedParameter]) -> None:
@@ -124,7 +124,7 @@ def _path_without_indices(parameter_key: Path) -> str:
 class TrainingRun:
     """Replays training steps of a model.
 
-    layers: stack → repeats of its pattern that run; stacks that are not there run whole (see `linear_in_layers`).
+    repeats: stack → repeats of its pattern that run; stacks that are not there run whole (see `linear_in_layers`).
     workspace: bytes of the cuBLAS workspace that each of the forward and the backward thread allocates at its first
         product; default 0.
     memory_meter: counts or records the storages; default a meter without a device.
@@ -139,7 +139,7 @@ class TrainingRun:
         self,
         spec: ModelSpec,
         training_config: Training,
-        layers: Mapping[int, int] | None = None,
+        repeats: Mapping[int, int] | None = None,
         workspace: int = 0,
         memory_meter: Meter | Recorder | None = None,
         program: Flow | None = None,
@@ -170,7 +170,7 @@ class TrainingRun:
             choices=training_config.choices,
             adapters=training_config.adapters,
         )
-        self.lowering.run_only = dict(layers or {})
+        self.lowering.run_only = dict(repeats or {})
         self.lowering.first_trained_layer = training_config.first_trained_layer
         self.lowering.trained_dtype = training_config.trained_dtype or self.lowering.dtype
         self.labels: Tensor | None = None
@@ -180,17 +180,17 @@ class TrainingRun:
 
     def _check_choices(self) -> None:
         """Raises `InputError` for a chosen kernel of a part that the model does not have."""
-        choices, has_logits = self.training.choices, self.spec.head.type == "lm"
-        if choices.capacity is not None and all(
+        kernel_choices, has_logits = self.training.choices, self.spec.head.type == "lm"
+        if kernel_choices.capacity is not None and all(
             operation.verb != "dispatch" for operation in self.program.root.steps()
         ):
             raise InputError("--moe: the model has no mixture of experts; expected dropless")
-        if not has_logits and choices.cross_entropy != "eager":
+        if not has_logits and kernel_choices.cross_entropy != "eager":
             raise InputError(
-                f"--cross-entropy {choices.cross_entropy}: the model has no language-model head; expected eager"
+                f"--cross-entropy {kernel_choices.cross_entropy}: the model has no language-model head; expected eager"
             )
-        if not has_logits and choices.logits_dtype is not None:
-            raise InputError(f"--logits-dtype {choices.logits_dtype}: the model has no language-model head")
+        if not has_logits and kernel_choices.logits_dtype is not None:
+            raise InputError(f"--logits-dtype {kernel_choices.logits_dtype}: the model has no language-model head")
 
     # --- a step -----------------------------------------------------------------------------------------------------
 
@@ -243,11 +243,11 @@ class TrainingRun:
 
     def _is_matrix(self, parameter_key: Path) -> bool:
         """Whether a parameter is a linear layer's weight matrix inside the layers, or an adapter's."""
-        path = _path_without_indices(parameter_key)
+        parameter_path = _path_without_indices(parameter_key)
         if self.training.adapters is None:
-            return path in self._layer_matrices
-        is_in_layer = any(path.startswith(f"{layer}.") for layer in layers_of(self.program.node()))
-        return is_in_layer and not path.endswith("modules_to_save.weight")
+            return parameter_path in self._layer_matrices
+        is_in_layer = any(parameter_path.startswith(f"{layer}.") for layer in layers_of(self.program.node()))
+        return is_in_layer and not parameter_path.endswith("modules_to_save.weight")
 
     def step(self) -> None:
         """Runs one training step."""
@@ -309,24 +309,24 @@ class TrainingRun:
     def finish_backward(self) -> None:
         """Runs between a backward pass and the release of its graph. It does nothing on one device."""
 
-    def _take_workspace(self, threads: int) -> None:
-        """Allocates the workspaces of the first `threads` threads, unless already allocated."""
-        if self.workspace and len(self.workspaces) < threads:
+    def _take_workspace(self, thread_count: int) -> None:
+        """Allocates the workspaces of the first `thread_count` threads, unless already allocated."""
+        if self.workspace and len(self.workspaces) < thread_count:
             with counted_as(self.meter, "overhead"):
                 self.workspaces.append(Storage(self.meter, self.workspace))
 
     def _batch(self) -> None:
         """Allocates the token ids (also the labels), and frees the previous batch's ids."""
         training_config, inputs = self.training, self.lowering.inputs
-        ids = empty(self.meter, (training_config.batch, training_config.seq), INT64)
-        inputs[TOKENS] = ids
+        token_ids = empty(self.meter, (training_config.batch, training_config.seq), INT64)
+        inputs[TOKENS] = token_ids
         self.lowering.take_frames(self.program)
         if self.spec.kind == "encoder-decoder" and self.program.frames is None:
-            source = training_config.seq if training_config.source is None else training_config.source
-            inputs[SOURCE] = empty(self.meter, (training_config.batch, source), INT64)
+            source_tokens = training_config.seq if training_config.source is None else training_config.source
+            inputs[SOURCE] = empty(self.meter, (training_config.batch, source_tokens), INT64)
         if self.spec.kind == "encoder":
-            inputs[SOURCE] = ids
-        self.labels = None if self.spec.head.type != "lm" else self.lowering.t.flatten(ids)
+            inputs[SOURCE] = token_ids
+        self.labels = None if self.spec.head.type != "lm" else self.lowering.t.flatten(token_ids)
 
     def _update_parameter(self, weight: Tensor) -> None:
         """Updates one parameter and frees the gradient (`register_post_accumulate_grad_hook`)."""
@@ -369,16 +369,16 @@ def replay(
     spec: ModelSpec,
     training_config: Training,
     device: Device | None = None,
-    layers: Mapping[int, int] | None = None,
+    repeats: Mapping[int, int] | None = None,
     workspace: int = 0,
 ) -> ReplayResult:
     """Replays the set-up and two training steps. Raises `Unsupported` for an operation without a kernel.
 
     device: the allocator; None (default) counts bytes of tensors only.
-    layers, workspace: as in `TrainingRun`.
+    repeats, workspace: as in `TrainingRun`.
     """
     memory_meter = Meter(device)
-    return replay_steps(TrainingRun(spec, training_config, layers, workspace, memory_meter), memory_meter)
+    return replay_steps(TrainingRun(spec, training_config, repeats, workspace, memory_meter), memory_meter)
 
 
 class Steps(Protocol):
@@ -405,7 +405,7 @@ def _replay_two_steps(training_run: Steps, memory_meter: Meter) -> ReplayResult:
     memory_meter.place = Place()
     training_run.step()
     memory_meter.place = Place("after")
-    replay_result.take_peaks(first_peaks, memory_meter.peaks)
+    replay_result.keep_step_peaks(first_peaks, memory_meter.peaks)
     replay_result.after = memory_meter.now
     if memory_meter.device is not None:
         replay_result.read(memory_meter.device, memory_meter.now, memory_meter.peak)
@@ -436,14 +436,14 @@ def replay_shorter_on_allocator(
     micro_batches: the micro-batches of a step of the shorter run.
     """
     replay_result = _replay_two_steps(*full_run)
-    replay_result.read_shorter(replay_steps_on_allocator(*shorter_run, prefix_cache), micro_batches)
+    replay_result.read_shorter_replay(replay_steps_on_allocator(*shorter_run, prefix_cache), micro_batches)
     return replay_result
 
 
 def record(
     spec: ModelSpec, training_config: Training, layers: Mapping[int, int] | None = None, workspace: int = 0
 ) -> RecordedEvents:
-    """Records set-up and two steps for `RepeatAnalysis`. layers, workspace: as in `TrainingRun`."""
+    """Records set-up and two steps for `RepeatAnalysis`. repeats, workspace: as in `TrainingRun`."""
     recorded_steps = None
     if not (training_config.keeps_gradients or training_config.optimizer_in_backward):
         recorded_steps = _record_passes_once(
@@ -463,20 +463,20 @@ def _record_passes_once(training_run: TrainingRun, memory_meter: Recorder) -> Re
     training_run.next_batch()
     batch = memory_meter.cut()
     training_run.micro_batches()
-    passes, set_up = memory_meter.cut(), memory_meter.parameter_events
+    pass_events, set_up_events = memory_meter.cut(), memory_meter.parameter_events
     memory_meter.parameter_events = None
     if training_run.lowering.has_skipped_steps:
         return None
     memory_meter.place = Place("set-up")
     training_run.lowering.prepare_unread(training_run.program)
     training_run.prepare_training()
-    return repeat_steps(training_run, memory_meter, set_up + memory_meter.cut(), batch, passes)
+    return repeat_steps(training_run, memory_meter, set_up_events + memory_meter.cut(), batch, pass_events)
 
 
 def repeat_steps(
     training_run: TrainingRun,
     memory_meter: Recorder,
-    set_up: Sequence[Event],
+    set_up_events: Sequence[Event],
     batch: Sequence[Event],
     passes: Sequence[Event],
 ) -> RecordedEvents | None:
@@ -493,15 +493,15 @@ def repeat_steps(
         return None
     next_batch += rename_events(batch, next_batch)
     return RecordedEvents(
-        set_up, [batch, passes, first_events, zero_grad], [next_batch, passes, update, zero_grad], PHASES
+        set_up_events, [batch, passes, first_events, zero_grad], [next_batch, passes, update, zero_grad], PHASES
     )
 
 
 def record_two_steps(training_run: TrainingRun, memory_meter: Recorder) -> RecordedEvents:
     """Records two training steps in sequence."""
     training_run.set_up()
-    set_up = memory_meter.cut()
+    set_up_events = memory_meter.cut()
     training_run.step()
     first_events = memory_meter.cut()
     training_run.step()
-    return RecordedEvents(set_up, [first_events], [memory_meter.cut()], PHASES)
+    return RecordedEvents(set_up_events, [first_events], [memory_meter.cut()], PHASES)

@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from typing import NamedTuple, TypeAlias
 
 from ..algebra import Number, ceil_div, exact_div, times
-from ..costs.params import total_of
+from ..costs.params import total_params_of
 from ..costs.trained_tensors import bytes_of, is_in_layer
 from ..device_memory.estimate import Memory
 from ..device_memory.optimizers.registry import optimizer
@@ -32,7 +32,7 @@ from ..simulator.event_log import Recorder
 from ..simulator.layer_loops import SHORT_RUN_REPEATS
 from ..simulator.layer_pattern import find_pattern, layer_kinds
 from ..simulator.meter import Meter
-from ..simulator.profiles.context_parallel import RingAttention, ring_of_rank, tokens_of_rank
+from ..simulator.profiles.context_parallel import RingAttention, rank_ring, tokens_of_rank
 from ..simulator.profiles.dtensor import Divided
 from .torch.pipeline import Chunk, RankSetup
 from .transient_bytes import StageParameters, TransientBytes, TransientBytesOfRank, no_transient_bytes
@@ -437,7 +437,7 @@ class PeakEstimate:
     def _count_parameters(self, layout: Layout, stage: Stage, shard_count: int) -> StageParameters:
         """Counts a pipeline stage's parameters, with the routed experts in `dense` too."""
         tree = shared_rank_program(self.spec, layout, 0, similar_stage(self.spec, stage)).node()
-        count_of = partial(parameters_in_padded_rows, shard_count) if shard_count > 1 else total_of
+        count_of = partial(parameters_in_padded_rows, shard_count) if shard_count > 1 else total_params_of
         tree_nodes = [
             tree_node for tree_node in tree.walk() if not tree_node.optional or tree_node.optional in self.include
         ]
@@ -606,7 +606,7 @@ class RingChunk(Chunk):
     def __init__(self, rank_setup: RankSetup, stage: Stage, memory_meter: Meter | Recorder) -> None:
         rank_training = replace(rank_setup.training, seq=tokens_of_rank(rank_setup.layout, rank_setup.training.seq))
         super().__init__(replace(rank_setup, training=rank_training), stage, memory_meter)
-        self.lowering.ring = ring_of_rank(rank_setup.layout, rank_setup.rank)
+        self.lowering.ring = rank_ring(rank_setup.layout, rank_setup.rank)
 
 
 def torch_passes(spec: ModelSpec, training_config: Training) -> MeasurePasses:

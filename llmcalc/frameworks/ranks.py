@@ -272,8 +272,8 @@ class Cluster:
             gradients,
             self.micro_batches,
             rank,
-            width=DTYPE_BITS[memory_use.dtype] // 8,
-            include=memory_use.count.include,
+            element_bytes=DTYPE_BITS[memory_use.dtype] // 8,
+            extra_parts=memory_use.count.include,
             recompute=self.settings.recomputed(),
         )
 

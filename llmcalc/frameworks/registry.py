@@ -88,7 +88,7 @@ def layout_of(layout_request: LayoutRequest) -> Layout:
     """
     layout_rules = framework_of(layout_request).layouts
     layout_rules.check_stage(layout_request.zero)
-    return layout_rules.with_divided_weights(layout_request.layout(layout_rules.keeps_gathered))
+    return layout_rules.with_divided_weights(layout_request.layout(layout_rules.keeps_gathered_weights))
 
 
 def plugins() -> dict[str, Plugin]:

@@ -105,7 +105,7 @@ class OptimizerStepBytes(NamedTuple):
     per_adamw_parameter: where matrices are updated apart (Muon), bytes per parameter that is no matrix in a layer; None
         where all parameters are updated alike.
     gradient_copy: bytes of the fp32 copy of an element of a gradient; part of `per_parameter`.
-    gradient_width: bytes of an element of a gradient.
+    gradient_element_bytes: bytes of an element of a gradient.
     """
 
     per_parameter: float = 0
@@ -113,7 +113,7 @@ class OptimizerStepBytes(NamedTuple):
     per_second_largest: float = 0
     per_adamw_parameter: float | None = None
     gradient_copy: int = 0
-    gradient_width: int = 0
+    gradient_element_bytes: int = 0
 
     def rank_bytes(self, layout: Layout, stage_parameters: Sequence[StageParameters], sharded: bool) -> int:
         """Returns the largest temporary bytes of the optimizer step on a rank. sharded: whether ranks update shards."""
@@ -132,7 +132,7 @@ class OptimizerStepBytes(NamedTuple):
                 self.per_adamw_parameter * adamw_parameters,
             )
         extra_gradients = sum(stage.extra_gradients for stage in stage_parameters)
-        extra_bytes = (self.gradient_copy + self.gradient_width) * extra_gradients
+        extra_bytes = (self.gradient_copy + self.gradient_element_bytes) * extra_gradients
         return round(parameter_bytes + largest_bytes / shard_count + extra_bytes / shard_count)
 
 
@@ -158,7 +158,7 @@ def measure_optimizer_step(training_config: Training, has_flat_parameters: bool 
         return OptimizerStepBytes(
             _step_peak(training_config, gradient_type, has_copies, 1, has_flat_parameters=True) / matrix_elements,
             gradient_copy=copy_bytes,
-            gradient_width=width,
+            gradient_element_bytes=width,
         )
     peak_of_1, peak_of_2, peak_of_3 = (
         _step_peak(training_config, gradient_type, has_copies, layer_count) / matrix_elements

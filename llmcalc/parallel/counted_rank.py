@@ -1,4 +1,4 @@
-"""The options that select one rank of a layout, whose costs replace the full model's in counts.
+"""The options that select one rank of a layout. Counts are then those of the rank instead of the full model.
 
 The modules that compute layouts are loaded when the first rank is requested.
 """
@@ -34,18 +34,20 @@ class RankRequest:
 
     def __init__(self, **options: Any) -> None:
         self.rank: int | None = options.pop("rank", None)
-        self.sizes: dict[str, Any] = {option_name: value for option_name, value in options.items() if value is not None}
+        self.sizes: dict[str, Any] = {
+            option_name: option_value for option_name, option_value in options.items() if option_value is not None
+        }
 
     @property
     def has_options(self) -> bool:
-        """Whether any option of a layout or a rank was given."""
+        """Whether the user gave any option of a layout or of a rank."""
         return bool(self.sizes) or self.rank is not None
 
-    def share(self, spec: ModelSpec, cost: Callable[[RankModel], Number], quantity: str) -> RankShare | None:
+    def share(self, spec: ModelSpec, rank_cost: Callable[[RankModel], Number], cost_verb: str) -> RankShare | None:
         """Returns the requested rank's model; None if no layout was requested.
 
-        cost: the cost whose maximum selects the rank if no rank number was given.
-        quantity: that cost in words.
+        rank_cost: the cost whose maximum selects the rank if no rank number was given.
+        cost_verb: that cost in words.
         Raises `InputError` for a layout that the model cannot have, and for a rank that it does not have.
         """
         if not self.has_options:
@@ -59,8 +61,8 @@ class RankRequest:
         with suggest_nearest_layouts(spec, layout_request):
             layout = layout_request.layout()
             if self.rank is None:
-                reason = f"the first rank that {quantity} the most" if layout.world > 1 else ""
-                return RankShare(heaviest_rank(spec, layout, cost), reason)
+                choice_reason = f"the first rank that {cost_verb} the most" if layout.world > 1 else ""
+                return RankShare(heaviest_rank(spec, layout, rank_cost), choice_reason)
             if self.rank >= layout.world:
                 raise InputError(f"--rank {self.rank}: expected a number below {layout.world:,}, the number of devices")
             model = rank_model(spec, layout, self.rank)

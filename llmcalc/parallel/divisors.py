@@ -12,15 +12,15 @@ def divisors(number: int, maximum: int | None = None) -> list[int]:
     """
     if maximum is not None and maximum < isqrt(number):
         return [divisor for divisor in range(1, maximum + 1) if number % divisor == 0]
-    results, remainder, factor = [1], number, 2
-    while factor * factor <= remainder:
-        powers, power = [1], factor
-        while remainder % factor == 0:
-            powers.append(power)
-            remainder, power = remainder // factor, power * factor
-        if len(powers) > 1:
-            results = [divisor * power for divisor in results for power in powers]
-        factor += 1 if factor == 2 else 2
+    sorted_divisors, remainder, prime_factor = [1], number, 2
+    while prime_factor * prime_factor <= remainder:
+        factor_powers, factor_power = [1], prime_factor
+        while remainder % prime_factor == 0:
+            factor_powers.append(factor_power)
+            remainder, factor_power = remainder // prime_factor, factor_power * prime_factor
+        if len(factor_powers) > 1:
+            sorted_divisors = [divisor * factor_power for divisor in sorted_divisors for factor_power in factor_powers]
+        prime_factor += 1 if prime_factor == 2 else 2
     if remainder > 1:
-        results += [divisor * remainder for divisor in results]
-    return sorted(divisor for divisor in results if maximum is None or divisor <= maximum)
+        sorted_divisors += [divisor * remainder for divisor in sorted_divisors]
+    return sorted(divisor for divisor in sorted_divisors if maximum is None or divisor <= maximum)

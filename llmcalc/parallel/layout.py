@@ -140,7 +140,7 @@ class Layout:
 
     @property
     def replica_devices(self) -> int:
-        """The fewest devices that have all weights: those of its stages, and of the ranks that divide its experts."""
+        """The smallest number of devices that together have all weights of the model."""
         expert_ranks = self.ep * self.expert_tp if self.ep > 1 else 1
         return self.pp * math.lcm(self.tp, expert_ranks)
 
@@ -178,27 +178,32 @@ class Layout:
 
     def data(self) -> dict[str, object]:
         """Returns the layout as a JSON object."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {"world": self.world, **values, "etp": self.expert_tp}
+        field_values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {"world": self.world, **field_values, "etp": self.expert_tp}
 
     def options(self) -> str:
         """Returns the command-line options of this layout, without defaults and without the schedule of `--vpp`."""
         arguments: list[str] = []
         for field in fields(self):
-            value, option = getattr(self, field.name), f"--{field.name.replace('_', '-')}"
-            if value == field.default or (value == "interleaved" and self.vpp > 1):
+            field_value, option = getattr(self, field.name), f"--{field.name.replace('_', '-')}"
+            if field_value == field.default or (field_value == "interleaved" and self.vpp > 1):
                 continue
-            if isinstance(value, bool):
-                arguments.append(option if value else f"--no-{option[2:]}")
+            if isinstance(field_value, bool):
+                arguments.append(option if field_value else f"--no-{option[2:]}")
             else:
-                arguments += [option, stage_layers_text(value) if isinstance(value, tuple) else str(value)]
+                arguments += [
+                    option,
+                    stage_layers_option(field_value) if isinstance(field_value, tuple) else str(field_value),
+                ]
         return " ".join(arguments)
 
 
-def stage_layers_text(layers: Sequence[int]) -> str:
+def stage_layers_option(layers: Sequence[int]) -> str:
     """Writes numbers of layers for `--pp-layout`: 2,2,2,3 as `2x3,3`."""
-    runs = [(size, len(list(stages))) for size, stages in groupby(layers)]
-    return ",".join(f"{size}x{stages}" if stages > 1 else str(size) for size, stages in runs)
+    equal_stages = [(layer_count, len(list(stages))) for layer_count, stages in groupby(layers)]
+    return ",".join(
+        f"{layer_count}x{stages}" if stages > 1 else str(layer_count) for layer_count, stages in equal_stages
+    )
 
 
 ONE_DEVICE = Layout()
@@ -278,15 +283,15 @@ def stages(layout: Layout, layers: int) -> Iterator[Stage]:
     pp − 1 − r (DeepSeek-V3, arXiv:2412.19437, §3.2.1), and this function yields stage r alone.
     Raises `InputError` for a number of layers that the stages do not add up to.
     """
-    count = layout.pp * layout.vpp
-    if layout.pp_layout is None and layers % count:
+    stage_count = layout.pp * layout.vpp
+    if layout.pp_layout is None and layers % stage_count:
         raise ImpossibleLayout(
-            f"--pp {layout.pp}: {count} stages do not divide {layers} layers; expected a divisor, or --pp-layout"
+            f"--pp {layout.pp}: {stage_count} stages do not divide {layers} layers; expected a divisor, or --pp-layout"
         )
-    layers_per_stage = layout.pp_layout or (layers // count,) * count
+    layers_per_stage = layout.pp_layout or (layers // stage_count,) * stage_count
     if sum(layers_per_stage) != layers:
         raise ImpossibleLayout(f"--pp-layout: {sum(layers_per_stage)} layers in all; expected the model's {layers}")
     start = 0
     for i, stage_layers in enumerate(layers_per_stage):
-        yield Stage(i % layout.pp, i // layout.pp, range(start, start + stage_layers), i == 0, i == count - 1)
+        yield Stage(i % layout.pp, i // layout.pp, range(start, start + stage_layers), i == 0, i == stage_count - 1)
         start += stage_layers

@@ -17,20 +17,21 @@ MAX_DEVICES = 2**20
 """Largest number of devices of a layout; the largest clusters have a quarter of it."""
 
 
-def parse_stage_layers(origin: str, value: tuple[Any, ...]) -> tuple[int, ...]:
+def parse_stage_layers(value_origin: str, stage_texts: tuple[Any, ...]) -> tuple[int, ...]:
     """Parses the number of layers of each stage; `2x8` is 2 layers in each of 8 stages."""
-    sizes: list[int] = []
-    for item in value:
-        match = re.fullmatch(r"\s*([0-9]{1,99})(?:x([0-9]{1,9}))?\s*", str(item))
-        if match is None:
+    layer_counts: list[int] = []
+    for stage_text in stage_texts:
+        stage_match = re.fullmatch(r"\s*([0-9]{1,99})(?:x([0-9]{1,9}))?\s*", str(stage_text))
+        if stage_match is None:
             raise InputError(
-                f"{origin}: '{','.join(map(str, value))}'; expected layers of each stage, such as 12,10,10 or 12,10x2"
+                f"{value_origin}: '{','.join(map(str, stage_texts))}'; expected layers of each stage, such as "
+                "12,10,10 or 12,10x2"
             )
-        stages = int(match[2] or 1)
-        if len(sizes) + stages > MAX_DEVICES:
-            raise InputError(f"{origin}: {item}: expected at most {MAX_DEVICES:,} stages")
-        sizes += [int(match[1])] * stages
-    return tuple(sizes)
+        stage_count = int(stage_match[2] or 1)
+        if len(layer_counts) + stage_count > MAX_DEVICES:
+            raise InputError(f"{value_origin}: {stage_text}: expected at most {MAX_DEVICES:,} stages")
+        layer_counts += [int(stage_match[1])] * stage_count
+    return tuple(layer_counts)
 
 
 @frozen
@@ -166,21 +167,21 @@ class LayoutRequest:
     @property
     def is_undivided(self) -> bool:
         """Whether only the number of devices was typed, without an option that divides the model."""
-        names = {field.name for field in fields(self)} - {"devices", "framework", "framework_version"}
-        return self.devices is not None and all(getattr(self, option_name) is None for option_name in names)
+        typed_options = {field.name for field in fields(self)} - {"devices", "framework", "framework_version"}
+        return self.devices is not None and all(getattr(self, option_name) is None for option_name in typed_options)
 
     @property
     def has_pipeline_options(self) -> bool:
         """Whether the user typed any pipeline option."""
         return self.pp is not None or (self.vpp or 1) > 1 or self.schedule is not None
 
-    def layout(self, keeps_gathered: Callable[[int, int], bool] = lambda pp, zero: False) -> Layout:
+    def layout(self, keeps_gathered_weights: Callable[[int, int], bool] = lambda pp, zero: False) -> Layout:
         """Returns the layout of these options. Raises `InputError` for contradictory options.
 
-        keeps_gathered: (pp, ZeRO stage) → whether gathered weights are kept after the forward pass by default.
+        keeps_gathered_weights: (pp, ZeRO stage) → whether gathered weights are kept after the forward pass by default.
         """
-        sizes: dict[str, Any] = {
-            option_name: value
+        typed_sizes: dict[str, Any] = {
+            option_name: typed_value
             for option_name in (
                 "tp",
                 "pp",
@@ -194,27 +195,27 @@ class LayoutRequest:
                 "prefetch",
                 "sequence_parallel",
             )
-            if (value := getattr(self, option_name)) is not None
+            if (typed_value := getattr(self, option_name)) is not None
         }
-        if keeps_gathered(self.pp or 1, self.zero_stage()):
-            sizes.setdefault("reshard", False)
+        if keeps_gathered_weights(self.pp or 1, self.zero_stage()):
+            typed_sizes.setdefault("reshard", False)
         if self.hsdp_replicas is not None:
-            sizes["hsdp_replicas"] = self.hsdp_replicas
-        sizes["zero"] = self.zero_stage()
-        sizes["schedule"] = self.schedule or ("interleaved" if (self.vpp or 1) > 1 else "1f1b")
-        sizes["dp"] = self._replicas((self.tp or 1) * (self.pp or 1) * (self.cp or 1))
+            typed_sizes["hsdp_replicas"] = self.hsdp_replicas
+        typed_sizes["zero"] = self.zero_stage()
+        typed_sizes["schedule"] = self.schedule or ("interleaved" if (self.vpp or 1) > 1 else "1f1b")
+        typed_sizes["dp"] = self._replicas((self.tp or 1) * (self.pp or 1) * (self.cp or 1))
         if self.zero_group is not None:
-            sizes["hsdp_replicas"] = self.count_zero_groups(sizes["dp"], self.cp or 1, sizes["zero"])
-        layout = Layout(**sizes)
+            typed_sizes["hsdp_replicas"] = self.count_zero_groups(typed_sizes["dp"], self.cp or 1, typed_sizes["zero"])
+        layout = Layout(**typed_sizes)
         self.check_zero_options(layout)
         return layout
 
     def check_zero_options(self, layout: Layout) -> None:
         """Raises `InputError` for an option of ZeRO 3 in a layout with another ZeRO stage."""
-        for option, is_set in (("--prefetch", bool(self.prefetch)), ("--no-reshard", self.reshard is False)):
+        for option_text, is_set in (("--prefetch", bool(self.prefetch)), ("--no-reshard", self.reshard is False)):
             if is_set and layout.zero != 3:
                 raise InputError(
-                    f"{option}: layers are gathered where weights are divided; expected --fsdp or --zero 3 too"
+                    f"{option_text}: layers are gathered where weights are divided; expected --fsdp or --zero 3 too"
                 )
 
     def count_zero_groups(self, dp: int, cp: int, zero_stage: int) -> int:
@@ -229,12 +230,12 @@ class LayoutRequest:
             raise InputError(
                 f"--zero-group {self.zero_group}: --hsdp-replicas says it already; expected one of the two"
             )
-        groups, remainder = divmod(dp * cp, self.zero_group) if self.zero_group > 0 else (0, 1)
-        if remainder or dp % groups:
+        group_count, remainder = divmod(dp * cp, self.zero_group) if self.zero_group > 0 else (0, 1)
+        if remainder or dp % group_count:
             raise ImpossibleLayout(
                 f"--zero-group {self.zero_group}: expected a divisor of dp · cp = {dp * cp}, a multiple of cp = {cp}"
             )
-        return groups
+        return group_count
 
     def zero_stage(self) -> int:
         """Returns the ZeRO stage. Raises `InputError` for an unknown stage or a contradiction with --fsdp."""

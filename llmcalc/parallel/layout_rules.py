@@ -35,19 +35,19 @@ class LayoutRules:
     keeps_gathered_in_pipelines: bool = False
     divides_weights: bool = False
 
-    def keeps_gathered(self, pp: int, zero_stage: int) -> bool:
+    def keeps_gathered_weights(self, pp: int, zero_stage: int) -> bool:
         """Whether gathered weights stay on the device after the forward pass by default."""
         if self.divides_weights and zero_stage == 2:
             return True
         return self.keeps_gathered_in_pipelines and pp > 1 and zero_stage == 3
 
     def with_divided_weights(self, layout: Layout) -> Layout:
-        """Returns the layout with stage 3 if its replicas have none and always divide weights."""
+        """Returns the layout, with the framework's ZeRO stage if the framework always divides weights."""
         has_replicas = layout.dp * layout.cp > 1
         return replace(layout, zero=self.zero) if self.divides_weights and has_replicas and not layout.zero else layout
 
     def check_stage(self, zero_stage: int | None) -> None:
-        """Raises `InputError` for ZeRO stage 1 where weights are always divided. zero_stage: None for no request."""
+        """Raises `InputError` for ZeRO stage 1 if the framework always divides weights. zero_stage: None if not set."""
         if self.divides_weights and zero_stage == 1:
             raise InputError(
                 f"--zero 1: {self.name} divides gradients and weights too; expected --zero 3, or --zero 2, which keeps "

@@ -93,9 +93,9 @@ class GradientRules(NamedTuple):
     reduces_one_buffer: bool = False
     always_reentrant: bool = False
 
-    def gradient_width(self, width: int) -> int:
-        """Returns the bytes per element of reduced gradients. width: bytes per element of the weights."""
-        return FLOAT32 if self.reduces_in_float32 else width
+    def gradient_element_bytes(self, element_bytes: int) -> int:
+        """Returns the bytes per element of reduced gradients. element_bytes: bytes per element of the weights."""
+        return FLOAT32 if self.reduces_in_float32 else element_bytes
 
     def check(self, layout: Layout) -> None:
         """Raises `InputError` for a ZeRO stage that the framework does not support."""
@@ -114,16 +114,16 @@ def rank_messages(
     micro_batches: int = 1,
     rank: int = 0,
     *,
-    width: int = BFLOAT16,
-    include: frozenset[str] = frozenset(),
+    element_bytes: int = BFLOAT16,
+    extra_parts: frozenset[str] = frozenset(),
     recompute: Recompute = NONE,
 ) -> list[Message]:
     """Returns the messages of a rank in a training step.
 
     workload: one micro-batch, of whole sequences.
     gradients: the framework's rules.
-    width: bytes per element of weights and activations.
-    include: optional parts of the model that are trained too, none by default.
+    element_bytes: bytes per element of weights and activations.
+    extra_parts: optional parts of the model that are trained too, none by default.
     recompute: the recomputation in the backward pass, none by default.
     Raises `InputError` for a layout that is not modelled.
     """
@@ -133,18 +133,23 @@ def rank_messages(
     run_config = RunConfig(workload.with_(seq=workload.seq // layout.cp, phase="training"))
     reentrant = gradients.always_reentrant and recompute.layers
     recompute_rule = replace(recompute, reentrant=True) if reentrant else recompute
-    chunks = list(_chunks_of_rank(spec, layout, micro_batches, rank, by_index=recompute.every > 1))
+    chunks = list(_chunks_of_rank(spec, layout, micro_batches, rank, keeps_indices=recompute.every > 1))
     messages: list[Message] = []
     for chunk in chunks:
-        rules = width, include, gradients.always_reentrant, recompute_rule
-        for collective in _program_collectives(chunk.program, run_config, *rules):
-            group, ranks, collective_kind, bytes = collective.group, collective.ranks, collective.kind, collective.bytes
-            messages.append(Message(group, ranks, collective_kind, bytes, collective.times * chunk.batches))
+        placement_options = element_bytes, extra_parts, gradients.always_reentrant, recompute_rule
+        for collective in _program_collectives(chunk.program, run_config, *placement_options):
+            group, ranks, collective_kind, message_bytes = (
+                collective.group,
+                collective.ranks,
+                collective.kind,
+                collective.bytes,
+            )
+            messages.append(Message(group, ranks, collective_kind, message_bytes, collective.times * chunk.batches))
         messages += _loss_messages(layout, chunk, run_config)
-        messages += _pipeline_messages(layout, chunk, run_config, width)
-    messages += _tensor_group_gradients(spec, layout, chunks, include, gradients, width)
-    messages += _data_messages(layout, chunks, include, gradients, width)
-    messages += _embedding_messages(spec, layout, chunks, include, gradients, width)
+        messages += _pipeline_messages(layout, chunk, run_config, element_bytes)
+    messages += _tensor_group_gradients(spec, layout, chunks, extra_parts, gradients, element_bytes)
+    messages += _data_messages(layout, chunks, extra_parts, gradients, element_bytes)
+    messages += _embedding_messages(spec, layout, chunks, extra_parts, gradients, element_bytes)
     return _merge_equal(messages)
 
 
@@ -152,30 +157,34 @@ def rank_messages(
 def _program_collectives(
     program: RankFlow,
     run_config: RunConfig,
-    width: int,
-    include: frozenset[str],
+    element_bytes: int,
+    extra_parts: frozenset[str],
     always_reentrant: bool,
     recompute: Recompute,
 ) -> tuple[Collective, ...]:
     """Returns the collectives of a program's passes; layouts that differ only in replicas or stages share a result."""
-    placements = Placements(program.rank_axes.layout, run_config, width, include, always_reentrant, recompute)
+    placements = Placements(
+        program.rank_axes.layout, run_config, element_bytes, extra_parts, always_reentrant, recompute
+    )
     return tuple(placements.run_program(program))
 
 
 def _merge_equal(messages: Iterable[Message]) -> list[Message]:
     """Merges identical messages, and drops empty messages and single-rank groups."""
-    counts: dict[Message, Number] = {}
+    counts_by_message: dict[Message, Number] = {}
     for message in messages:
         if message.ranks > 1 and message.bytes and message.count:
             message_without_count = message._replace(count=0)
-            counts[message_without_count] = counts.get(message_without_count, 0) + message.count
-    return [message._replace(count=count) for message, count in counts.items()]
+            counts_by_message[message_without_count] = counts_by_message.get(message_without_count, 0) + message.count
+    return [message._replace(count=message_count) for message, message_count in counts_by_message.items()]
 
 
-def _chunks_of_rank(spec: ModelSpec, layout: Layout, micro_batches: int, rank: int, by_index: bool) -> Iterator[Chunk]:
+def _chunks_of_rank(
+    spec: ModelSpec, layout: Layout, micro_batches: int, rank: int, keeps_indices: bool
+) -> Iterator[Chunk]:
     """Yields a rank's stages. A DualPipe rank has two stages, each for half of the micro-batches.
 
-    by_index: whether messages depend on the indices of layers.
+    keeps_indices: whether messages depend on the indices of layers.
     """
     if layout.pp == 1:
         yield Chunk(None, shared_rank_program(spec, layout, rank), micro_batches)
@@ -186,32 +195,32 @@ def _chunks_of_rank(spec: ModelSpec, layout: Layout, micro_batches: int, rank: i
     if layout.is_two_way:
         rank_stages = [all_stages[pp], all_stages[-1 - pp]]
     for chunk_index, stage in enumerate(rank_stages):
-        batches = (micro_batches + 1 - chunk_index) // 2 if layout.is_two_way else micro_batches
-        recorded_stage = stage if by_index else similar_stage(spec, stage)
-        yield Chunk(recorded_stage, shared_rank_program(spec, layout, rank, recorded_stage), batches)
+        chunk_batches = (micro_batches + 1 - chunk_index) // 2 if layout.is_two_way else micro_batches
+        recorded_stage = stage if keeps_indices else similar_stage(spec, stage)
+        yield Chunk(recorded_stage, shared_rank_program(spec, layout, rank, recorded_stage), chunk_batches)
 
 
 # --- per micro-batch -------------------------------------------------------------------------------------------------
 
 
 def _loss_messages(layout: Layout, chunk: Chunk, run_config: RunConfig) -> Iterator[Message]:
-    """Returns the all-reduces of the loss where the vocabulary is divided over ranks."""
+    """Returns the all-reduces of the loss, which exist only if the vocabulary is divided over ranks."""
     logits = chunk.program.result
     if logits is not None and (chunk.stage is None or chunk.stage.last) and is_divided(logits.axes):
         yield Message("tp", layout.tp, "all_reduce", run_config.rows(LOGITS) * FLOAT32, 3 * chunk.batches)
 
 
-def _pipeline_messages(layout: Layout, chunk: Chunk, run_config: RunConfig, width: int) -> Iterator[Message]:
+def _pipeline_messages(layout: Layout, chunk: Chunk, run_config: RunConfig, element_bytes: int) -> Iterator[Message]:
     """Returns the outputs that stages send forward, and the input gradients that stages send back."""
     token_ranks = layout.tp if layout.sequence_parallel else 1
-    values: tuple[Value | None, ...] = ()
+    sent_values: tuple[Value | None, ...] = ()
     if chunk.stage is not None:
         program, stage = chunk.program, chunk.stage
-        values = (None if stage.last else program.exit, None if stage.first else program.entry)
-    for value in values:
-        if value is not None:
-            bytes = run_config.rows(value.rows) * value.width * width // token_ranks
-            yield Message("pp", layout.pp, "send", bytes, chunk.batches)
+        sent_values = (None if stage.last else program.exit, None if stage.first else program.entry)
+    for sent_value in sent_values:
+        if sent_value is not None:
+            message_bytes = run_config.rows(sent_value.rows) * sent_value.width * element_bytes // token_ranks
+            yield Message("pp", layout.pp, "send", message_bytes, chunk.batches)
 
 
 # --- per step --------------------------------------------------------------------------------------------------------
@@ -221,9 +230,9 @@ def _tensor_group_gradients(
     spec: ModelSpec,
     layout: Layout,
     chunks: list[Chunk],
-    include: frozenset[str],
+    extra_parts: frozenset[str],
     gradients: GradientRules,
-    width: int,
+    element_bytes: int,
 ) -> Iterator[Message]:
     """Yields all-reduces of the gradients of weights replicated over a tensor-parallel group.
 
@@ -234,39 +243,41 @@ def _tensor_group_gradients(
     for chunk in chunks:
         stage = chunk.stage
         undivided_program = shared_rank_program(spec, ONE_DEVICE, 0, stage)
-        pairs = zip(weight_shards(chunk.program, include), weight_shards(undivided_program, include), strict=True)
+        shard_pairs = zip(
+            weight_shards(chunk.program, extra_parts), weight_shards(undivided_program, extra_parts), strict=True
+        )
         partial_sums = [
             shard
-            for shard, undivided_shard in pairs
+            for shard, undivided_shard in shard_pairs
             if shard.tensor.shape == undivided_shard.tensor.shape
             and not shard.expert
             and (layout.sequence_parallel or shard.of_heads)
         ]
         if gradients.reduces_one_buffer:
-            bytes = sum(shard.elements for shard in partial_sums) * FLOAT32
-            yield Message("tp", layout.tp, "all_reduce", bytes, 1)
+            message_bytes = sum(shard.elements for shard in partial_sums) * FLOAT32
+            yield Message("tp", layout.tp, "all_reduce", message_bytes, 1)
             continue
         for shard in partial_sums:
-            count = shard.count * (chunk.batches if layout.pp == 1 else 1)
-            yield Message("tp", layout.tp, "all_reduce", shard.tensor.size * width, count)
+            message_count = shard.count * (chunk.batches if layout.pp == 1 else 1)
+            yield Message("tp", layout.tp, "all_reduce", shard.tensor.size * element_bytes, message_count)
 
 
 def _data_messages(
-    layout: Layout, chunks: list[Chunk], include: frozenset[str], gradients: GradientRules, width: int
+    layout: Layout, chunks: list[Chunk], extra_parts: frozenset[str], gradients: GradientRules, element_bytes: int
 ) -> Iterator[Message]:
     """Returns messages of gradients and weights among ranks with equal weights; experts have separate groups."""
     for chunk in chunks:
-        shards = weight_shards(chunk.program, include)
-        for expert in (False, True):
-            weights = [shard for shard in shards if shard.expert == expert]
+        shards = weight_shards(chunk.program, extra_parts)
+        for is_expert in (False, True):
+            weights = [shard for shard in shards if shard.expert == is_expert]
             if weights:
                 ranks, sharding_ranks = (
-                    (layout.expert_dp, layout.expert_shards) if expert else (layout.dp * layout.cp, layout.shards)
+                    (layout.expert_dp, layout.expert_shards) if is_expert else (layout.dp * layout.cp, layout.shards)
                 )
-                group = ReplicaGroup(expert, ranks, 1)
+                replica_group = ReplicaGroup(is_expert, ranks, 1)
                 if layout.zero:
-                    group = ReplicaGroup(expert, sharding_ranks, ranks // sharding_ranks)
-                yield from gradients.messages(ReplicatedWeights(layout, chunk, weights, group, width))
+                    replica_group = ReplicaGroup(is_expert, sharding_ranks, ranks // sharding_ranks)
+                yield from gradients.messages(ReplicatedWeights(layout, chunk, weights, replica_group, element_bytes))
 
 
 class ReplicaGroup(NamedTuple):
@@ -281,13 +292,21 @@ class ReplicaGroup(NamedTuple):
     shards: int
     replicas: int
 
-    def message(self, collective_kind: CollectiveKind, bytes: Number, count: Number) -> Message:
+    def message(self, collective_kind: CollectiveKind, message_bytes: Number, message_count: Number) -> Message:
         """Returns the collective messages of the ranks that shard the same weights."""
-        return Message("expert dp" if self.is_expert else "dp", self.shards, collective_kind, bytes, count)
+        return Message(
+            "expert dp" if self.is_expert else "dp", self.shards, collective_kind, message_bytes, message_count
+        )
 
-    def replica_all_reduce(self, bytes: Number, count: Number) -> Message:
+    def replica_all_reduce(self, message_bytes: Number, message_count: Number) -> Message:
         """Returns all-reduces of this rank's shard over all replicas."""
-        return Message("expert replicas" if self.is_expert else "replicas", self.replicas, "all_reduce", bytes, count)
+        return Message(
+            "expert replicas" if self.is_expert else "replicas",
+            self.replicas,
+            "all_reduce",
+            message_bytes,
+            message_count,
+        )
 
 
 @frozen
@@ -313,16 +332,16 @@ def _embedding_messages(
     spec: ModelSpec,
     layout: Layout,
     chunks: list[Chunk],
-    include: frozenset[str],
+    extra_parts: frozenset[str],
     gradients: GradientRules,
-    width: int,
+    element_bytes: int,
 ) -> Iterator[Message]:
     """Yields all-reduces of the embedding's gradient between first and last stage, if both have the embedding."""
     is_tied = spec.tie_word_embeddings and spec.head.type == "lm"
-    if layout.pp == 1 or not (is_tied or (spec.mtp is not None and MTP.name in include)):
+    if layout.pp == 1 or not (is_tied or (spec.mtp is not None and MTP.name in extra_parts)):
         return
     for chunk in chunks:
         if chunk.stage is not None and (chunk.stage.first or chunk.stage.last) and chunk.program.tables:
-            table = next(iter(chunk.program.tables.values()))
-            elements = table.ins[0].size * chunk.program.element_count(table.out)
-            yield Message("embedding", 2, "all_reduce", elements * gradients.gradient_width(width), 1)
+            embedding_table = next(iter(chunk.program.tables.values()))
+            elements = embedding_table.ins[0].size * chunk.program.element_count(embedding_table.out)
+            yield Message("embedding", 2, "all_reduce", elements * gradients.gradient_element_bytes(element_bytes), 1)

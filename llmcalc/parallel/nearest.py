@@ -36,13 +36,13 @@ def suggest_nearest_layouts(
     spec: ModelSpec,
     layout_request: LayoutRequest,
     seq: int | None = None,
-    maximum: int = 3,
+    most_layouts: int = 3,
     check_layout: Callable[[Layout], object] | None = None,
 ) -> Iterator[None]:
     """Adds the nearest possible layouts to the error about an impossible layout.
 
     seq: tokens of a sequence; None (default) if unknown.
-    maximum: largest number of layouts in the error.
+    most_layouts: largest number of layouts in the error.
     check_layout: raises `InputError` for a layout that the framework refuses; None (default) for no such check.
     """
     try:
@@ -50,7 +50,7 @@ def suggest_nearest_layouts(
     except ImpossibleLayout as error:
         if not layout_request.has_options:
             raise
-        suggestions = nearest_layouts_text(spec, layout_request, seq, maximum, check_layout)
+        suggestions = nearest_layouts_text(spec, layout_request, seq, most_layouts, check_layout)
         raise InputError(f"{error}; {suggestions}" if suggestions else str(error)) from None
 
 
@@ -58,7 +58,7 @@ def nearest_layouts_text(
     spec: ModelSpec,
     layout_request: LayoutRequest,
     seq: int | None = None,
-    maximum: int = 3,
+    most_layouts: int = 3,
     check_layout: Callable[[Layout], object] | None = None,
 ) -> str:
     """Returns options such as `nearest layouts: --tp 4; --tp 2 --dp 2`; empty if no layout is possible.
@@ -67,7 +67,7 @@ def nearest_layouts_text(
     """
     layouts = nearest_layouts(spec, layout_request, seq)
     accepted_layouts = (layout for layout in layouts if check_layout is None or _is_accepted(layout, check_layout))
-    suggestions = [_options_text(layout, layout_request.devices) for layout in islice(accepted_layouts, maximum)]
+    suggestions = [_options_text(layout, layout_request.devices) for layout in islice(accepted_layouts, most_layouts)]
     return f"nearest layouts: {'; '.join(suggestions)}" if suggestions else ""
 
 
@@ -81,7 +81,7 @@ def _is_accepted(layout: Layout, check_layout: Callable[[Layout], object]) -> bo
 
 
 def _options_text(layout: Layout, stated_devices: int | None) -> str:
-    """Returns the options of a layout as text, with `--devices` where the stated number is another."""
+    """Returns the options of a layout as text, with `--devices` if the layout has another number than stated."""
     devices_text = "" if stated_devices in (None, layout.world) else f"--devices {layout.world} "
     return f"{devices_text}{layout.options()}".strip() or "one device"
 
@@ -106,9 +106,9 @@ def _near_layouts(spec: ModelSpec, layout_request: LayoutRequest, layers: int) -
     """Yields layouts with group sizes near the requested sizes, each with the distance."""
     experts = routed_experts(spec)
     axes = model_axes(spec)
-    target = {option_name: getattr(layout_request, option_name) or 1 for option_name in SIZES}
+    requested_sizes = {option_name: getattr(layout_request, option_name) or 1 for option_name in SIZES}
     if layout_request.fsdp is not None:
-        target["dp"] = layout_request.fsdp * (layout_request.hsdp_replicas or 1)
+        requested_sizes["dp"] = layout_request.fsdp * (layout_request.hsdp_replicas or 1)
 
     def divides_axes(tp: int) -> bool:
         rank_axes = RankAxes(layout := Layout(tp=tp), layout.coordinates(0))
@@ -121,72 +121,82 @@ def _near_layouts(spec: ModelSpec, layout_request: LayoutRequest, layers: int) -
         return True
 
     expert_sizes = divisors(experts) if experts else [1]
-    ep = [1] if layout_request.ep is None or not experts else _nearest_sizes(target["ep"], expert_sizes)
-    instead_of_ep = [target["ep"], 1] if layout_request.ep is not None and layout_request.tp is None else []
-    tensor_sizes = filter(divides_axes, _tensor_sizes(axes, target["tp"]))
-    tp = _nearest_sizes(target["tp"], tensor_sizes, *filter(divides_axes, instead_of_ep))
-    stage_counts = range(1, min(layers, FAR * target["pp"]) + 1)
-    pp = _nearest_sizes(target["pp"], stage_counts, *_nearest_sizes(target["pp"], divisors(layers)))
-    chunk_counts = range(1, min(layers, FAR * target["vpp"]) + 1)
-    vpp = [1] if layout_request.vpp is None else _nearest_sizes(target["vpp"], chunk_counts, 1)
+    ep = [1] if layout_request.ep is None or not experts else _nearest_sizes(requested_sizes["ep"], expert_sizes)
+    instead_of_ep = [requested_sizes["ep"], 1] if layout_request.ep is not None and layout_request.tp is None else []
+    tensor_sizes = filter(divides_axes, _tensor_sizes(axes, requested_sizes["tp"]))
+    tp = _nearest_sizes(requested_sizes["tp"], tensor_sizes, *filter(divides_axes, instead_of_ep))
+    stage_counts = range(1, min(layers, FAR * requested_sizes["pp"]) + 1)
+    pp = _nearest_sizes(requested_sizes["pp"], stage_counts, *_nearest_sizes(requested_sizes["pp"], divisors(layers)))
+    chunk_counts = range(1, min(layers, FAR * requested_sizes["vpp"]) + 1)
+    vpp = [1] if layout_request.vpp is None else _nearest_sizes(requested_sizes["vpp"], chunk_counts, 1)
     for group_sizes in product(tp, pp, vpp, ep):
-        sizes: dict[str, Any] = dict(zip(("tp", "pp", "vpp", "ep"), group_sizes, strict=True), cp=target["cp"])
-        if sizes["pp"] * sizes["vpp"] > layers or (sizes["vpp"] > 1 and sizes["pp"] == 1):
+        size_table: dict[str, Any] = dict(
+            zip(("tp", "pp", "vpp", "ep"), group_sizes, strict=True), cp=requested_sizes["cp"]
+        )
+        if size_table["pp"] * size_table["vpp"] > layers or (size_table["vpp"] > 1 and size_table["pp"] == 1):
             continue
-        for etp in {layout_request.etp or sizes["tp"], 1} if sizes["ep"] > 1 or layout_request.etp else {None}:
-            for dp in _replica_counts(layout_request, target["dp"], sizes, etp or sizes["tp"]):
-                candidate = sizes | {"dp": dp, "etp": etp}
-                layout = _layout_of_sizes(layout_request, layers, target, candidate)
+        for etp in (
+            {layout_request.etp or size_table["tp"], 1} if size_table["ep"] > 1 or layout_request.etp else {None}
+        ):
+            for dp in _replica_counts(layout_request, requested_sizes["dp"], size_table, etp or size_table["tp"]):
+                candidate = size_table | {"dp": dp, "etp": etp}
+                layout = _layout_of_sizes(layout_request, layers, requested_sizes, candidate)
                 if layout is not None:
-                    yield _layout_distance(layout_request, target, candidate, layout), layout
+                    yield _layout_distance(layout_request, requested_sizes, candidate, layout), layout
 
 
-def _nearest_sizes(size: int, possible_sizes: Iterable[int], *extra_sizes: int) -> list[int]:
+def _nearest_sizes(requested_size: int, possible_sizes: Iterable[int], *extra_sizes: int) -> list[int]:
     """Returns the `FEW` possible group sizes nearest to a size, and `extra_sizes`."""
-    return sorted({*sorted(possible_sizes, key=lambda n: (abs(log2(n / size)), n))[:FEW], *extra_sizes})
+    return sorted(
+        {*sorted(possible_sizes, key=lambda choice: (abs(log2(choice / requested_size)), choice))[:FEW], *extra_sizes}
+    )
 
 
-def _tensor_sizes(axes: Sequence[Axis], size: int) -> Iterable[int]:
-    """Returns tensor-parallel sizes near `size` that may divide the axes."""
-    lengths = [axis.size for axis in axes if axis.name in TENSOR - NEAR_ROWS - COPIED and axis.size != 1]
-    common_divisor = gcd(*(length for length in lengths if isinstance(length, int)))
-    return divisors(common_divisor, FAR * size) if common_divisor else range(max(1, size - FEW), size + FEW + 1)
+def _tensor_sizes(axes: Sequence[Axis], requested_size: int) -> Iterable[int]:
+    """Returns tensor-parallel sizes near `requested_size` that may divide the axes."""
+    axis_lengths = [axis.size for axis in axes if axis.name in TENSOR - NEAR_ROWS - COPIED and axis.size != 1]
+    common_divisor = gcd(*(axis_length for axis_length in axis_lengths if isinstance(axis_length, int)))
+    return (
+        divisors(common_divisor, FAR * requested_size)
+        if common_divisor
+        else range(max(1, requested_size - FEW), requested_size + FEW + 1)
+    )
 
 
-def _replica_counts(layout_request: LayoutRequest, dp: int, sizes: dict[str, Any], etp: int) -> set[int]:
+def _replica_counts(layout_request: LayoutRequest, dp: int, group_sizes: dict[str, Any], etp: int) -> set[int]:
     """Returns the numbers of replicas to try for a layout.
 
     With a number of devices: as many replicas as fit. Otherwise: `dp`, and its neighbours that experts divide.
     """
-    replica_devices = sizes["tp"] * sizes["pp"] * sizes["cp"]
+    replica_devices = group_sizes["tp"] * group_sizes["pp"] * group_sizes["cp"]
     if layout_request.devices is not None:
         replicas = layout_request.devices // replica_devices
         return {max(1, replicas)} if layout_request.devices % replica_devices == 0 else {max(1, replicas), replicas + 1}
-    least_replicas = sizes["ep"] * etp // gcd(sizes["ep"] * etp, sizes["tp"] * sizes["cp"])
+    least_replicas = group_sizes["ep"] * etp // gcd(group_sizes["ep"] * etp, group_sizes["tp"] * group_sizes["cp"])
     return {dp, -(-dp // least_replicas) * least_replicas, max(1, dp // least_replicas) * least_replicas}
 
 
 def _layout_of_sizes(
-    layout_request: LayoutRequest, layers: int, target: dict[str, int], sizes: dict[str, Any]
+    layout_request: LayoutRequest, layers: int, requested_sizes: dict[str, int], group_sizes: dict[str, Any]
 ) -> Layout | None:
     """Returns the layout with the given group sizes and the requested options; None if impossible."""
-    pp, vpp = sizes["pp"], sizes["vpp"]
+    pp, vpp = group_sizes["pp"], group_sizes["vpp"]
     stage_count = pp * vpp
     pp_layout = layout_request.pp_layout
     if pp_layout is None or len(pp_layout) != stage_count or sum(pp_layout) != layers:
         is_even = layers % stage_count == 0
-        if not is_even and (pp, vpp) != (target["pp"], target["vpp"]):
+        if not is_even and (pp, vpp) != (requested_sizes["pp"], requested_sizes["vpp"]):
             return None
         pp_layout = None if is_even else even_stage_sizes(layers, stage_count)
-    options: dict[str, Any] = {"hsdp_replicas": layout_request.hsdp_replicas or 1}
+    layout_options: dict[str, Any] = {"hsdp_replicas": layout_request.hsdp_replicas or 1}
     for option_name in ("sequence_parallel", "cp_comm", "reshard", "prefetch"):
         if getattr(layout_request, option_name) is not None:
-            options[option_name] = getattr(layout_request, option_name)
-    etp = None if sizes["etp"] == sizes["tp"] else sizes["etp"]
+            layout_options[option_name] = getattr(layout_request, option_name)
+    etp = None if group_sizes["etp"] == group_sizes["tp"] else group_sizes["etp"]
     try:
         return Layout(
-            **sizes | {"etp": etp},
-            **options,
+            **group_sizes | {"etp": etp},
+            **layout_options,
             pp_layout=pp_layout,
             schedule=_schedule_of_sizes(layout_request, pp, vpp),
             zero=3 if layout_request.fsdp is not None else layout_request.zero or 0,  # type: ignore[arg-type]
@@ -206,16 +216,18 @@ def _schedule_of_sizes(layout_request: LayoutRequest, pp: int, vpp: int) -> Sche
 
 
 def _layout_distance(
-    layout_request: LayoutRequest, target: dict[str, int], sizes: dict[str, Any], layout: Layout
+    layout_request: LayoutRequest, requested_sizes: dict[str, int], group_sizes: dict[str, Any], layout: Layout
 ) -> float:
     """Returns a layout's distance from the requested layout: a weighted sum over the group sizes."""
     distance = UNEVEN if layout.pp_layout is not None and layout.pp_layout != layout_request.pp_layout else 0.0
     for option_name in ("tp", "pp", "dp", "ep", "vpp"):
-        is_given = getattr(layout_request, option_name) is not None or (
+        is_requested = getattr(layout_request, option_name) is not None or (
             option_name == "dp" and layout_request.fsdp is not None
         )
         if option_name != "dp" or layout_request.devices is None:
-            distance += (GIVEN if is_given else 1.0) * abs(log2(sizes[option_name] / target[option_name]))
+            distance += (GIVEN if is_requested else 1.0) * abs(
+                log2(group_sizes[option_name] / requested_sizes[option_name])
+            )
     if layout_request.etp is not None:
         distance += GIVEN * abs(log2(layout.expert_tp / layout_request.etp))
     elif layout.expert_tp != layout.tp:

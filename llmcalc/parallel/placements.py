@@ -24,7 +24,7 @@ from ..workload.recompute import NONE, Recompute
 from ..workload.rows import ONCE, SEQUENCES, Routed, Rows, SourceTokens, Tokens
 from ..workload.run_config import RunConfig
 from .layout import Layout
-from .rank_program import RankFlow, has_copies, is_divided
+from .rank_program import RankFlow, has_equal_shards, is_divided
 
 Placement: TypeAlias = Literal["whole", "rows", "divided", "partial"]
 
@@ -136,21 +136,23 @@ class Placements:
         """Returns the placement of values between tensor-parallel linear layers."""
         return "rows" if self.layout.sequence_parallel and self.layout.tp > 1 else "whole"
 
-    def placement(self, value: Value) -> Placement:
+    def placement(self, flow_value: Value) -> Placement:
         """Returns the placement of a value over the ranks."""
-        if is_divided(value.axes):
+        if is_divided(flow_value.axes):
             return "divided"
-        return self.placements.get(id(value.storage), self.default_placement if has_tokens(value.rows) else "whole")
+        return self.placements.get(
+            id(flow_value.storage), self.default_placement if has_tokens(flow_value.rows) else "whole"
+        )
 
-    def _run_items(self, items: Iterable[Item], path: str, repeats: Number) -> None:
+    def _run_items(self, program_items: Iterable[Item], path: str, repeats: Number) -> None:
         """Runs through a module's operations. path: the module's path. repeats: how often the module runs."""
-        for program_item in items:
+        for program_item in program_items:
             if isinstance(program_item, Alternatives):
                 self._run_items(next(iter(program_item.branches.values())).items, path, repeats)
                 continue
-            attributes = program_item.about
-            if attributes.get("role") in NEVER_RUN or (
-                attributes.get("optional") and attributes["optional"] not in self.include
+            item_attributes = program_item.about
+            if item_attributes.get("role") in NEVER_RUN or (
+                item_attributes.get("optional") and item_attributes["optional"] not in self.include
             ):
                 continue
             item_path = f"{path}.{program_item.name}" if path and program_item.name else path or program_item.name
@@ -160,8 +162,8 @@ class Placements:
                 if program_item.verb not in KEEPS_NOTHING:
                     self.last_saved = len(self.messages)
                 continue
-            scope_repeats, has_gradient = times(repeats, attributes.get("repeat", 1)), self.has_gradient
-            self.has_gradient = has_gradient and attributes.get("role") != "no_grad"
+            scope_repeats, has_gradient = times(repeats, item_attributes.get("repeat", 1)), self.has_gradient
+            self.has_gradient = has_gradient and item_attributes.get("role") != "no_grad"
             if program_item.first_input is not None:
                 self._reduce_partial_sum(program_item.first_input)
             message_count = len(self.messages)
@@ -170,20 +172,20 @@ class Placements:
             self.where, self.repeats = item_path, scope_repeats
             if program_item.first_input is not None and program_item.output is not None:
                 self._reduce_partial_sum(program_item.output)
-            if attributes.get("kind") == "layer":
+            if item_attributes.get("kind") == "layer":
                 self._repeat_recomputed(message_count, program_item)
 
-    def _repeat_recomputed(self, start: int, layer: Scope) -> None:
+    def _repeat_recomputed(self, first_message: int, layer: Scope) -> None:
         """Adds the messages that a recomputed layer repeats before the backward pass.
 
-        start: number of messages before the layer. The newer form of checkpointing stops at the last step that saves a
-        tensor for the backward pass; the reduction of the last product's output comes after it.
+        first_message: number of messages before the layer. The newer form of checkpointing stops at the last step that
+        saves a tensor for the backward pass; the reduction of the last product's output comes after it.
         Messages of attention's core alone are added beside it. Raises `InputError` for other recomputation of a layer
         that sends anything.
         """
         recompute = self.recompute
-        forward = [message for message in self.messages[start:] if not message.backward]
-        if not forward or recompute == NONE or recompute.core:
+        forward_messages = [message for message in self.messages[first_message:] if not message.backward]
+        if not forward_messages or recompute == NONE or recompute.core:
             return
         if recompute.saved_operations or recompute.nodes:
             raise InputError(
@@ -191,17 +193,17 @@ class Placements:
                 "--recompute none or full"
             )
         last_message = len(self.messages) if recompute.reentrant else self.last_saved
-        indices, repeat = layer.about["indices"], layer.about["repeat"]
-        recomputed_count = repeat if indices is None else sum(map(recompute.includes_layer, indices))
-        for message in self.messages[start:last_message]:
+        layer_indices, layer_repeats = layer.about["indices"], layer.about["repeat"]
+        recomputed_count = layer_repeats if layer_indices is None else sum(map(recompute.includes_layer, layer_indices))
+        for message in self.messages[first_message:last_message]:
             if not message.backward:
-                repetitions = exact_div(times(message.times, recomputed_count), repeat)
+                repetitions = exact_div(times(message.times, recomputed_count), layer_repeats)
                 self.messages.append(message._replace(backward=True, times=repetitions))
 
     def _add_message(
         self,
         collective_kind: CollectiveKind,
-        value: Value,
+        flow_value: Value,
         process_group: Group = "tp",
         backward: bool = False,
         elements: Number = None,
@@ -217,40 +219,47 @@ class Placements:
         ranks = {"ep": self.layout.ep, "etp": self.layout.expert_tp, "cp": self.layout.cp}.get(
             process_group, self.layout.tp
         )
-        elements = value.width if elements is None else elements
-        bytes = self.run_config.rows(value.rows) * elements * self.width
+        elements = flow_value.width if elements is None else elements
+        message_bytes = self.run_config.rows(flow_value.rows) * elements * self.width
         if process_group == "etp" and self.default_placement == "rows":  # the tokens of all ranks that divide an expert
-            bytes = exact_div(bytes * ranks, self.layout.tp)
-        count = times(self.repeats, messages)
-        self.messages.append(Collective(self.where, collective_kind, process_group, ranks, backward, bytes, count))
+            message_bytes = exact_div(message_bytes * ranks, self.layout.tp)
+        message_count = times(self.repeats, messages)
+        self.messages.append(
+            Collective(self.where, collective_kind, process_group, ranks, backward, message_bytes, message_count)
+        )
 
-    def _make_whole(self, value: Value, process_group: Group = "tp") -> None:
+    def _make_whole(self, flow_value: Value, process_group: Group = "tp") -> None:
         """All-gathers a sharded tensor, once for all operations that read it."""
-        if self.placement(value) == "partial":
-            self._reduce_partial_sum(value)
-        region = id(value.storage), value.of is not None, self.has_gradient
-        if self.placement(value) == "divided" or region in self.gathered or value.fixed or value.rows is ONCE:
+        if self.placement(flow_value) == "partial":
+            self._reduce_partial_sum(flow_value)
+        gather_key = id(flow_value.storage), flow_value.of is not None, self.has_gradient
+        if (
+            self.placement(flow_value) == "divided"
+            or gather_key in self.gathered
+            or flow_value.fixed
+            or flow_value.rows is ONCE
+        ):
             return
-        self.gathered.add(region)
-        if self.placement(value) == "rows":
-            self._add_message("all_gather", value, process_group)
+        self.gathered.add(gather_key)
+        if self.placement(flow_value) == "rows":
+            self._add_message("all_gather", flow_value, process_group)
             if self.regathers:
-                self._add_message("all_gather", value, process_group, backward=True)
-            self._add_message("reduce_scatter", value, process_group, backward=True)
+                self._add_message("all_gather", flow_value, process_group, backward=True)
+            self._add_message("reduce_scatter", flow_value, process_group, backward=True)
         else:
-            self._add_message("all_reduce", value, process_group, backward=True)
+            self._add_message("all_reduce", flow_value, process_group, backward=True)
 
-    def _reduce_partial_sum(self, value: Value) -> None:
+    def _reduce_partial_sum(self, flow_value: Value) -> None:
         """Reduces a partial sum over the group, to the placement between tensor-parallel linear layers."""
-        if self.placement(value) != "partial":
+        if self.placement(flow_value) != "partial":
             return
-        group: Group = "etp" if isinstance(value.rows, Routed) else "tp"
-        self.placements[id(value.storage)] = self.default_placement if has_tokens(value.rows) else "whole"
-        if self.placement(value) == "rows":
-            self._add_message("reduce_scatter", value, group)
-            self._add_message("all_gather", value, group, backward=True)
+        process_group: Group = "etp" if isinstance(flow_value.rows, Routed) else "tp"
+        self.placements[id(flow_value.storage)] = self.default_placement if has_tokens(flow_value.rows) else "whole"
+        if self.placement(flow_value) == "rows":
+            self._add_message("reduce_scatter", flow_value, process_group)
+            self._add_message("all_gather", flow_value, process_group, backward=True)
         else:
-            self._add_message("all_reduce", value, group)
+            self._add_message("all_reduce", flow_value, process_group)
 
     def _run_step(self, operation: Step) -> None:
         """Places the outputs of an operation, and adds the operation's messages."""
@@ -266,16 +275,16 @@ class Placements:
         if is_product and is_divided(input_axes) and not is_by_channels:
             self.placements[id(output.storage)] = "partial"
         elif is_output_divided:
-            for value in operation.ins:
-                self._make_whole(value, "etp" if operation.verb == "experts" else "tp")
+            for flow_value in operation.ins:
+                self._make_whole(flow_value, "etp" if operation.verb == "experts" else "tp")
         else:
-            for value in operation.ins:
-                self._reduce_partial_sum(value)
+            for flow_value in operation.ins:
+                self._reduce_partial_sum(flow_value)
             self._place_undivided(operation)
         if operation.verb == "norm" and is_divided(operation.options["over"]) and not _has_whole_groups(operation):
-            width = exact_div(FLOAT32, self.width) if self.width < FLOAT32 else 1
+            float32_ratio = exact_div(FLOAT32, self.width) if self.width < FLOAT32 else 1
             for backward in (False, True):  # all-reduces of the mean squares, and of the means
-                elements = width if operation.options["spec"].type == "rmsnorm" else 2 * width
+                elements = float32_ratio if operation.options["spec"].type == "rmsnorm" else 2 * float32_ratio
                 self._add_message("all_reduce", output, backward=backward, elements=elements)
         if self.layout.cp > 1:
             self._exchange_tokens(operation)
@@ -312,25 +321,27 @@ class Placements:
                 f"--cp {self.layout.cp}: {self.where} reads the tokens of all ranks of a sequence, which is not "
                 "modelled; expected --cp 1"
             )
-        keys, values = (value.width if value.once is None else value.once.width for value in (k, v))
-        ranks, exchange, rows = self.layout.cp, self.layout.cp_comm, Value(q.rows, ())
-        start = len(self.messages)
-        if exchange == "a2a":
+        key_width, value_width = (
+            flow_value.width if flow_value.once is None else flow_value.once.width for flow_value in (k, v)
+        )
+        ranks, exchange_kind, row_value = self.layout.cp, self.layout.cp_comm, Value(q.rows, ())
+        first_message = len(self.messages)
+        if exchange_kind == "a2a":
             output = operation.outs[0].width
             for backward in (False, True):
-                for width in (q.width, keys, values, output):
-                    self._add_message("all_to_all", rows, "cp", backward, width)
-        elif exchange == "allgather":
-            for width in (keys, values):
-                self._add_message("all_gather", rows, "cp", False, width * ranks)
-                self._add_message("all_gather", rows, "cp", True, width * ranks)
-                self._add_message("reduce_scatter", rows, "cp", True, width * ranks)
+                for width in (q.width, key_width, value_width, output):
+                    self._add_message("all_to_all", row_value, "cp", backward, width)
+        elif exchange_kind == "allgather":
+            for width in (key_width, value_width):
+                self._add_message("all_gather", row_value, "cp", False, width * ranks)
+                self._add_message("all_gather", row_value, "cp", True, width * ranks)
+                self._add_message("reduce_scatter", row_value, "cp", True, width * ranks)
         else:
             for backward, tensors in ((False, 1), (True, 2)):  # keys and values; then their gradients too
-                self._add_message("send", rows, "cp", backward, keys + values, (ranks - 1) * tensors)
+                self._add_message("send", row_value, "cp", backward, key_width + value_width, (ranks - 1) * tensors)
         if self.recompute.core and self.has_gradient:
             self.messages += [
-                message._replace(backward=True) for message in self.messages[start:] if not message.backward
+                message._replace(backward=True) for message in self.messages[first_message:] if not message.backward
             ]
 
     def _mamba_exchange_widths(self, operation: Step) -> list[Number] | None:
@@ -350,29 +361,31 @@ class Placements:
 
         Raises `InputError` for a step that needs the tokens of other ranks.
         """
-        row_values = [value for value in operation.ins if self.placement(value) == "rows"]
+        row_values = [flow_value for flow_value in operation.ins if self.placement(flow_value) == "rows"]
         if row_values and not self.has_gradient:
-            for value in row_values:
-                self._make_whole(value)
+            for flow_value in row_values:
+                self._make_whole(flow_value)
             row_values = []
         if row_values and operation.ins[0].rows is SEQUENCES:
-            for value in row_values:  # every rank reads a token that one has (Megatron-LM, language_model.py, `Pooler`)
-                self._add_message("all_gather", value.storage)
+            for (
+                flow_value
+            ) in row_values:  # every rank reads a token that one has (Megatron-LM, language_model.py, `Pooler`)
+                self._add_message("all_gather", flow_value.storage)
             row_values = []
         if row_values and (operation.verb in MIXES_ROWS or type(operation.op).__name__ in SCANS):
             raise InputError(
                 f"--sequence-parallel: {self.where} reads the tokens of several ranks and is not divided by --tp, "
                 "which is not modelled; expected no --sequence-parallel"
             )
-        if operation.ins and not all(is_divided(value.axes) for value in operation.ins):
+        if operation.ins and not all(is_divided(flow_value.axes) for flow_value in operation.ins):
             for output in operation.outs:
                 self.placements[id(output.storage)] = "rows" if row_values else "whole"
 
 
 def _has_whole_groups(operation: Step) -> bool:
     """Whether a norm runs over groups that ranks have completely."""
-    groups = operation.options.get("groups")
-    return groups is not None and is_divided((groups,)) and not has_copies((groups,))
+    group_axis = operation.options.get("groups")
+    return group_axis is not None and is_divided((group_axis,)) and not has_equal_shards((group_axis,))
 
 
 def has_tokens(rows: Rows) -> bool:

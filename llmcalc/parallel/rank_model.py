@@ -51,15 +51,15 @@ class RankModel(ModelSpec):
         return rank_chunks(self._layout, layers, self._layout.coordinates(self._rank).pp)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        copy = super().model_copy(update=update, deep=deep)
-        copy._divided_model = None
-        return copy
+        copied_model = super().model_copy(update=update, deep=deep)
+        copied_model._divided_model = None
+        return copied_model
 
     def with_symbols(self, symbolic_layout: Layout) -> RankModel:
         """Returns the same rank with symbols as group sizes."""
-        copy = self.model_copy()
-        copy._symbolic_layout = symbolic_layout
-        return copy
+        symbolic_model = self.model_copy()
+        symbolic_model._symbolic_layout = symbolic_layout
+        return symbolic_model
 
     def program(self, flow: Flow | None = None) -> Flow:
         if flow is not None:
@@ -106,14 +106,14 @@ class RankModel(ModelSpec):
             )
         )
 
-    def copied_parameters(self, include: frozenset[str] = frozenset()) -> dict[str, Number]:
+    def copied_parameters(self, extra_parts: frozenset[str] = frozenset()) -> dict[str, Number]:
         """Returns component → number of this rank's parameters that tensor parallelism replicates."""
         parameters_by_component: dict[str, Number] = {}
         for node_position, undivided_place in zip(self.tree().walk(), self.undivided_tree.walk(), strict=True):
             if (
                 node_position.use is None
                 or undivided_place.use is None
-                or (node_position.optional and node_position.optional not in include)
+                or (node_position.optional and node_position.optional not in extra_parts)
             ):
                 continue
             for tensor, whole_tensor in zip(node_position.use.tensors(), undivided_place.use.tensors(), strict=True):
@@ -185,7 +185,7 @@ def rank_model(spec: ModelSpec, layout: Layout, rank: int) -> RankModel:
     return model
 
 
-def heaviest_rank(spec: ModelSpec, layout: Layout, cost: Callable[[RankModel], Number]) -> RankModel:
+def heaviest_rank(spec: ModelSpec, layout: Layout, rank_cost: Callable[[RankModel], Number]) -> RankModel:
     """Returns the model of the rank with the highest cost; the first rank in a tie.
 
     Compared are the first ranks of all stages: no other rank of a stage has a higher cost.
@@ -195,20 +195,20 @@ def heaviest_rank(spec: ModelSpec, layout: Layout, cost: Callable[[RankModel], N
         model = rank_model(spec, layout, layout.rank(pp=stage))
         layer_counts = tuple(sum(i in model.chunks.layers for i in indices) for indices in _layer_indices(spec))
         candidates.setdefault((model.chunks.first, model.chunks.last, layer_counts), model)
-    return max(candidates.values(), key=lambda model: (cost(model), -model.rank))
+    return max(candidates.values(), key=lambda model: (rank_cost(model), -model.rank))
 
 
 def _layer_indices(spec: ModelSpec) -> Iterator[Any]:
     """Yields the layer indices of each kind of layer."""
     for _, stack in spec.stacks():
-        for _, _, count, indices in stack.groups():
-            yield range(count) if indices is None else indices
+        for _, _, layer_count, layer_indices in stack.groups():
+            yield range(layer_count) if layer_indices is None else layer_indices
 
 
 def _divide_tokens(node: Node, undivided_node: Node, layout: Layout) -> Node:
     """Returns the rank's tree with operations on the rank's tokens. undivided_node: node of the undivided tree."""
-    pairs = zip(node.children, undivided_node.children, strict=True)
-    children = tuple(_divide_tokens(child, whole_child, layout) for child, whole_child in pairs)
+    node_pairs = zip(node.children, undivided_node.children, strict=True)
+    children = tuple(_divide_tokens(child, whole_child, layout) for child, whole_child in node_pairs)
     op = None if node.op is None or undivided_node.op is None else _divide_op_tokens(node.op, undivided_node.op, layout)
     op_forms = {
         option_name: _divide_op_tokens(op_form, undivided_node.forms[option_name], layout)
@@ -222,11 +222,11 @@ def _divide_op_tokens(op: Op, undivided_op: Op, layout: Layout) -> Op:
     if isinstance(op, ExpertLinear) and isinstance(undivided_op, ExpertLinear) and same(op.top_k, undivided_op.top_k):
         if layout.ep == layout.expert_tp == layout.tp == 1:
             return op
-        return ExpertShare(**_fields_of_op(op), ranks=layout.ep, parts=layout.expert_tp, tensor=layout.tp)
+        return ExpertShare(**_op_fields(op), ranks=layout.ep, parts=layout.expert_tp, tensor=layout.tp)
     if isinstance(op, IdentityExperts) and isinstance(undivided_op, IdentityExperts):
         return IdentityShare(undivided_op.count, undivided_op.maps, layout.ep * layout.expert_tp)
     if layout.sequence_parallel and layout.tp > 1 and _is_undivided(op, undivided_op):
-        return LinearShare(**_fields_of_op(op), ranks=layout.tp)
+        return LinearShare(**_op_fields(op), ranks=layout.tp)
     return op
 
 
@@ -240,5 +240,5 @@ def _is_undivided(op: Op, undivided_op: Op) -> bool:
     )
 
 
-def _fields_of_op(op: Op) -> dict[str, Any]:
+def _op_fields(op: Op) -> dict[str, Any]:
     return {field.name: getattr(op, field.name) for field in fields(op)}

@@ -79,7 +79,7 @@ def flat_axes(shape: Shape) -> Iterator[Axis]:
             yield axis
 
 
-def has_copies(shape: Shape) -> bool:
+def has_equal_shards(shape: Shape) -> bool:
     """Whether several ranks have the same shard, because an axis has fewer parts than there are ranks."""
     return any(
         isinstance(axis, Shard) and isinstance(axis.size, int) and axis.size * axis.degree > axis.full_size
@@ -101,7 +101,7 @@ def is_divided(shape: Shape) -> bool:
 
 @frozen
 class RankAxes:
-    """The lengths of axes on one rank. coordinates: the rank's index in each parallel group."""
+    """Computes the lengths of axes on one rank. coordinates: the rank's index in each parallel group."""
 
     layout: Layout
     coordinates: Coordinates
@@ -111,18 +111,18 @@ class RankAxes:
         """Whether any axis except the experts' is sharded."""
         return self.layout.tp > 1 or self.layout.expert_tp > 1
 
-    def degree(self, name: str) -> int:
+    def degree(self, axis_name: str) -> int:
         """Returns the number of ranks that divide an axis of this name."""
-        if name == "expert_ffn":
+        if axis_name == "expert_ffn":
             return self.layout.expert_tp
-        return self.layout.tp if name in TENSOR else 1
+        return self.layout.tp if axis_name in TENSOR else 1
 
     def axis_on_rank(self, axis: Axis) -> Axis:
         """Returns the rank's part of an axis. Raises `InputError` for a length that the layout does not divide."""
         if isinstance(axis, Shard):
             return axis
-        index = self.coordinates.etp if axis.name == "expert_ffn" else self.coordinates.tp
-        return self.axis_part(axis, self.degree(axis.name), index)
+        rank_index = self.coordinates.etp if axis.name == "expert_ffn" else self.coordinates.tp
+        return self.axis_part(axis, self.degree(axis.name), rank_index)
 
     def expert_axis(self, axis: Axis) -> Axis:
         """Returns the rank's part of an axis of experts, or of heads with separate weights."""
@@ -130,28 +130,30 @@ class RankAxes:
             return self.axis_on_rank(axis)
         return self.axis_part(axis, self.layout.ep, self.coordinates.ep)
 
-    def axis_part(self, axis: Axis, degree: int, index: int) -> Axis:
-        """Returns part number `index` of an axis that is divided into `degree` parts."""
-        size = axis.size
-        if degree == 1 or not isinstance(size, int):
-            return axis if degree == 1 else Shard(axis.name, size / degree, size, degree)
+    def axis_part(self, axis: Axis, degree: int, part_index: int) -> Axis:
+        """Returns part number `part_index` of an axis that is divided into `degree` parts."""
+        axis_size = axis.size
+        if degree == 1 or not isinstance(axis_size, int):
+            return axis if degree == 1 else Shard(axis.name, axis_size / degree, axis_size, degree)
         if axis.name in NEAR_ROWS:
-            length = -(-size // degree)
-            return Shard(axis.name, max(0, min(length, size - length * index)), size, degree)
-        is_single_group = axis.name == "groups" and size == 1  # vLLM, mamba_utils.py, `extra_groups_for_head_shards`
-        if is_single_group or (axis.name in COPIED and degree > size and degree % size == 0):
-            return Shard(axis.name, 1, size, degree)
-        if size % degree:
+            part_length = -(-axis_size // degree)
+            return Shard(axis.name, max(0, min(part_length, axis_size - part_length * part_index)), axis_size, degree)
+        is_single_group = (
+            axis.name == "groups" and axis_size == 1
+        )  # vLLM, mamba_utils.py, `extra_groups_for_head_shards`
+        if is_single_group or (axis.name in COPIED and degree > axis_size and degree % axis_size == 0):
+            return Shard(axis.name, 1, axis_size, degree)
+        if axis_size % degree:
             option = {"experts": "--ep", "expert_ffn": "--etp"}.get(axis.name, "--tp")
-            expected_degrees = ", ".join(map(str, divisors(size, 4 * degree)))
-            name = FIELDS.get(axis.name, axis.name)
+            expected_degrees = ", ".join(map(str, divisors(axis_size, 4 * degree)))
+            field_name = FIELDS.get(axis.name, axis.name)
             raise ImpossibleLayout(
-                f"{option} {degree}: does not divide {name} {size}; expected one of {expected_degrees}"
+                f"{option} {degree}: does not divide {field_name} {axis_size}; expected one of {expected_degrees}"
             )
-        return Shard(axis.name, size // degree, size, degree)
+        return Shard(axis.name, axis_size // degree, axis_size, degree)
 
 
-def divides_groups(axes: Iterable[Axis], layout: Layout) -> bool:
+def divides_state_space_groups(axes: Iterable[Axis], layout: Layout) -> bool:
     """Whether the layout divides groups of state-space heads, as in training.
 
     Inference engines give every rank a copy of a single group; training frameworks do not (Megatron-LM,
@@ -207,10 +209,10 @@ class RankFlow(Flow):
         axes: set[Axis] = set()
         for operation in self.root.steps():
             weight = () if operation.weight is None else (operation.weight.out, operation.weight.ins)
-            for shape in (*weight, *(value.axes for value in (*operation.ins, *operation.outs))):
+            for shape in (*weight, *(flow_value.axes for flow_value in (*operation.ins, *operation.outs))):
                 axes.update(flat_axes(shape))
-        rows = [axis for axis in axes if isinstance(axis, Shard) and axis.name in NEAR_ROWS]
-        return all(axis.size * axis.degree == axis.full_size for axis in rows)
+        row_axes = [axis for axis in axes if isinstance(axis, Shard) and axis.name in NEAR_ROWS]
+        return all(axis.size * axis.degree == axis.full_size for axis in row_axes)
 
     def rank_part(self, argument: Any) -> Any:
         """Returns the rank's shard of an axis, a shape or a weight; other arguments stay unchanged."""
@@ -252,23 +254,23 @@ class RankFlow(Flow):
             self._check_step(verb, name, ins, outs)
         super().record(verb, name, ins, outs, op, weight, about, **options)
 
-    def _check_step(self, verb: str, name: str, ins: tuple[Value, ...], outputs: tuple[Value, ...]) -> None:
+    def _check_step(self, verb: str, step_name: str, ins: tuple[Value, ...], outputs: tuple[Value, ...]) -> None:
         """Raises `InputError` for an operation that is not modelled for a single rank."""
         degrees: dict[str, int] = {}
-        for value in (*ins, *outputs):
-            if value.of is not None and is_divided(value.axes) != is_divided(value.storage.axes):
-                raise self._not_modelled(verb, name, "groups values across the parts of ranks")
-            for axis in flat_axes(value.axes):
-                degree = axis.degree if isinstance(axis, Shard) else 1
-                if degrees.setdefault(axis.name, degree) != degree:
+        for flow_value in (*ins, *outputs):
+            if flow_value.of is not None and is_divided(flow_value.axes) != is_divided(flow_value.storage.axes):
+                raise self._not_modelled(verb, step_name, "groups values across the parts of ranks")
+            for axis in flat_axes(flow_value.axes):
+                shard_degree = axis.degree if isinstance(axis, Shard) else 1
+                if degrees.setdefault(axis.name, shard_degree) != shard_degree:
                     axes = FIELDS.get(axis.name, axis.name)
-                    raise self._not_modelled(verb, name, f"joins a part of {axes} with all of it")
+                    raise self._not_modelled(verb, step_name, f"joins a part of {axes} with all of it")
         if verb in SUMS and ins and is_divided(ins[0].axes) and is_divided(outputs[0].axes):
-            raise self._not_modelled(verb, name, "reads divided values and makes divided ones")
+            raise self._not_modelled(verb, step_name, "reads divided values and makes divided ones")
 
-    def _not_modelled(self, verb: str, name: str, reason: str) -> InputError:
+    def _not_modelled(self, verb: str, step_name: str, reason: str) -> InputError:
         """Creates the error for an unmodelled operation. reason: the verb phrase that follows the operation's path."""
-        step_path = ".".join(path_part for path_part in (*self.path, name or verb) if path_part)
+        step_path = ".".join(path_part for path_part in (*self.path, step_name or verb) if path_part)
         return InputError(
             f"--tp {self.rank_axes.layout.tp}: {step_path} {reason}, which is not modelled; expected --tp 1"
         )
@@ -301,10 +303,10 @@ class RankFlow(Flow):
     def _record_copy(self, table: Weight) -> None:
         """Records this stage's copy of the embedding before the module that uses it."""
         reader = self.root.items[-1]
-        attributes = {} if isinstance(reader, Alternatives) else {"optional": reader.about.get("optional", "")}
+        scope_attributes = {} if isinstance(reader, Alternatives) else {"optional": reader.about.get("optional", "")}
         op = ops.Embedding(table.ins[0].size, self.element_count(table.out))
         self.root.items.insert(
-            -1, Step("unread_table", table.name, (), (), op, table, None, {"kind": "embedding", **attributes})
+            -1, Step("unread_table", table.name, (), (), op, table, None, {"kind": "embedding", **scope_attributes})
         )
         table.is_counted = True
 
@@ -344,13 +346,13 @@ class RankFlow(Flow):
         layer_indices = range(repeat) if indices is None else indices
         stage_layers = frozenset(self.stage.layers)
         stage_indices = [i for i in layer_indices if i in stage_layers]
-        start = self.layer_items.start if self.layer_items.stop else len(self.root.items)
+        first_item = self.layer_items.start if self.layer_items.stop else len(self.root.items)
         if self.entry is None and not self.stage.first:
             x = self.entry = Value(x.rows, x.axes)
         self.exit = (
             super().layers(x, run, len(stage_indices), stage_indices, name, **node_fields) if stage_indices else x
         )
-        self.layer_items = range(start, len(self.root.items))
+        self.layer_items = range(first_item, len(self.root.items))
         return self.exit
 
     def remove_other_stages(self) -> None:
@@ -367,12 +369,20 @@ class RankFlow(Flow):
             self.root.items[layers_start:layers_end],
             self.root.items[layers_end:],
         )
-        towers = [item for item in items_after if isinstance(item, Scope) and item.about.get("optional") == TOWERS.name]
+        tower_scopes = [
+            scope_item
+            for scope_item in items_after
+            if isinstance(scope_item, Scope) and scope_item.about.get("optional") == TOWERS.name
+        ]
         items_before = (
-            [*items_before, *towers] if self.stage.first else [item for item in items_before if _marks_function(item)]
+            [*items_before, *tower_scopes]
+            if self.stage.first
+            else [scope_item for scope_item in items_before if _marks_function(scope_item)]
         )
         items_after = [
-            item for item in items_after if item not in towers and (self.stage.last or _marks_function(item))
+            scope_item
+            for scope_item in items_after
+            if scope_item not in tower_scopes and (self.stage.last or _marks_function(scope_item))
         ]
         self.root.items = [*items_before, *layer_items, *items_after]
         if not self.stage.last:
@@ -383,18 +393,19 @@ class RankFlow(Flow):
             if module_scope.first_layer_output is not None
         } | {id(self.entry)}
         for operation in self.root.steps(idle=False):
-            for value in operation.ins:
+            for flow_value in operation.ins:
                 if (
-                    id(value.storage) not in computed_ids
-                    and not value.storage.fixed
+                    id(flow_value.storage) not in computed_ids
+                    and not flow_value.storage.fixed
                     and operation.verb not in NO_OPERATIONS
                 ):
-                    pp, name = self.rank_axes.layout.pp, operation.name or operation.verb
+                    pp, step_name = self.rank_axes.layout.pp, operation.name or operation.verb
                     raise InputError(
-                        f"--pp {pp}: {name} in layers after the first stage reads what only the first stage computes, "
+                        f"--pp {pp}: {step_name} in layers after the first stage reads what only the first stage "
+                        "computes, "
                         "which is not modelled; expected --pp 1"
                     )
-            computed_ids |= {id(value.storage) for value in operation.outs}
+            computed_ids |= {id(flow_value.storage) for flow_value in operation.outs}
 
 
 WITH_AXES = (
@@ -425,9 +436,9 @@ for _name in WITH_AXES:
     setattr(RankFlow, _name, _with_rank_axes(getattr(Flow, _name)))
 
 
-def _marks_function(item: Item) -> bool:
+def _marks_function(scope_item: Item) -> bool:
     """Whether a program item only marks the start or end of a function in the forward pass."""
-    return isinstance(item, Step) and item.verb in ("enter", "leave")
+    return isinstance(scope_item, Step) and scope_item.verb in ("enter", "leave")
 
 
 def rank_program(spec: ModelSpec, layout: Layout, rank: int = 0, stage: Stage | Chunks | None = None) -> RankFlow:
@@ -442,10 +453,10 @@ def rank_program(spec: ModelSpec, layout: Layout, rank: int = 0, stage: Stage | 
 def _record_program(spec: ModelSpec, rank_axes: RankAxes, stage: Stage | Chunks | None) -> RankFlow:
     if stage is not None and not (stage.first and stage.last) and (reason := no_pipeline_reason(spec)):
         raise InputError(f"--pp {rank_axes.layout.pp}: {reason}; expected --pp 1")
-    flow = RankFlow(rank_axes, stage, has_whole_towers(spec, rank_axes))
-    spec.program(flow)
-    flow.remove_other_stages()
-    return flow
+    rank_flow = RankFlow(rank_axes, stage, has_whole_towers(spec, rank_axes))
+    spec.program(rank_flow)
+    rank_flow.remove_other_stages()
+    return rank_flow
 
 
 def model_axes(spec: ModelSpec) -> list[Axis]:
@@ -458,7 +469,9 @@ def model_axes(spec: ModelSpec) -> list[Axis]:
     encoder_operations = {id(operation) for module_scope in encoders for operation in module_scope.steps()}
     steps = (operation for operation in root.steps() if id(operation) not in encoder_operations)
     return list(
-        dict.fromkeys(axis for operation in steps for value in operation.outs for axis in flat_axes(value.axes))
+        dict.fromkeys(
+            axis for operation in steps for flow_value in operation.outs for axis in flat_axes(flow_value.axes)
+        )
     )
 
 
@@ -501,12 +514,12 @@ def shared_rank_program(
     )
     rank_axes = RankAxes(layout_of_sizes, Coordinates(coordinates.tp, 0, 0, 0, coordinates.etp, coordinates.ep, 0))
     stages_apart = replace(layout_of_sizes, pp=1)  # the number of stages is in errors alone
-    key = id(spec), stages_apart, rank_axes.coordinates, stage and (stage.layers, stage.first, stage.last)
-    if key not in _shared_programs:
+    program_key = id(spec), stages_apart, rank_axes.coordinates, stage and (stage.layers, stage.first, stage.last)
+    if program_key not in _shared_programs:
         if len(_shared_programs) >= MAX_SHARED_PROGRAMS:
             _shared_programs.clear()
-        _shared_programs[key] = spec, _record_program(spec, rank_axes, stage)
-    return _shared_programs[key][1]
+        _shared_programs[program_key] = spec, _record_program(spec, rank_axes, stage)
+    return _shared_programs[program_key][1]
 
 
 _stages: dict[tuple[object, ...], tuple[ModelSpec, Stage]] = {}
@@ -518,10 +531,15 @@ def similar_stage(spec: ModelSpec, stage: Stage) -> Stage:
 
     Their programs differ in nothing but the indices of their layers, so callers that do not read those share one.
     """
-    key = id(spec), stage.first, stage.last, tuple(spec.main.layer_names()[stage.layers.start : stage.layers.stop])
+    stage_key = (
+        id(spec),
+        stage.first,
+        stage.last,
+        tuple(spec.main.layer_names()[stage.layers.start : stage.layers.stop]),
+    )
     if len(_stages) >= MAX_STAGES:
         _stages.clear()
-    return _stages.setdefault(key, (spec, stage))[1]
+    return _stages.setdefault(stage_key, (spec, stage))[1]
 
 
 MAX_STAGES = 1024

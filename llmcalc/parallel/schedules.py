@@ -104,18 +104,18 @@ class Pipeline:
         return stage % self.ranks
 
     def copies(self) -> Fraction:
-        """The number of model copies over all ranks: two in DualPipe, where two ranks have each stage."""
+        """The number of model copies over all ranks: two in DualPipe, otherwise one."""
         return Fraction(self.ranks * self.chunks, self.stages)
 
     def in_flight(self, rank: int) -> Iterator[tuple[Action, InFlight]]:
         """Yields every action of a rank, with the micro-batches in flight."""
-        awaiting_backward, weights = [0] * self.chunks, [0] * self.chunks
+        awaiting_backward, weights_only = [0] * self.chunks, [0] * self.chunks
         for action in self.orders[rank]:
             pass_kind, chunk = action[:2]
             awaiting_backward[chunk] += pass_kind == "F"
-            yield action, InFlight(tuple(awaiting_backward), tuple(weights))
+            yield action, InFlight(tuple(awaiting_backward), tuple(weights_only))
             awaiting_backward[chunk] -= pass_kind in "BI"
-            weights[chunk] += (pass_kind == "I") - (pass_kind == "W")
+            weights_only[chunk] += (pass_kind == "I") - (pass_kind == "W")
 
     def most_in_flight(self, rank: int) -> int:
         """Returns the largest number of micro-batches in flight on a rank, over all chunks."""
@@ -139,10 +139,10 @@ class Pipeline:
                 ("I", chunk): weights_only - weight,
                 ("W", chunk): -weights_only,
             }
-        order = [action[:2] for action in self.orders[rank]]
-        chunks_in_flight = list(accumulate(map(change_by_action.__getitem__, order)))
+        rank_passes = [action[:2] for action in self.orders[rank]]
+        chunks_in_flight = list(accumulate(map(change_by_action.__getitem__, rank_passes)))
         peak = max(chunks_in_flight)
-        counts = Counter(order[: chunks_in_flight.index(peak) + 1])
+        counts = Counter(rank_passes[: chunks_in_flight.index(peak) + 1])
         chunks = range(self.chunks)
         return peak, InFlight(
             tuple(counts["F", chunk] - counts["B", chunk] - counts["I", chunk] for chunk in chunks),
@@ -168,17 +168,17 @@ def pipeline(layout: Layout, micro_batches: int, group_size: int | None = None) 
     """
     check(layout, micro_batches, group_size)
     p, v, m = layout.pp, layout.vpp, micro_batches
-    schedule = effective_schedule(layout)
+    schedule_name = effective_schedule(layout)
     if p == 1:
         return Pipeline(1, 1, m, (tuple(_alternating_passes(_passes_in_order("F", m), _passes_in_order("B", m), 0)),))
-    if schedule == "dualpipe":
+    if schedule_name == "dualpipe":
         return Pipeline(p, 2, m, tuple(_dualpipe_actions(p, m, rank) for rank in range(p)), two_way=True)
-    if schedule == "zb-h1":
-        return Pipeline(p, 1, m, tuple(_zb_h1(p, m, rank) for rank in range(p)))
-    if schedule == "1f1b":
-        forwards, backwards = _passes_in_order("F", m), _passes_in_order("B", m)
+    if schedule_name == "zb-h1":
+        return Pipeline(p, 1, m, tuple(_zero_bubble_h1(p, m, rank) for rank in range(p)))
+    if schedule_name == "1f1b":
+        forwards, backward_passes = _passes_in_order("F", m), _passes_in_order("B", m)
         return Pipeline(
-            p, 1, m, tuple(tuple(_alternating_passes(forwards, backwards, p - 1 - rank)) for rank in range(p))
+            p, 1, m, tuple(tuple(_alternating_passes(forwards, backward_passes, p - 1 - rank)) for rank in range(p))
         )
     group_size = p if group_size is None else group_size
     return Pipeline(p, v, m, tuple(interleaved_order(p, v, m, group_size, rank) for rank in range(p)))
@@ -188,14 +188,14 @@ def check(layout: Layout, micro_batches: int, group_size: int | None = None) -> 
     """Raises `InputError` for a number of micro-batches that the schedule does not support."""
     if micro_batches < 1:
         raise InputError(f"--num-microbatches: {micro_batches}; expected a positive whole number")
-    schedule = effective_schedule(layout)
-    if layout.pp > 1 and schedule == "dualpipe":
+    schedule_name = effective_schedule(layout)
+    if layout.pp > 1 and schedule_name == "dualpipe":
         _check_dualpipe(layout.pp, micro_batches)
-    elif layout.pp > 1 and schedule == "interleaved":
+    elif layout.pp > 1 and schedule_name == "interleaved":
         _check_interleaved(layout.pp, micro_batches, layout.pp if group_size is None else group_size)
 
 
-def torch_group(ranks: int, micro_batches: int) -> int:
+def torch_group_size(ranks: int, micro_batches: int) -> int:
     """Returns the group size with which `pipeline` reproduces the order of torch's ScheduleInterleaved1F1B.
 
     torch makes as many groups as fit and asks that they are equal, so it also takes 10 micro-batches on 4 ranks.
@@ -211,22 +211,22 @@ def _passes_in_order(pass_kind: Kind, micro_batches: int) -> list[Action]:
     return [Action(pass_kind, 0, i) for i in range(micro_batches)]
 
 
-def _alternating_passes(forwards: list[Action], backwards: list[Action], warmup: int) -> Iterator[Action]:
+def _alternating_passes(forwards: list[Action], backward_passes: list[Action], warmup_count: int) -> Iterator[Action]:
     """Returns warm-up forward passes, alternating forward and backward passes, then the remaining backward passes."""
-    steady = max(0, len(forwards) - warmup)
+    steady_count = max(0, len(forwards) - warmup_count)
     return chain(
-        forwards[:warmup],
-        chain.from_iterable(zip(forwards[warmup:], backwards[:steady], strict=True)),
-        backwards[steady:],
+        forwards[:warmup_count],
+        chain.from_iterable(zip(forwards[warmup_count:], backward_passes[:steady_count], strict=True)),
+        backward_passes[steady_count:],
     )
 
 
 def interleaved_order(ranks: int, chunks: int, micro_batches: int, group_size: int, rank: int) -> Order:
     """Returns the order of a rank of an interleaved schedule."""
-    forwards = _interleaved_passes("F", chunks, micro_batches, group_size)
-    backwards = _interleaved_passes("B", chunks, micro_batches, group_size)
-    warmup = (chunks - 1) * group_size + 2 * (ranks - 1 - rank)
-    return tuple(_alternating_passes(forwards, backwards, warmup))
+    forward_passes = _interleaved_passes("F", chunks, micro_batches, group_size)
+    backward_passes = _interleaved_passes("B", chunks, micro_batches, group_size)
+    warmup_count = (chunks - 1) * group_size + 2 * (ranks - 1 - rank)
+    return tuple(_alternating_passes(forward_passes, backward_passes, warmup_count))
 
 
 @lru_cache(maxsize=4)
@@ -235,9 +235,9 @@ def _interleaved_passes(pass_kind: Kind, chunks: int, micro_batches: int, group_
     chunk_order = range(chunks) if pass_kind == "F" else range(chunks - 1, -1, -1)
     return [
         Action(pass_kind, chunk, i)
-        for start in range(0, micro_batches, group_size)
+        for first_micro_batch in range(0, micro_batches, group_size)
         for chunk in chunk_order
-        for i in range(start, min(start + group_size, micro_batches))
+        for i in range(first_micro_batch, min(first_micro_batch + group_size, micro_batches))
     ]
 
 
@@ -260,18 +260,18 @@ def _check_interleaved(ranks: int, micro_batches: int, group_size: int) -> None:
         )
 
 
-def _zb_h1(ranks: int, micro_batches: int, rank: int) -> Order:
+def _zero_bubble_h1(ranks: int, micro_batches: int, rank: int) -> Order:
     """Returns 1F1B with weight-gradient passes, delayed by the number of earlier ranks."""
     p, m = ranks, micro_batches
-    warmup = min(p - 1 - rank, m)
-    forwards, inputs, weights = (_passes_in_order(pass_kind, m) for pass_kind in ("F", "I", "W"))
-    order = forwards[:warmup]
+    warmup_count = min(p - 1 - rank, m)
+    forward_passes, input_passes, weight_passes = (_passes_in_order(pass_kind, m) for pass_kind in ("F", "I", "W"))
+    rank_actions = forward_passes[:warmup_count]
     for i in range(m):
-        order += forwards[warmup + i : warmup + i + 1]
-        order.append(inputs[i])
+        rank_actions += forward_passes[warmup_count + i : warmup_count + i + 1]
+        rank_actions.append(input_passes[i])
         if i >= rank:
-            order.append(weights[i - rank])
-    return tuple(order + weights[max(0, m - rank) :])
+            rank_actions.append(weight_passes[i - rank])
+    return tuple(rank_actions + weight_passes[max(0, m - rank) :])
 
 
 def _check_dualpipe(ranks: int, micro_batches: int) -> None:
@@ -287,16 +287,16 @@ def _dualpipe_actions(ranks: int, micro_batches: int, rank: int) -> Order:
     """Returns the actions of `DualPipe.step`'s eight phases. In direction 0 the rank is nearer to the entrance."""
     half_ranks, distance_to_end, half_microbatches = ranks // 2, min(rank, ranks - 1 - rank), micro_batches // 2
     distance_to_middle, is_middle = half_ranks - 1 - distance_to_end, distance_to_end == half_ranks - 1
-    order: list[Action] = []
-    counts: Counter[tuple[Kind, int]] = Counter()
+    rank_actions: list[Action] = []
+    counts_by_pass: Counter[tuple[Kind, int]] = Counter()
     delayed_actions: list[Action] = []  # backward passes of weights, first in first out
 
     def add_action(kind: Kind, direction: int, is_overlapped: bool = False) -> None:
         chunk = direction ^ (rank >= half_ranks)
         pass_kind: Kind = "F" if kind == "F" else "B"
-        pass_index = counts[pass_kind, chunk]
-        counts[pass_kind, chunk] += 1
-        order.append(Action(kind, chunk, pass_index + chunk * half_microbatches, is_overlapped))
+        pass_index = counts_by_pass[pass_kind, chunk]
+        counts_by_pass[pass_kind, chunk] += 1
+        rank_actions.append(Action(kind, chunk, pass_index + chunk * half_microbatches, is_overlapped))
         if kind == "I":
             delayed_actions.append(Action("W", chunk, pass_index + chunk * half_microbatches))
 
@@ -311,7 +311,7 @@ def _dualpipe_actions(ranks: int, micro_batches: int, rank: int) -> Order:
         add_action("F", 1)
     for _ in range(distance_to_middle):  # step 3
         add_action("I", 1)
-        order.append(delayed_actions.pop(0))
+        rank_actions.append(delayed_actions.pop(0))
         add_action("F", 1)
     for i in range(half_microbatches - ranks + distance_to_end + 1):  # step 4, the main one
         if i == 0 and is_middle:  # "we don't overlap these two chunks to further reduce bubble size"
@@ -327,9 +327,9 @@ def _dualpipe_actions(ranks: int, micro_batches: int, rank: int) -> Order:
     for i in range(2 * passes_before_split):
         add_action("I" if i >= passes_before_split else "B", 1 - i % 2)
     for _ in range(distance_to_middle):  # step 7
-        order.append(delayed_actions.pop(0))
+        rank_actions.append(delayed_actions.pop(0))
         add_action("I", 0)
-    return tuple(order + delayed_actions)  # step 8
+    return tuple(rank_actions + delayed_actions)  # step 8
 
 
 # --- time -------------------------------------------------------------------------------------------------------------
@@ -486,37 +486,37 @@ class _StepSimulation:
     def awaited_pass(self, action: Action, rank: int) -> tuple[StagePass, float | None]:
         """Returns the pass that an action waits for, and the arrival time of its result; None while it is pending."""
         pass_kind, first_pass = action.kind, self.first_pass[rank][action.chunk]
-        index = first_pass + action.micro_batch
+        pass_index = first_pass + action.micro_batch
         required_pass: StagePass
         if pass_kind == "F":  # the output of the previous stage
-            required_pass = ("F", index - self.micro_batches)
+            required_pass = ("F", pass_index - self.micro_batches)
             return required_pass, 0.0 if first_pass == 0 else self.arrives.get(required_pass)
         if pass_kind == "W":
-            required_pass = ("I", index)
+            required_pass = ("I", pass_index)
             return required_pass, self.ended.get(required_pass)
-        required_pass = ("F", index)  # the forward pass of this stage, and the gradient from the next stage
+        required_pass = ("F", pass_index)  # the forward pass of this stage, and the gradient from the next stage
         if first_pass < self.last_stage and required_pass in self.ended:
-            required_pass = ("B", index + self.micro_batches)
+            required_pass = ("B", pass_index + self.micro_batches)
             return required_pass, self.arrives.get(required_pass)
         return required_pass, self.ended.get(required_pass)
 
     def finish(self, action: Action, rank: int, start: float, end: float) -> None:
         """Records a finished action, sends its result, and wakes the waiting rank."""
         first_pass = self.first_pass[rank][action.chunk]
-        index = first_pass + action.micro_batch
-        if (action.kind, index) in self.ended:
+        pass_index = first_pass + action.micro_batch
+        if (action.kind, pass_index) in self.ended:
             raise Deadlock(f"rank {rank} runs {action} twice")
-        self.ended[action.kind, index] = end
+        self.ended[action.kind, pass_index] = end
         self.spans[rank].append(Span(action, start, end))
         if action.kind == "W":
             return
         direction: Kind = "F" if action.kind == "F" else "B"
         receiver = first_pass + self.micro_batches if direction == "F" else first_pass - self.micro_batches
-        sends = False
+        sends_result = False
         if 0 <= receiver <= self.last_stage:
-            sends = self.pipeline.rank_of(receiver // self.micro_batches, action.micro_batch) != rank
-        self.arrives[direction, index] = end + self.costs.send if sends else end
-        self.sent[direction][rank] += sends
-        waiting_rank = self.waiting.pop((direction, index), None)
+            sends_result = self.pipeline.rank_of(receiver // self.micro_batches, action.micro_batch) != rank
+        self.arrives[direction, pass_index] = end + self.costs.send if sends_result else end
+        self.sent[direction][rank] += sends_result
+        waiting_rank = self.waiting.pop((direction, pass_index), None)
         if waiting_rank is not None:
             self.ready.append(waiting_rank)

@@ -16,7 +16,7 @@ from .divisors import divisors
 from .layout import Layout, Zero, stages
 from .layout_request import NO_LAYOUT_OPTIONS, LayoutRequest
 from .layout_rules import LayoutRules
-from .rank_program import RankAxes, divides_groups, model_axes, no_pipeline_reason
+from .rank_program import RankAxes, divides_state_space_groups, model_axes, no_pipeline_reason
 from .schedules import check
 
 CHUNKS = (1, 2, 4)
@@ -54,11 +54,11 @@ class Search:
     refused: Counter[str] = field(default_factory=Counter)
     errors: dict[str, InputError] = field(default_factory=dict)
 
-    def refuse(self, error: InputError) -> None:
+    def refuse(self, refusal_error: InputError) -> None:
         """Counts a refused layout under the reason, which is the error text before the semicolon."""
-        reason = str(error).partition(";")[0]
+        reason = str(refusal_error).partition(";")[0]
         self.refused[reason] += 1
-        self.errors[reason] = error
+        self.errors[reason] = refusal_error
 
     @property
     def tried(self) -> int:
@@ -72,7 +72,7 @@ def search(
     global_batch: int,
     micro_batch: int,
     seq: int,
-    rules: LayoutRules,
+    layout_rules: LayoutRules,
     layout_request: LayoutRequest = NO_LAYOUT_OPTIONS,
     devices_per_node: int = 8,
 ) -> Search:
@@ -80,12 +80,12 @@ def search(
 
     global_batch: sequences per step.
     micro_batch: sequences per micro-batch.
-    rules: the framework's rules.
+    layout_rules: the framework's rules.
     layout_request: options that every layout must have.
     devices_per_node: devices of a node, which a tensor group does not exceed.
     Raises `InputError` for options that no layout of the search can have.
     """
-    _check_request(rules, layout_request)
+    _check_request(layout_rules, layout_request)
     layout_search = Search()
     layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
     experts, pipeline_refusal = routed_experts(spec), no_pipeline_reason(spec)
@@ -102,8 +102,10 @@ def search(
             continue
         dp = devices // (tp * cp * pp)
         for vpp, ep in product(CHUNKS if pp > 1 else (1,), _expert_groups(experts, tp * cp * dp)):
-            sizes = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "vpp": vpp, "ep": ep}
-            if not _matches_request(layout_request, sizes) or not _follows_rules(rules, sizes, layout_request):
+            group_sizes = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "vpp": vpp, "ep": ep}
+            if not _matches_request(layout_request, group_sizes) or not _follows_rules(
+                layout_rules, group_sizes, layout_request
+            ):
                 continue
             if pipeline_refusal and pp > 1:
                 layout_search.refused[pipeline_refusal] += 1
@@ -112,11 +114,11 @@ def search(
                 layout_search.refused[NO_REPLICAS] += 1
                 continue
             try:
-                layout = _layout_of_sizes(rules, sizes, bool(experts), layers, layout_request)
+                layout = _layout_of_sizes(layout_rules, group_sizes, bool(experts), layers, layout_request)
             except InputError as error:
                 layout_search.refuse(error)
                 continue
-            _try_layout(layout_search, axes, layers, layout, global_batch, micro_batch, rules)
+            _try_layout(layout_search, axes, layers, layout, global_batch, micro_batch, layout_rules)
     return layout_search
 
 
@@ -140,30 +142,31 @@ def tokens_multiple(cp: int) -> int:
     return 2 * cp if cp > 1 else 1
 
 
-def _check_request(rules: LayoutRules, layout_request: LayoutRequest) -> None:
+def _check_request(layout_rules: LayoutRules, layout_request: LayoutRequest) -> None:
     """Raises `InputError` for options that no layout of the search can satisfy.
 
     These are --pp-layout, groups that the framework's rules exclude, and chunks that contradict other options.
     """
     if layout_request.pp_layout is not None:
         raise InputError("--pp-layout: layers are shared out evenly over the stages; expected no --pp-layout")
-    rules.check_stage(layout_request.zero)
-    for option_name in rules.untried:
+    layout_rules.check_stage(layout_request.zero)
+    for option_name in layout_rules.untried:
         if (parallel_size := getattr(layout_request, option_name)) not in (None, 1):
             raise InputError(
-                f"--{option_name} {parallel_size}: no layout with it is tried for --framework {rules.name}; expected 1"
+                f"--{option_name} {parallel_size}: no layout with it is tried for --framework {layout_rules.name}; "
+                "expected 1"
             )
     if layout_request.schedule not in (None, *REPLAYED_SCHEDULES):
         raise InputError(
-            f"--schedule {layout_request.schedule}: no replay runs it with --framework {rules.name}; "
+            f"--schedule {layout_request.schedule}: no replay runs it with --framework {layout_rules.name}; "
             f"expected {' or '.join(REPLAYED_SCHEDULES)}"
         )
     is_interleaved = layout_request.schedule == "interleaved"
-    if is_interleaved and "vpp" in rules.untried:
-        raise InputError(f"--schedule interleaved: is not tried for --framework {rules.name}; expected 1f1b")
+    if is_interleaved and "vpp" in layout_rules.untried:
+        raise InputError(f"--schedule interleaved: is not tried for --framework {layout_rules.name}; expected 1f1b")
     if layout_request.pp == 1 and (is_interleaved or (layout_request.vpp or 1) > 1):
-        option = "--schedule interleaved" if is_interleaved else f"--vpp {layout_request.vpp}"
-        raise InputError(f"{option}: chunks of a rank need a pipeline; expected --pp of at least 2")
+        option_text = "--schedule interleaved" if is_interleaved else f"--vpp {layout_request.vpp}"
+        raise InputError(f"{option_text}: chunks of a rank need a pipeline; expected --pp of at least 2")
     if (
         layout_request.schedule is not None
         and layout_request.vpp is not None
@@ -175,22 +178,25 @@ def _check_request(rules: LayoutRules, layout_request: LayoutRequest) -> None:
         )
 
 
-def _matches_request(layout_request: LayoutRequest, sizes: dict[str, int]) -> bool:
+def _matches_request(layout_request: LayoutRequest, group_sizes: dict[str, int]) -> bool:
     """Whether these group sizes agree with the requested options."""
-    if layout_request.fsdp is not None and sizes["dp"] != layout_request.fsdp * (layout_request.hsdp_replicas or 1):
+    if layout_request.fsdp is not None and group_sizes["dp"] != layout_request.fsdp * (
+        layout_request.hsdp_replicas or 1
+    ):
         return False
-    if layout_request.schedule is not None and (layout_request.schedule == "interleaved") != (sizes["vpp"] > 1):
+    if layout_request.schedule is not None and (layout_request.schedule == "interleaved") != (group_sizes["vpp"] > 1):
         return False
     return all(
-        getattr(layout_request, option_name) in (None, parallel_size) for option_name, parallel_size in sizes.items()
+        getattr(layout_request, option_name) in (None, parallel_size)
+        for option_name, parallel_size in group_sizes.items()
     )
 
 
-def _follows_rules(rules: LayoutRules, sizes: dict[str, int], layout_request: LayoutRequest) -> bool:
+def _follows_rules(layout_rules: LayoutRules, group_sizes: dict[str, int], layout_request: LayoutRequest) -> bool:
     """Whether the framework's rules allow layouts with these group sizes."""
-    if rules.pipelines_on_request and sizes["pp"] > 1 and not layout_request.has_pipeline_options:
+    if layout_rules.pipelines_on_request and group_sizes["pp"] > 1 and not layout_request.has_pipeline_options:
         return False
-    return all(sizes[option_name] == 1 for option_name in rules.untried)
+    return all(group_sizes[option_name] == 1 for option_name in layout_rules.untried)
 
 
 REPLAYED_SCHEDULES = ("1f1b", "interleaved")
@@ -201,37 +207,47 @@ FIXED_OPTIONS = ("sequence_parallel", "etp", "cp_comm", "hsdp_replicas", "reshar
 
 
 def _layout_of_sizes(
-    rules: LayoutRules, sizes: dict[str, int], has_experts: bool, layers: int, layout_request: LayoutRequest
+    layout_rules: LayoutRules,
+    group_sizes: dict[str, int],
+    has_experts: bool,
+    layers: int,
+    layout_request: LayoutRequest,
 ) -> Layout | None:
     """Returns the layout of these group sizes; None if a stage has no layers."""
-    stage_count = sizes["pp"] * sizes["vpp"]
+    stage_count = group_sizes["pp"] * group_sizes["vpp"]
     if stage_count > layers:
         return None
-    has_replicas = sizes["dp"] * sizes["cp"] > 1
-    zero = 3 if layout_request.fsdp is not None else rules.zero if layout_request.zero is None else layout_request.zero
-    layout = Layout(
-        tp=sizes["tp"],
-        cp=sizes["cp"],
-        pp=sizes["pp"],
-        dp=sizes["dp"],
-        vpp=sizes["vpp"],
-        ep=sizes["ep"],
-        etp=1 if has_experts and rules.whole_experts else None,
-        pp_layout=None if layers % stage_count == 0 else even_stage_sizes(layers, stage_count),
-        sequence_parallel=sizes["tp"] > 1 and rules.sequence_parallel,
-        zero=cast(Zero, zero) if has_replicas else 0,
-        schedule="interleaved" if sizes["vpp"] > 1 else "1f1b",
+    has_replicas = group_sizes["dp"] * group_sizes["cp"] > 1
+    zero_stage = (
+        3
+        if layout_request.fsdp is not None
+        else layout_rules.zero
+        if layout_request.zero is None
+        else layout_request.zero
     )
-    options = {
-        option_name: value
+    layout = Layout(
+        tp=group_sizes["tp"],
+        cp=group_sizes["cp"],
+        pp=group_sizes["pp"],
+        dp=group_sizes["dp"],
+        vpp=group_sizes["vpp"],
+        ep=group_sizes["ep"],
+        etp=1 if has_experts and layout_rules.whole_experts else None,
+        pp_layout=None if layers % stage_count == 0 else even_stage_sizes(layers, stage_count),
+        sequence_parallel=group_sizes["tp"] > 1 and layout_rules.sequence_parallel,
+        zero=cast(Zero, zero_stage) if has_replicas else 0,
+        schedule="interleaved" if group_sizes["vpp"] > 1 else "1f1b",
+    )
+    layout_options = {
+        option_name: option_value
         for option_name in FIXED_OPTIONS
-        if (value := getattr(layout_request, option_name)) is not None
+        if (option_value := getattr(layout_request, option_name)) is not None
     }
     if layout_request.zero_group is not None:
-        options["hsdp_replicas"] = layout_request.count_zero_groups(layout.dp, layout.cp, layout.zero)
-    if rules.keeps_gathered(layout.pp, layout.zero):
-        options.setdefault("reshard", False)
-    layout = replace(layout, **options)
+        layout_options["hsdp_replicas"] = layout_request.count_zero_groups(layout.dp, layout.cp, layout.zero)
+    if layout_rules.keeps_gathered_weights(layout.pp, layout.zero):
+        layout_options.setdefault("reshard", False)
+    layout = replace(layout, **layout_options)
     if layout_request.prefetch is not None or layout_request.reshard is not None:
         layout_request.check_zero_options(layout)
     return layout
@@ -244,20 +260,20 @@ def _try_layout(
     layout: Layout | None,
     global_batch: int,
     micro_batch: int,
-    rules: LayoutRules,
+    layout_rules: LayoutRules,
 ) -> None:
-    """Adds a layout to the possible layouts, or to the refused ones."""
+    """Adds a layout to the possible or to the refused layouts of the search."""
     if layout is None:
         layout_search.refused[LAYERS] += 1
         return
     micro_batches, remainder = divmod(global_batch, layout.dp * micro_batch)
     if remainder or not micro_batches:
         reason = BATCH
-    elif not divides_groups(axes, layout):
+    elif not divides_state_space_groups(axes, layout):
         reason = WIDTHS
     else:
         reason = refusal(axes, layout, layers, micro_batches)
-    if not reason and rules.fills_pipeline and layout.schedule == "1f1b" and micro_batches < layout.pp:
+    if not reason and layout_rules.fills_pipeline and layout.schedule == "1f1b" and micro_batches < layout.pp:
         reason = ROUNDS  # torch/distributed/pipelining/schedules.py, `PipelineScheduleSingle.__init__`
     if reason:
         layout_search.refused[reason] += 1
@@ -265,11 +281,11 @@ def _try_layout(
         layout_search.possible.append((layout, micro_batches))
 
 
-def even_stage_sizes(layers: int, count: int) -> tuple[int, ...]:
+def even_stage_sizes(layers: int, stage_count: int) -> tuple[int, ...]:
     """Returns the number of layers per stage, as even as possible; the middle stages get the remainder."""
-    layers_per_stage, remainder = divmod(layers, count)
-    start = (count - remainder) // 2
-    return tuple(layers_per_stage + (start <= i < start + remainder) for i in range(count))
+    layers_per_stage, remainder = divmod(layers, stage_count)
+    start = (stage_count - remainder) // 2
+    return tuple(layers_per_stage + (start <= i < start + remainder) for i in range(stage_count))
 
 
 def refusal(axes: Iterable[Axis], layout: Layout, layers: int, micro_batches: int) -> str:
@@ -293,12 +309,12 @@ def refusal(axes: Iterable[Axis], layout: Layout, layers: int, micro_batches: in
 
 def routed_experts(spec: ModelSpec) -> int:
     """Returns the largest number of routed experts in a layer; 0 without experts."""
-    counts = (
+    expert_counts = (
         operation.options["experts"].size
         for operation in spec.shared_program.root.steps()
         if operation.verb == "experts"
     )
-    return max(counts, default=0)
+    return max(expert_counts, default=0)
 
 
 def _expert_groups(experts: int, ranks: int) -> list[int]:

@@ -42,43 +42,53 @@ class WeightShard(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def weight_shards(program: RankFlow, include: frozenset[str] = frozenset()) -> tuple[WeightShard, ...]:
+def weight_shards(program: RankFlow, extra_parts: frozenset[str] = frozenset()) -> tuple[WeightShard, ...]:
     """Returns the parameters of a rank's program, a tied parameter once.
 
-    include: optional parts of the model that the program has, none by default.
+    extra_parts: optional parts of the model that the program has, none by default.
     """
     layout = program.rank_axes.layout
     expert_groups = layout.ep > 1 or layout.expert_tp != layout.tp
-    return tuple(_weight_shards(program.root.items, (), 1, include, expert_groups))
+    return tuple(_weight_shards(program.root.items, (), 1, extra_parts, expert_groups))
 
 
 def _weight_shards(
-    items: Iterable[Item], path: Path, count: Number, include: frozenset[str], expert_groups: bool
+    program_items: Iterable[Item], path: Path, module_count: Number, extra_parts: frozenset[str], expert_groups: bool
 ) -> Iterator[WeightShard]:
     """Yields the parameters of a program's items. expert_groups: whether experts have separate replica groups."""
-    for item in items:
-        if isinstance(item, Alternatives):
-            yield from _weight_shards(next(iter(item.branches.values())).items, path, count, include, expert_groups)
-            continue
-        attributes = item.about
-        optional = attributes.get("optional")
-        if attributes.get("role") == "shared" or (optional and optional not in include):
-            continue
-        indices = attributes.get("indices")
-        indices = tuple(indices) if isinstance(indices, list) else indices
-        child_path = (*path, (item.name, indices)) if item.name else path
-        if not isinstance(item, Step):
+    for scope_item in program_items:
+        if isinstance(scope_item, Alternatives):
             yield from _weight_shards(
-                item.items, child_path, times(count, attributes.get("repeat", 1)), include, expert_groups
+                next(iter(scope_item.branches.values())).items, path, module_count, extra_parts, expert_groups
             )
-        elif item.op is not None and "params" in item.op.effects:
-            expert = expert_groups and item.verb == "experts" and item.options["experts"].name == "experts"
-            is_head_norm = item.verb == "norm" and is_divided(item.ins[0].axes) and not is_divided(item.options["over"])
-            for tensor in item.op.tensors():  # type: ignore[attr-defined]
-                yield WeightShard(child_path, tensor, count, expert, is_head_norm)
+            continue
+        item_attributes = scope_item.about
+        optional_part = item_attributes.get("optional")
+        if item_attributes.get("role") == "shared" or (optional_part and optional_part not in extra_parts):
+            continue
+        layer_indices = item_attributes.get("indices")
+        layer_indices = tuple(layer_indices) if isinstance(layer_indices, list) else layer_indices
+        child_path = (*path, (scope_item.name, layer_indices)) if scope_item.name else path
+        if not isinstance(scope_item, Step):
+            yield from _weight_shards(
+                scope_item.items,
+                child_path,
+                times(module_count, item_attributes.get("repeat", 1)),
+                extra_parts,
+                expert_groups,
+            )
+        elif scope_item.op is not None and "params" in scope_item.op.effects:
+            expert = expert_groups and scope_item.verb == "experts" and scope_item.options["experts"].name == "experts"
+            is_head_norm = (
+                scope_item.verb == "norm"
+                and is_divided(scope_item.ins[0].axes)
+                and not is_divided(scope_item.options["over"])
+            )
+            for tensor in scope_item.op.tensors():  # type: ignore[attr-defined]
+                yield WeightShard(child_path, tensor, module_count, expert, is_head_norm)
 
 
-def shard_rows(rows: int, ranks: int, index: int) -> int:
-    """Returns the number of rows on rank `index` of `ranks`: equal parts, rounded up; the last part may be shorter."""
+def shard_rows(rows: int, ranks: int, rank_index: int) -> int:
+    """Returns the rows on rank `rank_index` of `ranks`: equal parts, rounded up; the last part may be shorter."""
     rows_per_rank: int = ceil_div(rows, ranks)
-    return max(0, min(rows_per_rank, rows - rows_per_rank * index))
+    return max(0, min(rows_per_rank, rows - rows_per_rank * rank_index))

@@ -31,7 +31,7 @@ def cache(models: Sequence[Preset], dtype: str = "bfloat16", ax: Axes | None = N
     """
 
     def cache_bytes_of(preset: Preset) -> list[float]:
-        shortest_cache = kv(preset.model, seq=CONTEXTS[0], dtype_name=dtype)
+        shortest_cache = kv(preset.model, seq=CONTEXTS[0], format_name=dtype)
         return [float(shortest_cache.size_after(tokens).bytes) for tokens in CONTEXTS]
 
     title = f"KV cache of one sequence, {units.short_dtype(dtype)}"

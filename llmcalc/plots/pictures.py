@@ -49,7 +49,7 @@ def kv_picture(models: Sequence[Preset], kv_dtype: str = "bfloat16") -> Figure:
 
     for model_preset in models:
         with name_in_errors(model_preset):
-            kv(model_preset.model, dtype_name=kv_dtype)
+            kv(model_preset.model, format_name=kv_dtype)
     return plot_cache(models, kv_dtype)
 
 

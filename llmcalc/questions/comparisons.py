@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from ..studies.run_time import TimedRun
 
 
-def check_compared(targets: bool, all_presets: bool, selection: Selection) -> None:
-    """Raises `InputError` unless models or `--all` are given. targets: whether models are given."""
-    if all_presets and targets:
+def check_compared(has_targets: bool, all_presets: bool, selection: Selection) -> None:
+    """Raises `InputError` unless models or `--all` are given. has_targets: whether models are given."""
+    if all_presets and has_targets:
         raise InputError("--all: compares all presets; expected --all or TARGETs, not both")
-    if not all_presets and not targets:
+    if not all_presets and not has_targets:
         raise InputError("missing argument TARGET; expected one or more, or --all (llmcalc compare --help explains)")
     if not all_presets and selection != EVERY_MODEL:
         raise InputError("compare: filters are for --all; expected --all, or no filter")
@@ -35,7 +35,7 @@ def ask_compare(
     compared_models: Sequence[tuple[Preset, ParameterCount | None]],
     seq: int | None = None,
     kv_dtype: str = "bfloat16",
-    sort: str | None = None,
+    sort_key: str | None = None,
     layout: Layout = "terminal",
     hardware: Hardware | None = None,
     users: int | None = None,
@@ -45,7 +45,7 @@ def ask_compare(
     compared_models: the models, each with its parameters if they are counted already.
     seq: tokens per sequence; default the shortest usual sequence of the models.
     kv_dtype: format of the KV cache.
-    sort: the quantity to order by, smallest first; default the given order.
+    sort_key: the quantity to order by, smallest first; default the given order.
     layout: the layout of the tables.
     hardware: accelerator on which a token of every user is timed; default none. users: sequences at once; default 1.
     Raises `InputError` for users without an accelerator.
@@ -58,16 +58,16 @@ def ask_compare(
     )  # the same for all
     if users is not None and hardware is None:
         raise InputError("--users: is of the time of a token; expected --hardware too")
-    load = None if hardware is None else Load(hardware.title, users or 1)
-    models = []
+    device_load = None if hardware is None else Load(hardware.title, users or 1)
+    compared_quantities = []
     for preset, parameter_count in compared_models:
         with name_in_errors(preset):
             model = quantities(preset.model, tokens, kv_dtype, parameter_count)
             if hardware is not None:
                 model = replace(model, decoding=_decoding_time(preset, hardware, users or 1, tokens, kv_dtype))
-            models.append(model)
-    sorted_models = [(compared_models[i][0], models[i]) for i in sort_order(models, sort)]
-    return ReportedAnswer(tuple(sorted_models), lambda: report(sorted_models, layout, load=load))
+            compared_quantities.append(model)
+    sorted_models = [(compared_models[i][0], compared_quantities[i]) for i in sort_order(compared_quantities, sort_key)]
+    return ReportedAnswer(tuple(sorted_models), lambda: report(sorted_models, layout, load=device_load))
 
 
 def _decoding_time(preset: Preset, hardware: Hardware, users: int, tokens: int, kv_dtype: str) -> TimedRun | None:
@@ -110,7 +110,7 @@ class ShapeQuestion:
         read_model: Callable[[Any], Preset],
         overrides: Sequence[str] = (),
         *,
-        literature: bool = False,
+        cites_literature: bool = False,
         is_flat: bool = False,
     ) -> ReportedAnswer:
         """Finds shapes that cost as much as the budget, with the proportions of a model.
@@ -118,23 +118,23 @@ class ShapeQuestion:
         target: the model; None for the standard model of the budget.
         read_model: function that reads it.
         overrides: fields that `--set` changes.
-        literature: whether a table compares with published studies.
+        cites_literature: whether a table compares with published studies.
         is_flat: whether there is one table of raw values.
         """
         from ..reports.shape import report
         from ..studies.shape import budget_for, family, find_shapes, parse_ratio, standard_preset
 
         self._refuse_contradictions(overrides, target is None)
-        budgets = (
+        budget_options = (
             _parse_count(self.params, "--params"),
             _parse_count(self.flops, "--flops"),
             _parse_count(self.tokens, "--tokens"),
         )
-        preset = read_model(standard_preset(*budgets) if target is None else target)
+        preset = read_model(standard_preset(*budget_options) if target is None else target)
         target_model = None if target is None else preset.model
         seq = usual_sequence(preset.model) if self.seq is None else self.seq
         with name_in_errors(None if target is None else preset):
-            members = family(
+            family_models = family(
                 preset.model,
                 self.head_dim,
                 parse_ratio(self.kv_ratio, "--kv-ratio"),
@@ -142,15 +142,15 @@ class ShapeQuestion:
                 _parse_count(self.vocab, "--vocab"),
                 self.tie,
             )
-            budget = budget_for(target_model, *budgets, seq)
-            shapes = find_shapes(members, budget, target_model, self.rows, self.tolerance, seq, self.kv_dtype)
+            budget = budget_for(target_model, *budget_options, seq)
+            shapes = find_shapes(family_models, budget, target_model, self.rows, self.tolerance, seq, self.kv_dtype)
         return ReportedAnswer(
-            shapes, lambda: report(shapes, preset, target_model is not None, literature, is_flat=is_flat)
+            shapes, lambda: report(shapes, preset, target_model is not None, cites_literature, is_flat=is_flat)
         )
 
     def _refuse_contradictions(self, overrides: Sequence[str], has_no_target: bool) -> None:
         """Raises `InputError` if --set sets an option's size, or a size that the search varies."""
-        set_by_options = {
+        values_by_field = {
             "head_dim": ("--head-dim", self.head_dim),
             "num_key_value_heads": ("--kv-ratio", self.kv_ratio),
             "intermediate_size": ("--ffn-ratio", self.ffn_ratio),
@@ -158,16 +158,16 @@ class ShapeQuestion:
             "tie_word_embeddings": ("--tie" if self.tie else "--no-tie", self.tie),
         }
         for override in overrides:
-            field = override.partition("=")[0].strip().rpartition(".")[2]
-            option, value = set_by_options.get(field, ("", None))
-            if value is not None:
-                raise InputError(f"{option} and --set {override.strip()}: both set {field}; expected one of them")
-            if has_no_target and field in ("hidden_size", "num_hidden_layers"):
+            field_name = override.partition("=")[0].strip().rpartition(".")[2]
+            option, option_value = values_by_field.get(field_name, ("", None))
+            if option_value is not None:
+                raise InputError(f"{option} and --set {override.strip()}: both set {field_name}; expected one of them")
+            if has_no_target and field_name in ("hidden_size", "num_hidden_layers"):
                 raise InputError(
                     f"--set {override.strip()}: without a TARGET, shape chooses hidden_size and num_hidden_layers "
                     "from the budget; expected other fields, or a TARGET"
                 )
 
 
-def _parse_count(value: str | float | None, option: str) -> int | None:
-    return None if value is None else parse_count(str(value), option)
+def _parse_count(count_value: str | float | None, option: str) -> int | None:
+    return None if count_value is None else parse_count(str(count_value), option)

@@ -21,12 +21,12 @@ USUAL_TRAINING_SEQ = 4096
 """Default tokens of a sequence: what most pre-training runs since Llama 2 start with."""
 
 
-def ask_cost(question: RunQuestion, options: CostOptions) -> ReportedAnswer:
+def ask_cost(run: RunQuestion, options: CostOptions) -> ReportedAnswer:
     """Computes days, energy and money of a training run or of a number of requests.
 
     Raises `InputError` for options that contradict each other, and where no layout fits.
     """
-    question.refuse_inputs("cost")
+    run.refuse_inputs("cost")
     from ..reports.cost import report
 
     if (options.tokens is None) == (options.requests is None):
@@ -36,103 +36,101 @@ def ask_cost(question: RunQuestion, options: CostOptions) -> ReportedAnswer:
         raise InputError(
             f"--tokens, --requests: {'both are' if options.tokens else 'neither is'} given; expected {expected_options}"
         )
-    hardware = question.hardware
+    hardware = run.hardware
     if hardware is None:
         raise InputError("--hardware: missing; expected the accelerator, such as h100")
-    power, price = hardware.tdp_watts if options.power is None else options.power, options.price
+    watts, hourly_price = hardware.tdp_watts if options.power is None else options.power, options.price
     if options.tokens is not None:
-        answer = _training_cost(question, options, power, price)
+        answer = _training_cost(run, options, watts, hourly_price)
     else:
-        answer = _serving_cost(question, options, power, price)
-    return ReportedAnswer(answer, lambda: report(question.preset, hardware, answer))
+        answer = _serving_cost(run, options, watts, hourly_price)
+    return ReportedAnswer(answer, lambda: report(run.preset, hardware, answer))
 
 
-def _training_cost(question: RunQuestion, options: CostOptions, power: float | None, price: float | None) -> RunCost:
-    for name in ("input", "output", "concurrency", "engine"):
-        if getattr(options, name) is not None:
-            raise InputError(f"{option(name)}: is of --requests; expected --requests in place of --tokens, or neither")
-    if question.settings.phase in ("prefill", "decode"):
-        raise InputError(
-            f"--phase {question.settings.phase}: --tokens are of training; expected --requests, or no --phase"
-        )
-    devices = question.layout.devices
+def _training_cost(run: RunQuestion, options: CostOptions, watts: float | None, hourly_price: float | None) -> RunCost:
+    for field in ("input", "output", "concurrency", "engine"):
+        if getattr(options, field) is not None:
+            raise InputError(f"{option(field)}: is of --requests; expected --requests in place of --tokens, or neither")
+    if run.settings.phase in ("prefill", "decode"):
+        raise InputError(f"--phase {run.settings.phase}: --tokens are of training; expected --requests, or no --phase")
+    devices = run.layout.devices
     if devices is None:
         raise InputError("--devices: missing; expected the number of accelerators that train")
     assert options.tokens is not None
-    question, assumed_options = _with_usual_step(question, options)
-    assert question.settings.seq is not None
-    spec, settings = question.preset.model, question.settings
+    run, assumed_options = _with_usual_step(run, options)
+    assert run.settings.seq is not None
+    spec, settings = run.preset.model, run.settings
     has_usual_steps = is_pretraining(spec, settings.lora_rank)
     batch = options.global_batch or (
-        usual_batch(question.settings.seq, devices)
+        usual_batch(run.settings.seq, devices)
         if has_usual_steps
-        else default_batch(question.settings.seq, devices, settings.batch or 1)
+        else default_batch(run.settings.seq, devices, settings.batch or 1)
     )
     assumed_options += [] if options.global_batch is not None else [f"--global-batch {batch}"]
-    step_tokens = batch * question.settings.seq
+    step_tokens = batch * run.settings.seq
     step_count = -(-options.tokens // step_tokens)
-    estimate: dict[str, Any] = {"is_measured": True}
+    time_estimate: dict[str, Any] = {"is_measured": True}
     if options.step is not None:
         step_seconds = Amount.without_range(options.step)
     else:
         time_options = TimeOptions(stack=options.stack, overlap=options.overlap, nic=options.nic)
-        layout_plan = fastest_plan(question, time_options, batch)
+        layout_plan = fastest_plan(run, time_options, batch)
         seconds = layout_plan.range(layout_plan.plan.feasible[0])
         assert seconds is not None
         assert layout_plan.times is not None
         step_seconds = seconds.amount
-        estimate = {"range": seconds, "stack_title": layout_plan.times.stack.title, "plan": layout_plan}
+        time_estimate = {"range": seconds, "stack_title": layout_plan.times.stack.title, "plan": layout_plan}
     return RunCost(
-        Cost(step_seconds.scaled_by(step_count), devices, power, price),
+        Cost(step_seconds.scaled_by(step_count), devices, watts, hourly_price),
         options.tokens,
         steps=step_count,
         step=step_seconds,
         step_tokens=step_tokens,
         assumed_options=tuple(assumed_options),
         is_pretraining=has_usual_steps,
-        **estimate,
+        **time_estimate,
     )
 
 
-def _with_usual_step(question: RunQuestion, options: CostOptions) -> tuple[RunQuestion, list[str]]:
+def _with_usual_step(run: RunQuestion, options: CostOptions) -> tuple[RunQuestion, list[str]]:
     """Adds the usual training length to a question without a length, and returns a note about it."""
-    settings = question.settings.with_(phase="training").with_usual_recomputation()
+    settings = run.settings.with_(phase="training").with_usual_recomputation()
     assumed_options: list[str] = []
     if settings.seq is None:
-        spec = question.preset.model
+        spec = run.preset.model
         longest_sequence_length = learned_positions(spec) or longest_sequence(spec) or USUAL_TRAINING_SEQ
         settings = settings.with_(seq=min(USUAL_TRAINING_SEQ, longest_sequence_length))
         assumed_options.append(f"--seq {settings.seq}")
-    return replace(question, settings=settings), assumed_options
+    return replace(run, settings=settings), assumed_options
 
 
-def _refuse_training_options(options: Any, names: tuple[str, ...]) -> None:
+def _refuse_training_options(command_options: Any, training_options: tuple[str, ...]) -> None:
     """Raises `InputError` for an option that does not apply to a server under load."""
-    for name in declared(type(options)):
-        if name not in names and getattr(options, name) is not None:
-            raise InputError(f"{option(name)}: does not change servers of --requests; remove it")
+    for field in declared(type(command_options)):
+        if field not in training_options and getattr(command_options, field) is not None:
+            raise InputError(f"{option(field)}: does not change servers of --requests; remove it")
 
 
-def _serving_cost(question: RunQuestion, options: CostOptions, power: float | None, price: float | None) -> RunCost:
-    for name in ("step", "global_batch", "overlap"):
-        if getattr(options, name) is not None:
-            raise InputError(f"{option(name)}: is of training; expected --tokens in place of --requests")
-    for name in ("input", "output"):
-        if getattr(options, name) is None:
-            token_kind = "prompt" if name == "input" else "answer"
-            raise InputError(f"{option(name)}: missing; expected the tokens of a request's {token_kind}")
+def _serving_cost(run: RunQuestion, options: CostOptions, power: float | None, hourly_price: float | None) -> RunCost:
+    for field in ("step", "global_batch", "overlap"):
+        if getattr(options, field) is not None:
+            raise InputError(f"{option(field)}: is of training; expected --tokens in place of --requests")
+    for field in ("input", "output"):
+        if getattr(options, field) is None:
+            token_kind = "prompt" if field == "input" else "answer"
+            raise InputError(f"{option(field)}: missing; expected the tokens of a request's {token_kind}")
     assert options.input is not None
     assert options.output is not None
     assert options.requests is not None
-    assert question.hardware is not None
-    layout, settings = question.layout, question.settings
+    assert run.hardware is not None
+    layout, settings = run.layout, run.settings
     _refuse_training_options(settings, ("phase", "quantize", "kv_dtype"))
     _refuse_training_options(layout, ("devices", "tp", "pp", "dp", "ep"))
     if settings.phase != "inference":
         raise InputError(f"--phase {settings.phase}: --requests are served; expected --tokens, or no --phase")
-    study = serve_study(
-        question.preset,
-        question.hardware,
+    server_study = serve_study(
+        run.preset,
+        run.hardware,
         ServeOptions(
             options.input,
             options.output,
@@ -149,18 +147,18 @@ def _serving_cost(question: RunQuestion, options: CostOptions, power: float | No
             nic=options.nic,
         ),
     )
-    servers = study.answer()
-    if servers.chosen is None:
-        reasons = ", ".join(servers.why_not)
-        raise InputError(f"--devices: no server of {study.hardware.title} serves these requests: {reasons}")
-    point = servers.chosen.point
-    cost = Cost(point.end_to_end.scaled_by(options.requests / point.concurrency), point.devices, power, price)
-    server = servers.servers[servers.chosen.index]
+    server_search = server_study.answer()
+    if server_search.chosen is None:
+        reasons = ", ".join(server_search.why_not)
+        raise InputError(f"--devices: no server of {server_study.hardware.title} serves these requests: {reasons}")
+    point = server_search.chosen.point
+    cost = Cost(point.end_to_end.scaled_by(options.requests / point.concurrency), point.devices, power, hourly_price)
+    chosen_server = server_search.servers[server_search.chosen.index]
     return RunCost(
         cost,
         requests=options.requests,
         range=point.tpot,
-        stack_title=study.stack.title,
-        server=server,
+        stack_title=server_study.stack.title,
+        server=chosen_server,
         load_point=point,
     )

@@ -61,24 +61,26 @@ class ParamsQuestion:
         from ..reports.params import Params
 
         rank_share = _share_of_rank(self.rank, preset.model, lambda model: params(model, self.include).total, "holds")
-        count = params(preset.model if rank_share is None else rank_share.model, self.include)
-        return Params.of_result(count, preset=preset, share=rank_share, draft=_draft_of_target(preset, self.draft))
+        parameter_count = params(preset.model if rank_share is None else rank_share.model, self.include)
+        return Params.of_result(
+            parameter_count, preset=preset, share=rank_share, draft=_draft_of_target(preset, self.draft)
+        )
 
 
 def _share_of_rank(
-    rank: RankRequest | None, spec: ModelSpec, cost: Callable[[Any], int], quantity: str
+    rank: RankRequest | None, spec: ModelSpec, rank_cost: Callable[[Any], int], cost_verb: str
 ) -> RankShare | None:
     """Returns the counts of one rank of a layout; None for the whole model. Arguments: as of `RankRequest.share`."""
-    return None if rank is None else rank.share(spec, cost, quantity)
+    return None if rank is None else rank.share(spec, rank_cost, cost_verb)
 
 
-def _draft_of_target(target: Preset, draft: Preset | None, **pass_fields: Any) -> Draft | None:
-    """Returns the draft model beside its target; None without a draft. pass_fields: as in `draft_of`."""
-    if draft is None:
+def _draft_of_target(target_preset: Preset, draft_preset: Preset | None, **pass_fields: Any) -> Draft | None:
+    """Returns the draft model beside its target; None without a draft. pass_fields: as in `draft_costs`."""
+    if draft_preset is None:
         return None
-    from ..studies.draft import draft_of
+    from ..studies.draft import draft_costs
 
-    return draft_of(target, draft, **pass_fields)
+    return draft_costs(target_preset, draft_preset, **pass_fields)
 
 
 def _encoded_inputs(preset: Preset, inputs: Inputs, batch: int) -> EncodedInputs | None:
@@ -97,30 +99,30 @@ def _check_inputs(inputs: Inputs, rank: RankRequest | None) -> None:
         raise InputError(f"{inputs.option}: encoders are counted beside a whole model; expected no layout")
 
 
-def _refuse_rank_of_draft(draft: Preset | None, rank: RankRequest | None) -> None:
+def _refuse_rank_of_draft(draft_preset: Preset | None, rank: RankRequest | None) -> None:
     """Raises `InputError` for a draft model in a question about one rank of a layout."""
-    if draft is not None and rank is not None and rank.has_options:
+    if draft_preset is not None and rank is not None and rank.has_options:
         raise InputError("--draft: counts a whole draft beside a whole model; expected no layout")
 
 
 def params_of_file(
-    target: str, measure: bool, *, is_changed: bool, rank: RankRequest | None = None
+    target: str, measures_class: bool, *, has_changed_model: bool, rank: RankRequest | None = None
 ) -> StoredParams | MeasuredParams | None:
-    """Counts parameters in a checkpoint's header or, with `measure`, in a transformers class.
+    """Counts parameters in a checkpoint's header or, with `measures_class`, in a transformers class.
 
-    is_changed: whether options change the model, which is an error here.
+    has_changed_model: whether options change the model, which is an error here.
     Returns None if the target is neither.
     Raises `InputError` for options that do not apply.
     """
-    if measure:
-        if is_changed:
+    if measures_class:
+        if has_changed_model:
             raise _refused_options("--measure: builds the class as the config says")
         if rank is not None and rank.has_options:
             raise InputError("--measure: counts a whole class; expected no layout")
         return _measure_params(target)
     if not is_checkpoint(Path(target)):
         return None
-    if is_changed:
+    if has_changed_model:
         raise _refused_options(f"{target}: a checkpoint's header is counted as it is")
     if rank is not None and rank.has_options:
         raise InputError(f"{target}: a checkpoint's header is counted as it is; expected no layout")
@@ -131,8 +133,8 @@ def params_of_file(
 
 
 def _refused_options(reason: str) -> InputError:
-    options = ["--set", "--head", *(part.option for part in OPTIONAL_PARTS.values())]
-    return InputError(f"{reason}; expected no {', '.join(options[:-1])} or {options[-1]}")
+    option_names = ["--set", "--head", *(optional_part.option for optional_part in OPTIONAL_PARTS.values())]
+    return InputError(f"{reason}; expected no {', '.join(option_names[:-1])} or {option_names[-1]}")
 
 
 def _measure_params(target: str) -> MeasuredParams:
@@ -143,8 +145,8 @@ def _measure_params(target: str) -> MeasuredParams:
     path = Path(target)
     if not path.exists() and is_hub_id(target):
         path = fetch_config(target)
-    config = path / "config.json" if path.is_dir() else path
-    return MeasuredParams(path.name if path.is_dir() else target, *measure_config(config))
+    config_path = path / "config.json" if path.is_dir() else path
+    return MeasuredParams(path.name if path.is_dir() else target, *measure_config(config_path))
 
 
 @frozen
@@ -226,21 +228,21 @@ class FlopsQuestion:
             self.rank, preset.model, lambda model: flops(model, run_config, self.include).total, "computes"
         )
         if rank_share is None:
-            count = flops(preset.model, run_config, self.include, inputs)
+            flop_count = flops(preset.model, run_config, self.include, inputs)
         else:
-            count = flops(rank_share.model, rank_share.run_config(run_config), self.include)
+            flop_count = flops(rank_share.model, rank_share.run_config(run_config), self.include)
         if self.measured is not None and self.measured.is_given:
             pass_flops = flops(preset.model, self._run_config(preset, "eager", "none"), self.include)
-            return Flops.of_result(count, preset=preset, utilization=self.measured.compare(pass_flops, count))
+            return Flops.of_result(flop_count, preset=preset, utilization=self.measured.compare(pass_flops, flop_count))
         workload = run_config.workload
         draft = _draft_of_target(
             preset, self.draft, batch=workload.batch, seq=workload.seq + workload.context, run_config=run_config
         )
         if not self.conventions:
-            return Flops.of_result(count, preset=preset, share=rank_share, draft=draft)
+            return Flops.of_result(flop_count, preset=preset, share=rank_share, draft=draft)
         from ..studies.rules import conventions
 
-        return Flops.of_result(count, preset=preset, rules=tuple(conventions(count)), draft=draft)
+        return Flops.of_result(flop_count, preset=preset, rules=tuple(conventions(flop_count)), draft=draft)
 
 
 @frozen
@@ -280,10 +282,10 @@ class CacheQuestion:
             return kv(model, self.batch, seq, self.kv_dtype, self.source, inputs)
 
         rank_share = _share_of_rank(self.rank, preset.model, lambda model: cache(model).bytes, "caches")
-        size = cache(preset.model if rank_share is None else rank_share.model)
-        sequences = {"batch": size.workload.batch, "seq": size.workload.seq, "kv_dtype": self.kv_dtype}
+        cache_size = cache(preset.model if rank_share is None else rank_share.model)
+        sequences = {"batch": cache_size.workload.batch, "seq": cache_size.workload.seq, "kv_dtype": self.kv_dtype}
         return Cache.of_result(
-            size, preset=preset, share=rank_share, draft=_draft_of_target(preset, self.draft, **sequences)
+            cache_size, preset=preset, share=rank_share, draft=_draft_of_target(preset, self.draft, **sequences)
         )
 
 
@@ -333,9 +335,9 @@ class ExplainQuestion:
         """Raises `InputError` for settings that do not apply to the quantity."""
         if self.bibtex and not self.latex:
             raise InputError("--bibtex: adds entries to LaTeX; expected --latex too")
-        for name, quantities in APPLIES_TO.items():
-            if getattr(self, name) is not None and self.quantity not in quantities:
-                option, quantity_words = f"--{name.replace('_', '-')}", " and ".join(quantities)
+        for setting_name, quantities in APPLIES_TO.items():
+            if getattr(self, setting_name) is not None and self.quantity not in quantities:
+                option, quantity_words = f"--{setting_name.replace('_', '-')}", " and ".join(quantities)
                 raise InputError(f"{option}: only applies to {quantity_words}; expected --quantity {quantities[0]} too")
         if self.quantity in ("activations", "time") and self.rank is not None and self.rank.has_options:
             command = {"activations": "memory", "time": "time"}[self.quantity]
@@ -348,8 +350,8 @@ class ExplainQuestion:
         if self.quantity == "time" and self.latex:
             raise InputError("--latex: has no form of times; expected --quantity of params, flops, kv or activations")
 
-    def answer(self, preset: Preset, records: bool = False) -> ReportedAnswer:
-        """Explains the formulas of a model. records: whether table cells are raw values instead of formatted text."""
+    def answer(self, preset: Preset, has_raw_values: bool = False) -> ReportedAnswer:
+        """Explains the formulas of a model. has_raw_values: whether cells are raw values instead of text."""
         from ..costs.cache_formats import cache_format
         from ..costs.context_length import usual_sequence
         from ..costs.params import params
@@ -365,37 +367,37 @@ class ExplainQuestion:
         seq = usual_sequence(spec) if self.seq is None else self.seq
         if quantity == "time":
             return self._time_answer(preset, seq)
-        setting = Setting(seq=seq, pairs=self.pairs, dtype=cache_format(self.kv_dtype).name)
+        formula_setting = Setting(seq=seq, pairs=self.pairs, dtype=cache_format(self.kv_dtype).name)
         rank_share = _share_of_rank(self.rank, spec, lambda model: params(model, self.include).total, "holds")
         if quantity == "activations":
             from ..symbolic.activations import explain_activations
 
             training = TrainingSetting(self.batch or 1, self.attn_implementation or "eager", self.recompute or "none")
-            explanation = explain_activations(spec, self.node, setting, training, self.include)
+            explanation = explain_activations(spec, self.node, formula_setting, training, self.include)
         else:
             explanation = explain(
-                spec if rank_share is None else rank_share.model, self.node, quantity, setting, self.include
+                spec if rank_share is None else rank_share.model, self.node, quantity, formula_setting, self.include
             )
         built_report = report(
-            preset, explanation, self.latex, records=records, bibtex=self.bibtex, rank_share=rank_share
+            preset, explanation, self.latex, records=has_raw_values, bibtex=self.bibtex, rank_share=rank_share
         )
         if quantity == "kv" and self.node is None and not self.latex:
             counted_model = spec if rank_share is None else rank_share.model
-            built_report = built_report.with_entry(*self._whole_cache(counted_model, seq))
+            built_report = built_report.with_entry(*self._whole_cache_value(counted_model, seq))
         return ReportedAnswer(explanation, lambda: built_report)
 
-    def _whole_cache(self, model: Any, seq: int) -> tuple[str, int, str]:
-        """Returns the cache of a sequence, where windows and states end its growth: its JSON key, bytes and a note."""
+    def _whole_cache_value(self, model: Any, seq: int) -> tuple[str, int, str]:
+        """Returns the cache of one sequence: JSON key, bytes and a note on windows or states that end its growth."""
         from ..costs.cache import kv
         from ..units import memory_scale
 
         cache = kv(model, 1, seq, self.kv_dtype)
-        scale = memory_scale(cache.bytes)
+        byte_scale = memory_scale(cache.bytes)
         ends_text = "" if cache.bytes == cache.bytes_per_token * seq else ", where windows or states end its growth"
         return (
             "kv_bytes",
             cache.bytes,
-            f"a sequence of {seq:,} tokens has {scale.write(cache.bytes)} {scale.name} of cache{ends_text}",
+            f"a sequence of {seq:,} tokens has {byte_scale.write(cache.bytes)} {byte_scale.name} of cache{ends_text}",
         )
 
     def _time_answer(self, preset: Preset, seq: int) -> ReportedAnswer:
@@ -415,5 +417,5 @@ class ExplainQuestion:
             )
         stack = self.stack or ("torch" if phase == "training" else usual_stack(hardware))
         formulas = time_formulas(preset.model, self.node, hardware, stack, phase, batch, seq)
-        setting = {"node": self.node, "hardware": hardware.name, "stack": stack, "phase": phase}
-        return ReportedAnswer(formulas, lambda: report(preset, formulas, setting | {"batch": batch, "seq": seq}))
+        time_setting = {"node": self.node, "hardware": hardware.name, "stack": stack, "phase": phase}
+        return ReportedAnswer(formulas, lambda: report(preset, formulas, time_setting | {"batch": batch, "seq": seq}))

@@ -48,80 +48,80 @@ class Changes(NamedTuple):
 
 
 def changes_to_compare(
-    targets: Sequence[Any],
+    model_targets: Sequence[Any],
     read_model: Callable[[Any], Preset],
     git: str | None,
     models_only: bool,
-    head: Any = None,
+    head_choice: Any = None,
     allow_unknown: bool = False,
-    overridden: bool = False,
+    has_overrides: bool = False,
 ) -> Changes:
     """Returns the pairs of models to compare.
 
-    targets: two models, or with `git` any number of files.
+    model_targets: two models, or with `git` any number of files.
     read_model: function that reads a model.
     git: the commit to compare with; None compares two models.
     models_only: whether files that are not a model's config are skipped.
-    head, allow_unknown: options for reading a file of the commit.
-    overridden: whether options change fields.
+    head_choice, allow_unknown: options for reading a file of the commit.
+    has_overrides: whether options change fields.
     Raises `InputError` for another number of models, and for options that do not apply.
     """
     if git is None:
         if models_only:
             raise InputError("--models-only: two models are compared; expected --git REF with files")
-        if len(targets) != 2:
-            raise InputError(f"diff: {plural(len(targets), 'TARGET')}; expected two, or --git REF with files")
-        return Changes([Pair(read_model(targets[0]), read_model(targets[1]))], {})
-    if overridden:
+        if len(model_targets) != 2:
+            raise InputError(f"diff: {plural(len(model_targets), 'TARGET')}; expected two, or --git REF with files")
+        return Changes([Pair(read_model(model_targets[0]), read_model(model_targets[1]))], {})
+    if has_overrides:
         raise InputError("--set: the files are compared as they are; expected no --set with --git")
-    paths = [Path(target) for target in targets]
-    reasons = {path: _reason_to_skip(path, git) for path in paths} if models_only else {}
-    skipped = {path: reason for path, reason in reasons.items() if reason}
+    paths = [Path(target) for target in model_targets]
+    skip_reasons = {path: _reason_to_skip(path, git) for path in paths} if models_only else {}
+    skipped = {path: skip_reason for path, skip_reason in skip_reasons.items() if skip_reason}
     return Changes(
-        [_versions_of_file(path, git, read_model, head, allow_unknown) for path in paths if path not in skipped],
+        [_versions_of_file(path, git, read_model, head_choice, allow_unknown) for path in paths if path not in skipped],
         skipped,
     )
 
 
-def ask_diff(changes: Changes, seq: int | None = None, kv_dtype: str = "bfloat16") -> ReportedAnswer:
+def ask_diff(compared_changes: Changes, seq: int | None = None, kv_dtype: str = "bfloat16") -> ReportedAnswer:
     """Computes the differences between the two models of every pair.
 
     seq: tokens per sequence; default the shorter context length of a pair.
     """
     differences, reports = [], []
-    for before, after, title, unread_text in changes.pairs:
-        with name_in_errors(after or before):
-            presets = [preset for preset in (before, after) if preset is not None]
+    for earlier_preset, later_preset, pair_title, unread_text in compared_changes.pairs:
+        with name_in_errors(later_preset or earlier_preset):
+            presets = [preset for preset in (earlier_preset, later_preset) if preset is not None]
             tokens = min(usual_context(preset.model) for preset in presets) if seq is None else seq
-            differences.append(diff(before, after, tokens, kv_dtype))
-            reports.append(report(differences[-1], title, unread_text))
-    if changes.skipped:
-        reports.append(skipped_files_report(changes.skipped))
+            differences.append(diff(earlier_preset, later_preset, tokens, kv_dtype))
+            reports.append(report(differences[-1], pair_title, unread_text))
+    if compared_changes.skipped:
+        reports.append(skipped_files_report(compared_changes.skipped))
     return ReportedAnswer(tuple(differences), lambda: join_reports(reports))
 
 
-def _reason_to_skip(path: Path, ref: str) -> str:
+def _reason_to_skip(path: Path, commit: str) -> str:
     """Returns the reason why a file is no model's config, now and at a commit; empty if it may be one."""
     if path.is_symlink():
         return "is a link"
     if path.suffix != ".json":
         return ""
     reasons: list[str] = []
-    for read_version in (_current_text, partial(text_at_commit, ref)):
+    for read_version in (_current_text, partial(text_at_commit, commit)):
         try:
-            text = read_version(path)
+            file_text = read_version(path)
         except NotAModelText as error:
             reasons.append(str(error))
             continue
-        if text is None:
+        if file_text is None:
             continue
         try:
-            require_counted_type(text, str(path))
+            require_counted_type(file_text, str(path))
         except InputError as error:
             reasons.append(str(error))
         else:
             return ""
-    return reasons[0].removeprefix(f"{path}: ").removeprefix(f"{ref}:{path}: ") if reasons else ""
+    return reasons[0].removeprefix(f"{path}: ").removeprefix(f"{commit}:{path}: ") if reasons else ""
 
 
 def _current_text(path: Path) -> str | None:
@@ -133,18 +133,20 @@ def _current_text(path: Path) -> str | None:
 
 
 def _versions_of_file(
-    path: Path, ref: str, read_model: Callable[[Any], Preset], head: Any, allow_unknown: bool
+    path: Path, ref: str, read_model: Callable[[Any], Preset], head_choice: Any, allow_unknown: bool
 ) -> Pair:
     """Reads a file's model at a commit and now; None for a missing or unreadable version."""
     if path.suffix not in (".json", ".toml"):
         raise InputError(f"{path}: with --git expected a file, a config.json or a .toml description")
-    text = text_at_commit(ref, path)
-    name = path.parent.name if path.name == "config.json" and path.parent.name else path.stem
+    file_text = text_at_commit(ref, path)
+    model_name = path.parent.name if path.name == "config.json" and path.parent.name else path.stem
     model_before, unread_text = None, ""
     model_now = read_model(str(path)) if path.exists() else None
     try:
         model_before = (
-            None if text is None else load_text(text, f"{name} ({ref})", f"{ref}:{path}", (), head, allow_unknown)
+            None
+            if file_text is None
+            else load_text(file_text, f"{model_name} ({ref})", f"{ref}:{path}", (), head_choice, allow_unknown)
         )
     except InputError as error:
         if model_now is None:

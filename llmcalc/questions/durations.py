@@ -16,17 +16,19 @@ LONGEST = 1e9
 DURATION_UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 
 
-def parse_duration(option_name: str, text: Any, most_without_unit: float = LONGEST) -> float:
+def parse_duration(option_name: str, duration_text: Any, most_without_unit: float = LONGEST) -> float:
     """Parses a duration in seconds: `8.1s`, `810ms`, `8.1`.
 
     most_without_unit: the largest number that is taken for seconds without a unit.
     Raises `InputError`, which names `option_name`, for other text.
     """
-    match = DURATION.fullmatch(str(text).strip()) if isinstance(text, str | int | float) else None
+    match = DURATION.fullmatch(str(duration_text).strip()) if isinstance(duration_text, str | int | float) else None
     seconds = 0.0 if match is None else float(match[1]) * DURATION_UNITS[match[2] or "s"]
     if not 0 < seconds < LONGEST:
-        raise InputError(f"{option_name}: {shown(text)}; expected a duration such as 8.1s, 35ms or 12min")
+        raise InputError(f"{option_name}: {shown(duration_text)}; expected a duration such as 8.1s, 35ms or 12min")
     if match is not None and match[2] is None and seconds > most_without_unit:
-        number = match[1]
-        raise InputError(f"{option_name} {number}: has no unit; expected {number}ms, or {number}s for seconds")
+        number_text = match[1]
+        raise InputError(
+            f"{option_name} {number_text}: has no unit; expected {number_text}ms, or {number_text}s for seconds"
+        )
     return seconds

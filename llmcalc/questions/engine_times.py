@@ -19,7 +19,7 @@ TIMED_CACHES = {"auto": None, "bf16": None, "bfloat16": None, "fp8": "fp8", "fp8
 
 
 def option_time(
-    preset: Preset, record: Engine, version: EngineVersion, option: EngineOption, users: int
+    preset: Preset, engine: Engine, version: EngineVersion, layout_option: EngineOption, users: int
 ) -> TimedRun | None:
     """Estimates the seconds in which an engine decodes one token for all users, at the longest request length.
 
@@ -28,21 +28,25 @@ def option_time(
     """
     from ..studies.decoding import decoded_token
 
-    memory = option.memory
+    memory = layout_option.memory
     layout, settings = memory.layout, memory.settings
-    cache = str(settings.get(record.field_of("--kv-dtype"), "auto"))
-    is_untimed = settings.get("quantization", "none") != "none" or any("speculative" in name for name in settings)
-    if not option.serves or layout is None or cache not in TIMED_CACHES or is_untimed:
+    cache_word = str(settings.get(engine.field_of("--kv-dtype"), "auto"))
+    is_untimed = settings.get("quantization", "none") != "none" or any(
+        "speculative" in format_field for format_field in settings
+    )
+    if not layout_option.serves or layout is None or cache_word not in TIMED_CACHES or is_untimed:
         return None
     if layout.dp > 1 and layout.ep > 1:
         return None
-    formats = {"quantize": settings.get("quantize"), "kv_dtype": TIMED_CACHES[cache]}
-    chosen_formats = {name: value for name, value in formats.items() if value is not None}
-    question = RunQuestion(
+    settings_formats = {"quantize": settings.get("quantize"), "kv_dtype": TIMED_CACHES[cache_word]}
+    chosen_formats = {
+        format_field: format_name for format_field, format_name in settings_formats.items() if format_name is not None
+    }
+    run = RunQuestion(
         preset=preset,
         settings=settings_of(phase="decode", batch=1, seq=memory.max_model_len, **chosen_formats),
-        accelerators=(option.hardware,),
+        accelerators=(layout_option.hardware,),
     )
-    stack = record.stack(numbers_of(version.version))
+    stack = engine.stack(numbers_of(version.version))
     users_of_replica = -(-users // layout.dp)
-    return decoded_token(question.on_one_device(), option.hardware, layout, users_of_replica, stack)
+    return decoded_token(run.on_one_device(), layout_option.hardware, layout, users_of_replica, stack)

@@ -56,7 +56,7 @@ class EngineQuestion:
                 raise
             raise InputError(f"{self.launch.location}: {error}") from None
 
-    def engine_uses(self, with_changes: bool = True) -> Iterator[EngineUse]:
+    def engine_uses(self, includes_changes: bool = True) -> Iterator[EngineUse]:
         """Yields the memory use of each engine. Raises `InputError` without an accelerator and for an unknown flag."""
         if self.hardware is None:
             unknown_text = "" if self.launch is None or not self.launch.gpu else f"; '{self.launch.gpu}' is not known"
@@ -65,77 +65,80 @@ class EngineQuestion:
                 f"h100){unknown_text}"
             )
         accelerator = find_hardware(self.hardware)
-        for text in self.engines:
-            record, version = engine_and_version(text)
-            hardware = _served_accelerator(record, accelerator)
-            flags = self.flags(record)
-            receipt = self.receipt_of(record, version)
+        for engine_text in self.engines:
+            engine, version = engine_and_version(engine_text)
+            hardware = _served_accelerator(engine, accelerator)
+            flags = self.flags(engine)
+            receipt = self.receipt_of(engine, version)
             if receipt is not None:
                 flags = receipt.with_receipt(flags, hardware)
             with self.place_in_errors():
-                memory = record.memory_on(self.preset, hardware, version, flags)
-                changes = record.changes_on(self.preset, hardware, version, flags) if with_changes else ()
+                memory = engine.memory_on(self.preset, hardware, version, flags)
+                changes = engine.changes_on(self.preset, hardware, version, flags) if includes_changes else ()
             if receipt is not None:
                 memory = replace(memory, notes=(*memory.notes, *receipt.notes(memory)))
-            yield EngineUse(self.preset, record, version, hardware, flags, memory, tuple(changes), launch=self.launch)
+            yield EngineUse(self.preset, engine, version, hardware, flags, memory, tuple(changes), launch=self.launch)
 
-    def receipt_of(self, record: Engine, version: EngineVersion) -> ReceiptFile | None:
+    def receipt_of(self, engine: Engine, version: EngineVersion) -> ReceiptFile | None:
         """Returns the receipt (a measured log) for an engine; None without a receipt."""
-        return None if self.receipt is None else ReceiptFile(self.receipt, self.preset, record, version)
+        return None if self.receipt is None else ReceiptFile(self.receipt, self.preset, engine, version)
 
-    def flags(self, record: Engine) -> dict[str, Any]:
+    def flags(self, engine: Engine) -> dict[str, Any]:
         """Returns the values of an engine's flags. Raises `InputError` for an unknown flag."""
         with self.place_in_errors():
-            flags = read_values(record.title, record.known_flags(), self.values, record.flags_by_option)
+            flags = read_values(engine.title, engine.known_flags(), self.values, engine.flags_by_option)
         return flags | ({} if self.quantize is None else {"quantize": self.quantize})
 
 
 def engine_questions(
-    launch: str | Path | None,
+    launch_file: str | Path | None,
     read_model: Callable[[Any], Preset],
     *,
     target: Any,
     engines: Sequence[str],
-    values: Mapping[str, Any],
+    flag_values: Mapping[str, Any],
     hardware: str | None,
     quantize: str | None,
     receipt: str | None = None,
     allow_unknown: bool = False,
 ) -> list[EngineQuestion]:
-    """Reads a launch file's servers, or options of engines that serve TARGET, and returns what is asked of each.
+    """Returns a question for each server of a launch file, or for each named engine that serves TARGET.
 
     target: the TARGET, which replaces the models that the file names; None without one. read_model: reads a model.
     engines: with a file, engines that were typed beside it, whose versions replace the file's.
-    values: flags that were typed. hardware: the accelerator; None for the file's. Others as of `EngineQuestion`.
+    flag_values: flags that were typed. hardware: the accelerator; None for the file's. Others as of `EngineQuestion`.
     Raises `InputError`, which names file, place and field, and for a file without such servers.
     """
-    if launch is None:
-        return [EngineQuestion(read_model(target), tuple(engines), values, hardware, quantize, receipt)]
+    if launch_file is None:
+        return [EngineQuestion(read_model(target), tuple(engines), flag_values, hardware, quantize, receipt)]
     from ..frameworks.launch.record import Override
     from ..frameworks.server_files.read import servers_of
 
     engine_name = engines[0].partition("==")[0].strip().lower() if engines else ""
-    servers = servers_of(launch, allow_unknown, values, engine_name)
+    servers = servers_of(launch_file, allow_unknown, flag_values, engine_name)
     if engines and not servers:
-        raise InputError(f"--engine {engines[0]}: {launch} starts no such server; remove the option")
+        raise InputError(f"--engine {engines[0]}: {launch_file} starts no such server; remove the option")
     if not servers:
-        raise InputError(f"--launch {launch}: starts no server of an engine; expected memory --launch for training")
+        raise InputError(
+            f"--launch {launch_file}: starts no server of an engine; expected memory --launch for training"
+        )
     questions = []
     for server in servers:
-        overridden = {
-            f"--{name.replace('_', '-')}": Override(value, server.values.get(name)) for name, value in values.items()
+        overridden_flags = {
+            f"--{flag_name.replace('_', '-')}": Override(flag_value, server.values.get(flag_name))
+            for flag_name, flag_value in flag_values.items()
         }
-        with_version = f"{server.engine}=={server.version}" if server.version else server.engine
-        preset, scheme = _model_of_server(target, server, read_model)
+        name_and_version = f"{server.engine}=={server.version}" if server.version else server.engine
+        preset, quantization_scheme = _model_of_server(target, server, read_model)
         questions.append(
             EngineQuestion(
                 preset,
-                tuple(engines) or (with_version,),
-                {**server.values, **values},
+                tuple(engines) or (name_and_version,),
+                {**server.values, **flag_values},
                 hardware or server.hardware or None,
-                quantize or scheme,
+                quantize or quantization_scheme,
                 launch=replace(
-                    server, overridden=overridden, notes=(*server.notes, *_notes_on_model_name(preset, server))
+                    server, overridden=overridden_flags, notes=(*server.notes, *_notes_on_model_name(preset, server))
                 ),
             )
         )
@@ -143,7 +146,7 @@ def engine_questions(
 
 
 def _notes_on_model_name(preset: Preset, server: LaunchedServer) -> list[str]:
-    """Returns the notes that say how the model's name in the file was read where the model is not here."""
+    """Returns the notes on how a server's model name in the launch file was understood."""
     return [note for note in preset.notes if server.location in note]
 
 
@@ -162,12 +165,12 @@ def _model_of_server(
         preset_and_scheme = known_checkpoint(server.target) if target in (None, "") else None
         if preset_and_scheme is None:
             raise
-    preset, scheme = preset_and_scheme
-    note = (
+    preset, quantization_scheme = preset_and_scheme
+    name_note = (
         f"the model of {server.location}, {shown(server.target)}, cannot be read; by its name it is the preset "
-        f"{preset.name} in {scheme or 'its published format'}, which a TARGET or --quantize replaces"
+        f"{preset.name} in {quantization_scheme or 'its published format'}, which a TARGET or --quantize replaces"
     )
-    return preset.model_copy(update={"notes": (*preset.notes, note)}), scheme or None
+    return preset.model_copy(update={"notes": (*preset.notes, name_note)}), quantization_scheme or None
 
 
 def ask_servers(questions: Sequence[EngineQuestion], ask: Callable[[EngineQuestion], ReportedAnswer]) -> ReportedAnswer:
@@ -183,18 +186,18 @@ def ask_servers(questions: Sequence[EngineQuestion], ask: Callable[[EngineQuesti
     )
 
 
-def ask_engine_memory(question: EngineQuestion) -> ReportedAnswer:
+def ask_engine_memory(engine_question: EngineQuestion) -> ReportedAnswer:
     """Computes the memory terms of engines on an accelerator; `.ok` says whether all engines start."""
     from ..reports.engine import memory_report
 
-    return _engine_answer(list(question.engine_uses()), memory_report)
+    return _engine_answer(list(engine_question.engine_uses()), memory_report)
 
 
-def ask_engine_cache(question: EngineQuestion) -> ReportedAnswer:
+def ask_engine_cache(engine_question: EngineQuestion) -> ReportedAnswer:
     """Computes the KV cache that engines allocate. `.ok` of the answer says whether all engines start."""
     from ..reports.engine import cache_report
 
-    return _engine_answer(list(question.engine_uses(with_changes=False)), cache_report)
+    return _engine_answer(list(engine_question.engine_uses(includes_changes=False)), cache_report)
 
 
 def _engine_answer(engine_uses: list[EngineUse], make_report: Callable[[list[EngineUse]], Report]) -> ReportedAnswer:
@@ -205,7 +208,7 @@ def _engine_answer(engine_uses: list[EngineUse], make_report: Callable[[list[Eng
 
 
 def ask_engine_fit(
-    question: EngineQuestion, users: int | None = None, seq: int | None = None, devices: int | None = None
+    engine_question: EngineQuestion, users: int | None = None, seq: int | None = None, devices: int | None = None
 ) -> ReportedAnswer:
     """Finds the fewest accelerators on which an engine starts and its cache holds the given number of users.
 
@@ -214,20 +217,20 @@ def ask_engine_fit(
     """
     from ..reports.engine import fit_report
 
-    if len(question.engines) != 1:
+    if len(engine_question.engines) != 1:
         raise InputError("--engine: fit answers for one engine; expected it once")
-    record, version = engine_and_version(question.engines[0])
+    engine, version = engine_and_version(engine_question.engines[0])
     user_count = users or 1
-    flags = question.flags(record)
-    if seq is not None and question.launch is not None:
-        _drop_length_of_file(record, question.launch, flags)
-    flags = record.flags_for_users(question.preset, flags, user_count, seq)
+    flags = engine_question.flags(engine)
+    if seq is not None and engine_question.launch is not None:
+        _drop_length_of_file(engine, engine_question.launch, flags)
+    flags = engine.flags_for_users(engine_question.preset, flags, user_count, seq)
     accelerators: Iterable[Hardware] = (
         map(load_hardware, COMMON_HARDWARE)
-        if question.hardware is None
-        else [_served_accelerator(record, find_hardware(question.hardware))]
+        if engine_question.hardware is None
+        else [_served_accelerator(engine, find_hardware(engine_question.hardware))]
     )
-    receipt = question.receipt_of(record, version)
+    receipt = engine_question.receipt_of(engine, version)
 
     def flags_on(hardware: Hardware) -> dict[str, Any]:
         return flags if receipt is None else receipt.with_receipt(flags, hardware)
@@ -236,73 +239,77 @@ def ask_engine_fit(
     options = [
         option
         for hardware in accelerators
-        if record.runs_on(hardware)
+        if engine.runs_on(hardware)
         for option in _fewest_devices(
-            question.preset, record, version, hardware, flags_on(hardware), user_count, max_devices
+            engine_question.preset, engine, version, hardware, flags_on(hardware), user_count, max_devices
         )
     ]
     if not options:
-        if question.hardware is not None:
-            hardware = _served_accelerator(record, find_hardware(question.hardware))
-            record.memory_on(question.preset, hardware, version, flags_on(hardware))  # raises for sizes that were typed
+        if engine_question.hardware is not None:
+            hardware = _served_accelerator(engine, find_hardware(engine_question.hardware))
+            engine.memory_on(
+                engine_question.preset, hardware, version, flags_on(hardware)
+            )  # raises for sizes that were typed
         raise InputError("--devices: no layout divides the model over so many; expected another number")
     options.sort(key=lambda option: (not option.serves, option.memory.devices, option.hardware.capacity_bytes))
     hardware, memory = options[0].hardware, options[0].memory
-    changes: tuple[Change, ...] = ()
-    if question.hardware is not None:
+    flag_changes: tuple[Change, ...] = ()
+    if engine_question.hardware is not None:
         layout = options[0].flags if memory.devices > 1 else {}  # what a single device lacks is a change
         flags = {**flags_on(hardware), **layout}
-        memory = record.memory_on(question.preset, hardware, version, flags)
-        changes = tuple(
-            change_for_users(change, -(-user_count // memory.data_parallel_ranks))
-            for change in record.changes_on(question.preset, hardware, version, flags)
+        memory = engine.memory_on(engine_question.preset, hardware, version, flags)
+        flag_changes = tuple(
+            change_for_users(flag_change, -(-user_count // memory.data_parallel_ranks))
+            for flag_change in engine.changes_on(engine_question.preset, hardware, version, flags)
         )
-    engine_use = EngineUse(question.preset, record, version, hardware, flags, memory, changes, launch=question.launch)
+    engine_use = EngineUse(
+        engine_question.preset, engine, version, hardware, flags, memory, flag_changes, launch=engine_question.launch
+    )
     if receipt is not None:
         options[0] = _with_notes(options[0], receipt)
     engine_serves = options[0].serves
-    is_named = question.hardware is not None
+    is_named = engine_question.hardware is not None
 
     def report() -> Report:
-        token_times = [option_time(question.preset, record, version, option, user_count) for option in options]
+        token_times = [option_time(engine_question.preset, engine, version, option, user_count) for option in options]
         return fit_report(engine_use, options, token_times, user_count, is_named)
 
     return ReportedAnswer(options, report, engine_serves)
 
 
-def _with_notes(option: EngineOption, receipt: ReceiptFile) -> EngineOption:
+def _with_notes(layout_option: EngineOption, receipt: ReceiptFile) -> EngineOption:
     """Returns the layout option with notes about the measured log, which the answer prints."""
-    memory = option.memory
-    return replace(option, memory=replace(memory, notes=(*memory.notes, *receipt.notes(memory))))
+    memory = layout_option.memory
+    return replace(layout_option, memory=replace(memory, notes=(*memory.notes, *receipt.notes(memory))))
 
 
-def change_for_users(change: Change, users: int) -> Change:
+def change_for_users(flag_change: Change, users: int) -> Change:
     """Returns a change of flags; the engine counts as started only if its cache holds the requests of all users.
 
     users: those of each data-parallel rank, which has a cache of its own.
     """
-    return change._replace(starts=change.starts and change.max_concurrency >= users)
+    return flag_change._replace(starts=flag_change.starts and flag_change.max_concurrency >= users)
 
 
-def _drop_length_of_file(record: Engine, launch: LaunchedServer, flags: dict[str, Any]) -> None:
-    """Removes the context length of a launch file, which the length of the users' requests replaces."""
-    length_field = record.field_of("--seq")
-    if length_field not in launch.overridden:
+def _drop_length_of_file(engine: Engine, server: LaunchedServer, flags: dict[str, Any]) -> None:
+    """Removes the launch file's context length from the flags: the length of the users' requests replaces it."""
+    length_field = engine.field_of("--seq")
+    if length_field not in server.overridden:
         flags.pop(length_field, None)
 
 
-def _served_accelerator(record: Engine, hardware: Hardware) -> Hardware:
+def _served_accelerator(engine: Engine, hardware: Hardware) -> Hardware:
     """Returns the named accelerator. Raises `InputError` if the engine does not support it."""
-    if not record.runs_on(hardware):
+    if not engine.runs_on(hardware):
         raise InputError(
-            f"--hardware {hardware.name}: is not modelled with --engine; expected {record.supported_accelerators}"
+            f"--hardware {hardware.name}: is not modelled with --engine; expected {engine.supported_accelerators}"
         )
     return hardware
 
 
 def _fewest_devices(
     preset: Preset,
-    record: Engine,
+    engine: Engine,
     version: EngineVersion,
     hardware: Hardware,
     flags: Mapping[str, Any],
@@ -315,12 +322,12 @@ def _fewest_devices(
     """
     serving_options: list[EngineOption] = []
     tried_options: list[EngineOption] = []
-    for layout_flags, memory in record.layouts(record.server(preset, hardware, version, flags), max_devices):
+    for layout_flags, memory in engine.layouts(engine.server(preset, hardware, version, flags), max_devices):
         if serving_options and memory.devices > serving_options[0].memory.devices:
             break
         tried_options.append(EngineOption(hardware, layout_flags, memory, memory.holds(users)))
         serving_options += tried_options[-1:] if tried_options[-1].serves else []
-        if serving_options and not record.shows_alternatives:
+        if serving_options and not engine.shows_alternatives:
             break
     return (
         serving_options

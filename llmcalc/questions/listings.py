@@ -47,13 +47,14 @@ class Listing(ReportedAnswer):
     in_full: bool = False
 
 
-def select_presets(selection: Selection, names: Sequence[str] | None = None) -> list[Counted]:
-    """Returns the presets that pass the filters, with their parameters. names: presets to filter; default all.
+def select_presets(selection: Selection, preset_names: Sequence[str] | None = None) -> list[Counted]:
+    """Returns the presets that pass the filters, with their parameters. preset_names: presets to filter; default all.
 
     Raises `InputError` if none passes.
     """
     counted_presets = [
-        (preset, params(preset.model)) for preset in map(load_preset, model_names() if names is None else names)
+        (preset, params(preset.model))
+        for preset in map(load_preset, model_names() if preset_names is None else preset_names)
     ]
     selection = replace(
         selection, attention=require_attention(selection.attention, [preset.model for preset, _ in counted_presets])
@@ -69,17 +70,17 @@ def select_presets(selection: Selection, names: Sequence[str] | None = None) -> 
 
 
 def ask_presets(
-    names: Sequence[str] = (),
+    requested_names: Sequence[str] = (),
     selection: Selection = EVERY_MODEL,
     sort: str = "name",
-    details: bool = False,
-    stale: bool = False,
+    shows_details: bool = False,
+    only_stale: bool = False,
     today: date | None = None,
 ) -> Listing:
     """Lists the presets whose name equals or contains a given name.
 
-    details: whether each is described in full.
-    stale: whether only those are listed whose sources were not read within `FRESH` before `today`, by default the date.
+    shows_details: whether each is described in full.
+    only_stale: whether only presets are listed whose sources were not read within `FRESH` before `today`.
     """
     from ..reports.presets import report
     from ..sources.search import search_presets
@@ -87,50 +88,58 @@ def ask_presets(
     if sort not in SORTS:
         suggestion = suggest(sort, list(SORTS))
         raise InputError(f"--sort: '{sort}' is not known; expected one of {', '.join(SORTS)}.{suggestion}".rstrip("."))
-    matching_presets, is_exact = search_presets(list(names))
-    if stale:
+    matching_presets, is_exact = search_presets(list(requested_names))
+    if only_stale:
         today_date = date.today() if today is None else today
-        matching_presets = [name for name in matching_presets if is_stale(load_preset(name), today_date)]
+        matching_presets = [
+            preset_name for preset_name in matching_presets if is_stale(load_preset(preset_name), today_date)
+        ]
         if not matching_presets:
             raise InputError(f"--stale: every preset was checked within {FRESH.days} days; expected no --stale")
     listed_presets = sorted(select_presets(selection, matching_presets), key=SORTS[sort])
-    lists_in_full = details or is_exact
+    lists_in_full = shows_details or is_exact
     return Listing(tuple(listed_presets), lambda: report(listed_presets, lists_in_full), in_full=lists_in_full)
 
 
-def ask_hardware(names: Sequence[str] = ()) -> Listing:
+def ask_hardware(requested_names: Sequence[str] = ()) -> Listing:
     """Describes the named accelerators in full, or lists all accelerators."""
     from ..reports.hardware import report
     from ..sources.hardware import find_hardware, hardware_names, load_hardware
 
-    listed_accelerators = [find_hardware(name) for name in names] or [load_hardware(name) for name in hardware_names()]
-    return Listing(tuple(listed_accelerators), lambda: report(listed_accelerators, bool(names)), in_full=bool(names))
+    listed_accelerators = [find_hardware(hardware_name) for hardware_name in requested_names] or [
+        load_hardware(hardware_name) for hardware_name in hardware_names()
+    ]
+    return Listing(
+        tuple(listed_accelerators),
+        lambda: report(listed_accelerators, bool(requested_names)),
+        in_full=bool(requested_names),
+    )
 
 
-def with_rope_scaling(config: dict[str, Any], preset: Preset) -> dict[str, Any]:
-    """Returns a config with the scaling of rotary positions that the model's own config states, if it is one table."""
-    scaling = preset.rope_parameters or {}
-    if scaling.get("rope_type", scaling.get("type", "default")) == "default":
-        return config
-    text_config = config.get("text_config", config)
-    text_config["rope_scaling"] = dict(scaling)
-    return config
+def with_rope_scaling(model_config: dict[str, Any], preset: Preset) -> dict[str, Any]:
+    """Returns a config with the rotary scaling table of the model's own config, if there is a single table."""
+    rope_scaling = preset.rope_parameters or {}
+    if rope_scaling.get("rope_type", rope_scaling.get("type", "default")) == "default":
+        return model_config
+    text_config = model_config.get("text_config", model_config)
+    text_config["rope_scaling"] = dict(rope_scaling)
+    return model_config
 
 
-def unscaled_note(preset: Preset, to: ModelFileFormat) -> str:
-    """Returns a note if a written config lacks the scaling of positions that the release may have; else an empty text.
+def missing_rope_scaling_note(preset: Preset, target_format: ModelFileFormat) -> str:
+    """Returns a note if a written config lacks the release's possible rotary scaling; else an empty text.
 
     Presets hold sizes, which no scaling changes.
     """
-    is_unknown = to == "hf" and preset.config is None and not preset.rope_parameters
+    is_unknown = target_format == "hf" and preset.config is None and not preset.rope_parameters
     if not is_unknown or preset.model.max_position_embeddings is None:
         return ""
     return "the config has the sizes alone; take rope_scaling, if the released config has it, from there"
 
 
-def convert_model(preset: Preset, to: ModelFileFormat) -> str:
+def convert_model(preset: Preset, target_format: ModelFileFormat) -> str:
     """Writes a model as a native description (toml), or as the config.json of a transformers class (hf)."""
-    if to == "hf":
+    if target_format == "hf":
         import json
 
         from ..sources.to_hf import to_config

@@ -27,20 +27,20 @@ class LockFile:
     models: dict[str, dict[str, Any]]
 
 
-def ask_lock(targets: Sequence[str], read_model: Callable[[str], Preset]) -> ReportedAnswer:
+def ask_lock(model_targets: Sequence[str], read_model: Callable[[str], Preset]) -> ReportedAnswer:
     """Computes the costs of models for a lock file, as entries (`studies.lock.LockEntry`).
 
-    targets: names or paths, which a check reads again. read_model: reads one.
+    model_targets: names or paths, which a check reads again. read_model: reads one.
     Raises `InputError` for standard input, for a model that is named twice, and for one that cannot be counted.
     """
     from ..reports.lock import report
     from ..studies.lock import locked_model
 
     lock_entries = []
-    for target in targets:
+    for target in model_targets:
         if target.partition("?")[0] == STDIN:
             raise InputError("TARGET: '-' cannot be read again by --check; expected a preset's name or a path")
-        if targets.count(target) > 1:
+        if model_targets.count(target) > 1:
             raise InputError(f"TARGET: {target} is given more than once; expected it once")
         preset = read_model(target)
         with name_in_errors(preset):
@@ -61,9 +61,9 @@ def ask_lock_check(file: Path, read_model: Callable[[str], Preset]) -> ReportedA
     lock_file = read_lock_file(file)
     lock_entries = ask_lock(list(lock_file.models), read_model).result
     changes = tuple(
-        change
+        entry_change
         for lock_entry, locked_entry in zip(lock_entries, lock_file.models.values(), strict=True)
-        for change in changes_of(locked_entry, lock_entry.data)
+        for entry_change in changes_of(locked_entry, lock_entry.data)
     )
     return ReportedAnswer(
         changes, lambda: check_report(str(file), lock_file.version, len(lock_file.models), changes), not changes
@@ -74,19 +74,21 @@ def read_lock_file(file: Path) -> LockFile:
     """Reads a lock file. Raises `InputError`, with the field's name, for a file of another origin."""
     from ..sources.files import LARGEST_CONFIG, parse_json, read_text, require_finite
 
-    document = parse_json(read_text(file, LARGEST_CONFIG), str(file))
-    require_finite(document, str(file))
-    if not isinstance(document, dict) or document.get("lock") != 1:
+    lock_document = parse_json(read_text(file, LARGEST_CONFIG), str(file))
+    require_finite(lock_document, str(file))
+    if not isinstance(lock_document, dict) or lock_document.get("lock") != 1:
         raise InputError(f"{file}: is no lock file of version 1; expected one that llmcalc lock TARGET -o FILE wrote")
-    models, version = document.get("models"), document.get("llmcalc")
-    if not isinstance(models, list) or not 0 < len(models) <= MOST_MODELS:
-        raise InputError(f"{file}: models: {shown(models)}; expected a list of 1 to {MOST_MODELS:,} models")
+    lock_models, version = lock_document.get("models"), lock_document.get("llmcalc")
+    if not isinstance(lock_models, list) or not 0 < len(lock_models) <= MOST_MODELS:
+        raise InputError(f"{file}: models: {shown(lock_models)}; expected a list of 1 to {MOST_MODELS:,} models")
     if not isinstance(version, str):
         raise InputError(f"{file}: llmcalc: {shown(version)}; expected the version that wrote the file, in text")
     lock_entries: dict[str, dict[str, Any]] = {}
-    for index, lock_entry in enumerate(models):
+    for entry_number, lock_entry in enumerate(lock_models):
         target = lock_entry.get("target") if isinstance(lock_entry, dict) else None
         if not isinstance(target, str) or target in lock_entries:
-            raise InputError(f"{file}: models[{index}].target: {shown(target)}; expected a name or path, each once")
+            raise InputError(
+                f"{file}: models[{entry_number}].target: {shown(target)}; expected a name or path, each once"
+            )
         lock_entries[target] = lock_entry
     return LockFile(version, lock_entries)

@@ -70,14 +70,14 @@ class _LoggedRun:
         if self.question.preset is not None:
             return self.question.preset
         preset = known_model(self.reading.model)
-        if preset is None and (known := known_checkpoint(self.reading.model)) is not None:
-            preset, self.scheme_in_name = known
+        if preset is None and (known_preset := known_checkpoint(self.reading.model)) is not None:
+            preset, self.scheme_in_name = known_preset
             self.notes.append(
                 f"the log names {one_line(self.reading.model)}: taken as {preset.name} in "
                 f"{self.scheme_in_name or 'its published format'}, which a TARGET or --quantize replaces"
             )
         needs_model = self.reading.program in FOLDERS or any(
-            term.per_parameter or term.name == "kv_buffer" for term in self.reading.terms
+            log_term.per_parameter or log_term.name == "kv_buffer" for log_term in self.reading.terms
         )
         if preset is None and needs_model:
             place_in_error = (
@@ -91,12 +91,12 @@ class _LoggedRun:
 
         Raises `InputError` for a log that states a negative size.
         """
-        total_bytes, name = self.reading.total, self.question.hardware
+        total_bytes, hardware_name = self.reading.total, self.question.hardware
         if total_bytes is not None and total_bytes < 0:
             raise InputError(
                 f"{self.question.file}: the device's memory in the log is {total_bytes} bytes; expected a positive size"
             )
-        hardware = find_hardware(name) if name else _named_hardware(self.reading.device)
+        hardware = find_hardware(hardware_name) if hardware_name else _named_hardware(self.reading.device)
         if hardware is None and total_bytes and total_bytes >= 2**20:
             hardware = memory_only_hardware(f"{total_bytes // 2**20}MiB")
             hardware = hardware and hardware.model_copy(update={"title": f"1 × {units.GIB.write(total_bytes)} GiB"})
@@ -107,27 +107,27 @@ class _LoggedRun:
         return hardware
 
 
-def read_flags(log_reading: LogReading, record: Engine) -> tuple[dict[str, Any], list[str]]:
+def read_flags(log_reading: LogReading, engine: Engine) -> tuple[dict[str, Any], list[str]]:
     """Returns the modelled flags in the log, and a note for each refused flag."""
-    flag_by_field = {flag.field: flag for flag in record.known_flags() if not flag.is_idle}
+    flag_by_field = {flag.field: flag for flag in engine.known_flags() if not flag.is_idle}
     flags: dict[str, Any] = {}
     notes: list[str] = []
-    for name, value in log_reading.flags.items():
-        if name not in flag_by_field or value in ("auto", ""):
+    for flag_name, flag_value in log_reading.flags.items():
+        if flag_name not in flag_by_field or flag_value in ("auto", ""):
             continue
         try:
-            flags[name] = flag_by_field[name].read(value)
+            flags[flag_name] = flag_by_field[flag_name].read(flag_value)
         except InputError as error:
-            if value is not False:
+            if flag_value is not False:
                 notes.append(f"computed without {error}")
     return flags, notes
 
 
-def _named_hardware(name: str) -> Hardware | None:
+def _named_hardware(printed_name: str) -> Hardware | None:
     """Returns the accelerator by the name that drivers print, such as `NVIDIA GeForce RTX 3090`; None if unknown."""
-    for prefix in ("NVIDIA ", "GeForce ", "AMD ", "Instinct "):
-        name = name.removeprefix(prefix)
-    for spelling in (name, name.partition(" HBM")[0]) if name else ():
+    for vendor_prefix in ("NVIDIA ", "GeForce ", "AMD ", "Instinct "):
+        printed_name = printed_name.removeprefix(vendor_prefix)
+    for spelling in (printed_name, printed_name.partition(" HBM")[0]) if printed_name else ():
         try:
             return find_hardware(spelling)
         except InputError:
@@ -135,31 +135,31 @@ def _named_hardware(name: str) -> Hardware | None:
     return None
 
 
-def ask_log(question: LogQuestion) -> ReportedAnswer:
+def ask_log(log_question: LogQuestion) -> ReportedAnswer:
     """Reads a log and compares its memory terms with computed ones. Raises `InputError` for an unknown kind of log."""
     from ..reports.log import log_report
 
-    answer = explain_log(question)
+    answer = explain_log(log_question)
     return ReportedAnswer(answer, lambda: log_report(answer))
 
 
-def explain_log(question: LogQuestion) -> ExplainedLog:
-    """Returns the logged bytes beside the computed bytes of the same run."""
-    log_reading = read_log(question.file, read_log_text(question.file))
-    logged_run = _LoggedRun(log_reading, question)
+def explain_log(log_question: LogQuestion) -> ExplainedLog:
+    """Returns the logged bytes together with the computed bytes of the same run."""
+    log_reading = read_log(log_question.file, read_log_text(log_question.file))
+    logged_run = _LoggedRun(log_reading, log_question)
     preset = logged_run.preset()
     computed_bytes: dict[tuple[str, str], int] = {}
     memory: EngineMemory | None = None
     hardware: Hardware | None = None
     version: EngineVersion | None = None
-    flag = ""
+    helpful_flag = ""
     if log_reading.program in FOLDERS:
         hardware = logged_run.hardware()
         if preset is not None and hardware is not None:
-            version, memory, flag = _engine_run(logged_run, preset, hardware)
+            version, memory, helpful_flag = _engine_run(logged_run, preset, hardware)
         elif preset is not None:
-            unplaced_run = _LoggedRun(log_reading, question, scheme_in_name=logged_run.scheme_in_name)
-            _, memory, _ = _engine_run(unplaced_run, preset, ANY_DEVICE, with_cache_of_log=True)
+            unplaced_run = _LoggedRun(log_reading, log_question, scheme_in_name=logged_run.scheme_in_name)
+            _, memory, _ = _engine_run(unplaced_run, preset, ANY_DEVICE, uses_logged_cache=True)
     if memory is not None:
         computed_bytes = {(term.name, term.device): term.bytes for term in memory.terms if term.bytes}
         computed_bytes |= {("kv_tokens", ""): memory.kv_tokens, ("blocks", ""): memory.blocks}
@@ -168,19 +168,23 @@ def explain_log(question: LogQuestion) -> ExplainedLog:
         logged_run.missing.remove(NO_MEMORY)
     if memory is not None and hardware is None and not is_placed:
         known_terms = {("weights", ""), *([("kv_tokens", "")] if CACHE_SIZE in memory.settings else [])}
-        computed_bytes = {key: term_bytes for key, term_bytes in computed_bytes.items() if key in known_terms}
-    terms = tuple(_term_beside_logged_value(term, log_reading, preset, computed_bytes) for term in log_reading.terms)
-    if log_reading.program not in FOLDERS and any(term.computed is None for term in terms):
+        computed_bytes = {
+            term_key: term_bytes for term_key, term_bytes in computed_bytes.items() if term_key in known_terms
+        }
+    compared_terms = tuple(
+        _term_beside_logged_value(term, log_reading, preset, computed_bytes) for term in log_reading.terms
+    )
+    if log_reading.program not in FOLDERS and any(term.computed is None for term in compared_terms):
         logged_run.missing.append(f"the settings of the run: a log of {log_reading.title} does not have them")
-    wrong_term, flag = _wrong_term_and_flag(log_reading, terms, flag)
+    wrong_term, helpful_flag = _wrong_term_and_flag(log_reading, compared_terms, helpful_flag)
     return ExplainedLog(
         log_reading,
-        terms,
+        compared_terms,
         preset,
         hardware,
         version,
         wrong_term,
-        flag,
+        helpful_flag,
         tuple(logged_run.missing),
         tuple(dict.fromkeys(logged_run.notes)),
     )
@@ -191,86 +195,87 @@ CACHE_SIZE = "kv_cache_memory_bytes"
 
 
 def _engine_run(
-    logged_run: _LoggedRun, preset: Preset, hardware: Hardware, with_cache_of_log: bool = False
+    logged_run: _LoggedRun, preset: Preset, hardware: Hardware, uses_logged_cache: bool = False
 ) -> tuple[EngineVersion | None, EngineMemory | None, str]:
     """Returns the engine's version and memory, and the first flag change with which a failing engine starts.
 
-    with_cache_of_log: whether the cache has the bytes that the log prints, where the engine has a flag for them.
+    uses_logged_cache: whether the cache has the bytes that the log prints, where the engine has a flag for them.
     """
     log_reading = logged_run.reading
-    name = logged_run.question.engine or log_reading.program + (
+    engine_name = logged_run.question.engine or log_reading.program + (
         f"=={log_reading.version}" if log_reading.version else ""
     )
-    record, version = engine_and_version(name)
-    if record.name != log_reading.program:
+    engine, version = engine_and_version(engine_name)
+    if engine.name != log_reading.program:
         raise InputError(
             f"--engine {logged_run.question.engine}: the log is of {log_reading.title}; expected {log_reading.program}"
         )
-    flags, notes = read_flags(log_reading, record)
+    flags, notes = read_flags(log_reading, engine)
     logged_run.notes.extend([*notes, *filter(None, [log_reading.note])])
     cache = next((term.value for term in log_reading.terms if term.name == "kv_cache" and term.value > 0), 0)
-    if with_cache_of_log and cache and any(flag.field == CACHE_SIZE for flag in record.known_flags()):
+    if uses_logged_cache and cache and any(flag.field == CACHE_SIZE for flag in engine.known_flags()):
         flags[CACHE_SIZE] = cache
-    scheme = logged_run.question.quantize or log_reading.scheme or logged_run.scheme_in_name
-    if scheme:
-        flags["quantize"] = scheme
+    scheme_name = logged_run.question.quantize or log_reading.scheme or logged_run.scheme_in_name
+    if scheme_name:
+        flags["quantize"] = scheme_name
     try:
-        memory = record.memory_on(preset, hardware, version, flags)
+        memory = engine.memory_on(preset, hardware, version, flags)
     except InputError as error:
         flags.pop("quantization", None)
         if logged_run.question.quantize is None:
             flags.pop("quantize", None)
         logged_run.notes.append(f"computed without {error}")
         try:
-            memory = record.memory_on(preset, hardware, version, flags)
+            memory = engine.memory_on(preset, hardware, version, flags)
         except InputError as second:
             logged_run.missing.append(str(second))
             return version, None, ""
-    if record.budgets_free_memory and log_reading.free is not None:
+    if engine.budgets_free_memory and log_reading.free is not None:
         flags[RECEIPT_FIELD] = LoggedSizes(
-            logged_run.question.file, in_use_before(log_reading, hardware), memory.settings
+            logged_run.question.file, bytes_in_use_before_run(log_reading, hardware), memory.settings
         )
-        memory = record.memory_on(preset, hardware, version, flags)
-    word = _fp8_word(record, flags)
-    if word and _halves_the_cache(log_reading, memory):
-        flags["kv_cache_dtype"] = word
-        memory = record.memory_on(preset, hardware, version, flags)
+        memory = engine.memory_on(preset, hardware, version, flags)
+    fp8_word = _fp8_flag_value(engine, flags)
+    if fp8_word and _has_half_cache_bytes(log_reading, memory):
+        flags["kv_cache_dtype"] = fp8_word
+        memory = engine.memory_on(preset, hardware, version, flags)
         logged_run.notes.append(
-            f"the cache has half the bytes per token: computed with {record.spelling('kv_cache_dtype')} {word}, which "
+            f"the cache has half the bytes per token: computed with {engine.spelling('kv_cache_dtype')} {fp8_word}, "
+            "which "
             "the log does not show; the checkpoint may say so"
         )
     logged_run.notes.extend(memory.notes)
     if not log_reading.refused:
         return version, memory, ""
     measured_bytes = {term.name: term.value for term in log_reading.terms if term.unit == "bytes"}
-    receipt = LoggedSizes(
-        logged_run.question.file, in_use_before(log_reading, hardware) | measured_bytes, memory.settings
+    logged_sizes = LoggedSizes(
+        logged_run.question.file, bytes_in_use_before_run(log_reading, hardware) | measured_bytes, memory.settings
     )
-    changes = record.changes_on(preset, hardware, version, {**flags, RECEIPT_FIELD: receipt})
-    return version, memory, next((change.flag for change in changes if change.starts), "")
+    flag_changes = engine.changes_on(preset, hardware, version, {**flags, RECEIPT_FIELD: logged_sizes})
+    return version, memory, next((flag_change.flag for flag_change in flag_changes if flag_change.starts), "")
 
 
-def in_use_before(log_reading: LogReading, hardware: Hardware) -> dict[str, int]:
+def bytes_in_use_before_run(log_reading: LogReading, hardware: Hardware) -> dict[str, int]:
     """Returns the memory in use before loading, as a term; empty if the log does not state the free memory."""
     return {} if log_reading.free is None else {"non_torch": hardware.capacity_bytes - log_reading.free}
 
 
-def _fp8_word(record: Engine, flags: Mapping[str, Any]) -> str:
+def _fp8_flag_value(engine: Engine, flags: Mapping[str, Any]) -> str:
     """Returns the engine's flag value for an fp8 cache; empty if the format is set or there is no such flag."""
-    flag_by_field = {flag.field: flag for flag in record.known_flags()}
+    flag_by_field = {flag.field: flag for flag in engine.known_flags()}
     if "kv_cache_dtype" in flags or "kv_cache_dtype" not in flag_by_field:
         return ""
-    return next((word for word in flag_by_field["kv_cache_dtype"].words if word.startswith("fp8")), "")
+    return next((flag_word for flag_word in flag_by_field["kv_cache_dtype"].words if flag_word.startswith("fp8")), "")
 
 
-def _halves_the_cache(log_reading: LogReading, memory: EngineMemory) -> bool:
-    """Whether the logged cache bytes per token are half of the computed ones, as for a cache in fp8."""
-    logged_bytes = {term.name: term.value for term in log_reading.terms}
-    cache, tokens = logged_bytes.get("kv_cache", 0), logged_bytes.get("kv_tokens", 0)
+def _has_half_cache_bytes(log_reading: LogReading, memory: EngineMemory) -> bool:
+    """Whether the logged cache bytes per token are half of the computed bytes, as for a cache in fp8."""
+    logged_bytes = {log_term.name: log_term.value for log_term in log_reading.terms}
+    cache_bytes, cache_tokens = logged_bytes.get("kv_cache", 0), logged_bytes.get("kv_tokens", 0)
     computed_bytes = memory.bytes_of("kv_cache")
-    if not (cache and tokens and computed_bytes and memory.kv_tokens):
+    if not (cache_bytes and cache_tokens and computed_bytes and memory.kv_tokens):
         return False
-    return abs(computed_bytes / memory.kv_tokens / (cache / tokens) - 2) < FP8_TOLERANCE
+    return abs(computed_bytes / memory.kv_tokens / (cache_bytes / cache_tokens) - 2) < FP8_TOLERANCE
 
 
 FP8_TOLERANCE = 0.08
@@ -278,36 +283,40 @@ FP8_TOLERANCE = 0.08
 
 
 def _term_beside_logged_value(
-    term: LogTerm, log_reading: LogReading, preset: Preset | None, computed_bytes: Mapping[tuple[str, str], int]
+    log_term: LogTerm, log_reading: LogReading, preset: Preset | None, computed_bytes: Mapping[tuple[str, str], int]
 ) -> ComparedTerm:
     """Pairs a logged memory term with the computed term of the same device, or of the host."""
-    key = term.name, _device_name(term, computed_bytes)
-    if key in computed_bytes:
-        is_alone = (
-            sum((other_term.name, _device_name(other_term, computed_bytes)) == key for other_term in log_reading.terms)
+    term_key = log_term.name, _device_name(log_term, computed_bytes)
+    if term_key in computed_bytes:
+        is_only_device = (
+            sum(
+                (other_term.name, _device_name(other_term, computed_bytes)) == term_key
+                for other_term in log_reading.terms
+            )
             == 1
         )
-        return ComparedTerm(term, computed_bytes[key] if is_alone else None)
-    if preset is not None and term.per_parameter:
-        return ComparedTerm(term, round(term.per_parameter * params(preset.model).total) + term.constant)
-    devices = [other_term.device for other_term in log_reading.terms if other_term.name == term.name]
-    if term.name == "kv_buffer" and len(devices) == 1:
-        return ComparedTerm(term, _cache_bytes(log_reading, preset))
-    return ComparedTerm(term)
+        return ComparedTerm(log_term, computed_bytes[term_key] if is_only_device else None)
+    if preset is not None and log_term.per_parameter:
+        return ComparedTerm(log_term, round(log_term.per_parameter * params(preset.model).total) + log_term.constant)
+    devices = [other_term.device for other_term in log_reading.terms if other_term.name == log_term.name]
+    if log_term.name == "kv_buffer" and len(devices) == 1:
+        return ComparedTerm(log_term, _cache_bytes(log_reading, preset))
+    return ComparedTerm(log_term)
 
 
-def _device_name(term: LogTerm, computed_bytes: Mapping[tuple[str, str], int]) -> str:
+def _device_name(log_term: LogTerm, computed_bytes: Mapping[tuple[str, str], int]) -> str:
     """Returns the engine's name for a term's device: `CUDA0`, or `CPU` for host memory.
 
     A device of another backend (Vulkan, ROCm, SYCL) has the number of the accelerator that is computed.
     """
-    if "CPU" in term.device or "Host" in term.device:
+    if "CPU" in log_term.device or "Host" in log_term.device:
         return "CPU"
-    device_number = re.fullmatch(r"[A-Z][A-Za-z]{1,8}([0-9]{1,3})", term.device)
+    device_number = re.fullmatch(r"[A-Z][A-Za-z]{1,8}([0-9]{1,3})", log_term.device)
     if device_number is None:
-        return term.device
+        return log_term.device
     return next(
-        (device for _, device in computed_bytes if re.fullmatch(rf"[A-Za-z]+{device_number[1]}", device)), term.device
+        (device for _, device in computed_bytes if re.fullmatch(rf"[A-Za-z]+{device_number[1]}", device)),
+        log_term.device,
     )
 
 
@@ -323,21 +332,29 @@ def _cache_bytes(log_reading: LogReading, preset: Preset | None) -> int | None:
     return cache.bytes if is_uniform else None
 
 
-def _wrong_term_and_flag(log_reading: LogReading, terms: tuple[ComparedTerm, ...], change: str) -> tuple[str, str]:
+def _wrong_term_and_flag(
+    log_reading: LogReading, compared_terms: tuple[ComparedTerm, ...], helpful_flag: str
+) -> tuple[str, str]:
     """Returns the memory term that differs most or prevents the start, and the flag that changes this term.
 
-    change: the change with which the engine starts, where it refused to.
+    helpful_flag: the change with which the engine starts, where it refused to.
     """
     if log_reading.off:
         return log_reading.off, log_reading.flag
-    wrong_terms = [term for term in terms if term.is_outside_tolerance]
-    causes = [term for term in wrong_terms if term.term.name not in CONSEQUENCES] or wrong_terms
-    if not causes and not log_reading.refused:
+    wrong_terms = [compared_term for compared_term in compared_terms if compared_term.is_outside_tolerance]
+    causing_terms = [
+        compared_term for compared_term in wrong_terms if compared_term.term.name not in CONSEQUENCES
+    ] or wrong_terms
+    if not causing_terms and not log_reading.refused:
         return "", ""
-    most_different_term = max(causes, key=lambda term: abs((term.computed or 0) - term.term.value), default=None)
+    most_different_term = max(
+        causing_terms,
+        key=lambda compared_term: abs((compared_term.computed or 0) - compared_term.term.value),
+        default=None,
+    )
     wrong_term = "kv_cache" if most_different_term is None else most_different_term.term.name
-    if log_reading.note and not change and wrong_term in ("profile_run", "kv_cache"):
+    if log_reading.note and not helpful_flag and wrong_term in ("profile_run", "kv_cache"):
         return wrong_term, ""  # what compiled is off, which no flag changes
     flags = engine(log_reading.program).flag_of if log_reading.program in FOLDERS else {}
     flag_of_log = log_reading.flag if wrong_term == "kv_cache" else ""
-    return wrong_term, change or flag_of_log or flags.get(wrong_term, "")
+    return wrong_term, helpful_flag or flag_of_log or flags.get(wrong_term, "")

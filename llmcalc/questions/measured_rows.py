@@ -54,22 +54,22 @@ LAYOUT_COLUMNS = tuple(field.name for field in fields(LayoutRequest))
 
 
 def calibration_of(
-    path: str | Path, question: RunQuestion, options: TimeOptions, read_model: Callable[[str], Preset], timer: Timer
+    path: str | Path, run: RunQuestion, options: TimeOptions, read_model: Callable[[str], Preset], timer: Timer
 ) -> Calibration:
     """Fits the time stack's factors to the measured rows of a file.
 
-    question, options: of the command line, which hold for what a row leaves empty. read_model: reads a TARGET.
+    run, options: of the command line, which hold for what a row leaves empty. read_model: reads a TARGET.
     timer: gives the time of a run.
     Raises `InputError`, which names the file, the row and the column, for rows that are no question.
     """
-    runs = [
-        _measured_run(f"{path}:{line_number}", row, question, options, read_model, timer)
-        for line_number, row in list(_filled_cells(Path(path)))  # all are read before the first is timed
+    measured_runs = [
+        _measured_run(f"{path}:{line_number}", row_cells, run, options, read_model, timer)
+        for line_number, row_cells in list(_rows_of_filled_cells(Path(path)))  # all are read before the first is timed
     ]
-    return calibrate(runs)
+    return calibrate(measured_runs)
 
 
-def _filled_cells(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+def _rows_of_filled_cells(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     """Yields each row's line number and its filled cells."""
     file_bytes = read_bytes(path, MOST_BYTES, "a .csv file")
     try:
@@ -86,12 +86,12 @@ def _filled_cells(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
                 )
         if "seconds" not in reader.fieldnames:
             raise InputError(f"{path}: the column 'seconds' is missing; expected the measured time of each row")
-        for row_number, row in enumerate(reader):
+        for row_number, row_cells in enumerate(reader):
             if row_number >= MOST_ROWS:
                 raise InputError(f"{path}: more than {MOST_ROWS} rows; expected at most so many")
-            if None in row or None in row.values():
+            if None in row_cells or None in row_cells.values():
                 raise InputError(f"{path}:{reader.line_num}: has another number of cells than the heading")
-            yield reader.line_num, {name: cell.strip() for name, cell in row.items() if cell.strip()}
+            yield reader.line_num, {name: cell.strip() for name, cell in row_cells.items() if cell.strip()}
     except UnicodeDecodeError:
         raise InputError(f"{path}: is not UTF-8 text; expected a .csv file") from None
     except csv.Error as error:
@@ -100,20 +100,20 @@ def _filled_cells(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
 
 def _measured_run(
     row_name: str,
-    row: Mapping[str, str],
-    question: RunQuestion,
+    row_cells: Mapping[str, str],
+    run: RunQuestion,
     options: TimeOptions,
     read_model: Callable[[str], Preset],
     timer: Timer,
 ) -> MeasuredRun:
-    if "seconds" not in row:
+    if "seconds" not in row_cells:
         raise InputError(f"{row_name}: seconds: missing; expected the measured time")
-    seconds = parse_duration(f"{row_name}: seconds", row["seconds"])
+    seconds = parse_duration(f"{row_name}: seconds", row_cells["seconds"])
     try:
-        estimated_run = timer(_question_of_row(row, question, read_model), _options_of_row(row, options))
+        estimated_run = timer(_question_of_row(row_cells, run, read_model), _options_of_row(row_cells, options))
     except InputError as error:
         raise InputError(f"{row_name}: {error}") from None
-    is_training = question.settings.phase == TRAINING
+    is_training = run.settings.phase == TRAINING
     if (estimated_run.phase == TRAINING) != is_training:
         expected_phases = TRAINING if is_training else "prefill or decode"
         raise InputError(
@@ -127,7 +127,7 @@ def _measured_run(
     def seconds_with(factors: Factors) -> float:
         return seconds_on(factors.device(device), factors.stack(stack))
 
-    group = (
+    kernel_group = (
         estimated_run.phase,
         id(estimated_run.spec),
         estimated_run.hardware.name,
@@ -137,34 +137,38 @@ def _measured_run(
         estimated_run.seq,
         estimated_run.context,
     )
-    return MeasuredRun(row_name, seconds, seconds_with, group)
+    return MeasuredRun(row_name, seconds, seconds_with, kernel_group)
 
 
-def _question_of_row(row: Mapping[str, str], question: RunQuestion, read_model: Callable[[str], Preset]) -> RunQuestion:
+def _question_of_row(
+    row_cells: Mapping[str, str], run: RunQuestion, read_model: Callable[[str], Preset]
+) -> RunQuestion:
     """Returns the question of the command line with values replaced by the cells of a measured row."""
-    settings, layout = _checked_settings(Settings, row), _checked_settings(LayoutRequest, row)
-    if "users" in row:
-        users = whole("--users", length_of("--users", row["users"]))
+    settings, layout = _checked_settings(Settings, row_cells), _checked_settings(LayoutRequest, row_cells)
+    if "users" in row_cells:
+        users = whole("--users", length_of("--users", row_cells["users"]))
         settings["batch"] = batch_of(settings.get("batch"), users, "decode")
     return replace(
-        question,
-        preset=read_model(row["model"]) if "model" in row else question.preset,
-        settings=question.settings.with_(**settings),
-        layout=replace(question.layout, **layout),
-        accelerators=(find_hardware(row["hardware"]),) if "hardware" in row else question.accelerators,
+        run,
+        preset=read_model(row_cells["model"]) if "model" in row_cells else run.preset,
+        settings=run.settings.with_(**settings),
+        layout=replace(run.layout, **layout),
+        accelerators=(find_hardware(row_cells["hardware"]),) if "hardware" in row_cells else run.accelerators,
     )
 
 
-def _checked_settings(kind: type, row: Mapping[str, str]) -> dict[str, Any]:
+def _checked_settings(settings_class: type, row_cells: Mapping[str, str]) -> dict[str, Any]:
     """Returns the settings that a measured row states, validated like command-line options."""
-    values: dict[str, Any] = {}
-    for name, setting in declared(kind).items():
-        if name in row:
-            cell: Any = row[name]
-            values[name] = setting.checked(cell.lower() == "true" if setting.kind is bool else cell)
-    return values
+    setting_values: dict[str, Any] = {}
+    for setting_name, setting in declared(settings_class).items():
+        if setting_name in row_cells:
+            cell: Any = row_cells[setting_name]
+            setting_values[setting_name] = setting.checked(cell.lower() == "true" if setting.kind is bool else cell)
+    return setting_values
 
 
-def _options_of_row(row: Mapping[str, str], options: TimeOptions) -> TimeOptions:
-    values = {name: declared(TimeOptions)[name].checked(row[name]) for name in TIME_COLUMNS if name in row}
-    return replace(options, measured=None, by_node=None, calibrate=None, **values)
+def _options_of_row(row_cells: Mapping[str, str], options: TimeOptions) -> TimeOptions:
+    option_values = {
+        field: declared(TimeOptions)[field].checked(row_cells[field]) for field in TIME_COLUMNS if field in row_cells
+    }
+    return replace(options, measured=None, by_node=None, calibrate=None, **option_values)

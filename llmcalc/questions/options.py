@@ -1,4 +1,4 @@
-"""The options of `time`, `serve` and `cost` beside those of a run and a layout, each declared once.
+"""The options of `time`, `serve` and `cost` in addition to the options of a run and a layout.
 
 The options of the command line, the checks of the Python API and those of measured rows are read from these classes.
 An attribute is None for an option that was not given, and else the checked value. Nothing here needs a model.
@@ -37,31 +37,31 @@ DRAFT_TOKENS = 3
 def parse_nic(option_name: str, gigabytes: Any) -> float:
     """Parses a network's GB/s and returns bytes/s. Raises `InputError`, which names `option_name`, for other values."""
     number_text = re.fullmatch(r"[0-9]{1,7}(?:\.[0-9]{1,6})?", str(gigabytes).strip())
-    value = 0.0 if number_text is None or isinstance(gigabytes, bool) else float(number_text[0])
-    if not 0 < value <= MAX_NIC:
+    parsed_number = 0.0 if number_text is None or isinstance(gigabytes, bool) else float(number_text[0])
+    if not 0 < parsed_number <= MAX_NIC:
         raise InputError(f"{option_name}: {shown(gigabytes)}; expected GB/s of a device's network, such as 50")
-    return value * 1e9
+    return parsed_number * 1e9
 
 
-def parse_positive(option_name: str, value: Any, example: str) -> float:
+def parse_positive(option_name: str, option_value: Any, example: str) -> float:
     """Parses a positive number or its text. Raises `InputError`, which names the option, for other values."""
-    match = re.fullmatch(r"[0-9]{1,13}(?:\.[0-9]{1,9})?|\.[0-9]{1,9}", str(value).strip())
-    parsed_number = math.nan if match is None or isinstance(value, bool) else float(match[0])
+    text_match = re.fullmatch(r"[0-9]{1,13}(?:\.[0-9]{1,9})?|\.[0-9]{1,9}", str(option_value).strip())
+    parsed_number = math.nan if text_match is None or isinstance(option_value, bool) else float(text_match[0])
     if not 0 < parsed_number <= MOST_MONEY:
-        raise InputError(f"{option_name}: {shown(value)}; expected a number above 0, such as {example}")
+        raise InputError(f"{option_name}: {shown(option_value)}; expected a number above 0, such as {example}")
     return parsed_number
 
 
-def parse_share(option_name: str, value: Any) -> float:
+def parse_share(option_name: str, option_value: Any) -> float:
     """Parses a fraction of at least 0 and less than 1. Raises `InputError` for other values."""
-    match = re.fullmatch(r"0?\.[0-9]{1,9}|0", str(value).strip())
-    if match is None or isinstance(value, bool):
-        raise InputError(f"{option_name}: {shown(value)}; expected a share from 0 to below 1, such as 0.5")
-    return float(match[0])
+    text_match = re.fullmatch(r"0?\.[0-9]{1,9}|0", str(option_value).strip())
+    if text_match is None or isinstance(option_value, bool):
+        raise InputError(f"{option_name}: {shown(option_value)}; expected a share from 0 to below 1, such as 0.5")
+    return float(text_match[0])
 
 
-def _parse_count(option_name: str, value: Any) -> int:
-    return parse_count(str(value), option_name)
+def _parse_count(option_name: str, option_value: Any) -> int:
+    return parse_count(str(option_value), option_name)
 
 
 listed = partial(Setting, common=True)
@@ -126,7 +126,7 @@ in_seconds = partial(listed, parse=parse_duration, metavar="SECONDS")
 
 @frozen
 class TimeOptions:
-    """The options of `llmcalc time`, and `factors`, what `calibrate` fitted; None for the stack as it is."""
+    """The options of `llmcalc time`. factors: the factors fitted by `--calibrate`; None (default) for none."""
 
     engine: Annotated[
         str | None,

@@ -16,7 +16,7 @@ from ..frameworks.logs.registry import read_log
 from ..frameworks.logs.text import read_log_text
 from ..sources.preset import Preset
 from ..sources.presets import known_model
-from .logs import in_use_before, read_flags
+from .logs import bytes_in_use_before_run, read_flags
 
 MEASURED = ("weights", "profile_run", "non_torch", "cuda_graphs")
 """Terms of a log that stand in place of computed ones."""
@@ -63,19 +63,24 @@ class ReceiptFile:
 
         Raises `InputError` if none applies.
         """
-        names = [
-            name
-            for name in MEASURED
-            if (not self.other_model or name in OF_ANY_MODEL) and (not self.other_version or name in OF_ANY_VERSION)
+        replaceable_names = [
+            term_name
+            for term_name in MEASURED
+            if (not self.other_model or term_name in OF_ANY_MODEL)
+            and (not self.other_version or term_name in OF_ANY_VERSION)
         ]
-        terms = {term.name: term.value for term in self.parsed_log.terms if term.name in names and term.value >= 0}
-        if not terms:
+        measured_terms = {
+            log_term.name: log_term.value
+            for log_term in self.parsed_log.terms
+            if log_term.name in replaceable_names and log_term.value >= 0
+        }
+        if not measured_terms:
             other_parts = " and ".join(
                 filter(None, (self.other_model, self.other_version and f"version {self.other_version}"))
             )
             reason = f"is of {other_parts}" if other_parts else f"has none of {', '.join(MEASURED)}"
             raise InputError(f"--receipt {self.file}: {reason}; expected a log of this model and version")
-        return terms
+        return measured_terms
 
     def with_receipt(self, flags: Mapping[str, Any], hardware: Hardware) -> dict[str, Any]:
         """Returns the engine's flags, completed with the flags that the log of `--receipt` states.
@@ -83,19 +88,23 @@ class ReceiptFile:
         What the log does not state is a default where the log lists the arguments, else it is as in `flags`.
         """
         logged_flags, _ = read_flags(self.parsed_log, self.engine)
-        typed_flags = {name: value for name, value in flags.items() if name in ("quantize", "quantization")}
+        typed_flags = {
+            flag_name: flag_value
+            for flag_name, flag_value in flags.items()
+            if flag_name in ("quantize", "quantization")
+        }
         logged_run = {**(typed_flags if self.parsed_log.has_arguments else flags), **logged_flags}
         try:
             memory = self.engine.memory_on(self.preset, hardware, self.version, logged_run)
         except InputError:  # flags of the log that do not hold for this model
             memory = self.engine.memory_on(self.preset, hardware, self.version, flags)
-        in_use = in_use_before(self.parsed_log, hardware) if self.engine.budgets_free_memory else {}
-        return {**flags, RECEIPT_FIELD: LoggedSizes(self.file, in_use | self.terms, memory.settings)}
+        bytes_in_use = bytes_in_use_before_run(self.parsed_log, hardware) if self.engine.budgets_free_memory else {}
+        return {**flags, RECEIPT_FIELD: LoggedSizes(self.file, bytes_in_use | self.terms, memory.settings)}
 
     def notes(self, memory: EngineMemory) -> Iterator[str]:
         """Yields notes on logged terms that are not used, with the reason, and on terms that the log lacks."""
-        measured_terms = {term.name for term in memory.terms if term.status == "measured"}
-        dropped_terms = [name for name in self.terms if name not in measured_terms]
+        measured_terms = {memory_term.name for memory_term in memory.terms if memory_term.status == "measured"}
+        dropped_terms = [term_name for term_name in self.terms if term_name not in measured_terms]
         if self.other_model:
             yield f"{self.file} is of {self.other_model}: only {', '.join(self.terms)} of it is used"
         if self.other_version:
@@ -103,5 +112,5 @@ class ReceiptFile:
         if dropped_terms:
             yield f"{self.file}: {', '.join(dropped_terms)} was measured with other flags, and is not used"
         if known_model(self.parsed_log.model) is None:
-            name = one_line(self.parsed_log.model) or "no model"
-            yield f"{self.file} names {name}; it is taken to be {self.preset.display}"
+            term_name = one_line(self.parsed_log.model) or "no model"
+            yield f"{self.file} names {term_name}; it is taken to be {self.preset.display}"

@@ -67,11 +67,11 @@ class RunQuestion(RunOptions):
     draft: Preset | None = None
     is_tried: bool = False
 
-    def with_framework(self, record: Framework) -> RunQuestion:
+    def with_framework(self, framework_record: Framework) -> RunQuestion:
         """Returns the question with `--recompute selective` replaced by the modules that the framework recomputes."""
         if self.settings.recompute != SELECTIVE:
             return self
-        return replace(self, settings=self.settings.with_(recompute=record.selective_recompute))
+        return replace(self, settings=self.settings.with_(recompute=framework_record.selective_recompute))
 
     def refuse_inputs(self, command: str) -> None:
         """Raises `InputError` for images and audio, for commands that do not count encoders."""
@@ -94,19 +94,19 @@ class RunQuestion(RunOptions):
 
     def on_one_device(self) -> Memory:
         """Computes the memory on one device. Raises `InputError` for contradictory settings."""
-        preset, runtime = self.preset, self.runtime_on(self.hardware)
+        preset, cuda_runtime = self.preset, self.runtime_on(self.hardware)
         other_models: list[UnreplayedBytes] = []
         if self.draft is not None:
-            from ..studies.draft import bytes_of_draft
+            from ..studies.draft import draft_bytes
 
-            other_models = bytes_of_draft(self.draft, self.settings)
+            other_models = draft_bytes(self.draft, self.settings)
         settings = self.settings
         if settings.phase == "training" and settings.lora_rank is not None and settings.base is None:
             settings = settings.with_(base=base_of_checkpoint(preset.stored_as))
             settings = settings if self.launch is not None else settings.with_usual_recomputation()
         if self._trains_in_float16:
             settings = settings.with_(precision="fp16-master")
-        return memory(preset.model, settings, preset.dtype, self.include, preset.checkpoint, runtime, other_models)
+        return memory(preset.model, settings, preset.dtype, self.include, preset.checkpoint, cuda_runtime, other_models)
 
     @property
     def _trains_in_float16(self) -> bool:
@@ -118,23 +118,23 @@ class RunQuestion(RunOptions):
 
     def runtime_on(self, hardware: Hardware | None) -> Runtime:
         """Returns the CUDA runtime of the run on an accelerator; None for an accelerator that is not in the run."""
-        runtime = runtime_of(hardware, self.workspace, self.settings.allocator == "expandable")
-        return replace(runtime, is_tried=self.is_tried)
+        cuda_runtime = runtime_of(hardware, self.workspace, self.settings.allocator == "expandable")
+        return replace(cuda_runtime, is_tried=self.is_tried)
 
 
-def base_of_checkpoint(stored_as: Mapping[str, Any] | None) -> str | None:
-    """Returns the `base` of a checkpoint of bitsandbytes, in whose format transformers loads and PEFT keeps weights.
+def base_of_checkpoint(stored_config: Mapping[str, Any] | None) -> str | None:
+    """Returns the `base` setting that corresponds to a bitsandbytes checkpoint's format; None for other checkpoints.
 
-    stored_as: the table `quantization_config` of the checkpoint; None without one.
+    stored_config: the table `quantization_config` of the checkpoint; None without one.
     """
-    table = stored_as or {}
-    if table.get("quant_method", "bitsandbytes") == "bitsandbytes" and table.get("load_in_4bit"):
-        return "nf4-dq" if table.get("bnb_4bit_use_double_quant") else "nf4"
-    return "int8" if table.get("quant_method") == "bitsandbytes" and table.get("load_in_8bit") else None
+    quant_table = stored_config or {}
+    if quant_table.get("quant_method", "bitsandbytes") == "bitsandbytes" and quant_table.get("load_in_4bit"):
+        return "nf4-dq" if quant_table.get("bnb_4bit_use_double_quant") else "nf4"
+    return "int8" if quant_table.get("quant_method") == "bitsandbytes" and quant_table.get("load_in_8bit") else None
 
 
 def with_implied_phase(
-    settings: Settings, layout: LayoutRequest, is_given: Callable[[str], bool], option_of_training: str = ""
+    settings: Settings, layout: LayoutRequest, is_setting_given: Callable[[str], bool], training_option_name: str = ""
 ) -> Settings:
     """Returns the settings with their phase and recomputation.
 
@@ -143,15 +143,15 @@ def with_implied_phase(
 
     An option of the settings has been heard already (`settings_with_shorthands`).
 
-    is_given: parameter → whether the user gave it.
-    option_of_training: an option of the command itself that asks for training; default none.
+    is_setting_given: parameter → whether the user gave it.
+    training_option_name: an option of the command itself that asks for training; default none.
     Raises `InputError` for users of a run that is training.
     """
-    training_word = training_option(layout) or _framework_of_training(layout) or option_of_training
-    if is_given("phase") or not training_word:
+    typed_training_option = training_option(layout) or _framework_of_training(layout) or training_option_name
+    if is_setting_given("phase") or not typed_training_option:
         return settings.with_usual_recomputation()
-    if is_given("users"):
-        raise users_in_training(training_word)
+    if is_setting_given("users"):
+        raise users_in_training(typed_training_option)
     return settings.with_(phase="training").with_usual_recomputation()
 
 
@@ -164,14 +164,14 @@ def _framework_of_training(layout: LayoutRequest) -> str:
     return "" if framework(layout.framework).serves else f"--framework {layout.framework}"
 
 
-def plan_settings(settings: Settings, is_given: Callable[[str], bool]) -> Settings:
+def plan_settings(settings: Settings, is_setting_given: Callable[[str], bool]) -> Settings:
     """Returns the settings of `plan`: training, unless a phase is set.
 
     Raises `InputError` if `users` is set in them.
     """
-    if is_given("users"):
+    if is_setting_given("users"):
         raise InputError("--users: plan is for training; expected --batch, or llmcalc fit --devices --users")
-    settings = settings if is_given("phase") else settings.with_(phase="training")
+    settings = settings if is_setting_given("phase") else settings.with_(phase="training")
     return settings.with_usual_recomputation()
 
 
@@ -181,7 +181,7 @@ def memory_question(
     run_options: RunOptions,
     *,
     launch_file: str | Path | None = None,
-    is_given: Callable[[str], bool] = lambda name: False,
+    is_setting_given: Callable[[str], bool] = lambda field: False,
     allow_unknown: bool = False,
     command: str = "memory",
     **model_options: Any,
@@ -192,7 +192,7 @@ def memory_question(
     read_model: function that reads it.
     run_options: the other options.
     launch_file: the file that starts the run; default None.
-    is_given: parameter → whether the user gave it.
+    is_setting_given: parameter → whether the user gave it.
     allow_unknown: whether unknown arguments of the file are ignored.
     command: the name of the command.
     model_options: name → value of the options that change the model.
@@ -200,7 +200,7 @@ def memory_question(
     """
     if launch_file is None:
         run_options = replace(
-            run_options, settings=with_implied_phase(run_options.settings, run_options.layout, is_given)
+            run_options, settings=with_implied_phase(run_options.settings, run_options.layout, is_setting_given)
         )
         return RunQuestion(preset=read_model(_require_target(target, command)), **vars(run_options))
     from ..frameworks.launch.adapter_targets import with_known_targets
@@ -210,16 +210,16 @@ def memory_question(
     date = version_date(run_options.layout.framework_version or "")
     options = _options_beside_a_file(run_options.settings, run_options.layout)
     launch = read_launch(launch_file, run_options.layout.devices, allow_unknown, date=date, gpu=gpu, options=options)
-    if is_given("phase") and run_options.settings.phase != "training":
+    if is_setting_given("phase") and run_options.settings.phase != "training":
         raise InputError(f"--phase: {launch.where} starts training; remove the option")
-    for name, value in model_options.items() if launch.spec is not None else ():
-        if value:
-            raise InputError(f"{option(name)}: {launch.where} defines the model that it trains; remove the option")
+    for field, option_value in model_options.items() if launch.spec is not None else ():
+        if option_value:
+            raise InputError(f"{option(field)}: {launch.where} defines the model that it trains; remove the option")
     if launch.spec is None:
         preset = model_of_file(target, launch.target, launch.where, read_model)
         if target is not None and is_stated(launch.target) and launch.target not in (preset.name, *preset.aliases):
-            note = f"the model of the file, {shown(launch.target)}, is replaced by TARGET"
-            launch = replace(launch, notes=(*launch.notes, note))
+            replacement_note = f"the model of the file, {shown(launch.target)}, is replaced by TARGET"
+            launch = replace(launch, notes=(*launch.notes, replacement_note))
     elif target is None:
         preset = Preset(name=str(launch_file), model=launch.spec)
     else:
@@ -240,7 +240,7 @@ def _require_target(target: Any, command: str) -> Any:
 
 
 def is_stated(model_name: str) -> bool:
-    """Whether a launch file states its model, and no variable or command of its script does."""
+    """Whether a launch file names its model as plain text, not through a shell variable or command."""
     return bool(model_name) and not model_name.startswith(("$", "`"))
 
 
@@ -269,11 +269,11 @@ def model_of_file(target: Any, model_name: str, place_in_error: str, read_model:
                 "a preset, a "
                 "config.json or a hub id"
             ) from None
-        note = (
+        name_note = (
             f"the model of {place_in_error}, {shown(model_name)}, is not here; by its name it is the preset "
             f"{preset.name}"
         )
-        return preset.model_copy(update={"notes": (*preset.notes, note)})
+        return preset.model_copy(update={"notes": (*preset.notes, name_note)})
 
 
 _PATH = re.compile(r"(?:/|\./|\.\./|~/|models?/|checkpoints?/|weights/).*[^/]")
@@ -281,12 +281,12 @@ _PATH = re.compile(r"(?:/|\./|\.\./|~/|models?/|checkpoints?/|weights/).*[^/]")
 
 
 def _options_beside_a_file(settings: Settings, layout: LayoutRequest) -> dict[str, Any]:
-    """Returns the options of settings and of the layout that were typed beside a launch file."""
+    """Returns the settings and layout options that the user typed in addition to a launch file."""
     return {
-        field.name: value
-        for options, exceptions in ((settings, ("phase",)), (layout, ("devices", "framework_version")))
-        for field in fields(options)
-        if field.name not in exceptions and (value := getattr(options, field.name)) is not None
+        field.name: option_value
+        for option_group, excepted_fields in ((settings, ("phase",)), (layout, ("devices", "framework_version")))
+        for field in fields(option_group)
+        if field.name not in excepted_fields and (option_value := getattr(option_group, field.name)) is not None
     }
 
 
@@ -302,19 +302,23 @@ def with_published_weights(launch: Launch, preset: Preset) -> Launch:
     """
     if not launch.published_weights or preset.dtype not in HALF_FORMATS:
         return launch
-    settings = {name: value for name, value in launch.settings.items() if name != "precision"}
-    text = f"weights, gradients and states in {preset.dtype}, the checkpoint's number format"
+    settings = {
+        setting_name: setting_value
+        for setting_name, setting_value in launch.settings.items()
+        if setting_name != "precision"
+    }
+    dtype_note = f"weights, gradients and states in {preset.dtype}, the checkpoint's number format"
     return replace(
         launch,
         settings={**settings, "dtype": preset.dtype, "master_weights": "none"},
-        notes=(*launch.notes, text),
+        notes=(*launch.notes, dtype_note),
     )
 
 
-def check_precision(settings: Settings, record: Framework) -> None:
+def check_precision(settings: Settings, framework_record: Framework) -> None:
     """Raises `InputError` for 8-bit or 4-bit products whose memory the framework's record does not model."""
     precision = settings.precision or ""
-    if precision in NARROW_PRODUCTS and precision not in record.narrow_precisions:
+    if precision in NARROW_PRODUCTS and precision not in framework_record.narrow_precisions:
         from ..frameworks.registry import NAMES, framework
 
         frameworks = [name for name in NAMES if precision in framework(name).narrow_precisions]
@@ -322,127 +326,127 @@ def check_precision(settings: Settings, record: Framework) -> None:
             f"--framework {' or '.join(frameworks)}" if frameworks else "llmcalc time, which has it, or bf16-master"
         )
         raise InputError(
-            f"--precision {precision}: the memory of its products is not modelled under {record.title}; "
+            f"--precision {precision}: the memory of its products is not modelled under {framework_record.title}; "
             f"expected {expected_formats}"
         )
 
 
-def refuse_missing_units(question: RunQuestion) -> None:
+def refuse_missing_units(run: RunQuestion) -> None:
     """Raises `InputError` for training in a precision whose products the accelerator has no units for."""
     from ..studies.run_time import missing_units_error
-    from ..timing.device import may_multiply
+    from ..timing.device import has_product_units
 
-    precision, hardware = question.settings.precision or "", question.hardware
+    precision, hardware = run.settings.precision or "", run.hardware
     dtype = NARROW_PRODUCTS.get(precision)
-    if dtype is not None and hardware is not None and not may_multiply(hardware, dtype):
+    if dtype is not None and hardware is not None and not has_product_units(hardware, dtype):
         raise missing_units_error(precision, dtype, hardware)
 
 
-def _with_draft_model(question: RunQuestion, draft: Preset) -> RunQuestion:
+def _with_draft_model(run: RunQuestion, draft_preset: Preset) -> RunQuestion:
     """Returns the question with a draft model. Raises `InputError` if a draft model does not apply."""
     from ..costs.draft import check_draft
 
-    if question.launch is not None or question.settings.phase == "training":
+    if run.launch is not None or run.settings.phase == "training":
         raise InputError("--draft: drafts tokens in inference; expected --phase inference, prefill or decode")
-    if question.layout.has_options:
+    if run.layout.has_options:
         raise InputError("--draft: counts a whole draft beside a whole model; expected no layout")
-    check_draft(question.preset.model, draft.model, question.preset.name, f"--draft {draft.name}")
-    return replace(question, draft=draft)
+    check_draft(run.preset.model, draft_preset.model, run.preset.name, f"--draft {draft_preset.name}")
+    return replace(run, draft=draft_preset)
 
 
-def _draft_of(question: RunQuestion, target_memory: Memory) -> Draft | None:
+def _draft_of(run: RunQuestion, target_memory: Memory) -> Draft | None:
     """Returns the draft model and its cache in the run; None without a draft model."""
-    if question.draft is None:
+    if run.draft is None:
         return None
-    from ..studies.draft import draft_of
+    from ..studies.draft import draft_costs
 
     workload = target_memory.states.workload
     seq = workload.seq + (target_memory.states.phase == "decode")
-    return draft_of(question.preset, question.draft, workload.batch, seq, target_memory.states.kv_dtype or "bfloat16")
+    return draft_costs(run.preset, run.draft, workload.batch, seq, target_memory.states.kv_dtype or "bfloat16")
 
 
-def ask_memory(question: RunQuestion, draft: Preset | None = None) -> DeviceUse | RanksUse:
+def ask_memory(run: RunQuestion, draft_preset: Preset | None = None) -> DeviceUse | RanksUse:
     """Computes the memory of one device or of a layout's ranks, and the accelerators that fit.
 
-    draft: a draft of speculative decoding beside the model; default None.
+    draft_preset: a draft of speculative decoding beside the model; default None.
     Raises `InputError` for settings that contradict each other or the model, and for a framework that has no kernels
     for the model.
     """
-    question = question if draft is None else _with_draft_model(question, draft)
-    layout, launch = question.layout, question.launch
+    run = run if draft_preset is None else _with_draft_model(run, draft_preset)
+    layout, launch = run.layout, run.launch
     answer_fields: dict[str, Any] = {
-        "preset": question.preset,
-        "accelerators": question.accelerators,
-        "workspace": question.workspace,
+        "preset": run.preset,
+        "accelerators": run.accelerators,
+        "workspace": run.workspace,
     }
     if launch is None and not layout.has_options:
-        if question.settings.recompute == SELECTIVE:  # without a framework
-            question = replace(question, settings=question.settings.with_(recompute="attention"))
-        if question.settings.precision in NARROW_PRODUCTS:  # the page has no frameworks at first
+        if run.settings.recompute == SELECTIVE:  # without a framework
+            run = replace(run, settings=run.settings.with_(recompute="attention"))
+        if run.settings.precision in NARROW_PRODUCTS:  # the page has no frameworks at first
             from ..frameworks.registry import framework_of
 
-            check_precision(question.settings, framework_of(layout))
-        one_device_question = question.on_one_device()
-        return DeviceUse.of_result(one_device_question, **answer_fields, draft=_draft_of(question, one_device_question))
+            check_precision(run.settings, framework_of(layout))
+        one_device_question = run.on_one_device()
+        return DeviceUse.of_result(one_device_question, **answer_fields, draft=_draft_of(run, one_device_question))
     from ..frameworks.ranks import Cluster
     from ..frameworks.registry import framework, framework_of, layout_of
     from ..parallel.nearest import suggest_nearest_layouts
     from ..reports.ranks_answer import RanksUse
     from ..studies.step_size import with_usual_micro_batches
 
-    record = framework_of(layout) if launch is None else framework(launch.framework)
-    check_precision(question.settings, record)
+    framework_record = framework_of(layout) if launch is None else framework(launch.framework)
+    check_precision(run.settings, framework_record)
     version = layout.framework_version or ""
-    memory_on_one = question.with_framework(record).on_one_device()
+    run_memory = run.with_framework(framework_record).on_one_device()
     with suggest_nearest_layouts(
-        question.preset.model,
+        run.preset.model,
         layout if launch is None else NO_LAYOUT_OPTIONS,
-        question.tokens,
-        check_layout=partial(record.check_layout, memory_on_one),
+        run.tokens,
+        check_layout=partial(framework_record.check_layout, run_memory),
     ):
         if launch is not None:
             ranks = Cluster.with_framework(
-                memory_on_one, launch.layout, record, version, launch.own_settings, launch.frozen
+                run_memory, launch.layout, framework_record, version, launch.own_settings, launch.frozen
             )
-        elif question.settings.phase != "training" and layout.is_undivided:
+        elif run.settings.phase != "training" and layout.is_undivided:
             from ..studies.fit_serving import serving_replicas
 
-            hardware = question.hardware or find_hardware(ASSUMED.lower())
-            _, best_replica, _ = serving_replicas(memory_on_one, hardware, layout)
-            ranks = Cluster.with_framework(memory_on_one, best_replica.layout, record, version)
+            hardware = run.hardware or find_hardware(ASSUMED.lower())
+            _, best_replica, _ = serving_replicas(run_memory, hardware, layout)
+            ranks = Cluster.with_framework(run_memory, best_replica.layout, framework_record, version)
             answer_fields["chosen_for"] = hardware
         else:
             stated_layout = layout_of(layout)
             ranks = Cluster.with_framework(
-                with_usual_micro_batches(memory_on_one, stated_layout), stated_layout, record, version
+                with_usual_micro_batches(run_memory, stated_layout), stated_layout, framework_record, version
             )
-        answer = RanksUse.of_result(ranks, **answer_fields, launch=launch)
-        _ = answer.fits  # replays every rank that differs, so that an impossible layout raises here
-        return answer
+        ranks_answer = RanksUse.of_result(ranks, **answer_fields, launch=launch)
+        _ = ranks_answer.fits  # replays every rank that differs, so that an impossible layout raises here
+        return ranks_answer
 
 
-def ask_fit(question: RunQuestion, global_batch: int | None = None) -> ReportedAnswer:
+def ask_fit(run: RunQuestion, global_batch: int | None = None) -> ReportedAnswer:
     """Computes whether a run fits on the accelerators, and changes that make it fit.
 
     global_batch: sequences per training step of all devices; None (default) for one micro-batch per device.
     Raises `InputError` for options that contradict each other, and if no layout is possible.
     """
-    question.refuse_inputs("fit")
-    question = replace(question, is_tried=True)
+    run.refuse_inputs("fit")
+    run = replace(run, is_tried=True)
     from ..frameworks.registry import framework_of
     from ..parallel.nearest import suggest_nearest_layouts
     from ..reports import fit as reports
     from ..studies.decoding import has_gguf_weights
-    from ..studies.fit import changes_beside_devices, fit, with_decoding
+    from ..studies.fit import changes_beside_devices, fit, with_decoding_seconds
     from ..studies.fit_devices import fit_devices
     from ..studies.fit_options import changes_on_several, hardware_options
     from ..studies.fit_serving import fit_serving
     from .usual_engines import ServedUsers, UsualEngine, gguf_fit
 
-    layout = question.layout
-    settings, preset = question.settings, question.preset
-    if question.hardware is None:
-        return ask_which_hardware(question, global_batch)
+    layout = run.layout
+    settings, preset = run.settings, run.preset
+    if run.hardware is None:
+        return ask_which_hardware(run, global_batch)
     if layout.has_options and layout.devices is None:
         raise InputError("--devices: missing; expected the number of accelerators of the layout")
     if global_batch is not None:
@@ -450,51 +454,51 @@ def ask_fit(question: RunQuestion, global_batch: int | None = None) -> ReportedA
             raise InputError("--global-batch: only applies to many devices; add --devices")
         if settings.phase != "training":
             raise InputError("--global-batch: only applies to training; use --users, the sequences of each replica")
-    with suggest_nearest_layouts(preset.model, layout, question.tokens):
+    with suggest_nearest_layouts(preset.model, layout, run.tokens):
         if layout.devices is not None and settings.phase == "training":
-            hardware = question.hardware
+            hardware = run.hardware
             over_devices = answer_that_fits(
-                question,
+                run,
                 lambda memory, layout: fit_devices(memory, hardware, layout, global_batch),
-                lambda fitting: fitting.fit.verdict != "no",
+                lambda fit_result: fit_result.fit.verdict != "no",
             )
             return ReportedAnswer(
                 over_devices, lambda: reports.devices_report(preset, over_devices), over_devices.fit.verdict != "no"
             )
         check_precision(settings, framework_of(layout))
-        memory_on_one = question.with_framework(framework_of(layout)).on_one_device()
+        run_memory = run.with_framework(framework_of(layout)).on_one_device()
         if layout.devices is None:
-            engine = UsualEngine.of_run(preset, memory_on_one, question.hardware)
-            has_file = engine is not None and has_gguf_weights(memory_on_one)
-            fit_answer = (engine.fitting(memory_on_one) if engine and has_file else None) or fit(
-                memory_on_one, question.hardware
+            usual_engine = UsualEngine.of_run(preset, run_memory, run.hardware)
+            has_gguf_file = usual_engine is not None and has_gguf_weights(run_memory)
+            fit_answer = (usual_engine.fitting(run_memory) if usual_engine and has_gguf_file else None) or fit(
+                run_memory, run.hardware
             )
-            served = ServedUsers.of_answer(fit_answer, engine)
-            fit_answer = with_decoding(fit_answer, question.hardware, served.users)
-            options = hardware_options(
-                memory_on_one,
-                question.accelerators,
+            served = ServedUsers.of_answer(fit_answer, usual_engine)
+            fit_answer = with_decoding_seconds(fit_answer, run.hardware, served.users)
+            device_options = hardware_options(
+                run_memory,
+                run.accelerators,
                 layout,
-                question.runtime_on,
-                partial(gguf_fit, preset, memory_on_one),
+                run.runtime_on,
+                partial(gguf_fit, preset, run_memory),
             )
             if fit_answer.fit.verdict == "no":
                 sufficient = [change for change in fit_answer.changes if change.fit.verdict != "no"]
                 on_several = changes_on_several(
-                    memory_on_one,
-                    options,
+                    run_memory,
+                    device_options,
                     layout,
-                    question.runtime_on,
-                    changes_beside_devices(memory_on_one, question.hardware, sufficient),
+                    run.runtime_on,
+                    changes_beside_devices(run_memory, run.hardware, sufficient),
                 )
                 changes = (*served.changes, *sufficient, *on_several, *fit_answer.changes[len(sufficient) :])
                 fit_answer = replace(fit_answer, changes=changes)
             return ReportedAnswer(
                 fit_answer,
-                lambda: reports.report(preset, fit_answer, options, served.notes),
+                lambda: reports.report(preset, fit_answer, device_options, served.notes),
                 fit_answer.fit.verdict != "no",
             )
-        serving_answer = fit_serving(memory_on_one, question.hardware, layout)
+        serving_answer = fit_serving(run_memory, run.hardware, layout)
         return ReportedAnswer(
             serving_answer,
             lambda: reports.serving_report(preset, serving_answer),
@@ -502,13 +506,13 @@ def ask_fit(question: RunQuestion, global_batch: int | None = None) -> ReportedA
         )
 
 
-def ask_which_hardware(question: RunQuestion, global_batch: int | None = None) -> ReportedAnswer:
+def ask_which_hardware(run: RunQuestion, global_batch: int | None = None) -> ReportedAnswer:
     """Finds the accelerators on which a run fits, and the fewest of each kind.
 
     Raises `InputError` for a number of sequences per step, which needs an accelerator.
     """
-    question.refuse_inputs("fit")
-    question = replace(question, is_tried=True)
+    run.refuse_inputs("fit")
+    run = replace(run, is_tried=True)
     from ..frameworks.registry import framework_of
     from ..parallel.nearest import suggest_nearest_layouts
     from ..reports.fit import options_report
@@ -516,25 +520,25 @@ def ask_which_hardware(question: RunQuestion, global_batch: int | None = None) -
     from ..studies.fit_options import hardware_options
     from .usual_engines import gguf_fit
 
-    preset, layout = question.preset, question.layout
+    preset, layout = run.preset, run.layout
     if global_batch is not None:
         raise InputError("--global-batch: only applies to one kind of accelerator; add --hardware")
-    with suggest_nearest_layouts(preset.model, layout, question.tokens):
-        check_precision(question.settings, framework_of(layout))
-        memory_on_one = question.with_framework(framework_of(layout)).on_one_device()
+    with suggest_nearest_layouts(preset.model, layout, run.tokens):
+        check_precision(run.settings, framework_of(layout))
+        run_memory = run.with_framework(framework_of(layout)).on_one_device()
         accelerators = map(load_hardware, COMMON_HARDWARE)
-        engine_fit = partial(gguf_fit, preset, memory_on_one)
-        options = hardware_options(memory_on_one, accelerators, layout, question.runtime_on, engine_fit)
+        engine_fit = partial(gguf_fit, preset, run_memory)
+        options = hardware_options(run_memory, accelerators, layout, run.runtime_on, engine_fit)
     has_fitting_option = options[0].fit.verdict != "no"
-    return ReportedAnswer(options, lambda: options_report(preset, memory_on_one, options), has_fitting_option)
+    return ReportedAnswer(options, lambda: options_report(preset, run_memory, options), has_fitting_option)
 
 
-def planned_run(question: RunQuestion) -> tuple[Memory, LayoutRequest]:
+def planned_run(run: RunQuestion) -> tuple[Memory, LayoutRequest]:
     """Returns the first of a plan's runs. Raises `InputError` as `planned_runs` does."""
-    return next(planned_runs(question))
+    return next(planned_runs(run))
 
 
-def planned_runs(question: RunQuestion) -> Iterator[tuple[Memory, LayoutRequest]]:
+def planned_runs(run: RunQuestion) -> Iterator[tuple[Memory, LayoutRequest]]:
     """Yields a plan's runs on one device, each with its layout options and the training framework.
 
     That is the framework that is named or implied, else the first of the usual ones that has the model and optimizer.
@@ -543,29 +547,33 @@ def planned_runs(question: RunQuestion) -> Iterator[tuple[Memory, LayoutRequest]
     """
     from ..frameworks.registry import WHOLE_WEIGHTS, framework, frameworks_for_plans
 
-    layout, refusal, is_planned = question.layout, None, False
-    first_framework, *other_frameworks = frameworks_for_plans(layout, question.hardware)
-    yields_all = question.settings.lora_rank is not None and bool(other_frameworks)
+    layout, refusal, is_planned = run.layout, None, False
+    first_framework, *other_frameworks = frameworks_for_plans(layout, run.hardware)
+    yields_all = run.settings.lora_rank is not None and bool(other_frameworks)
     if yields_all:
         other_frameworks = [*map(framework, WHOLE_WEIGHTS), other_frameworks[0]]
-    for record in (first_framework, *other_frameworks):
-        run_layout, memory_on_one = layout, question.with_framework(record).on_one_device()
+    for framework_record in (first_framework, *other_frameworks):
+        run_layout, run_memory = layout, run.with_framework(framework_record).on_one_device()
         try:
-            record.check(memory_on_one, layout.framework_version or "")
+            framework_record.check(run_memory, layout.framework_version or "")
         except InputError as error:
             refusal = error
             continue
-        if refusal is not None and record.name in WHOLE_WEIGHTS:
-            if question.hardware is not None and memory_on_one.states.total_bytes > question.hardware.capacity_bytes:
+        if refusal is not None and framework_record.name in WHOLE_WEIGHTS:
+            if run.hardware is not None and run_memory.states.total_bytes > run.hardware.capacity_bytes:
                 continue
-            is_divided = any(getattr(layout, size) not in (None, 1) for size in record.layouts.untried)
-            if is_divided or (layout.zero and WHOLE_WEIGHTS[record.name] is None):
+            is_divided = any(
+                getattr(layout, group_name) not in (None, 1) for group_name in framework_record.layouts.untried
+            )
+            if is_divided or (layout.zero and WHOLE_WEIGHTS[framework_record.name] is None):
                 continue
-            whole_sizes: dict[str, Any] = {size: getattr(layout, size) or 1 for size in ("tp", "cp", "pp", "ep")}
-            run_layout = replace(layout, **whole_sizes, zero=layout.zero or WHOLE_WEIGHTS[record.name])
+            group_sizes: dict[str, Any] = {
+                group_name: getattr(layout, group_name) or 1 for group_name in ("tp", "cp", "pp", "ep")
+            }
+            run_layout = replace(layout, **group_sizes, zero=layout.zero or WHOLE_WEIGHTS[framework_record.name])
         is_planned = True
-        yield memory_on_one, replace(run_layout, framework=record.name)
-        if record is first_framework or not yields_all:
+        yield run_memory, replace(run_layout, framework=framework_record.name)
+        if framework_record is first_framework or not yields_all:
             return
     if not is_planned:
         assert refusal is not None
@@ -576,17 +584,17 @@ Answer = TypeVar("Answer")
 
 
 def answers_of_planned_runs(
-    question: RunQuestion, answer: Callable[[Memory, LayoutRequest], Answer]
+    run: RunQuestion, answer_run: Callable[[Memory, LayoutRequest], Answer]
 ) -> Iterator[Answer]:
-    """Yields the answer about each of a plan's runs. Raises the first `InputError` of `answer` if it has no answer."""
+    """Yields the answer about each of a plan's runs. Raises the first `InputError` if there is no answer."""
     from ..frameworks.registry import framework_of
 
-    refuse_missing_units(question)
+    refuse_missing_units(run)
     refusal, is_answered = None, False
-    for memory_on_one, layout in planned_runs(question):
-        check_precision(question.settings, framework_of(layout))
+    for run_memory, layout in planned_runs(run):
+        check_precision(run.settings, framework_of(layout))
         try:
-            run_answer = answer(memory_on_one, layout)
+            run_answer = answer_run(run_memory, layout)
         except InputError as error:
             refusal = refusal or error
             continue
@@ -597,65 +605,65 @@ def answers_of_planned_runs(
 
 
 def answer_that_fits(
-    question: RunQuestion, answer: Callable[[Memory, LayoutRequest], Answer], fits: Callable[[Answer], bool]
+    run: RunQuestion, answer_run: Callable[[Memory, LayoutRequest], Answer], is_fitting: Callable[[Answer], bool]
 ) -> Answer:
-    """Returns the answer about the first of a plan's runs that fits, else about the last that has an answer."""
-    for run_answer in answers_of_planned_runs(question, answer):
-        if fits(run_answer):
+    """Returns the answer about the first fitting run of a plan, or about the last run with an answer if none fits."""
+    for run_answer in answers_of_planned_runs(run, answer_run):
+        if is_fitting(run_answer):
             break
     return run_answer
 
 
 def ask_plan(
-    question: RunQuestion,
+    run: RunQuestion,
     global_batch: int | None = None,
-    rows: int = 10,
+    row_count: int = 10,
     order_name: Order | None = None,
-    where: str | None = None,
+    size_filter: str | None = None,
     time_settings: Callable[[Framework], TimeSettings] | None = None,
 ) -> ReportedAnswer:
     """Finds the layouts of a training run over many devices that fit, best first.
 
     global_batch: see `ask_fit`.
-    rows: number of layouts that are replayed and shown.
+    row_count: number of layouts that are replayed and shown.
     order_name: order of the layouts, time or memory; None (default) for time where it can be estimated.
-    where: sizes of a layout whose place in the order is asked for, such as `tp=8,pp=16`; None (default) for none.
+    size_filter: sizes of a layout whose place in the order is asked for, such as `tp=8,pp=16`; None (default) for none.
     time_settings: see `plan_of`.
     Raises `InputError` without a number of devices, for another phase, and if no layout is possible.
     """
     from ..parallel.nearest import nearest_layouts_text
     from ..reports.plan import report
     from ..studies.layout_candidates import parse_sizes
-    from ..studies.plan import join_plans, plan_of
+    from ..studies.plan import first_fitting_plan, plan_of
 
-    requested_sizes = None if where is None else parse_sizes(where)
-    question = replace(question, is_tried=True)
-    layout, preset, hardware = question.layout, question.preset, question.hardware
+    requested_sizes = None if size_filter is None else parse_sizes(size_filter)
+    run = replace(run, is_tried=True)
+    layout, preset, hardware = run.layout, run.preset, run.hardware
     assert hardware is not None
     if layout.devices is None:
         raise InputError("--devices: missing; expected the number of accelerators")
-    if question.settings.phase != "training":
+    if run.settings.phase != "training":
         raise InputError(
-            f"--phase {question.settings.phase}: plan is for training; expected training (llmcalc fit --devices finds "
+            f"--phase {run.settings.phase}: plan is for training; expected training (llmcalc fit --devices finds "
             "layouts for inference)"
         )
-    plans = answers_of_planned_runs(
-        question,
+    layout_plans = answers_of_planned_runs(
+        run,
         lambda memory, run_layout: plan_of(
             memory,
             hardware,
             run_layout,
             global_batch,
-            rows,
+            row_count,
             order_name=order_name,
             nearest="if none fits",
             time_settings=time_settings,
         ),
     )
-    layout_plan = join_plans(list(plans))
-    memory_on_one = layout_plan.memory
+    layout_plan = first_fitting_plan(list(layout_plans))
+    run_memory = layout_plan.memory
     is_impossible = not layout_plan.plan.feasible and layout_plan.plan.nearest is None
-    suggestions = nearest_layouts_text(preset.model, layout, memory_on_one.states.workload.seq) if is_impossible else ""
+    suggestions = nearest_layouts_text(preset.model, layout, run_memory.states.workload.seq) if is_impossible else ""
     return ReportedAnswer(
         layout_plan, lambda: report(preset, layout_plan, suggestions, requested_sizes), bool(layout_plan.plan.feasible)
     )

@@ -46,14 +46,14 @@ def ask_serve(
     from ..reports.calibration import with_calibration
     from ..reports.serve import report
 
-    study = serve_study(preset, hardware, options, read_model)
+    server_study = serve_study(preset, hardware, options, read_model)
     calibration = _calibration_of_options(preset, hardware, options, read_model)
     if calibration is not None:
-        device, stack = calibration.factors.device(study.device), calibration.factors.stack(study.stack)
-        study = replace(study, device=device, stack=stack)
-    servers = study.answer()
-    ok = servers.chosen is not None
-    return ReportedAnswer(servers, lambda: with_calibration(report(study, servers), calibration), ok)
+        device, stack = calibration.factors.device(server_study.device), calibration.factors.stack(server_study.stack)
+        server_study = replace(server_study, device=device, stack=stack)
+    server_search = server_study.answer()
+    ok = server_search.chosen is not None
+    return ReportedAnswer(server_search, lambda: with_calibration(report(server_study, server_search), calibration), ok)
 
 
 def _calibration_of_options(
@@ -64,14 +64,14 @@ def _calibration_of_options(
         return None
     from .measured_rows import calibration_of
 
-    question = RunQuestion(
+    run = RunQuestion(
         preset=preset,
         settings=settings_of(phase="decode"),
         layout=LayoutRequest(devices=options.devices, tp=options.tp, pp=options.pp),
         accelerators=(hardware,),
     )
     time_options = TimeOptions(stack=options.stack, nic=options.nic, engine=options.engine)
-    return calibration_of(options.calibrate, question, time_options, read_model, timed_run)
+    return calibration_of(options.calibrate, run, time_options, read_model, timed_run)
 
 
 def serve_study(
@@ -93,16 +93,17 @@ def serve_study(
     trace = _trace_of_options(options)
     if options.concurrency is not None and options.rate is not None:
         raise InputError("--rate: --concurrency says the load already; expected one of the two")
-    record, version = engine_and_version(options.engine or USUAL_ENGINE)
-    if record.layout_flags is None:
-        engines = [name for name in FOLDERS if engine(name).layout_flags is not None]
+    engine_record, version = engine_and_version(options.engine or USUAL_ENGINE)
+    if engine_record.layout_flags is None:
+        engines = [engine_name for engine_name in FOLDERS if engine(engine_name).layout_flags is not None]
         raise InputError(
             f"--engine {options.engine}: its servers under load are not modelled; expected one of {', '.join(engines)}"
         )
-    if not record.runs_on(hardware):
+    if not engine_record.runs_on(hardware):
         raise InputError(
-            f"--hardware {hardware.name or hardware.title}: servers of {record.title} on it are not modelled; expected "
-            f"{record.supported_accelerators}, or llmcalc time with --users N for a token of N users"
+            f"--hardware {hardware.name or hardware.title}: servers of {engine_record.title} on it are not modelled; "
+            "expected "
+            f"{engine_record.supported_accelerators}, or llmcalc time with --users N for a token of N users"
         )
     cached_share = options.prefix_hit or 0.0
     if trace is not None:
@@ -114,40 +115,40 @@ def serve_study(
         raise InputError(
             f"--input, --output: {input + output:,} tokens of a request are too many; expected at most {LARGEST:,}"
         )
-    requests = Requests(input, output, int(cached_share * input))
-    longest_request = requests.total_tokens if trace is None else trace.longest_request
-    limits = Limits(options.concurrency, options.rate, options.ttft, options.tpot)
-    speculation, draft_flags = _speculation_of_options(preset, record, options, read_model)
+    request_shape = Requests(input, output, int(cached_share * input))
+    longest_request = request_shape.total_tokens if trace is None else trace.longest_request
+    latency_limits = Limits(options.concurrency, options.rate, options.ttft, options.tpot)
+    speculation, draft_flags = _speculation_of_options(preset, engine_record, options, read_model)
     stack = find_stack(options.stack or stack_of_engine(options.engine, hardware), "inference")
     return ServeStudy(
         preset,
         hardware,
         device_of(hardware, options.nic),
         stack,
-        record,
+        engine_record,
         version,
         dict(_runs_by_format(preset, hardware, options, longest_request)),
-        requests,
-        limits,
+        request_shape,
+        latency_limits,
         SizesRequest(options.devices, options.tp, options.pp, options.dp, options.ep),
         options.price,
         trace,
         options.disaggregate is not None,
-        _ratio_of_options(options, requests),
+        _ratio_of_options(options, request_shape),
         speculation,
-        draft_flags | _memory_flags(record, options),
+        draft_flags | _memory_flags(engine_record, options),
     )
 
 
-def _memory_flags(record: Engine, options: ServeOptions) -> dict[str, Any]:
+def _memory_flags(engine_record: Engine, options: ServeOptions) -> dict[str, Any]:
     """Returns the engine's flag for the share of memory; empty without the option.
 
     Raises `InputError` for an engine without such a flag.
     """
     if options.mem_fraction_static is None:
         return {}
-    if not any("--mem-fraction-static" in flag.names for flag in record.known_flags()):
-        raise InputError(f"--mem-fraction-static: {record.title} has no such flag; expected --engine sglang")
+    if not any("--mem-fraction-static" in engine_flag.names for engine_flag in engine_record.known_flags()):
+        raise InputError(f"--mem-fraction-static: {engine_record.title} has no such flag; expected --engine sglang")
     return {"mem_fraction_static": options.mem_fraction_static}
 
 
@@ -155,41 +156,42 @@ MOST_REPLICAS_OF_A_SIDE = 64
 """Largest number in a ratio of `--disaggregate`."""
 
 
-def _ratio_of_options(options: ServeOptions, requests: Requests) -> tuple[int, int] | None:
+def _ratio_of_options(options: ServeOptions, request_shape: Requests) -> tuple[int, int] | None:
     """Returns the ratio of `--disaggregate`; None for `auto`, and without the option.
 
     Raises `InputError` for other values, and for requests of which no replica decodes anything.
     """
-    value = options.disaggregate
-    if value is None:
+    ratio_text = options.disaggregate
+    if ratio_text is None:
         return None
     if options.trace is not None:
         raise InputError("--disaggregate: the requests of a trace are simulated on equal replicas; expected --input")
-    if requests.output == 1:
+    if request_shape.output == 1:
         raise InputError("--disaggregate: answers of one token are not decoded; expected a longer --output")
-    if value == AUTO:
+    if ratio_text == AUTO:
         return None
-    match = re.fullmatch(r"([1-9][0-9]?):([1-9][0-9]?)", str(value))
-    replica_counts = (0, 0) if match is None else (int(match[1]), int(match[2]))
+    text_match = re.fullmatch(r"([1-9][0-9]?):([1-9][0-9]?)", str(ratio_text))
+    replica_counts = (0, 0) if text_match is None else (int(text_match[1]), int(text_match[2]))
     if not 0 < max(replica_counts) <= MOST_REPLICAS_OF_A_SIDE:
         raise InputError(
-            f"--disaggregate: {shown(value)}; expected {AUTO}, or replicas for prompts and replicas that decode, each "
+            f"--disaggregate: {shown(ratio_text)}; expected {AUTO}, or replicas for prompts and replicas that "
+            "decode, each "
             f"at most {MOST_REPLICAS_OF_A_SIDE}, such as 1:3"
         )
     return replica_counts
 
 
 def _speculation_of_options(
-    preset: Preset, record: Engine, options: ServeOptions, read_model: Callable[[str], Preset]
+    preset: Preset, engine_record: Engine, options: ServeOptions, read_model: Callable[[str], Preset]
 ) -> tuple[Speculation | None, dict[str, Any]]:
     """Returns the draft model or method of speculation, and the engine's flags for it; None without `--draft`.
 
     Raises `InputError` for options that lack one another, and a draft that does not fit the model.
     """
-    from ..costs.draft import check_draft, states_of
+    from ..costs.draft import check_draft, states_reader_of
     from ..timing.speculation import Speculation
 
-    typed_options = [name for name in ("acceptance", "draft_tokens") if getattr(options, name) is not None]
+    typed_options = [field for field in ("acceptance", "draft_tokens") if getattr(options, field) is not None]
     if options.draft is None:
         if typed_options:
             raise InputError(
@@ -198,8 +200,10 @@ def _speculation_of_options(
         return None, {}
     if options.acceptance is None:
         raise InputError("--draft: how many tokens are accepted is not known; expected --acceptance, such as 0.7")
-    if record.draft_flags is None:
-        raise InputError(f"--draft: speculative decoding of {record.title}'s servers is not modelled; expected vllm")
+    if engine_record.draft_flags is None:
+        raise InputError(
+            f"--draft: speculative decoding of {engine_record.title}'s servers is not modelled; expected vllm"
+        )
     tokens = options.draft_tokens or DRAFT_TOKENS
     if options.draft == "mtp" and preset.model.mtp is None:
         raise InputError("--draft mtp: the model has no modules of multi-token prediction; expected a TARGET or ngram")
@@ -207,10 +211,12 @@ def _speculation_of_options(
     draft = None
     if method == "model":
         draft = options.draft if isinstance(options.draft, Preset) else read_model(options.draft)
-        reads_states = states_of(draft.model) is not None
+        reads_states = states_reader_of(draft.model) is not None
         check_draft(preset.model, draft.model, preset.name, f"--draft {draft.name}", not reads_states)
     spec = None if draft is None else draft.model
-    return Speculation(tokens, options.acceptance, spec, method == "mtp"), record.draft_flags(method, draft, tokens)
+    return Speculation(tokens, options.acceptance, spec, method == "mtp"), engine_record.draft_flags(
+        method, draft, tokens
+    )
 
 
 def _trace_of_options(options: ServeOptions) -> Trace | None:
@@ -218,10 +224,10 @@ def _trace_of_options(options: ServeOptions) -> Trace | None:
     from ..studies.serve_trace import Trace
     from .traces import read_trace
 
-    names = ("input", "output", "concurrency", "rate")
-    typed_options = [f"--{name}" for name in names if getattr(options, name) is not None]
+    load_options = ("input", "output", "concurrency", "rate")
+    typed_options = [f"--{field}" for field in load_options if getattr(options, field) is not None]
     if options.trace is None:
-        missing_options = [f"--{name}" for name in ("input", "output") if getattr(options, name) is None]
+        missing_options = [f"--{field}" for field in ("input", "output") if getattr(options, field) is None]
         if missing_options:
             raise InputError(
                 f"missing option {missing_options[0]} (tokens of each request), or --trace FILE with requests"
@@ -232,31 +238,37 @@ def _trace_of_options(options: ServeOptions) -> Trace | None:
     return Trace(read_trace(options.trace))
 
 
-def _runs_by_format(preset: Preset, hardware: Hardware, options: ServeOptions, length: int) -> list[tuple[Any, Any]]:
+def _runs_by_format(
+    preset: Preset, hardware: Hardware, options: ServeOptions, sequence_length: int
+) -> list[tuple[Any, Any]]:
     """Returns each pair of weight and cache formats, with the model's memory on one device."""
-    formats = [
-        (quantize, kv_dtype)
-        for quantize in _parse_formats("--quantize", options.quantize)
+    format_pairs = [
+        (weight_format, kv_dtype)
+        for weight_format in _parse_formats("--quantize", options.quantize)
         for kv_dtype in _parse_formats("--kv-dtype", options.kv_dtype)
     ]
-    if len(formats) > MOST_FORMATS:
-        raise InputError(f"--quantize, --kv-dtype: {len(formats)} combinations; expected at most {MOST_FORMATS}")
-    runs = []
-    for format_pair in dict.fromkeys(formats):
+    if len(format_pairs) > MOST_FORMATS:
+        raise InputError(f"--quantize, --kv-dtype: {len(format_pairs)} combinations; expected at most {MOST_FORMATS}")
+    format_runs = []
+    for format_pair in dict.fromkeys(format_pairs):
         chosen_formats = {
-            name: value for name, value in zip(("quantize", "kv_dtype"), format_pair, strict=True) if value is not None
+            setting_name: format_name
+            for setting_name, format_name in zip(("quantize", "kv_dtype"), format_pair, strict=True)
+            if format_name is not None
         }
-        settings = settings_of(phase="decode", batch=1, seq=length, **chosen_formats)
-        question = RunQuestion(preset=preset, settings=settings, accelerators=(hardware,))
-        runs.append((format_pair, question.on_one_device()))
-    return runs
+        settings = settings_of(phase="decode", batch=1, seq=sequence_length, **chosen_formats)
+        run = RunQuestion(preset=preset, settings=settings, accelerators=(hardware,))
+        format_runs.append((format_pair, run.on_one_device()))
+    return format_runs
 
 
-def _parse_formats(option_name: str, text: str | None) -> Sequence[str | None]:
+def _parse_formats(option_name: str, formats_text: str | None) -> Sequence[str | None]:
     """Parses a comma-separated list of number formats; None for the published format."""
-    if text is None:
+    if formats_text is None:
         return [None]
-    words = [word.strip() for word in str(text)[: LARGEST.bit_length() * 20].split(",")]
-    if not all(words):
-        raise InputError(f"{option_name}: {shown(text)}; expected formats with commas between them, such as {AUTO},fp8")
-    return [None if word == AUTO else word for word in words]
+    format_words = [format_word.strip() for format_word in str(formats_text)[: LARGEST.bit_length() * 20].split(",")]
+    if not all(format_words):
+        raise InputError(
+            f"{option_name}: {shown(formats_text)}; expected formats with commas between them, such as {AUTO},fp8"
+        )
+    return [None if format_word == AUTO else format_word for format_word in format_words]

@@ -51,16 +51,16 @@ def read_trace(path: str | Path) -> tuple[TracedRequest, ...]:
     """
     file_bytes = read_bytes(Path(path), MOST_BYTES, EXPECTED)
     try:
-        text = file_bytes.decode("utf-8-sig")
+        file_text = file_bytes.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise InputError(f"{path}: is not UTF-8 text; expected {EXPECTED}") from None
-    rows = _json_rows(path, text) if text.lstrip().startswith("{") else _csv_rows(path, text)
+    numbered_rows = _json_rows(path, file_text) if file_text.lstrip().startswith("{") else _csv_rows(path, file_text)
     requests: list[TracedRequest] = []
     input_tokens = 0
-    for line_number, row in rows:
+    for line_number, row_fields in numbered_rows:
         if len(requests) >= MOST_REQUESTS:
             raise InputError(f"{path}: more than {MOST_REQUESTS:,} requests; expected at most so many")
-        requests.append(_traced_request(f"{path}:{line_number}", row))
+        requests.append(_traced_request(f"{path}:{line_number}", row_fields))
         input_tokens += requests[-1].input
         if input_tokens > MOST_INPUT:
             raise InputError(
@@ -74,65 +74,65 @@ def read_trace(path: str | Path) -> tuple[TracedRequest, ...]:
     return tuple(TracedRequest(request.arrival - first_arrival, request.input, request.output) for request in requests)
 
 
-def _csv_rows(path: str | Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _csv_rows(path: str | Path, file_text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
     try:
-        reader = csv.DictReader(io.StringIO(text), strict=True)
-        _check_columns(f"{path}", reader.fieldnames or ())
-        for row in reader:
-            if None in row or None in row.values():
-                raise InputError(f"{path}:{reader.line_num}: has another number of cells than the heading")
-            yield reader.line_num, row
+        csv_reader = csv.DictReader(io.StringIO(file_text), strict=True)
+        _check_columns(f"{path}", csv_reader.fieldnames or ())
+        for row_fields in csv_reader:
+            if None in row_fields or None in row_fields.values():
+                raise InputError(f"{path}:{csv_reader.line_num}: has another number of cells than the heading")
+            yield csv_reader.line_num, row_fields
     except csv.Error as error:
         raise InputError(f"{path}: {error}; expected {EXPECTED}") from None
 
 
-def _json_rows(path: str | Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    for line_number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
+def _json_rows(path: str | Path, file_text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    for line_number, line_text in enumerate(file_text.splitlines(), 1):
+        if not line_text.strip():
             continue
         try:
-            row = json.loads(line)
+            row_fields = json.loads(line_text)
         except (ValueError, RecursionError):
             raise InputError(f"{path}:{line_number}: is no JSON object; expected one on each line") from None
-        if not isinstance(row, dict):
+        if not isinstance(row_fields, dict):
             raise InputError(f"{path}:{line_number}: is no JSON object; expected one on each line")
-        _check_columns(f"{path}:{line_number}", row)
-        yield line_number, row
+        _check_columns(f"{path}:{line_number}", row_fields)
+        yield line_number, row_fields
 
 
-def _check_columns(place_in_error: str, names: Any) -> None:
-    for name in names:
-        if name not in COLUMNS:
+def _check_columns(place_in_error: str, column_names: Any) -> None:
+    for column_name in column_names:
+        if column_name not in COLUMNS:
             raise InputError(
-                f"{place_in_error}: column {shown(name)} is not known; expected {', '.join(COLUMNS)}."
-                f"{suggest(str(name), list(COLUMNS))}"
+                f"{place_in_error}: column {shown(column_name)} is not known; expected {', '.join(COLUMNS)}."
+                f"{suggest(str(column_name), list(COLUMNS))}"
             )
-    for name in COLUMNS:
-        if name not in names:
-            raise InputError(f"{place_in_error}: the column '{name}' is missing; expected {', '.join(COLUMNS)}")
+    for column_name in COLUMNS:
+        if column_name not in column_names:
+            raise InputError(f"{place_in_error}: the column '{column_name}' is missing; expected {', '.join(COLUMNS)}")
 
 
-def _traced_request(place_in_error: str, row: Mapping[str, Any]) -> TracedRequest:
+def _traced_request(place_in_error: str, row_fields: Mapping[str, Any]) -> TracedRequest:
     tokens = [
         whole(
-            f"{place_in_error}: {name}",
-            length_of(f"{place_in_error}: {name}", _cell_value(row[name])),
+            f"{place_in_error}: {column_name}",
+            length_of(f"{place_in_error}: {column_name}", _cell_value(row_fields[column_name])),
             most=MOST_TOKENS,
         )
-        for name in ("input", "output")
+        for column_name in ("input", "output")
     ]
-    return TracedRequest(_arrival_seconds(f"{place_in_error}: arrival", _cell_value(row["arrival"])), *tokens)
+    return TracedRequest(_arrival_seconds(f"{place_in_error}: arrival", _cell_value(row_fields["arrival"])), *tokens)
 
 
-def _cell_value(value: Any) -> Any:
-    return value.strip() if isinstance(value, str) else value
+def _cell_value(cell_value: Any) -> Any:
+    return cell_value.strip() if isinstance(cell_value, str) else cell_value
 
 
-def _arrival_seconds(place_in_error: str, value: Any) -> float:
+def _arrival_seconds(place_in_error: str, cell_value: Any) -> float:
     """Returns a request's arrival time in seconds, from a number or a text with a unit."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    is_plain = isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}(\.[0-9]{0,20})?", value) is not None
-    seconds = float(value) if is_number or is_plain else parse_duration(place_in_error, value)
+    is_number = isinstance(cell_value, int | float) and not isinstance(cell_value, bool)
+    is_plain = isinstance(cell_value, str) and re.fullmatch(r"[0-9]{1,9}(\.[0-9]{0,20})?", cell_value) is not None
+    seconds = float(cell_value) if is_number or is_plain else parse_duration(place_in_error, cell_value)
     if not 0 <= seconds <= MOST_SECONDS:
-        raise InputError(f"{place_in_error}: {shown(value)}; expected seconds from 0 up to 30 days")
+        raise InputError(f"{place_in_error}: {shown(cell_value)}; expected seconds from 0 up to 30 days")
     return seconds

@@ -1,4 +1,4 @@
-"""The usual engine of an inference run that names none: what it holds beside the bytes that torch's kernels need."""
+"""The serving engine that an inference run without a named engine usually has, and the engine's memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..studies.fit import (
     MOST_SEQ,
     Change,
     Fitting,
-    as_options,
+    cli_options,
     largest_fitting_number,
     single_changes,
 )
@@ -47,17 +47,21 @@ class UsualEngine:
 
     @classmethod
     def of_run(cls, preset: Preset, memory: Memory, hardware: Hardware) -> UsualEngine | None:
-        """Returns the usual engine of a run; None for a run of one phase, and where the engine does not run."""
+        """Returns the usual engine of a run; None for a run of a single phase, or on an unsupported accelerator."""
         settings, stack = memory.settings, usual_stack(hardware, memory)
-        records = [record for record in map(engine, FOLDERS) if record.stack(NEWEST) == stack]
+        records = [framework for framework in map(engine, FOLDERS) if framework.stack(NEWEST) == stack]
         if settings.phase not in ("inference", "decode") or not records or not records[0].runs_on(hardware):
             return None
-        options = {name: getattr(settings, name) for name in FORMATS}
-        typed_options = {name: value for name, value in options.items() if value is not None}
+        format_settings = {format_field: getattr(settings, format_field) for format_field in FORMATS}
+        typed_options = {
+            format_field: format_name
+            for format_field, format_name in format_settings.items()
+            if format_name is not None
+        }
         return cls(preset, records[0], hardware, int(memory.states.workload.seq), typed_options)
 
     def memory_of(self, users: int) -> EngineMemory | None:
-        """Returns the engine's memory with room for users; None for what it does not run, or in no known way."""
+        """Returns the engine's memory for this number of users; None if unsupported or unknown."""
         try:
             memory: EngineMemory = self.record.memory(self._server_of(users))
         except InputError:
@@ -65,11 +69,11 @@ class UsualEngine:
         return memory
 
     def _server_of(self, users: int) -> Any:
-        """Returns the engine's server with room for users. Raises `InputError` for what it does not run."""
-        options = dict(self.options)
-        scheme = options.pop("quantize", None)
-        flags = read_values(self.record.title, self.record.known_flags(), options, self.record.flags_by_option)
-        flags |= {} if scheme is None else {"quantize": scheme}
+        """Returns the engine's server for this number of users. Raises `InputError` for an unsupported run."""
+        server_options = dict(self.options)
+        scheme_name = server_options.pop("quantize", None)
+        flags = read_values(self.record.title, self.record.known_flags(), server_options, self.record.flags_by_option)
+        flags |= {} if scheme_name is None else {"quantize": scheme_name}
         if self.record.shows_alternatives:  # layers on the host are another run
             flags |= {"n_gpu_layers": "all", "fit": "off"}
         flags = self.record.flags_for_users(self.preset, flags, users, self.seq)
@@ -77,7 +81,7 @@ class UsualEngine:
         return self.record.server(self.preset, self.hardware, version, flags)
 
     def most_users(self, users: int) -> int:
-        """Returns how many of the users its cache holds; all of them where its memory is not known."""
+        """Returns the number of users whose requests the engine's cache holds; all users if its memory is unknown."""
         memory = self.memory_of(users)
         if memory is None or memory.holds(users):
             return users
@@ -85,7 +89,7 @@ class UsualEngine:
         return min(users, int(memory.all_users())) if divides_cache and memory.starts else 0
 
     def device_bytes(self, users: int) -> int | None:
-        """Returns the bytes of the device that needs most, with those that are not free when the engine starts.
+        """Returns the bytes on the device with the highest need, with the bytes in use before the engine starts.
 
         None for an engine that fills a budget, and where its memory is not known.
         """
@@ -93,11 +97,11 @@ class UsualEngine:
             return None
         try:
             server = self._server_of(users)
-            terms = self.record.memory(server).terms
+            memory_terms = self.record.memory(server).terms
         except InputError:
             return None
         largest_bytes = max(
-            (sum(term.bytes for term in terms if term.device == device) for device in server.devices), default=0
+            (sum(term.bytes for term in memory_terms if term.device == device) for device in server.devices), default=0
         )
         return int(largest_bytes + self.hardware.capacity_bytes - server.free_bytes)
 
@@ -111,50 +115,50 @@ class UsualEngine:
             return None
         return Change(f"--engine {self.record.name}", Fit(self.hardware, device_bytes))
 
-    def fitting(self, memory: Memory) -> Fitting | None:
-        """Returns the answer on whether a run fits by the engine's buffers; None where they are not known."""
-        users = int(memory.states.workload.batch)
+    def fitting(self, run_memory: Memory) -> Fitting | None:
+        """Returns whether a run fits with the engine's buffers; None if the buffers are unknown."""
+        users = int(run_memory.states.workload.batch)
         device_bytes = self.device_bytes(users)
         if device_bytes is None:
             return None
         fit = Fit(self.hardware, device_bytes)
-        batch = self._largest(self.device_bytes, users, MOST_BATCH)
-        seq = self._largest(lambda tokens: replace(self, seq=tokens).device_bytes(users), self.seq, MOST_SEQ)
-        changes: list[Change] = []
+        batch = self._largest_fitting(self.device_bytes, users, MOST_BATCH)
+        seq = self._largest_fitting(lambda tokens: replace(self, seq=tokens).device_bytes(users), self.seq, MOST_SEQ)
+        memory_changes: list[Change] = []
         if fit.verdict == "no":
-            for settings in chain(*single_changes(memory, self.hardware, batch, seq)):
-                formats = {name: settings[name] for name in FORMATS if name in settings}
-                changed = replace(self, seq=settings.get("seq", self.seq), options={**self.options, **formats})
-                needed_bytes = changed.device_bytes(settings.get("batch", users))
+            for settings in chain(*single_changes(run_memory, self.hardware, batch, seq)):
+                formats = {format_field: settings[format_field] for format_field in FORMATS if format_field in settings}
+                changed_engine = replace(self, seq=settings.get("seq", self.seq), options={**self.options, **formats})
+                needed_bytes = changed_engine.device_bytes(settings.get("batch", users))
                 if needed_bytes is not None and needed_bytes < device_bytes:
-                    changes.append(Change(as_options(settings), Fit(self.hardware, needed_bytes)))
-        changes.sort(key=lambda change: change.fit.verdict == "no")
-        return Fitting(memory, fit, batch, seq, tuple(changes), engine_title=self.record.title)
+                    memory_changes.append(Change(cli_options(settings), Fit(self.hardware, needed_bytes)))
+        memory_changes.sort(key=lambda memory_change: memory_change.fit.verdict == "no")
+        return Fitting(run_memory, fit, batch, seq, tuple(memory_changes), engine_title=self.record.title)
 
-    def _largest(self, bytes_of: Callable[[int], int | None], given_number: int, maximum: int) -> int:
-        """Returns the largest number whose bytes fit; those that are not known do not."""
+    def _largest_fitting(self, bytes_of: Callable[[int], int | None], given_number: int, maximum: int) -> int:
+        """Returns the largest number whose bytes fit; a number with unknown bytes counts as too large."""
         too_many = 2 * self.hardware.capacity_bytes
 
-        def needed_bytes(number: int) -> int:
-            device_bytes = bytes_of(number)
+        def needed_bytes(tried_number: int) -> int:
+            device_bytes = bytes_of(tried_number)
             return too_many if device_bytes is None else device_bytes
 
         return largest_fitting_number(needed_bytes, self.hardware.capacity_bytes, given_number, maximum)
 
 
-def gguf_fit(preset: Preset, memory: Memory, hardware: Hardware) -> Fit | None:
+def gguf_fit(preset: Preset, run_memory: Memory, hardware: Hardware) -> Fit | None:
     """Returns whether a run of a GGUF file's weights fits on one accelerator, by the buffers of llama.cpp.
 
     None for other weights, and where the engine does not run or its buffers are not known.
     """
-    engine = UsualEngine.of_run(preset, memory, hardware) if has_gguf_weights(memory) else None
-    device_bytes = None if engine is None else engine.device_bytes(int(memory.states.workload.batch))
+    engine = UsualEngine.of_run(preset, run_memory, hardware) if has_gguf_weights(run_memory) else None
+    device_bytes = None if engine is None else engine.device_bytes(int(run_memory.states.workload.batch))
     return None if device_bytes is None else Fit(hardware, device_bytes)
 
 
 @dataclass(frozen=True)
 class ServedUsers:
-    """The users of a run and the most users that fit, as far as the usual engine holds them.
+    """The users of a run, and the most users that fit in the usual engine's cache.
 
     users: numbers of users whose tokens are timed. notes: which of them the engine does not hold.
     changes: the engine in place of torch's kernels, for a run that does not fit.
@@ -165,23 +169,23 @@ class ServedUsers:
     changes: tuple[Change, ...] = ()
 
     @classmethod
-    def of_answer(cls, fitting: Fitting, usual_engine: UsualEngine | None) -> ServedUsers:
+    def of_answer(cls, fit_result: Fitting, usual_engine: UsualEngine | None) -> ServedUsers:
         """Returns the users of a run, and the most users that fit. usual_engine: None without one."""
-        run_users = int(fitting.memory.states.workload.batch)
-        is_fitting = fitting.fit.verdict != "no"
-        numbers = [users for users in dict.fromkeys((run_users if is_fitting else 0, fitting.batch)) if users]
+        run_users = int(fit_result.memory.states.workload.batch)
+        is_fitting = fit_result.fit.verdict != "no"
+        user_counts = [users for users in dict.fromkeys((run_users if is_fitting else 0, fit_result.batch)) if users]
         if usual_engine is None:
-            return cls(tuple(numbers))
-        change = None if is_fitting else usual_engine.change(run_users)
-        most_users = {users: usual_engine.most_users(users) for users in numbers}
+            return cls(tuple(user_counts))
+        engine_change = None if is_fitting else usual_engine.change(run_users)
+        most_users = {users: usual_engine.most_users(users) for users in user_counts}
         notes = [
-            f"by its own budget {usual_engine.record.title} holds {most:,} users, not {users:,} "
+            f"by its own budget {usual_engine.record.title} holds {user_limit:,} users, not {users:,} "
             f"(--engine {usual_engine.record.name})"
-            for users, most in most_users.items()
-            if most < users
+            for users, user_limit in most_users.items()
+            if user_limit < users
         ]
         return cls(
             tuple(users for users in dict.fromkeys(most_users.values()) if users),
             tuple(notes[:1]),
-            () if change is None else (change,),
+            () if engine_change is None else (engine_change,),
         )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..witnesses.run import Witness
 
 
-def ask_budget(file: Path, skip_missing: bool = False) -> ReportedAnswer:
+def ask_budget(budget_file: Path, skip_missing: bool = False) -> ReportedAnswer:
     """Checks the values of models against a budget file. Raises `InputError` if the file cannot be read.
 
     skip_missing: whether a file that does not exist is a budget without bounds; default an error.
@@ -31,10 +31,10 @@ def ask_budget(file: Path, skip_missing: bool = False) -> ReportedAnswer:
     from ..studies.budget import check_budget, count_violations
     from ..studies.budget_file import read_budget
 
-    if skip_missing and not file.exists():
-        return ReportedAnswer([], lambda: report(file.name, []))
-    checks = check_budget(read_budget(file), file.parent)
-    return ReportedAnswer(checks, lambda: report(file.name, checks), not count_violations(checks))
+    if skip_missing and not budget_file.exists():
+        return ReportedAnswer([], lambda: report(budget_file.name, []))
+    checks = check_budget(read_budget(budget_file), budget_file.parent)
+    return ReportedAnswer(checks, lambda: report(budget_file.name, checks), not count_violations(checks))
 
 
 def read_checkpoint_header(checkpoint: str) -> Checkpoint:
@@ -48,13 +48,13 @@ def read_checkpoint_header(checkpoint: str) -> Checkpoint:
     return read_checkpoint(Path(checkpoint))
 
 
-def ask_check(preset: Preset, name: str, checkpoint: Checkpoint) -> ReportedAnswer:
-    """Checks whether a checkpoint has the tensors of a model. name: the checkpoint's name."""
+def ask_check(preset: Preset, checkpoint_name: str, checkpoint: Checkpoint) -> ReportedAnswer:
+    """Checks whether a checkpoint has the tensors of a model. checkpoint_name: the checkpoint's name."""
     from ..reports.checkpoint import check_report
     from ..witnesses.checkpoint import match_tensors
 
     match = match_tensors(preset.model, checkpoint)
-    return ReportedAnswer(match, lambda: check_report(preset, name, checkpoint, match), match.ok)
+    return ReportedAnswer(match, lambda: check_report(preset, checkpoint_name, checkpoint, match), match.ok)
 
 
 class Verified(NamedTuple):
@@ -79,12 +79,12 @@ class Verification:
     layout: LayoutRequest = NO_LAYOUT_OPTIONS
     num_microbatches: int | None = None
 
-    def check_targets(self, targets: bool) -> None:
+    def check_targets(self, has_targets: bool) -> None:
         """Raises `InputError` unless models or --all are given, and for options that do not apply.
 
-        targets: whether models are given.
+        has_targets: whether models are given.
         """
-        if self.everything == targets:
+        if self.everything == has_targets:
             raise InputError("verify: expected TARGET... or --all")
         if not self.distributed:
             if self.layout.has_options or self.num_microbatches is not None:
@@ -95,7 +95,7 @@ class Verification:
         if self.against != "reference" or self.device != "meta" or self.every_layer or self.memory:
             raise InputError("--distributed: --against, --device, --every-layer and --memory do not apply")
 
-    def answer(self, targets: Iterable[Any], read_model: Callable[[Any], Preset]) -> ReportedAnswer:
+    def answer(self, model_targets: Iterable[Any], read_model: Callable[[Any], Preset]) -> ReportedAnswer:
         """Compares each model's counts with its PyTorch reference, class or checkpoint. read_model: reads a model.
 
         Raises `InputError` for a model that cannot be compared; with --all it is skipped.
@@ -104,7 +104,7 @@ class Verification:
         from ..simulator.lowering import Unsupported
 
         verified = Verified([], {})
-        for target in targets:
+        for target in model_targets:
             try:
                 verified.verdicts.append(self._verdict_of_model(read_model(target)))
             except InputError as error:
@@ -142,12 +142,12 @@ class Verification:
 
 
 @contextmanager
-def _size_errors_as_input_errors(against: Witness) -> Iterator[None]:
+def _size_errors_as_input_errors(witness_kind: Witness) -> Iterator[None]:
     """Returns a context manager that turns torch's errors about sizes (over 2^63 elements) into `InputError`."""
     try:
         yield
     except (RuntimeError, ArithmeticError, MemoryError) as error:
-        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+        error_reason = next(iter(str(error).splitlines()), "") or type(error).__name__
         raise InputError(
-            f"--against {against} cannot run this model: {reason}; expected sizes that its witness can hold"
+            f"--against {witness_kind} cannot run this model: {error_reason}; expected sizes that its witness can hold"
         ) from error

@@ -11,7 +11,7 @@ from ..device_memory.estimate import Memory
 from ..frameworks.ranks import attention_of
 from ..sources.preset import Preset
 from ..studies.decoding import has_gguf_weights
-from ..studies.fit import DEEP, FEW_CHANGES, Change, Fitting, is_deep
+from ..studies.fit import DEEP, FEW_CHANGES, Change, Fitting, has_many_layers
 from ..studies.fit_devices import DeviceFitting
 from ..studies.fit_options import MOST_COMPUTERS, MOST_DEVICES, HardwareOption
 from ..studies.fit_serving import ServingFitting
@@ -153,7 +153,7 @@ def report(
     if fit_answer.decoding:
         report_parts = report_parts._replace(more=[_decoding_table(fit_answer, "; ".join(engine_notes))])
     changes_note = CHANGES_NOTE
-    if is_deep(fit_answer.memory):
+    if has_many_layers(fit_answer.memory):
         changes_note += f"; of a model with more than {DEEP} layers only the {FEW_CHANGES} that store least are tried"
     return report_parts.report(preset, fit_answer.memory, fit_answer.fit, fit_answer.changes, document, changes_note)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import units
 from ..components.base import TokenMixer
-from ..costs.flops import FlopCount, index_scores_of, scores_of, step_of
+from ..costs.flops import FlopCount, index_score_flops_of, score_flops_of, step_of
 from ..flow.tree import Node, cost_by_kind
 from ..frozen import frozen
 from ..model import ModelSpec
@@ -158,7 +158,7 @@ def _component_table(
     table_rows: list[Row] = []
     score_flops, index_scores = (
         cost_by_kind(flop_count.tree, count_cost, flop_count.run_config, flop_count.include)
-        for count_cost in (scores_of, index_scores_of)
+        for count_cost in (score_flops_of, index_score_flops_of)
     )
     for component, flops in flop_count.by_component.items():
         table_rows.append(component_row(component, flops))

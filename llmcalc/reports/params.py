@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .. import units
-from ..costs.params import ParameterCount, active_of, total_of
+from ..costs.params import ParameterCount, active_params_of, total_params_of
 from ..flow.tree import Node, Place
 from ..frozen import frozen
 from ..optional import OPTIONAL_PARTS
@@ -108,7 +108,7 @@ def _component_rows(tree: Node, total_params: int, include: frozenset[str]) -> l
 def _add_rows(
     table_parts: list[Part], node_position: Place, total_params: int, include: frozenset[str], depth: int
 ) -> None:
-    node, params_per_repeat = node_position.node, node_position.cost_per_repeat(total_of, include)
+    node, params_per_repeat = node_position.node, node_position.cost_per_repeat(total_params_of, include)
     if not params_per_repeat:
         return
     node_name = f"{node.name} ({node.label})" if node.label else node.name
@@ -122,7 +122,7 @@ def _add_rows(
             if child_position.node.kind != "norm":
                 _add_rows(table_parts, child_position, total_params, include, depth + 1)
         if node.kind == "layer" and norm_positions:
-            norm_total = sum(norm.total(total_of) for norm in norm_positions)
+            norm_total = sum(norm.total(total_params_of) for norm in norm_positions)
             if norm_total:
                 table_parts.append(
                     ("norm", _component_row("norms", norm_total, node_position.times, total_params, depth + 1))
@@ -198,7 +198,7 @@ def _params_notes(preset: Preset, parameter_count: ParameterCount, rank_share: R
 
 def _rank_notes(preset: Preset, parameter_count: ParameterCount, rank_share: RankShare) -> list[str]:
     """Returns notes about the counted rank, replicated parameters and the whole model."""
-    model_total = preset.model.tree().total(total_of, include=parameter_count.include)
+    model_total = preset.model.tree().total(total_params_of, include=parameter_count.include)
     spec, chunks = preset.model, rank_share.model.chunks
     is_tied = spec.tie_word_embeddings and rank_share.layout.pp > 1 and chunks.first != chunks.last
     return share_notes(
@@ -263,8 +263,8 @@ def _figures_function(include: frozenset[str]) -> Figures:
     """Returns a function of a node's total and, if fewer, active parameters for the JSON tree."""
 
     def figures(node_position: Place) -> dict[str, Any]:
-        node_data = node_figures_data("params", node_position, total_of, include)
-        active_params = node_position.total(active_of, include)
+        node_data = node_figures_data("params", node_position, total_params_of, include)
+        active_params = node_position.total(active_params_of, include)
         return node_data if active_params == node_data["params"] else node_data | {"active": active_params}
 
     return figures

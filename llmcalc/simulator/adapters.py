@@ -78,7 +78,10 @@ class Adapters:
     def stored_tensors(self, rows: Number, columns: Number) -> dict[str, tuple[Number, Dtype]]:
         """Returns suffix → (elements, number format) of the tensors of a quantized matrix, its codes first."""
         tensors = stored_tensors(self.base, rows, columns)
-        return {name: (count, UINT8 if size == 1 else FLOAT32) for name, (count, size) in tensors.items()}
+        return {
+            tensor_suffix: (element_count, UINT8 if element_bytes == 1 else FLOAT32)
+            for tensor_suffix, (element_count, element_bytes) in tensors.items()
+        }
 
     def computing_format(self, input_format: Dtype) -> Dtype:
         """Returns the number format of products with 4-bit weights, which may differ from the input's.

@@ -66,7 +66,7 @@ class Graph:
         self.numbers: Iterator[int] = itertools.count()
 
     def new_tensor(self, shape: Shape, dtype: Dtype, strides: Strides | None = None) -> Tensor:
-        """Allocates a tensor with a storage of its own."""
+        """Allocates a tensor with a new storage."""
         return empty(self.meter, shape, dtype, strides)
 
     def sum_to_shape(self, shape: Shape, x: Tensor) -> Tensor:
@@ -77,8 +77,8 @@ class Graph:
         summed_tensor = self.new_tensor(shape, x.dtype)
         outputs = count(shape)
         if self.multiprocessors and shape and x.shape[-1] == shape[-1] and not is_zero(outputs):
-            sizes = scratch_bytes(outputs, count(x.shape) // outputs, self.multiprocessors)
-            scratch = [self.new_tensor((axis_size,), UINT8) for axis_size in sizes if axis_size]
+            scratch_sizes = scratch_bytes(outputs, count(x.shape) // outputs, self.multiprocessors)
+            scratch = [self.new_tensor((size,), UINT8) for size in scratch_sizes if size]
             while scratch:
                 scratch.pop()
         summed_tensor.has_base = 0 < len(shape) < len(x.shape)
@@ -203,27 +203,27 @@ def backward(
                 output_gradient_of_node, outputs[i] = outputs[i], None
                 if edge is None:
                     continue
-                key = (id(edge), 0) if isinstance(edge, Tensor) else (id(edge[0]), edge[1])
+                gradient_key = (id(edge), 0) if isinstance(edge, Tensor) else (id(edge[0]), edge[1])
                 if output_gradient_of_node is not None:
-                    if key in gradients:
+                    if gradient_key in gradients:
                         _add_gradient(
                             autograd_graph,
                             gradients,
-                            key,
+                            gradient_key,
                             output_gradient_of_node,
                             None if isinstance(edge, Tensor) else edge[0],
                         )
                     else:
-                        gradients[key] = output_gradient_of_node
-                        if not isinstance(edge, Tensor) and key[0] not in queued_ids:
-                            queued_ids.add(key[0])
+                        gradients[gradient_key] = output_gradient_of_node
+                        if not isinstance(edge, Tensor) and gradient_key[0] not in queued_ids:
+                            queued_ids.add(gradient_key[0])
                             heapq.heappush(ready_nodes, (-edge[0].number, edge[0]))
                 del output_gradient_of_node
                 if isinstance(edge, Tensor):
                     node_attributes.append(edge)  # by the node that accumulates its gradient
-                    pending_uses[key[0]] -= 1
-                    if not pending_uses[key[0]] and key in gradients:
-                        _accumulate_leaf(autograd_graph, edge, gradients.pop(key))
+                    pending_uses[gradient_key[0]] -= 1
+                    if not pending_uses[gradient_key[0]] and gradient_key in gradients:
+                        _accumulate_leaf(autograd_graph, edge, gradients.pop(gradient_key))
             del edges, edge
         if end_callback is not None:
             end_callback()
@@ -277,7 +277,7 @@ where calls borrow variables."""
 def _add_gradient(
     autograd_graph: Graph,
     gradients: dict[tuple[int, int], Tensor],
-    key: tuple[int, int],
+    gradient_key: tuple[int, int],
     gradient: Tensor,
     node: Node | None,
 ) -> None:
@@ -289,7 +289,7 @@ def _add_gradient(
     another reference to it or to its storage, and of a view its base: a linear layer's gradients, of its weight and of
     an input with several axes before the last, are views, so that a second gradient makes a third tensor.
     """
-    first_gradient = gradients[key]
+    first_gradient = gradients[gradient_key]
     if gradient.shape != first_gradient.shape:
         gradient = autograd_graph.new_tensor(first_gradient.shape, gradient.dtype)
     is_only_reference = (
@@ -308,7 +308,7 @@ def _add_gradient(
         strides = elementwise(
             ((first_gradient.shape, first_gradient.strides), (gradient.shape, gradient.strides)), first_gradient.shape
         )
-        gradients[key] = autograd_graph.new_tensor(first_gradient.shape, first_gradient.dtype, strides)
+        gradients[gradient_key] = autograd_graph.new_tensor(first_gradient.shape, first_gradient.dtype, strides)
 
 
 def _accumulate_leaf(autograd_graph: Graph, leaf: Tensor, gradient: Tensor) -> None:

@@ -29,7 +29,7 @@ class CacheTensors(ParameterTensors):
             self.store[(*self.cache_path, cache_name)] = copied_tensors
 
     def states(self, operation: Step, *shapes: Shape) -> tuple[Tensor, ...]:
-        """Returns the tensors of a recurrent state, allocated in the first pass; none where no cache is kept.
+        """Returns the tensors of a recurrent state, allocated in the first pass; an empty tuple without a cache.
 
         shapes: shapes for one sequence.
         """

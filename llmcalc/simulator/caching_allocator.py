@@ -117,7 +117,7 @@ class Pool:
             self.ends.copy(),
             self.sizes.copy(),
         )
-        copied_pool.by_size = {size: starts.copy() for size, starts in self.by_size.items()}
+        copied_pool.by_size = {block_size: starts.copy() for block_size, starts in self.by_size.items()}
         copied_pool.least_rest, copied_pool.page, copied_pool.bound = self.least_rest, self.page, self.bound
         return copied_pool
 
@@ -131,37 +131,37 @@ class Pool:
 
     def remove(self, start: int) -> int:
         """Removes a free block and returns its size."""
-        size = self.starts.pop(start)
-        del self.ends[start + size]
-        self.by_size[size].remove(start)
-        return size
+        block_size = self.starts.pop(start)
+        del self.ends[start + block_size]
+        self.by_size[block_size].remove(start)
+        return block_size
 
     def first_size(self, index: int) -> int:
         """Returns the first size with free blocks from an index of `sizes` on, and removes sizes without blocks."""
-        while not self.by_size[size := self.sizes[index]]:
-            del self.by_size[size], self.sizes[index]
-        return size
+        while not self.by_size[block_size := self.sizes[index]]:
+            del self.by_size[block_size], self.sizes[index]
+        return block_size
 
     def reserve(self, units: int) -> tuple[int, int]:
         """Makes a new segment with a free block of at least n units (get_allocation_size).
 
         Returns the size of the block and the reserved units.
         """
-        size = self.page if units < LARGE else -(-units // ROUND) * ROUND
-        self.add(self.bound + 1, size)  # blocks of two segments never touch
-        self.bound += 1 + size
-        return size, size
+        block_size = self.page if units < LARGE else -(-units // ROUND) * ROUND
+        self.add(self.bound + 1, block_size)  # blocks of two segments never touch
+        self.bound += 1 + block_size
+        return block_size, block_size
 
     def grow(self, units: int) -> tuple[int, int]:
         """Adds pages to the expandable segment, so that its last free block has at least this many units.
 
         Returns the size of the block and the reserved units (try_allocate_expandable_block).
         """
-        size = self.remove(self.bound) if self.bound in self.starts else 0
-        reserved_units = -(-(units - size) // self.page) * self.page
+        block_size = self.remove(self.bound) if self.bound in self.starts else 0
+        reserved_units = -(-(units - block_size) // self.page) * self.page
         self.bound -= reserved_units
-        self.add(self.bound, size + reserved_units)
-        return size + reserved_units, reserved_units
+        self.add(self.bound, block_size + reserved_units)
+        return block_size + reserved_units, reserved_units
 
 
 class CachingAllocator:
@@ -238,80 +238,80 @@ class CachingAllocator:
         pools = [(pool.starts, pool.ends, pool.sizes, pool.by_size, pool.least_rest) for pool in self._pools]
         for storage_number, units in steps:
             if units > 0:
-                number = small_pool if units <= SMALL else small_pool + 1
-                starts, ends, sizes, starts_by_size, least_rest = pools[number]
+                pool_number = small_pool if units <= SMALL else small_pool + 1
+                starts, ends, sizes, starts_by_size, least_rest = pools[pool_number]
                 starts_of_size = None if expandable else starts_by_size.get(units)
                 if starts_of_size:
-                    start = starts_of_size.pop()
-                    del starts[start], ends[start + units]
-                    blocks_by_number[storage_number + base] = start, units, number
+                    block_start = starts_of_size.pop()
+                    del starts[block_start], ends[block_start + units]
+                    blocks_by_number[storage_number + base] = block_start, units, pool_number
                     allocated += units
                 else:
-                    index = bisect_left(sizes, units)
-                    size = sizes[index]
-                    starts_of_size = starts_by_size[size]
+                    size_index = bisect_left(sizes, units)
+                    block_size = sizes[size_index]
+                    starts_of_size = starts_by_size[block_size]
                     while not starts_of_size:
-                        del starts_by_size[size], sizes[index]
-                        size = sizes[index]
-                        starts_of_size = starts_by_size[size]
-                    if size == NO_SIZE or expandable:
-                        size = self._choose_block(number, units)
-                        starts_of_size = starts_by_size[size]
-                    start = starts_of_size.pop()
-                    rest = size - units
-                    del ends[start + size]
-                    if rest < least_rest:
-                        del starts[start]
-                        blocks_by_number[storage_number + base] = start, size, number
-                        allocated += size
+                        del starts_by_size[block_size], sizes[size_index]
+                        block_size = sizes[size_index]
+                        starts_of_size = starts_by_size[block_size]
+                    if block_size == NO_SIZE or expandable:
+                        block_size = self._choose_block(pool_number, units)
+                        starts_of_size = starts_by_size[block_size]
+                    block_start = starts_of_size.pop()
+                    rest_size = block_size - units
+                    del ends[block_start + block_size]
+                    if rest_size < least_rest:
+                        del starts[block_start]
+                        blocks_by_number[storage_number + base] = block_start, block_size, pool_number
+                        allocated += block_size
                     else:
-                        end = start + rest
-                        starts[start], ends[end] = rest, start
-                        blocks_by_number[storage_number + base] = end, units, number
+                        block_end = block_start + rest_size
+                        starts[block_start], ends[block_end] = rest_size, block_start
+                        blocks_by_number[storage_number + base] = block_end, units, pool_number
                         allocated += units
-                        starts_of_size = starts_by_size.get(rest)
+                        starts_of_size = starts_by_size.get(rest_size)
                         if starts_of_size is None:
-                            starts_by_size[rest] = [start]
-                            insort(sizes, rest)
-                        elif not starts_of_size or starts_of_size[-1] < start:
-                            starts_of_size.append(start)
+                            starts_by_size[rest_size] = [block_start]
+                            insort(sizes, rest_size)
+                        elif not starts_of_size or starts_of_size[-1] < block_start:
+                            starts_of_size.append(block_start)
                         else:
-                            insort(starts_of_size, start)
+                            insort(starts_of_size, block_start)
                 if allocated > peak_allocated:  # noqa: PLR1730
                     peak_allocated = allocated
             elif not units:
-                start, size, number = blocks_by_number[storage_number + base]
-                starts, ends, sizes, starts_by_size, _ = pools[number]
-                allocated -= size
-                end = start + size
-                merged_size = starts.pop(end, 0)
+                block_start, block_size, pool_number = blocks_by_number[storage_number + base]
+                starts, ends, sizes, starts_by_size, _ = pools[pool_number]
+                allocated -= block_size
+                block_end = block_start + block_size
+                merged_size = starts.pop(block_end, 0)
                 if merged_size:  # the block after it is free too
                     starts_of_size = starts_by_size[merged_size]
-                    if starts_of_size[-1] == end:
+                    if starts_of_size[-1] == block_end:
                         starts_of_size.pop()
                     else:
-                        del starts_of_size[bisect_left(starts_of_size, end)]
-                    size += merged_size
-                    end += merged_size
-                merged_start = ends.pop(start, None)
+                        del starts_of_size[bisect_left(starts_of_size, block_end)]
+                    block_size += merged_size
+                    block_end += merged_size
+                merged_start = ends.pop(block_start, None)
                 if merged_start is not None:
-                    merged_size = start - merged_start
+                    merged_size = block_start - merged_start
                     starts_of_size = starts_by_size[merged_size]
                     if starts_of_size[-1] == merged_start:
                         starts_of_size.pop()
                     else:
                         del starts_of_size[bisect_left(starts_of_size, merged_start)]
-                    start = merged_start
-                    size += merged_size
-                starts[start], ends[end] = size, start
-                starts_of_size = starts_by_size.get(size)
+                    block_start = merged_start
+                    block_size += merged_size
+                starts[block_start], ends[block_end] = block_size, block_start
+                starts_of_size = starts_by_size.get(block_size)
                 if starts_of_size is None:
-                    starts_by_size[size] = [start]
-                    insort(sizes, size)
-                elif not starts_of_size or starts_of_size[-1] < start:
-                    starts_of_size.append(start)
+                    starts_by_size[block_size] = [block_start]
+                    insort(sizes, block_size)
+                elif not starts_of_size or starts_of_size[-1] < block_start:
+                    starts_of_size.append(block_start)
                 else:
-                    insort(starts_of_size, start)
+                    insort(starts_of_size, block_start)
             else:
                 self._stream = -1 - units
                 small_pool = self._small_pool(self._stream)
@@ -328,15 +328,15 @@ class CachingAllocator:
         others come first. Without a block, memory is reserved.
         """
         block_pool, expandable = self._pools[pool_number], self.expandable_segments
-        index = bisect_left(block_pool.sizes, units)
-        size = block_pool.first_size(index)
-        if expandable and size != NO_SIZE and block_pool.by_size[size] == [block_pool.bound]:
-            next_size = block_pool.first_size(index + 1)
-            size = size if next_size == NO_SIZE else next_size
-        if size == NO_SIZE:
-            size, reserved_units = (block_pool.grow if expandable else block_pool.reserve)(units)
+        size_index = bisect_left(block_pool.sizes, units)
+        block_size = block_pool.first_size(size_index)
+        if expandable and block_size != NO_SIZE and block_pool.by_size[block_size] == [block_pool.bound]:
+            next_size = block_pool.first_size(size_index + 1)
+            block_size = block_size if next_size == NO_SIZE else next_size
+        if block_size == NO_SIZE:
+            block_size, reserved_units = (block_pool.grow if expandable else block_pool.reserve)(units)
             self.reserved += reserved_units << UNIT
-        return size
+        return block_size
 
     def restore(self, source_allocator: CachingAllocator) -> None:
         """Copies the state of another allocator, to continue from it."""
@@ -419,8 +419,8 @@ class LatestRun:
             allocator.restore(self.states[-1][1])
         for steps_piece in pieces[shared_pieces:]:
             for steps, repeats in steps_piece:
-                for repeat in repeats:
-                    allocator.play(steps, count, repeat)
+                for repeat_index in repeats:
+                    allocator.play(steps, count, repeat_index)
             self.states.append((steps_piece, allocator.copy()))
 
 
@@ -448,14 +448,19 @@ class RequestedBytes:
         requested_before, peak_before = self.requested, self.peak_requested
         self.peak_requested = requested_before
         steps = self.steps(
-            [(storage_number + first_repeat, size, event_detail) for storage_number, size, event_detail in events]
+            [
+                (storage_number + first_repeat, block_size, event_detail)
+                for storage_number, block_size, event_detail in events
+            ]
         )
         further_bytes = (count - 1) * (self.requested - requested_before)
         self.requested += further_bytes
         self.peak_requested = max(peak_before, self.peak_requested + max(0, further_bytes))
-        for storage_number, size, _ in events:
-            if size >= 0:
-                self._bytes[storage_number + lowest_repeat : storage_number + lowest_repeat + count] = [size] * count
+        for storage_number, block_size, _ in events:
+            if block_size >= 0:
+                self._bytes[storage_number + lowest_repeat : storage_number + lowest_repeat + count] = [
+                    block_size
+                ] * count
         return [(storage_number - first_repeat, repeat_index) for storage_number, repeat_index in steps]
 
     def steps(self, events: Sequence[Event]) -> list[Step]:
@@ -465,30 +470,30 @@ class RequestedBytes:
         steps: list[Step] = []
         append_step = steps.append
         storage_number: Any
-        for storage_number, size, event_detail in events:
-            if size == FREED:
+        for storage_number, block_size, event_detail in events:
+            if block_size == FREED:
                 if renamed_storages:
                     storage_number = renamed_storages.get(storage_number, storage_number)
-                bytes = bytes_of_storage[storage_number]
-                if bytes:
+                storage_bytes = bytes_of_storage[storage_number]
+                if storage_bytes:
                     append_step((storage_number, 0))
-                    requested_bytes -= bytes
+                    requested_bytes -= storage_bytes
                 continue
-            if size == TAKEN:
+            if block_size == TAKEN:
                 if bytes_of_storage[storage_number] is not None:
                     continue
-                size = event_detail
-            if size > 0:
-                bytes_of_storage[storage_number] = size
+                block_size = event_detail
+            if block_size > 0:
+                bytes_of_storage[storage_number] = block_size
                 if renamed_storages:
                     renamed_storages.pop(storage_number, None)
-                append_step((storage_number, (size + MIN_BLOCK_SIZE - 1) >> UNIT))
-                requested_bytes += size
+                append_step((storage_number, (block_size + MIN_BLOCK_SIZE - 1) >> UNIT))
+                requested_bytes += block_size
                 if requested_bytes > peak_requested:  # noqa: PLR1730
                     peak_requested = requested_bytes
-            elif size == NAMED:
+            elif block_size == NAMED:
                 renamed_storages[storage_number] = renamed_storages.get(event_detail, event_detail)
-            elif size == STREAMED:
+            elif block_size == STREAMED:
                 append_step(on_stream(event_detail))
             else:
                 bytes_of_storage[storage_number] = 0

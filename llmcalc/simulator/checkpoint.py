@@ -19,7 +19,7 @@ Run: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
 
 
 class _AllRecomputed(Exception):
-    """Raised when every tensor that the backward pass needs has been recomputed."""
+    """Raised to stop recomputation when every tensor that the backward pass needs is recomputed."""
 
 
 class Region:
@@ -66,16 +66,16 @@ class Region:
         )
 
     def pack(self, tensor: Tensor) -> Saved:
-        """Saves a number in place of the tensor, by which the tensor is found after recomputation."""
+        """Saves a number instead of the tensor; `unpack` finds the recomputed tensor by this number."""
         recomputed_tensor = _RecomputedTensor(self, len(self.packed))
         self.packed.append(ref(recomputed_tensor))
         return recomputed_tensor
 
     def drop_unread_results(self) -> None:
-        """Frees stored results after the last saved tensor, as the backward pass does not need them."""
-        for name, result_number, saved_before in self.made_after:
+        """Frees the stored results that follow the last saved tensor, which the backward pass does not need."""
+        for operation_name, result_number, saved_before in self.made_after:
             if saved_before == len(self.packed):
-                self.results[name][result_number] = None
+                self.results[operation_name][result_number] = None
 
     def unpack(self, tensor_number: int) -> Tensor:
         """Returns the saved tensor with a number. It lives as long as the caller references it."""
@@ -125,7 +125,7 @@ class Region:
 
 
 class _RecomputedTensor(Saved):
-    """A saved tensor that the backward pass recomputes on access."""
+    """A saved tensor that is recomputed when the backward pass reads it."""
 
     __slots__ = ("__weakref__", "number", "region")
 

@@ -25,6 +25,6 @@ class Budget:
         self._start = EFFORT.units
         self._units = units
 
-    def is_spent(self, share: float = 1) -> bool:
+    def is_spent(self, budget_share: float = 1) -> bool:
         """Whether this share of the budget is spent, by default all of it."""
-        return EFFORT.units - self._start >= share * self._units
+        return EFFORT.units - self._start >= budget_share * self._units

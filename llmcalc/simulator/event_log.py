@@ -172,14 +172,14 @@ def is_repeatable(
     zero_grad: events that free the gradients.
     next_batch: events that allocate the next tokens.
     """
-    storages, tokens = allocated(passes).keys(), allocated(batch).keys()
+    pass_storages, batch_storages = allocated(passes).keys(), allocated(batch).keys()
     return (
-        released_storages(passes) <= storages | tokens
-        and storages - released_storages(passes) - released_storages(next_batch) == released_storages(zero_grad)
+        released_storages(passes) <= pass_storages | batch_storages
+        and pass_storages - released_storages(passes) - released_storages(next_batch) == released_storages(zero_grad)
         and list(allocated(batch).values()) == list(allocated(next_batch).values())
     )
 
 
-def is_self_contained(update: Sequence[Event]) -> bool:
+def is_self_contained(update_events: Sequence[Event]) -> bool:
     """Whether an optimizer step frees exactly the storages that it allocates."""
-    return allocated(update).keys() == released_storages(update)
+    return allocated(update_events).keys() == released_storages(update_events)

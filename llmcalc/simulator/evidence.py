@@ -16,7 +16,7 @@ CHOSEN = ("attention", "norm", "cross_entropy", "mamba2", "compiled")
 
 
 def evidence_of_kernels(profile: type[Lowering], program: Flow, kernel_choices: Choices) -> list[Evidence]:
-    """Yields the kernels of a program's steps, and kernels chosen instead of the default."""
+    """Returns the evidence of the kernels of a program's steps, and of kernels chosen instead of the default."""
     kernel_names = dict.fromkeys(
         kernel_name for operation in every_step(program.root.items) for kernel_name in kernels_of(operation)
     )
@@ -30,7 +30,7 @@ def evidence_of_kernels(profile: type[Lowering], program: Flow, kernel_choices: 
 
 
 def chosen_kernels(profile: type[Lowering], kernel_choices: Choices) -> Iterator[Evidence]:
-    """Yields the kernels chosen instead of the default. Kernels without a stated verification are untested."""
+    """Yields the evidence of kernels chosen instead of the default. Kernels without a stated check are untested."""
     kernels = [
         vars(profile_class)[kernel_name] for profile_class in profile.__mro__ for kernel_name in vars(profile_class)
     ]
@@ -44,9 +44,9 @@ def chosen_kernels(profile: type[Lowering], kernel_choices: Choices) -> Iterator
         )
 
 
-def choice_name(field: str, choice: object) -> str:
+def choice_name(choice_field: str, choice: object) -> str:
     """Returns the displayed name of a chosen kernel, such as `flash attention` or `compiled`."""
-    return field if choice is True else f"{choice} {field}"
+    return choice_field if choice is True else f"{choice} {choice_field}"
 
 
 def kernel_title(kernel_name: str) -> str:
@@ -57,11 +57,11 @@ def kernel_title(kernel_name: str) -> str:
 def kernels_of(operation: Step) -> Iterator[str]:
     """Yields the names of the profile's kernels that may run an operation."""
     yield f"do_{operation.verb}"
-    op = type(operation.op).__name__
+    op_name = type(operation.op).__name__
     if operation.verb == "attention":
-        yield f"attention_{op}"
+        yield f"attention_{op_name}"
     if operation.verb == "core":
-        yield from (f"core_{op}", f"module_{op}", f"decode_{op}")
+        yield from (f"core_{op_name}", f"module_{op_name}", f"decode_{op_name}")
     if operation.verb == "scan":
         op_class = operation.options["kind"]
         yield from (f"scan_{op_class}", f"module_{op_class}", f"next_{op_class}", f"decode_{op_class}")

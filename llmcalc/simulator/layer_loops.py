@@ -59,8 +59,8 @@ class LayerStack:
             and self.before + self.period <= allocation_place.layer_index < self.before + 2 * self.period
         )
 
-    def in_later_repeat(self, allocation_place: Place, repeats: int) -> Place:
-        """Returns the same module in a later repeat of the layer pattern."""
+    def place_in_later_repeat(self, allocation_place: Place, repeats: int) -> Place:
+        """Returns the place of the same module in a later repeat of the layer pattern."""
         return Place(
             allocation_place.phase, allocation_place.layer_index + repeats * self.period, allocation_place.path
         )
@@ -73,12 +73,12 @@ class LayerStack:
         """Returns the index after the last layer, in a run with another number of repeats."""
         return self.before + self.period * repeats + self.rest * (self.period // self.times) + self.after
 
-    def kind_repeats(self, repeats: int) -> int:
-        """Converts a number of repeats of this pattern to repeats of the pattern of layer types."""
+    def repeats_of_layer_types(self, repeats: int) -> int:
+        """Returns the repeats of the layer-type pattern that correspond to a number of repeats of this pattern."""
         return repeats * self.times + self.rest
 
     @property
-    def can_extrapolate(self) -> bool:
+    def is_extrapolated(self) -> bool:
         """Whether the two runs from which the bytes are extrapolated have fewer layers than the full run."""
         return 2 * (self.irregular_layers + self.period * SHORT_RUN_REPEATS) + self.period < self.layers
 

@@ -34,8 +34,8 @@ def unused_modules(module_scope: Scope, repeats: Number = 1) -> Iterator[tuple[s
                 yield node_position.node.name, node_position.use, repeats * node_position.times
 
 
-def is_a_layer(module_scope: Scope) -> bool:
-    """Whether a repeated module is a layer of a stack, not a multi-token-prediction module."""
+def is_stack_layer(module_scope: Scope) -> bool:
+    """Whether a repeated module is a layer of a stack (and not a multi-token-prediction module)."""
     return module_scope.first_input is not None and not module_scope.about.get("optional")
 
 
@@ -57,7 +57,7 @@ def modules_below(module_scope: Scope, parent_path: str = "") -> Iterator[tuple[
             yield from modules_below(scope_item, f"{path}.")
 
 
-def base_among(flow_value: Value | None, candidates: set[int]) -> int | None:
+def nearest_base_id(flow_value: Value | None, candidates: set[int]) -> int | None:
     """Returns the id of the candidate that is this value or its nearest base; None without a match."""
     while flow_value is not None and id(flow_value) not in candidates:
         flow_value = flow_value.of

@@ -14,7 +14,7 @@ from ..flow.value import Value
 from ..workload.recompute import check_nodes
 from .checkpoint import Run, checkpoint, reentrant
 from .frame import CARRIED, ENTRY, Frame, ParameterSet, Path, RecomputedModule, Unsupported
-from .liveness import base_among, is_a_layer, is_view_of, modules_below
+from .liveness import is_stack_layer, is_view_of, modules_below, nearest_base_id
 from .program_lowering import ProgramLowering
 from .tensor import Tensor
 
@@ -80,7 +80,7 @@ class Lowering(ProgramLowering):
                 self.storages_read[id(module_scope)] = storages_read - outputs - layer_input_ids
 
     def refuse_recomputed(self, operation: Step) -> None:
-        """Raises `Unsupported` in a module that runs again in the backward pass, after the layers above."""
+        """Raises `Unsupported` for an operation in a module that the backward pass recomputes."""
         if self.recompute.layers or any(
             id(module_call.scope) in self.recomputed_modules for module_call in self.frames
         ):
@@ -94,7 +94,7 @@ class Lowering(ProgramLowering):
         modules = [
             module
             for module_scope in root.scopes()
-            if is_a_layer(module_scope)
+            if is_stack_layer(module_scope)
             for module in modules_below(module_scope)
         ]
         check_nodes(self.recompute.nodes, (path for path, _ in modules))
@@ -111,7 +111,7 @@ class Lowering(ProgramLowering):
             id(input_value): input_value
             for operation in operations
             for input_value in operation.ins
-            if base_among(input_value, outputs) is None
+            if nearest_base_id(input_value, outputs) is None
         }
         outside_reads = (
             input_value
@@ -123,7 +123,7 @@ class Lowering(ProgramLowering):
             tuple(
                 flow_value for flow_value in values_read.values() if not is_view_of(flow_value, module_scope.argument)
             ),
-            frozenset(base_among(flow_value, outputs) or 0 for flow_value in outside_reads)
+            frozenset(nearest_base_id(flow_value, outputs) or 0 for flow_value in outside_reads)
             - {0, id(module_scope.output)},
             tuple(
                 flow_value for flow_value in values_read.values() if self.last.get(id(flow_value.storage)) in step_ids
@@ -247,7 +247,7 @@ class Lowering(ProgramLowering):
             if layer_index < first_trained_layer:
                 return super().layer(module_call, x)
             x.leaf = x.leaf or (layer_index == first_trained_layer and self.graph.enabled and x.node is None)
-        if layer_index is None or not recompute.includes_layer(layer_index) or not is_a_layer(module_scope):
+        if layer_index is None or not recompute.includes_layer(layer_index) or not is_stack_layer(module_scope):
             return super().layer(module_call, x)
         layer_runner = self.layer_runner(module_call, *module_scope.layer_values)
         return self.run_checkpointed(layer_runner, [x, *self.carried.values()])

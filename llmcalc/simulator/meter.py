@@ -17,7 +17,7 @@ MOVABLE = ("temporary", "activations")
 
 
 class Place(NamedTuple):
-    """The module and phase in which memory is allocated.
+    """The module and the phase of the run in which memory is allocated.
 
     phase: part of the step (`forward`, `backward`, …).
     layer_index: index of the layer; −1 outside the layers.
@@ -34,7 +34,7 @@ class Place(NamedTuple):
 
 
 class Device(Protocol):
-    """The interface of a device's memory allocator.
+    """The interface of a simulated device's memory allocator.
 
     allocated, requested: bytes of blocks in use, and of the tensors in them.
     peak_allocated, peak_requested, peak_reserved: the peak of each sum, and of the bytes of segments.
@@ -46,10 +46,10 @@ class Device(Protocol):
     peak_requested: int
     peak_reserved: int
 
-    def allocate(self, bytes: int, stream: int = 0) -> Any:
+    def allocate(self, block_bytes: int, stream: int = 0) -> Any:
         """Allocates a block and returns the block's handle."""
 
-    def free(self, handle: Any) -> None:
+    def free(self, block_handle: Any) -> None:
         """Frees a block of memory."""
 
 
@@ -58,15 +58,15 @@ class Block:
 
     bytes: bytes of its tensor.
     memory_kind: the kind that it is counted under.
-    handle: the handle that the device returned.
+    block_handle: the handle that the device returned.
     """
 
     __slots__ = ("bytes", "handle", "kind")
 
-    def __init__(self, nbytes: int, memory_kind: str, handle: Any = None) -> None:
+    def __init__(self, nbytes: int, memory_kind: str, block_handle: Any = None) -> None:
         self.bytes: int = nbytes
         self.kind: str = memory_kind
-        self.handle: Any = handle
+        self.handle: Any = block_handle
 
 
 class Peak:

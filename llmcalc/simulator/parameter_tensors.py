@@ -30,8 +30,8 @@ class ParameterTensors(ValueTensors):
         """Whether the parameters of the running module are trained, if only the last layers are."""
         if self.first_trained_layer is None:
             return True
-        indices = (module_call.layer_index for module_call in self.frames if module_call.layer_index is not None)
-        return next(indices, -1) >= self.first_trained_layer
+        layer_indices = (module_call.layer_index for module_call in self.frames if module_call.layer_index is not None)
+        return next(layer_indices, -1) >= self.first_trained_layer
 
     def expert_weight(self, operation: Step, shape: Shape, matrices: int = 1) -> Tensor:
         """Returns the stacked weights of all experts.
@@ -79,7 +79,7 @@ class ParameterTensors(ValueTensors):
         """Returns the parameter or buffer at a path, allocated on first use."""
         if parameter_key not in self.weights:
             with counted_as(self.graph.meter, "weights"):
-                self.weights[parameter_key] = empty(self.graph.meter, shape, dtype, leaf=self.trained and trained)
+                self.weights[parameter_key] = empty(self.graph.meter, shape, dtype, is_leaf=self.trained and trained)
         return self.weights[parameter_key]
 
     def unread_parameters(self, parameter_name: str, parameter_use: OpUse) -> list[Tensor]:
@@ -87,21 +87,21 @@ class ParameterTensors(ValueTensors):
         memory_meter = self.graph.meter
         is_trained = self.trained and self.adapters is None and self.first_trained_layer is None
         is_leaf = is_trained and not getattr(parameter_use.op, "frozen", False)
-        tensors = [empty(memory_meter, tensor.shape, self.dtype, leaf=is_leaf) for tensor in parameter_use.tensors()]
+        tensors = [empty(memory_meter, tensor.shape, self.dtype, is_leaf=is_leaf) for tensor in parameter_use.tensors()]
         if parameter_use.has("buffers"):
             return [*tensors, empty(memory_meter, (parameter_use.buffers(),), self.dtype)]
         return tensors
 
     def create_parameter(self, parameter_key: Path, template: Tensor) -> Tensor:
         """Allocates a parameter or buffer. template: a tensor with the same shape and number format."""
-        return empty(self.graph.meter, template.shape, template.dtype, leaf=template.leaf)
+        return empty(self.graph.meter, template.shape, template.dtype, is_leaf=template.leaf)
 
     def prepare_unread(self, program: Flow) -> None:
         """Allocates the parameters that no pass reads."""
         with counted_as(self.graph.meter, "weights"):
-            for name, parameter_use, copy_count in unused_modules(program.root):
+            for module_name, parameter_use, copy_count in unused_modules(program.root):
                 self.unused_modules += [
-                    weight for _ in range(copy_count) for weight in self.unread_parameters(name, parameter_use)
+                    weight for _ in range(copy_count) for weight in self.unread_parameters(module_name, parameter_use)
                 ]
 
     @property

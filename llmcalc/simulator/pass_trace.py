@@ -117,13 +117,13 @@ class PassTrace:
             and replace(self, releases_of_other_passes=other_trace.releases_of_other_passes) == other_trace
         )
 
-    def releases_of_previous(self, chunk: int) -> list[tuple[int, int]]:
+    def releases_of_previous_pass(self, chunk: int) -> list[tuple[int, int]]:
         """Returns the releases of the previous pass's storages, as (index of the event, storage)."""
         return self.releases_of_other_passes.get((chunk, PREVIOUS, 0), [])
 
-    def with_storages_of_previous(self, chunk: int, new_numbers: Mapping[int, int]) -> PassTrace | None:
+    def with_storages_of_previous_pass(self, chunk: int, new_numbers: Mapping[int, int]) -> PassTrace | None:
         """Returns the trace with new numbers for the previous pass's storages; None if a storage is unknown."""
-        releases = self.releases_of_previous(chunk)
+        releases = self.releases_of_previous_pass(chunk)
         if not releases:
             return self
         if any(storage_number not in new_numbers for _, storage_number in releases):

@@ -84,8 +84,8 @@ class ProgramLowering(CacheTensors):
         dry_run.run_only, dry_run.first_layer_index = self.run_only, self.first_layer_index
         dry_run.first_trained_layer, dry_run.trained_dtype = self.first_trained_layer, self.trained_dtype
         dry_run.inputs = {
-            rows: empty(dry_run.graph.meter, (self.run_config.batch, self.run_config.new_rows(rows)), INT64)
-            for rows in INPUTS
+            input_rows: empty(dry_run.graph.meter, (self.run_config.batch, self.run_config.new_rows(input_rows)), INT64)
+            for input_rows in INPUTS
         }
         dry_run.take_frames(program)
         dry_run.enter(program)
@@ -96,11 +96,11 @@ class ProgramLowering(CacheTensors):
         """Allocates the optional input frames of a program, stored as [batch, values per frame, frames] by default."""
         if program.frames is None:
             return
-        batch, rows, values_per_frame = self.shape(program.frames)
+        batch, frame_count, values_per_frame = self.shape(program.frames)
         if program.frames_by_row:
-            self.inputs[program.frames.rows] = self.graph.new_tensor((batch, rows, values_per_frame), self.dtype)
+            self.inputs[program.frames.rows] = self.graph.new_tensor((batch, frame_count, values_per_frame), self.dtype)
         else:
-            frames = self.graph.new_tensor((batch, values_per_frame, rows), self.dtype)
+            frames = self.graph.new_tensor((batch, values_per_frame, frame_count), self.dtype)
             self.inputs[program.frames.rows] = self.t.transpose(frames, 1, 2)
 
     def enter(self, program: Flow) -> Tensor | None:
@@ -108,7 +108,7 @@ class ProgramLowering(CacheTensors):
         if program.entry is None:
             return None
         with counted_as(self.graph.meter, "communication"):
-            stage_input = empty(self.graph.meter, self.shape(program.entry), self.dtype, leaf=self.trained)
+            stage_input = empty(self.graph.meter, self.shape(program.entry), self.dtype, is_leaf=self.trained)
         self.inputs[ENTRY] = stage_input
         return stage_input
 
@@ -134,8 +134,10 @@ class ProgramLowering(CacheTensors):
             else:
                 module_kernel()
         if module_scope.is_separate_model and module_scope.output is not None:  # what its layers read goes with it
-            for key in set(self.values) - outer_values - {id(module_scope.output), id(module_scope.output.storage)}:
-                self.values.pop(key)
+            for storage_key in (
+                set(self.values) - outer_values - {id(module_scope.output), id(module_scope.output.storage)}
+            ):
+                self.values.pop(storage_key)
         self.memo = values_once_computed
         self.frames.pop()
         memory_meter.place = outer_place
@@ -192,9 +194,9 @@ class ProgramLowering(CacheTensors):
         if module_scope.output is not None:
             self.absent_values.add(id(module_scope.output.storage))
         if not self.skips(module_scope):
-            self.stack_number += self._count_stacks(module_scope)
+            self.stack_number += self._count_layer_stacks(module_scope)
 
-    def _count_stacks(self, module_scope: Scope) -> int:
+    def _count_layer_stacks(self, module_scope: Scope) -> int:
         """Counts the layer stacks in a module."""
         stacks, is_in_stack = 0, False
         for scope_item in module_scope.items:
@@ -204,7 +206,7 @@ class ProgramLowering(CacheTensors):
             stacks += is_layer and not is_in_stack
             is_in_stack = is_layer
             if isinstance(scope_item, Scope) and not is_layer:
-                stacks += self._count_stacks(scope_item)
+                stacks += self._count_layer_stacks(scope_item)
         return stacks
 
     def branch(self, alternatives: Alternatives) -> Scope:
@@ -318,20 +320,20 @@ class ProgramLowering(CacheTensors):
             and all(self.is_computed_earlier(output.rows) for output in operation.outs)
         )
 
-    def release(self, reader: Step | Scope, flow_values: Iterable[Value]) -> None:
+    def release(self, reading_item: Step | Scope, flow_values: Iterable[Value]) -> None:
         """Frees the tensors that no later operation reads."""
         for flow_value in flow_values:
-            if self.last.get(id(flow_value.storage)) == id(reader):
+            if self.last.get(id(flow_value.storage)) == id(reading_item):
                 self.forget(flow_value.storage)
 
     # --- steps that need no kernels ---------------------------------------------------------------------------------
 
     def do_hold(self, operation: Step) -> None:
-        """Keeps tensors referenced as local variables of a module."""
-        frame = self.frames[-2 if operation.options["outside"] else -1]
+        """Keeps tensors alive as local variables of a module."""
+        module_frame = self.frames[-2 if operation.options["outside"] else -1]
         for operation_name, flow_value in zip(operation.options["names"], operation.ins, strict=True):
             if not self.is_from_earlier_pass(flow_value):
-                frame.local_tensors[operation_name] = self.tensor_of(flow_value)
+                module_frame.local_tensors[operation_name] = self.tensor_of(flow_value)
 
     def do_keep(self, operation: Step) -> None:
         """Stores tensors for later operations of the pass."""
@@ -340,14 +342,14 @@ class ProgramLowering(CacheTensors):
 
     def do_enter(self, operation: Step) -> None:
         """Enters an inner function of a module, with its own local variables."""
-        frame = self.frames[-1]
-        frame.callers.append(frame.local_tensors)
-        frame.local_tensors = {}
+        module_frame = self.frames[-1]
+        module_frame.callers.append(module_frame.local_tensors)
+        module_frame.local_tensors = {}
 
     def do_leave(self, operation: Step) -> None:
         """Leaves an inner function of a module."""
-        frame = self.frames[-1]
-        frame.local_tensors = frame.callers.pop()
+        module_frame = self.frames[-1]
+        module_frame.local_tensors = module_frame.callers.pop()
 
     def do_add_output(self, operation: Step) -> None:
         """Adds a second result to the program's results."""

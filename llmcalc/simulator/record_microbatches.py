@@ -28,18 +28,18 @@ from .tensor import Storage, Tensor
 class PassCounter:
     """Counts passes and sorts them into cases. Passes of one case have the same memory events.
 
-    by_previous: whether the case of a pass has the kind of the chunk's previous pass; default false.
+    splits_by_previous: whether the case of a pass has the kind of the chunk's previous pass; default false.
     forwards, backwards: chunk → the number of its passes.
     allocates_gradients: chunk → whether none of its backward passes of this step has run; always false where
         gradients stay allocated between steps.
     previous: the pass before the counted one in its chunk; None for the first one, and where cases do not have it.
     """
 
-    def __init__(self, chunks: int, by_previous: bool = False) -> None:
+    def __init__(self, chunks: int, splits_by_previous: bool = False) -> None:
         self.forwards: list[int] = [0] * chunks
         self.backwards: list[int] = [0] * chunks
         self.allocates_gradients: list[bool] = [False] * chunks
-        self.by_previous = by_previous
+        self.by_previous = splits_by_previous
         self.previous: PassId | None = None
         self._latest: list[PassId | None] = [None] * chunks
 
@@ -51,7 +51,7 @@ class PassCounter:
         """Counts a forward pass of a chunk, and returns the pass's case and id."""
         pass_number = self.forwards[chunk]
         self.forwards[chunk] += 1
-        return self._after_previous(self._pass_case(chunk, "F", pass_number), (chunk, "F", pass_number))
+        return self._case_after_previous_pass(self._pass_case(chunk, "F", pass_number), (chunk, "F", pass_number))
 
     def next_loss(self, chunk: int) -> tuple[PassCase, PassId]:
         """Returns the case and id of the loss after the chunk's last forward pass."""
@@ -61,7 +61,7 @@ class PassCounter:
     def _pass_case(self, chunk: int, pass_kind: str, pass_number: int) -> PassCase:
         """Returns the case of a pass. Passes of the same case have the same memory events."""
         previous_state = "flying" if self.backwards[chunk] < pass_number else "done"
-        return chunk, pass_kind, _index_within_case(pass_number), previous_state if pass_number else ""
+        return chunk, pass_kind, _pass_index_in_case(pass_number), previous_state if pass_number else ""
 
     def next_backward(self, chunk: int) -> tuple[PassCase, PassId]:
         """Counts a backward pass of a chunk, and returns the pass's case and id."""
@@ -70,11 +70,11 @@ class PassCounter:
         next_state = "begun" if self.forwards[chunk] > pass_number + 1 else "alone"
         is_first_backward, self.allocates_gradients[chunk] = self.allocates_gradients[chunk], False
         pass_state = f"{next_state}, fresh" if is_first_backward else next_state
-        return self._after_previous(
-            (chunk, "B", _index_within_case(pass_number), pass_state), (chunk, "B", pass_number)
+        return self._case_after_previous_pass(
+            (chunk, "B", _pass_index_in_case(pass_number), pass_state), (chunk, "B", pass_number)
         )
 
-    def _after_previous(self, pass_case: PassCase, pass_id: PassId) -> tuple[PassCase, PassId]:
+    def _case_after_previous_pass(self, pass_case: PassCase, pass_id: PassId) -> tuple[PassCase, PassId]:
         """Adds the kind of the chunk's previous pass to a case, if cases distinguish previous passes."""
         if not self.by_previous:
             return pass_case, pass_id
@@ -85,8 +85,8 @@ class PassCounter:
         return (chunk, pass_kind, pass_number, pass_state), pass_id
 
 
-def _index_within_case(pass_number: int) -> int:
-    """Returns the index of a pass within its case, at most 2.
+def _pass_index_in_case(pass_number: int) -> int:
+    """Returns the index of a pass among the passes of its case, at most 2.
 
     The first pass allocates persistent tensors, so that passes 0, 1 and later ones are recorded separately.
     """
@@ -114,10 +114,10 @@ class RecordedPass(NamedTuple):
 
 
 class PassRecorder(PassCounter):
-    """Runs passes and records their memory events. by_previous: as in `PassCounter`."""
+    """Runs passes and records their memory events. splits_by_previous: as in `PassCounter`."""
 
-    def __init__(self, memory_meter: Recorder, chunks: int, by_previous: bool = False) -> None:
-        super().__init__(chunks, by_previous)
+    def __init__(self, memory_meter: Recorder, chunks: int, splits_by_previous: bool = False) -> None:
+        super().__init__(chunks, splits_by_previous)
         self.meter = memory_meter
         self.passes: list[RecordedPass] = []
 
@@ -130,10 +130,10 @@ class PassRecorder(PassCounter):
         return self._run(*self.next_loss(chunk), output, compute)
 
     def _run(
-        self, pass_case: PassCase, pass_id: PassId, input_tensor: Tensor | None, compute: Callable[[], Tensor]
+        self, pass_case: PassCase, pass_id: PassId, input_tensor: Tensor | None, compute_output: Callable[[], Tensor]
     ) -> Tensor:
         first_event, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
-        output = compute()
+        output = compute_output()
         input_storage = None if input_tensor is None else input_tensor.storage.block.handle
         outputs = self._surviving_outputs(pass_case[0], output)
         event_after_last = len(self.meter.events)
@@ -146,7 +146,7 @@ class PassRecorder(PassCounter):
 
     def _surviving_outputs(self, chunk: int, output: Tensor) -> list[tuple[int, Tensor, int]]:
         """Returns the tensors that may outlive a forward pass of a chunk, as `RecordedPass.outputs`."""
-        return [without_storage(0, output)]
+        return [output_without_storage(0, output)]
 
     def backward(self, chunk: int, gradient_leaves: Sequence[Any], compute: Callable[[], None]) -> None:
         """Runs and records a backward pass. gradient_leaves: tensors that may receive gradients."""
@@ -154,7 +154,7 @@ class PassRecorder(PassCounter):
         first_event, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
         compute()
         gradients = [
-            without_storage(i, gradient_leaf.grad)
+            output_without_storage(i, gradient_leaf.grad)
             for i, gradient_leaf in enumerate(gradient_leaves)
             if gradient_leaf.grad is not None
         ]
@@ -230,22 +230,22 @@ def with_unrecorded_cases(pass_traces: Mapping[PassCase, PassTrace]) -> dict[Pas
         storage_numbers: dict[str, dict[int, int]] = {}
         for (_, pass_state), (pass_trace, later_trace) in trace_pairs_of_cases.items():
             if pass_state.endswith(FIRST):
-                releases = pass_trace.releases_of_previous(chunk)
-                later_releases = later_trace.releases_of_previous(chunk)
+                releases = pass_trace.releases_of_previous_pass(chunk)
+                later_releases = later_trace.releases_of_previous_pass(chunk)
                 release_pairs = zip(later_releases, releases, strict=True)
                 storage_numbers.setdefault(pass_state[-2], {}).update(
                     (old_storage, new_storage) for (_, old_storage), (_, new_storage) in release_pairs
                 )
         for (pass_kind, pass_state), pass_trace in later_traces.items():
             all_traces.setdefault((chunk, pass_kind, 1, pass_state), pass_trace)
-            second_trace = pass_trace.with_storages_of_previous(chunk, storage_numbers.get(pass_state[-1], {}))
+            second_trace = pass_trace.with_storages_of_previous_pass(chunk, storage_numbers.get(pass_state[-1], {}))
             if second_trace is not None:
                 for pass_number in (1, 2):
                     all_traces.setdefault((chunk, pass_kind, pass_number, pass_state + FIRST), second_trace)
     return all_traces
 
 
-def without_storage(output_number: int, tensor: Tensor) -> tuple[int, Tensor, int]:
+def output_without_storage(output_number: int, tensor: Tensor) -> tuple[int, Tensor, int]:
     """Returns an output number, a copy of the tensor without memory, and the storage's number."""
     shape_only = Tensor(tensor.shape, tensor.dtype, _NO_STORAGE, tensor.strides)
     return output_number, shape_only, tensor.storage.block.handle
@@ -289,7 +289,7 @@ class PassBytes:
         self.kinds[memory_kind] = self.kinds.get(memory_kind, 0) - nbytes
 
     def move_to(self, allocation_place: Place) -> None:
-        """Enters another module or phase, whose peak is counted from now on."""
+        """Enters another module or phase, and starts to count the peak of that module or phase."""
         if allocation_place != self.place:
             self.settle()
             self.place = allocation_place
@@ -314,7 +314,7 @@ class PassBytes:
 
 
 class TraceReader:
-    """Reads one trace from the recorded events for passes that are alike (a case of passes).
+    """Reads one trace of memory events for passes that have equal events (a case of passes).
 
     traces: case → the trace of its passes.
     sizes, kinds: storage → its bytes, and the kind that it is counted under.
@@ -332,16 +332,16 @@ class TraceReader:
             storage for recorded_pass in passes for _, _, storage in recorded_pass.outputs
         }
         self.traces: dict[PassCase, PassTrace] = {}
-        end = 0
+        previous_end = 0
         for recorded_pass in passes:
-            self._read_between(events[end : recorded_pass.start])
-            end = recorded_pass.end
+            self._read_between(events[previous_end : recorded_pass.start])
+            previous_end = recorded_pass.end
             pass_trace = self._trace_of_pass(recorded_pass)
             if recorded_pass.pass_id[2] or recorded_pass.previous is not None:
                 pass_trace = pass_trace.relative_to(recorded_pass.pass_id, recorded_pass.previous)
             if self.traces.setdefault(recorded_pass.case, pass_trace) != pass_trace:
                 raise NotRepeating
-        self._read_between(events[end:])
+        self._read_between(events[previous_end:])
 
     def _read_between(self, events: Sequence[Event]) -> None:
         """Reads the events between passes, which may release only outputs of passes."""
@@ -377,7 +377,7 @@ class TraceReader:
                 if storage_number == recorded_pass.input_storage:
                     pass_trace.input_kind = event_detail
                 else:
-                    self._check_private(storage_number, storage_numbers)
+                    self._check_belongs_to_pass(storage_number, storage_numbers)
                 pass_bytes.reclassify(self.sizes[storage_number], self.kinds[storage_number], event_detail)
                 self.kinds[storage_number] = event_detail
             elif nbytes == STREAMED:
@@ -407,7 +407,7 @@ class TraceReader:
 
     def _add_release(self, global_number: int, storage_numbers: Mapping[int, int], pass_trace: PassTrace) -> None:
         """Adds the release of a storage, which another pass may have allocated."""
-        self._check_private(global_number, storage_numbers)
+        self._check_belongs_to_pass(global_number, storage_numbers)
         if not self.sizes[global_number]:
             return
         if global_number not in storage_numbers:
@@ -415,7 +415,7 @@ class TraceReader:
             pass_trace.releases_of_other_passes.setdefault(pass_id, []).append((len(pass_trace.steps), storage_number))
         pass_trace.steps.append(release(storage_numbers.get(global_number, 0)))
 
-    def _check_private(self, storage_number: int, storage_numbers: Mapping[int, int]) -> None:
+    def _check_belongs_to_pass(self, storage_number: int, storage_numbers: Mapping[int, int]) -> None:
         """Raises `NotRepeating` for a storage that belongs to no pass, or is another pass's output."""
         if storage_number not in storage_numbers and (
             storage_number not in self.origins or storage_number in self.output_storages

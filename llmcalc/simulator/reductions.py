@@ -34,22 +34,22 @@ def scratch_bytes(outputs: int, rows: int, multiprocessors: int) -> tuple[int, i
     while outputs % vector:
         vector //= 2
     threads = THREADS // vector
-    columns, block_rows = (min(_power_of_two(count), threads) for count in (outputs // vector, rows))
-    height = min(block_rows, threads // min(columns, WARP))
-    width = min(columns, threads // height)
+    columns, block_rows = (min(_power_of_two(value_count), threads) for value_count in (outputs // vector, rows))
+    block_height = min(block_rows, threads // min(columns, WARP))
+    block_width = min(columns, threads // block_height)
     values_per_thread = rows
-    if values_per_thread < height * FEWEST_VALUES and values_per_thread < MOST_VALUES:
+    if values_per_thread < block_height * FEWEST_VALUES and values_per_thread < MOST_VALUES:
         return 0, 0
-    values_per_thread = ceil_div(values_per_thread, height)
-    grid = ceil_div(outputs // vector, width)
-    target_blocks = multiprocessors * (THREADS_OF_MULTIPROCESSOR // (width * height))
-    if values_per_thread < MOST_VALUES or grid > target_blocks:
+    values_per_thread = ceil_div(values_per_thread, block_height)
+    grid_blocks = ceil_div(outputs // vector, block_width)
+    target_blocks = multiprocessors * (THREADS_OF_MULTIPROCESSOR // (block_width * block_height))
+    if values_per_thread < MOST_VALUES or grid_blocks > target_blocks:
         return 0, 0
     blocks = max(
-        min(ceil_div(target_blocks, grid), ceil_div(values_per_thread, FEWEST_VALUES)),
+        min(ceil_div(target_blocks, grid_blocks), ceil_div(values_per_thread, FEWEST_VALUES)),
         ceil_div(values_per_thread, MOST_VALUES),
     )
-    return (SUM_BYTES * outputs * blocks * width * vector, COUNTER_BYTES * grid) if blocks > 1 else (0, 0)
+    return (SUM_BYTES * outputs * blocks * block_width * vector, COUNTER_BYTES * grid_blocks) if blocks > 1 else (0, 0)
 
 
 def _power_of_two(upper_bound: int) -> int:

@@ -156,16 +156,18 @@ class RepeatAnalysis:
         self.parts: dict[int, list[Part]] = {}
         for events_of_part in (recorded_events.set_up, *recorded_events.first_step, *recorded_events.reported_step):
             if id(events_of_part) not in self.parts:
-                runs = list(self._split_by_repeat(events_of_part))
+                event_runs = list(self._split_by_repeat(events_of_part))
                 self.edge_events += [
-                    (repeat[1], events) for repeat, events in runs if repeat is not None and repeat[1] in (0, LAST)
+                    (repeat[1], events)
+                    for repeat, events in event_runs
+                    if repeat is not None and repeat[1] in (0, LAST)
                 ]
-                self.parts[id(events_of_part)] = list(self._sweeps_and_events(runs))
+                self.parts[id(events_of_part)] = list(self._sweeps_and_events(event_runs))
         sweeps = [
-            sequence
+            piece_events
             for pieces_of_parts in self.parts.values()
-            for sequence in pieces_of_parts
-            if isinstance(sequence, Sweep)
+            for piece_events in pieces_of_parts
+            if isinstance(piece_events, Sweep)
         ]
         for layer_sweep in sweeps:
             self._pair_storages(layer_sweep)
@@ -215,28 +217,28 @@ class RepeatAnalysis:
         if repeat is not None or len(events) < RECORDED_REPEATS - 1:
             yield repeat, events
             return
-        runs = [
+        event_runs = [
             (origin_repeat, list(events_of_repeat))
             for origin_repeat, events_of_repeat in groupby(events, self._origin_of_released)
         ]
         pending_events: list[Event] = []
         event_index = 0
-        while event_index < len(runs):
+        while event_index < len(event_runs):
             release_order = self._order_of_releases(
-                [origin_repeat for origin_repeat, _ in runs[event_index : event_index + RECORDED_REPEATS]]
+                [origin_repeat for origin_repeat, _ in event_runs[event_index : event_index + RECORDED_REPEATS]]
             )
             if release_order:
                 if pending_events:
                     yield None, pending_events
                 pending_events = []
                 for origin_repeat in release_order:
-                    if event_index < len(runs) and runs[event_index][0] == origin_repeat:
-                        yield runs[event_index]
+                    if event_index < len(event_runs) and event_runs[event_index][0] == origin_repeat:
+                        yield event_runs[event_index]
                         event_index += 1
                     else:
                         yield origin_repeat, []
             else:
-                pending_events += runs[event_index][1]
+                pending_events += event_runs[event_index][1]
                 event_index += 1
         if pending_events:
             yield None, pending_events
@@ -276,57 +278,57 @@ class RepeatAnalysis:
         repeat = (allocation_place.layer_index - stack.before) // stack.period
         return (stack_index, repeat) if stack.contains(allocation_place) and 0 <= repeat < RECORDED_REPEATS else None
 
-    def _repeat_of_parameter(self, path: Sequence[Any]) -> Repeat | None:
+    def _repeat_of_parameter(self, parameter_path: Sequence[Any]) -> Repeat | None:
         """Returns the layer repeat that contains a parameter."""
-        names: list[str] = []
-        for path_part in path[1:]:
+        module_names: list[str] = []
+        for path_part in parameter_path[1:]:
             if type(path_part) is not int:
-                names += [path_part] if path_part else []
+                module_names += [path_part] if path_part else []
                 continue
-            repeat = self._repeat_of_place(Place("", path_part, ".".join(names)))
+            repeat = self._repeat_of_place(Place("", path_part, ".".join(module_names)))
             if repeat is not None:
                 return repeat
         return None
 
-    def _sweeps_and_events(self, runs: Sequence[tuple[Repeat | None, list[Event]]]) -> Iterator[Part]:
+    def _sweeps_and_events(self, event_runs: Sequence[tuple[Repeat | None, list[Event]]]) -> Iterator[Part]:
         """Yields each run of events through a stack's layers, and the events between the runs."""
         i = 0
-        while i < len(runs):
-            repeat, events = runs[i]
+        while i < len(event_runs):
+            repeat, events = event_runs[i]
             if repeat is None:
                 yield events
                 i += 1
                 continue
             if repeat[1] not in (0, LAST):
                 raise NotRepeating
-            layer_sweep, next_index = self._sweep_from(*repeat, runs, i)
+            layer_sweep, next_index = self._sweep_from(*repeat, event_runs, i)
             yield events if layer_sweep is None else layer_sweep
             i = next_index
 
     def _sweep_from(
-        self, stack: int, repeat: int, runs: Sequence[tuple[Repeat | None, list[Event]]], first_index: int
+        self, stack_index: int, repeat: int, event_runs: Sequence[tuple[Repeat | None, list[Event]]], first_index: int
     ) -> tuple[Sweep | None, int]:
         """Returns the run through a stack's layers that starts at this index, and the next index; None without a run.
 
-        stack, repeat: of the run at `first_index`, which is that of the stack's first or last repeat.
+        stack_index, repeat: of the run at `first_index`, which is that of the stack's first or last repeat.
         """
         is_rising = repeat == 0
         step, last_repeat = (1, LAST) if is_rising else (-1, 0)
         repeats: list[list[Event]] = [[] for _ in range(RECORDED_REPEATS)]
         events_between: list[Event] = []  # outside of all repeats, after the last run of a repeat
-        for i in range(first_index, len(runs)):
-            repeat_and_stack, events = runs[i]
+        for i in range(first_index, len(event_runs)):
+            repeat_and_stack, events = event_runs[i]
             if repeat_and_stack is None:
                 events_between += events
                 continue
-            if repeat_and_stack not in ((stack, repeat), (stack, repeat + step)):
+            if repeat_and_stack not in ((stack_index, repeat), (stack_index, repeat + step)):
                 break
             repeats[repeat] += events_between
             events_between = []
             repeat = repeat_and_stack[1]
             repeats[repeat] += events
             if repeat == last_repeat:
-                return Sweep(stack, is_rising, repeats), i + 1
+                return Sweep(stack_index, is_rising, repeats), i + 1
         return None, first_index + 1
 
     # --- one event for all repeats -----------------------------------------------------------------------------------
@@ -347,25 +349,34 @@ class RepeatAnalysis:
             elif nbytes in (TAKEN, NAMED):
                 raise NotRepeating
 
-    def _inner_event(self, stack: int, second_event: Event, third_event: Event) -> InnerEvent:
+    def _inner_event(self, stack_index: int, second_event: Event, third_event: Event) -> InnerEvent:
         """Derives the event of every inner repeat from the events of the second and third repeat."""
         (second_storage, nbytes, event_detail), (third_storage, _, _) = second_event, third_event
         if nbytes == PLACED:
             return self._inner_place(second_storage, third_storage)
-        twin_x, twin_y = self.twins.get(second_storage), self.twins.get(third_storage)
-        if second_storage == third_storage and twin_x is None:
+        second_twin, third_twin = self.twins.get(second_storage), self.twins.get(third_storage)
+        if second_storage == third_storage and second_twin is None:
             return InnerEvent(None, second_storage, second_storage, nbytes, event_detail)
         if any(
-            matching_storage is not None and self.stack_of[matching_storage[0]] != stack
-            for matching_storage in (twin_x, twin_y)
+            matching_storage is not None and self.stack_of[matching_storage[0]] != stack_index
+            for matching_storage in (second_twin, third_twin)
         ):
             raise NotRepeating
-        if twin_x is not None and twin_y is not None and twin_x[0] == twin_y[0] and twin_x[1] < twin_y[1]:
+        if (
+            second_twin is not None
+            and third_twin is not None
+            and second_twin[0] == third_twin[0]
+            and second_twin[1] < third_twin[1]
+        ):
             return InnerEvent(0, second_storage, second_storage, nbytes, event_detail)
-        if twin_x is None and twin_y is not None and twin_y[1] == 1:  # the third repeat uses a storage of the second
+        if (
+            second_twin is None and third_twin is not None and third_twin[1] == 1
+        ):  # the third repeat uses a storage of the second
             return InnerEvent(-1, third_storage, second_storage, nbytes, event_detail)
-        if twin_x is not None and twin_y is None and twin_x[1] == 2:  # the second repeat uses a storage of the third
-            return InnerEvent(1, twin_x[0], third_storage, nbytes, event_detail)
+        if (
+            second_twin is not None and third_twin is None and second_twin[1] == 2
+        ):  # the second repeat uses a storage of the third
+            return InnerEvent(1, second_twin[0], third_storage, nbytes, event_detail)
         raise NotRepeating
 
     def _check_edges(self) -> None:
@@ -409,7 +420,7 @@ class RepeatAnalysis:
         repeat = self._repeat_of_place(second_place)
         if repeat is None and second_place == third_place:
             return InnerEvent(None, second_place, second_place, PLACED, None)
-        if repeat is None or self.stacks[repeat[0]].in_later_repeat(second_place, 1) != third_place:
+        if repeat is None or self.stacks[repeat[0]].place_in_later_repeat(second_place, 1) != third_place:
             raise NotRepeating
         return InnerEvent(0, second_place, second_place, PLACED, None)
 
@@ -429,7 +440,7 @@ class RepeatAnalysis:
         for events_of_part in self.recorded.reported_step:
             _replay_on_meter(memory_meter, events.events_of_long_run(events_of_part), blocks)
         memory_meter.place = Place("after")
-        replay_result.take_peaks(first_peaks, memory_meter.peaks, self.recorded.phases)
+        replay_result.keep_step_peaks(first_peaks, memory_meter.peaks, self.recorded.phases)
         replay_result.after = memory_meter.now
         return replay_result
 
@@ -490,7 +501,7 @@ class RepeatedEvents:
         """
         for part_events in self.analysis.parts[id(events_of_part)]:
             if not isinstance(part_events, Sweep):
-                yield _seen_by_allocator(self._renumbered_events(part_events)), ONCE
+                yield _events_of_allocator(self._renumbered_events(part_events)), ONCE
                 continue
             inner_events = [self._event_by_repeat(event) for event in part_events.inner]
             repeat_order = self._repeat_order(part_events)
@@ -499,21 +510,21 @@ class RepeatedEvents:
                 any(not storage_increment and nbytes == FREED for _, storage_increment, nbytes, _ in inner_events)
                 or len(repeat_order) <= 2
             ):
-                yield from ((_seen_by_allocator(events), ONCE) for events in layer_sweep)
+                yield from ((_events_of_allocator(events), ONCE) for events in layer_sweep)
                 continue
             for events in (
                 next(layer_sweep),
                 next(layer_sweep),
             ):  # the first repeat, and the next one, which may use storages of it
-                yield _seen_by_allocator(events), ONCE
+                yield _events_of_allocator(events), ONCE
             yield (
-                _seen_by_allocator(
+                _events_of_allocator(
                     [(storage_number, nbytes, event_detail) for storage_number, _, nbytes, event_detail in inner_events]
                 ),
                 repeat_order[1:-1],
             )
-            yield _seen_by_allocator(self._events_of_repeat(part_events, inner_events, repeat_order[-1])), ONCE
-            yield _seen_by_allocator(self._renumbered_events(part_events.ordered[-1])), ONCE
+            yield _events_of_allocator(self._events_of_repeat(part_events, inner_events, repeat_order[-1])), ONCE
+            yield _events_of_allocator(self._renumbered_events(part_events.ordered[-1])), ONCE
 
     def _renumbered_events(self, events: Sequence[Event]) -> list[Event]:
         """Returns the events of the first or last repeat, or of no repeat, with the full run's storage numbers."""
@@ -539,10 +550,10 @@ class RepeatedEvents:
 
     def _events_of_repeat(self, layer_sweep: Sweep, inner_events: Sequence[EventLine], repeat: int) -> list[Event]:
         """Returns the events of one inner repeat. inner_events: the events of the inner repeats."""
-        in_later_repeat = self.analysis.stacks[layer_sweep.stack].in_later_repeat
+        place_in_later_repeat = self.analysis.stacks[layer_sweep.stack].place_in_later_repeat
         events = [
             (
-                in_later_repeat(storage_number, repeat)
+                place_in_later_repeat(storage_number, repeat)
                 if storage_increment and nbytes == PLACED
                 else storage_number + storage_increment * repeat
                 if storage_increment
@@ -552,8 +563,8 @@ class RepeatedEvents:
             )
             for storage_number, storage_increment, nbytes, event_detail in inner_events
         ]
-        for end, owning_repeat in ((0, -1), (self.inner_repeats[layer_sweep.stack] - 1, 1)):
-            if repeat == end:  # the storages of a neighbour that is the first or the last repeat
+        for edge_repeat, owning_repeat in ((0, -1), (self.inner_repeats[layer_sweep.stack] - 1, 1)):
+            if repeat == edge_repeat:  # the storages of a neighbour that is the first or the last repeat
                 for event_index, event in enumerate(layer_sweep.inner):
                     if event.owner == owning_repeat:
                         events[event_index] = event.neighbour_number, event.size, event.value
@@ -575,11 +586,11 @@ class RepeatedEvents:
             if stack.contains(allocation_place) and first_of_last_repeat <= allocation_place.layer_index < stack.end(
                 RECORDED_REPEATS
             ):
-                return stack.in_later_repeat(allocation_place, inner_repeats + 2 - RECORDED_REPEATS)
+                return stack.place_in_later_repeat(allocation_place, inner_repeats + 2 - RECORDED_REPEATS)
         return allocation_place
 
 
-def _seen_by_allocator(events: Sequence[Event]) -> list[Event]:
+def _events_of_allocator(events: Sequence[Event]) -> list[Event]:
     """Returns the events that change the allocator's state."""
     return [event for event in events if event[1] not in IGNORED_BY_ALLOCATOR]
 

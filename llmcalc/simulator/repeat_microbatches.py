@@ -111,10 +111,12 @@ class EventMeter(Meter):
         shifted_places = self._shifted_places.get(trace_and_layers)
         if shifted_places is None:
             peaks = [
-                (in_later_layer(allocation_place, more_layers), bytes, added_bytes)
+                (place_in_later_layer(allocation_place, more_layers), bytes, added_bytes)
                 for allocation_place, bytes, added_bytes in pass_trace.peaks
             ]
-            start_place, end_place = (in_later_layer(end, more_layers) for end in (pass_trace.start, pass_trace.end))
+            start_place, end_place = (
+                place_in_later_layer(end, more_layers) for end in (pass_trace.start, pass_trace.end)
+            )
             shifted_places = self._shifted_places[trace_and_layers] = start_place, end_place, peaks
         return shifted_places
 
@@ -167,8 +169,8 @@ class SummedPeak(Peak):
         self._by_kind = bytes_by_kind
 
 
-def in_later_layer(allocation_place: Place, layers: int) -> Place:
-    """Returns the same module in a later layer."""
+def place_in_later_layer(allocation_place: Place, layers: int) -> Place:
+    """Returns the place of the same module in a later layer."""
     if allocation_place.layer_index < 0 or not layers:
         return allocation_place
     return allocation_place._replace(layer_index=allocation_place.layer_index + layers)
@@ -184,7 +186,7 @@ class PassPlayer(PassCounter):
 
     pass_traces: case → the trace of its passes.
     more_layers: chunk → layers before it that the recorded run did not have.
-    by_previous: as of `PassCounter`, as in the recorded run.
+    splits_by_previous: as of `PassCounter`, as in the recorded run.
     """
 
     def __init__(
@@ -192,9 +194,9 @@ class PassPlayer(PassCounter):
         memory_meter: EventMeter,
         pass_traces: Mapping[PassCase, PassTrace],
         more_layers: Sequence[int],
-        by_previous: bool = False,
+        splits_by_previous: bool = False,
     ) -> None:
-        super().__init__(len(more_layers), by_previous)
+        super().__init__(len(more_layers), splits_by_previous)
         self.meter: EventMeter = memory_meter
         self.traces: Mapping[PassCase, PassTrace] = pass_traces
         self.more_layers: Sequence[int] = more_layers

@@ -46,12 +46,12 @@ class ReplayResult:
         self.slop = device.peak_allocated - peak_requested_bytes
         self.slop_after = device.allocated - requested_bytes
 
-    def read_shorter(self, shorter_replay: ReplayResult, micro_batches: int) -> None:
-        """Takes the allocator's bytes from a run with fewer micro-batches, plus the tensors of the others."""
+    def read_shorter_replay(self, shorter_replay: ReplayResult, micro_batches: int) -> None:
+        """Takes the allocator's bytes from a run with fewer micro-batches, plus the tensors of the missing ones."""
         self.reserved = shorter_replay.reserved + max(0, self.peak[1].bytes - shorter_replay.peak[1].bytes)
         self.slop, self.slop_after, self.micro_batches = shorter_replay.slop, shorter_replay.slop_after, micro_batches
 
-    def take_peaks(
+    def keep_step_peaks(
         self,
         first_step_peaks: Mapping[Place, Peak],
         second_step_peaks: Mapping[Place, Peak],
@@ -70,4 +70,4 @@ class ReplayResult:
     @property
     def peak(self) -> tuple[Place, Peak]:
         """The highest peak over all modules and phases."""
-        return max(self.peaks.items(), key=lambda item: item[1].bytes)
+        return max(self.peaks.items(), key=lambda place_and_peak: place_and_peak[1].bytes)

@@ -73,8 +73,8 @@ def supports_cudnn_attention(capability: int, sdpa_call: SdpaCall) -> bool:
     largest_size = 256 if capability == 90 else 128
     supports_sizes = has_wide_keys or (sdpa_call.qk_size <= largest_size and sdpa_call.v_size <= largest_size)
     drops_exactly = float(sdpa_call.dropout * 16).is_integer()
-    is_taken = sdpa_call.keys != 1 and drops_exactly and not sdpa_call.mask_trained
-    return is_half(capability, sdpa_call.dtype) and supports_sizes and is_multiple(8, sdpa_call) and is_taken
+    is_supported = sdpa_call.keys != 1 and drops_exactly and not sdpa_call.mask_trained
+    return is_half_format(capability, sdpa_call.dtype) and supports_sizes and is_multiple(8, sdpa_call) and is_supported
 
 
 def supports_flash_attention(capability: int, sdpa_call: SdpaCall) -> bool:
@@ -88,7 +88,7 @@ def supports_flash_attention(capability: int, sdpa_call: SdpaCall) -> bool:
         is_consumer_gpu and sdpa_call.trained and 192 < sdpa_call.qk_size <= (256 if sdpa_call.dropout else 224)
     )
     return (
-        is_half(capability, sdpa_call.dtype)
+        is_half_format(capability, sdpa_call.dtype)
         and capability >= 80
         and has_equal_sizes
         and not sdpa_call.masked
@@ -100,11 +100,11 @@ def supports_efficient_attention(capability: int, sdpa_call: SdpaCall) -> bool:
     """Whether memory-efficient attention runs (`can_use_mem_efficient_attention`): aligned head sizes."""
     if sdpa_call.dtype is FLOAT32:
         return is_multiple(4 if capability >= 80 else 1, sdpa_call)
-    return is_half(capability, sdpa_call.dtype) and is_multiple(8, sdpa_call)
+    return is_half_format(capability, sdpa_call.dtype) and is_multiple(8, sdpa_call)
 
 
-def takes_as_mask(attention: Step) -> bool:
-    """Whether the call takes what attention reads beside queries, keys and values as its mask.
+def takes_input_as_mask(attention: Step) -> bool:
+    """Whether the attention call gets an additional input (besides queries, keys and values) as its mask.
 
     That is a bias that the class gives it so, or one selection of keys for all heads.
     """
@@ -113,7 +113,7 @@ def takes_as_mask(attention: Step) -> bool:
     return bool(attention.options["bias_in_sdpa"])
 
 
-def is_half(capability: int, dtype: Dtype) -> bool:
+def is_half_format(capability: int, dtype: Dtype) -> bool:
     """Whether a number format has 16 bits and is supported by kernels of this compute capability."""
     return dtype is FLOAT16 or (dtype is BFLOAT16 and capability >= 80)
 

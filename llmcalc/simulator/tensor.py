@@ -21,11 +21,11 @@ class Dtype:
 
     __slots__ = ("bytes", "floating", "name", "rank")
 
-    def __init__(self, name: str, size: int, rank: int, floating: bool = False) -> None:
-        self.name: str = name
+    def __init__(self, format_name: str, size: int, rank: int, is_floating: bool = False) -> None:
+        self.name: str = format_name
         self.bytes: int = size
         self.rank: int = rank
-        self.floating: bool = floating
+        self.floating: bool = is_floating
 
     def __repr__(self) -> str:
         return self.name
@@ -81,9 +81,9 @@ def counted_as(memory_meter: Meter, memory_kind: str) -> Iterator[None]:
 
 
 @contextmanager
-def on_stream(memory_meter: Meter, stream: int) -> Iterator[None]:
+def on_stream(memory_meter: Meter, cuda_stream: int) -> Iterator[None]:
     """Allocates new storages on a CUDA stream, inside a `with`."""
-    previous_stream, memory_meter.stream = memory_meter.stream, stream
+    previous_stream, memory_meter.stream = memory_meter.stream, cuda_stream
     try:
         yield
     finally:
@@ -117,7 +117,7 @@ class Tensor:
     """A tensor of known shape, strides and type.
 
     node: the node that made it, None if no gradient flows back from it. output: which of the node's outputs it is.
-    leaf: whether it is trained: its gradient stays in `grad`.
+    is_leaf: whether it is trained: its gradient stays in `grad`.
     has_base: whether it is a view that refers to the tensor it is a view of (`Tensor._base`), which keeps the storage
         beside it, also where gradients are not recorded.
     """
@@ -125,13 +125,13 @@ class Tensor:
     __slots__ = ("__weakref__", "dtype", "grad", "has_base", "leaf", "node", "output", "shape", "storage", "strides")
 
     def __init__(
-        self, shape: Shape, dtype: Dtype, storage: Storage, strides: Strides | None = None, leaf: bool = False
+        self, shape: Shape, dtype: Dtype, storage: Storage, strides: Strides | None = None, is_leaf: bool = False
     ) -> None:
         self.shape: Shape = shape
         self.dtype: Dtype = dtype
         self.storage: Storage = storage
         self.strides: Strides = contiguous(shape) if strides is None else strides
-        self.leaf: bool = leaf
+        self.leaf: bool = is_leaf
         self.output: int = 0
         self.has_base: bool = False
         self.node: Node | None = None
@@ -174,10 +174,10 @@ class Tensor:
 
 
 def empty(
-    memory_meter: Meter, shape: Shape, dtype: Dtype, strides: Strides | None = None, leaf: bool = False
+    memory_meter: Meter, shape: Shape, dtype: Dtype, strides: Strides | None = None, is_leaf: bool = False
 ) -> Tensor:
     """Returns a new tensor with a new storage."""
-    return Tensor(shape, dtype, Storage(memory_meter, count(shape) * dtype.bytes), strides, leaf)
+    return Tensor(shape, dtype, Storage(memory_meter, count(shape) * dtype.bytes), strides, is_leaf)
 
 
 Gradient: TypeAlias = Tensor | None
@@ -231,9 +231,9 @@ class Node:
     )  # fmt: skip
 
     def __init__(
-        self, graph: Recording, name: str, inputs: Sequence[Tensor], backward: Backward, outputs: int = 1
+        self, graph: Recording, operation_name: str, inputs: Sequence[Tensor], backward: Backward, outputs: int = 1
     ) -> None:
-        self.name: str = name
+        self.name: str = operation_name
         self.place: Any = graph.meter.place
         self.number: int = next(graph.numbers)
         self.edges: list[tuple[Node, int] | Tensor | None] = []

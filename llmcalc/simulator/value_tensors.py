@@ -89,11 +89,11 @@ class ValueTensors:
 
     def shape(self, flow_value: Value) -> Shape:
         """Returns the shape of a value: [batch, rows, *axes], [rows, *axes] if shared, or [*axes] without rows."""
-        sizes = tuple(axis.size for axis in flow_value.axes)
+        axis_sizes = tuple(axis.size for axis in flow_value.axes)
         if flow_value.rows is ONCE:
-            return sizes
+            return axis_sizes
         rows = self.run_config.new_rows(flow_value.rows)
-        return (self.run_config.batch, rows, *sizes) if flow_value.rows.batched else (rows, *sizes)
+        return (self.run_config.batch, rows, *axis_sizes) if flow_value.rows.batched else (rows, *axis_sizes)
 
     def tensor_of(self, flow_value: Value) -> Tensor:
         """Returns a value's tensor in the value's shape, reduced to the first rows if necessary."""
@@ -172,9 +172,9 @@ class ValueTensors:
         self.values[id(flow_value)] = tensor
         self.bound.setdefault(id(flow_value.storage), []).append(id(flow_value))
 
-    def forget(self, root: Value) -> None:
+    def forget(self, base_value: Value) -> None:
         """Frees the references to a value's tensor and its views."""
-        for view_id in (id(root), *self.bound.pop(id(root), ())):
+        for view_id in (id(base_value), *self.bound.pop(id(base_value), ())):
             self.values.pop(view_id, None)
 
     def token_positions(self, tokens: Any) -> Tensor:
@@ -182,7 +182,7 @@ class ValueTensors:
         return self.computed_once(("span", tokens), lambda: self.t.new_tensor((tokens,), INT64))
 
     def computed_once(self, key: Any, compute: Callable[[], Result]) -> Result:
-        """Returns this pass's result under a key, computed at the first request."""
+        """Returns the result that is stored under a key; the pass's first request computes and stores the result."""
         if key not in self.memo:
             self.memo[key] = compute()
         computed_result: Result = self.memo[key]
@@ -210,17 +210,17 @@ class ValueTensors:
 
     def _path_of(self, module_frames: Sequence[Frame]) -> Path:
         """Returns the innermost running module's path, which determines the layer that owns the parameters."""
-        path: list[Any] = []
+        path_parts: list[Any] = []
         for i, module_frame in enumerate(module_frames):
-            path.append(module_frame.scope.name)
+            path_parts.append(module_frame.scope.name)
             if module_frame.scope.list_index is not None:
-                path.append(module_frame.scope.list_index)
+                path_parts.append(module_frame.scope.list_index)
             if module_frame.layer_index is not None:
                 inner_scopes = [inner_frame.scope for inner_frame in self.frames[i:]]
                 is_shared = any(module_scope.about.get("role") == "shared" for module_scope in inner_scopes)
                 is_per_layer = any(module_scope.per_layer for module_scope in inner_scopes)
-                path.append(module_frame.owner if is_shared and not is_per_layer else module_frame.layer_index)
-        return tuple(path)
+                path_parts.append(module_frame.owner if is_shared and not is_per_layer else module_frame.layer_index)
+        return tuple(path_parts)
 
     @property
     def cache_path(self) -> Path:
@@ -244,9 +244,9 @@ class ValueTensors:
         )
         return Place(self.graph.meter.place.phase, layer_index, self.path)
 
-    def unsupported(self, reason: str, name: str = "") -> Unsupported:
-        """Creates the error for an operation without a kernel. name: the operation's name."""
-        return Unsupported(f"{'.'.join(filter(None, (self.path, name)))}: {reason}")
+    def unsupported(self, reason: str, operation_name: str = "") -> Unsupported:
+        """Creates the error for an operation without a kernel. operation_name: the operation's name."""
+        return Unsupported(f"{'.'.join(filter(None, (self.path, operation_name)))}: {reason}")
 
     def not_modelled(self, step: Step, operation: str) -> Unsupported:
         """Creates the error for an operation that no profile has."""

@@ -58,19 +58,19 @@ class Check:
 
 
 def check_budget(budget: Budget, folder: Path) -> list[Check]:
-    """Counts every value that a budget limits. folder: of the budget file, to which model paths are relative.
+    """Checks every value that a budget limits. folder: the budget file's folder, to which model paths are relative.
 
     Raises `InputError`, before it counts, for a target, an accelerator or a setting that does not exist.
     """
-    models = [(model, _read_model_spec(model, folder)) for model in budget.model]
-    counts = [count for model, preset in models for count in _prepare_checks(model, preset)]
-    return [count() for count in counts]
+    budgeted_models = [(model, _read_model_spec(model, folder)) for model in budget.model]
+    check_functions = [run_check for model, preset in budgeted_models for run_check in _prepare_checks(model, preset)]
+    return [run_check() for run_check in check_functions]
 
 
 def _read_model_spec(model: ModelBudget, folder: Path) -> Preset:
-    path = folder / model.target
+    model_path = folder / model.target
     with _errors_naming_model(model.target):
-        return load(str(path) if path.exists() else model.target)
+        return load(str(model_path) if model_path.exists() else model.target)
 
 
 @contextmanager
@@ -85,51 +85,51 @@ def _errors_naming_model(location: str) -> Iterator[None]:
 
 def _prepare_checks(model: ModelBudget, preset: Preset) -> Iterator[Callable[[], Check]]:
     """Checks the settings of one model's bounds, and yields functions that compute the values."""
-    for key, bound in model.bounds.items():
-        with _errors_naming_model(f"{model.target}: {key}"):
-            settings = _setting_values(key, bound)
+    for bound_key, bound in model.bounds.items():
+        with _errors_naming_model(f"{model.target}: {bound_key}"):
+            settings = _setting_values(bound_key, bound)
             accelerators = [find_hardware(name) for name in bound.on] if isinstance(bound, Fits) else [None]
         for hardware in accelerators:
-            yield partial(_check_bound, model.target, preset, key, bound, settings, hardware)
+            yield partial(_check_bound, model.target, preset, bound_key, bound, settings, hardware)
 
 
-def _setting_values(key: str, bound: Bound | Fits) -> dict[str, Any]:
+def _setting_values(bound_key: str, bound: Bound | Fits) -> dict[str, Any]:
     """Returns the values of a bound's settings. Raises `InputError` for an invalid value."""
-    declared_settings = SETTINGS[key]
+    declared_settings = SETTINGS[bound_key]
     return {
-        declared_settings[name].name: declared_settings[name].checked(value, name)
-        for name, value in bound.settings.items()
+        declared_settings[setting_name].name: declared_settings[setting_name].checked(setting_value, setting_name)
+        for setting_name, setting_value in bound.settings.items()
     }
 
 
 def _check_bound(
     target: str,
     preset: Preset,
-    key: str,
+    bound_key: str,
     bound: Bound | Fits,
     settings: dict[str, Any],
     hardware: Hardware | None,
 ) -> Check:
     """Counts the value of a bound. hardware: the accelerator of the key `fits`; None for the other keys."""
-    with _errors_naming_model(f"{target}: {key}"):
-        measured_value = _measure_value(preset, key, settings, hardware)
+    with _errors_naming_model(f"{target}: {bound_key}"):
+        measured_value = _measure_value(preset, bound_key, settings, hardware)
     warning = too_long_note(preset.model, settings.get("seq") or 0)
     if isinstance(bound, Bound):
-        return Check(target, key, bound.settings, measured_value, bound.limits, warning=warning)
+        return Check(target, bound_key, bound.settings, measured_value, bound.limits, warning=warning)
     assert hardware is not None
     limit = Limit(operator="<=", value=Fraction(hardware.capacity_bytes))
-    return Check(target, key, bound.settings, measured_value, (limit,), hardware.name, warning)
+    return Check(target, bound_key, bound.settings, measured_value, (limit,), hardware.name, warning)
 
 
-def _measure_value(preset: Preset, key: str, settings: dict[str, Any], hardware: Hardware | None) -> Fraction:
+def _measure_value(preset: Preset, bound_key: str, settings: dict[str, Any], hardware: Hardware | None) -> Fraction:
     spec = preset.model
-    match key:
+    match bound_key:
         case "params":
             return Fraction(params(spec).total)
         case "active":
             return Fraction(params(spec).active)
         case "kv_per_token":
-            return Fraction(kv(spec, dtype_name=settings.get("kv_dtype", "bfloat16")).bytes_per_token)
+            return Fraction(kv(spec, format_name=settings.get("kv_dtype", "bfloat16")).bytes_per_token)
         case "flops_per_token":
             flop_count = flops(spec, run_config_of(spec, **settings))
             return Fraction(flop_count.total) / Fraction(flop_count.tokens)
@@ -137,11 +137,11 @@ def _measure_value(preset: Preset, key: str, settings: dict[str, Any], hardware:
             return Fraction(_device_bytes(preset, settings, hardware))
 
 
-def _device_bytes(preset: Preset, values: dict[str, Any], hardware: Hardware | None) -> int:
-    settings = settings_with_shorthands(values).with_usual_recomputation()
-    runtime = runtime_of(hardware, expandable=settings.allocator == "expandable")
+def _device_bytes(preset: Preset, setting_values: dict[str, Any], hardware: Hardware | None) -> int:
+    settings = settings_with_shorthands(setting_values).with_usual_recomputation()
+    cuda_runtime = runtime_of(hardware, expandable=settings.allocator == "expandable")
     return memory(
-        preset.model, settings, preset.dtype, config=preset.checkpoint, cuda_runtime=runtime
+        preset.model, settings, preset.dtype, model_config=preset.checkpoint, cuda_runtime=cuda_runtime
     ).device.device_bytes
 
 

@@ -126,14 +126,17 @@ class ModelBudget(Record):
         """Converts the values of a file to tables of limits and settings."""
         if not isinstance(budget_table, dict):
             return budget_table
-        for name in budget_table:
-            _check_key(name, cls.keys)
-        tables = {key: _parse_bound(key, value) if key in KINDS else value for key, value in budget_table.items()}
-        if "fits" in tables:
-            tables["fits"] = _parse_fits(tables["fits"])
-        if tables.keys() <= {"target"}:
+        for field_name in budget_table:
+            _check_key(field_name, cls.keys)
+        bounds_by_key = {
+            bound_key: _parse_bound(bound_key, bound_value) if bound_key in KINDS else bound_value
+            for bound_key, bound_value in budget_table.items()
+        }
+        if "fits" in bounds_by_key:
+            bounds_by_key["fits"] = _parse_fits(bounds_by_key["fits"])
+        if bounds_by_key.keys() <= {"target"}:
             raise ValueError(f"bounds: none; expected one or more of {', '.join(cls.keys)}")
-        return tables
+        return bounds_by_key
 
     @property
     def bounds(self) -> dict[str, Bound | Fits]:
@@ -147,99 +150,123 @@ class Budget(Record):
     model: tuple[ModelBudget, ...]
 
 
-def read_budget(path: Path) -> Budget:
+def read_budget(budget_path: Path) -> Budget:
     """Reads a budget. Raises `InputError`, which names the field, for an unknown key, unit or value."""
-    budget_table = parse_toml(read_text(path), str(path))
+    budget_table = parse_toml(read_text(budget_path), str(budget_path))
     if not budget_table.get("model"):
-        raise InputError(f"{path}: no model; expected tables [[model]] with a target and bounds")
+        raise InputError(f"{budget_path}: no model; expected tables [[model]] with a target and bounds")
     if isinstance(budget_table["model"], list) and len(budget_table["model"]) > MOST_MODELS:
         raise InputError(
-            f"{path}: {len(budget_table['model']):,} models are too many; expected at most {MOST_MODELS:,} in a file"
+            f"{budget_path}: {len(budget_table['model']):,} models are too many; expected at most {MOST_MODELS:,} in "
+            "a file"
         )
     if isinstance(budget_table["model"], dict):
-        raise InputError(f"{path}: model: is one table; expected a list of them, each under [[model]]")
-    return validate(Budget, budget_table, str(path))
+        raise InputError(f"{budget_path}: model: is one table; expected a list of them, each under [[model]]")
+    return validate(Budget, budget_table, str(budget_path))
 
 
-def _check_key(name: str, keys: tuple[str, ...]) -> None:
+def _check_key(field_name: str, known_keys: tuple[str, ...]) -> None:
     """Raises `ValueError` for a key that a model does not have."""
-    key = next((key for key in reversed(keys) if name in SETTINGS[key]), None)
-    if key is not None:
-        raise ValueError(f"{name}: is a setting of a bound; expected it in one, such as {key} = {{ …, {name} = … }}")
-    fields = ["target", *keys]
-    if name not in fields:
-        raise ValueError(f"{name}: unknown field; expected one of {', '.join(fields)}.{suggest(name, fields)}")
+    settings_key = next(
+        (settings_key for settings_key in reversed(known_keys) if field_name in SETTINGS[settings_key]), None
+    )
+    if settings_key is not None:
+        raise ValueError(
+            f"{field_name}: is a setting of a bound; expected it in one, such as {settings_key} = "
+            f"{{ …, {field_name} = … }}"
+        )
+    expected_fields = ["target", *known_keys]
+    if field_name not in expected_fields:
+        raise ValueError(
+            f"{field_name}: unknown field; expected one of "
+            f"{', '.join(expected_fields)}.{suggest(field_name, expected_fields)}"
+        )
 
 
-def _parse_bound(key: str, value: Any) -> dict[str, Any]:
-    kind, limits = KINDS[key], []
+def _parse_bound(bound_key: str, bound_value: Any) -> dict[str, Any]:
+    quantity_kind, limits = KINDS[bound_key], []
     settings: dict[str, Any] = {}
-    if isinstance(value, dict):
-        settings = {name: setting for name, setting in value.items() if name not in ("max", "min")}
-        _check_settings(key, settings, ("max", "min"))
-        for name, comparison in (("max", "<="), ("min", ">=")):
-            if name in value:
-                limits.append(_parse_limit(f"{key}.{name}", value[name], kind, comparison, operator_fixed=True))
+    if isinstance(bound_value, dict):
+        settings = {
+            setting_name: setting for setting_name, setting in bound_value.items() if setting_name not in ("max", "min")
+        }
+        _check_settings(bound_key, settings, ("max", "min"))
+        for setting_name, comparison in (("max", "<="), ("min", ">=")):
+            if setting_name in bound_value:
+                limits.append(
+                    _parse_limit(
+                        f"{bound_key}.{setting_name}",
+                        bound_value[setting_name],
+                        quantity_kind,
+                        comparison,
+                        operator_fixed=True,
+                    )
+                )
         if not limits:
-            raise ValueError(f"{key}: no bound; expected max or min")
+            raise ValueError(f"{bound_key}: no bound; expected max or min")
         if len(limits) == 2 and limits[0]["value"] < limits[1]["value"]:
-            raise ValueError(f"{key}: max is below min, and so no value holds; expected max of at least min")
+            raise ValueError(f"{bound_key}: max is below min, and so no value holds; expected max of at least min")
     else:
-        limits.append(_parse_limit(key, value, kind, "<="))
+        limits.append(_parse_limit(bound_key, bound_value, quantity_kind, "<="))
     return {"settings": settings, "limits": limits}
 
 
-def _parse_fits(value: Any) -> Any:
-    if isinstance(value, dict):
-        settings = {name: setting for name, setting in value.items() if name != "on"}
+def _parse_fits(fits_value: Any) -> Any:
+    if isinstance(fits_value, dict):
+        settings = {setting_name: setting for setting_name, setting in fits_value.items() if setting_name != "on"}
         _check_settings("fits", settings, ("on",))
-        return {"settings": settings, "on": _accelerator_names(value.get("on"))}
-    return {"on": _accelerator_names(value)}
+        return {"settings": settings, "on": _accelerator_names(fits_value.get("on"))}
+    return {"on": _accelerator_names(fits_value)}
 
 
-def _accelerator_names(value: Any) -> Any:
+def _accelerator_names(names_value: Any) -> Any:
     """Returns names of accelerators. Raises `ValueError` for an empty list and for too many names."""
-    if not value:
+    if not names_value:
         raise ValueError("fits: no accelerator; expected names such as h100-sxm (llmcalc hardware lists all)")
-    if isinstance(value, list) and len(value) > MOST_ACCELERATORS:
-        raise ValueError(f"fits: {len(value):,} accelerators are too many; expected at most {MOST_ACCELERATORS}")
-    return [value] if isinstance(value, str) else value
+    if isinstance(names_value, list) and len(names_value) > MOST_ACCELERATORS:
+        raise ValueError(f"fits: {len(names_value):,} accelerators are too many; expected at most {MOST_ACCELERATORS}")
+    return [names_value] if isinstance(names_value, str) else names_value
 
 
-def _check_settings(key: str, settings: Mapping[str, Any], other_keys: tuple[str, ...]) -> None:
+def _check_settings(bound_key: str, settings: Mapping[str, Any], other_keys: tuple[str, ...]) -> None:
     """Raises `ValueError` for a setting that does not apply to a key."""
-    fields = sorted([*other_keys, *SETTINGS[key]])
+    fields = sorted([*other_keys, *SETTINGS[bound_key]])
     expected_settings = (
-        f"{', '.join(other_keys)} or an option of llmcalc memory" if SETTINGS[key] is RUN else ", ".join(fields)
+        f"{', '.join(other_keys)} or an option of llmcalc memory" if SETTINGS[bound_key] is RUN else ", ".join(fields)
     )
-    for name in settings:
-        if name not in fields:
+    for setting_name in settings:
+        if setting_name not in fields:
             raise ValueError(
-                f"{key}.{name}: unknown field; expected one of {expected_settings}.{suggest(name, fields)}"
+                f"{bound_key}.{setting_name}: unknown field; expected one of "
+                f"{expected_settings}.{suggest(setting_name, fields)}"
             )
 
 
 def _parse_limit(
-    location: str, value: Any, kind: Kind, default_operator: str, operator_fixed: bool = False
+    location: str, limit_value: Any, quantity_kind: Kind, default_operator: str, operator_fixed: bool = False
 ) -> dict[str, Any]:
     """Parses a limit from text or a whole number.
 
     default_operator: the operator of text without one.
     operator_fixed: whether the text must not have one.
     """
-    example = EXAMPLES[kind]
-    if isinstance(value, bool) or not isinstance(value, str | int):
+    example_text = EXAMPLES[quantity_kind]
+    if isinstance(limit_value, bool) or not isinstance(limit_value, str | int):
         raise ValueError(
-            f"{location}: {shown(value)} is no bound; expected text such as '{example}', or a whole number"
+            f"{location}: {shown(limit_value)} is no bound; expected text such as '{example_text}', or a whole number"
         )
-    if isinstance(value, int) and abs(value) >= 10**LONGEST_NUMBER:
-        raise ValueError(f"{location}: {shown(value)}; expected a number of at most {LONGEST_NUMBER} digits")
-    match = _BOUND.fullmatch(str(value))
-    if match is None:
-        raise ValueError(f"{location}: {shown(value)} is no bound; expected a number with a unit, such as {example}")
-    if operator_fixed and match[1]:
-        raise ValueError(f"{location}: '{value}'; expected a number without {match[1]}, since the key says which side")
-    factor = UNITS[kind].get(match[3].lower())
+    if isinstance(limit_value, int) and abs(limit_value) >= 10**LONGEST_NUMBER:
+        raise ValueError(f"{location}: {shown(limit_value)}; expected a number of at most {LONGEST_NUMBER} digits")
+    bound_match = _BOUND.fullmatch(str(limit_value))
+    if bound_match is None:
+        raise ValueError(
+            f"{location}: {shown(limit_value)} is no bound; expected a number with a unit, such as {example_text}"
+        )
+    if operator_fixed and bound_match[1]:
+        raise ValueError(
+            f"{location}: '{limit_value}'; expected a number without {bound_match[1]}, since the key says which side"
+        )
+    factor = UNITS[quantity_kind].get(bound_match[3].lower())
     if factor is None:
-        raise ValueError(f"{location}: '{match[3]}' is no unit of it; expected a number such as {example}")
-    return {"operator": match[1] or default_operator, "value": exact_number(match[2], location) * factor}
+        raise ValueError(f"{location}: '{bound_match[3]}' is no unit of it; expected a number such as {example_text}")
+    return {"operator": bound_match[1] or default_operator, "value": exact_number(bound_match[2], location) * factor}

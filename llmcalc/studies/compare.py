@@ -16,7 +16,7 @@ from ..components.stack import Stack
 from ..costs.cache import kv
 from ..costs.context_length import learned_positions
 from ..costs.flops import flops
-from ..costs.params import ParameterCount, params, total_of
+from ..costs.params import ParameterCount, params, total_params_of
 from ..errors import InputError, suggest
 from ..flow.tree import Node
 from ..frozen import frozen
@@ -166,7 +166,7 @@ def quantities(
     Raises `InputError` for an unknown dtype.
     """
     parameter_count, workload = params(spec) if parameter_count is None else parameter_count, Workload(batch=1, seq=seq)
-    cache = None if spec.one_pass_model else kv(spec, seq=seq, dtype_name=dtype)
+    cache_size = None if spec.one_pass_model else kv(spec, seq=seq, format_name=dtype)
     encoder = spec.encoder if spec.kind == "encoder-decoder" else None
     return Quantities(
         spec=spec,
@@ -179,15 +179,15 @@ def quantities(
         shape=stack_shape(spec.main, spec.hidden_size),
         encoder=None if encoder is None else stack_shape(encoder, spec.hidden_size),
         forward_flops_per_token=flops(spec, workload).per_token,
-        kv_bytes_per_token=None if cache is None else cache.bytes_per_token,
-        kv_bytes=None if cache is None else cache.bytes,
+        kv_bytes_per_token=None if cache_size is None else cache_size.bytes_per_token,
+        kv_bytes=None if cache_size is None else cache_size.bytes,
         context_length=learned_positions(spec),
     )
 
 
 def _vocabulary_params(tree: Node) -> int:
     return sum(
-        node_position.times * node_position.own_cost(total_of)
+        node_position.times * node_position.own_cost(total_params_of)
         for node_position in tree.walk()
         if node_position.path in VOCABULARY_PATHS
     )
@@ -198,25 +198,25 @@ def stack_shape(stack: Stack, hidden_size: int) -> StackShape:
 
     Heads are those of the most frequent attention layer; in a stack without attention, those of another token mixer.
     """
-    groups = [(name, block, layer_count) for name, block, layer_count, _ in stack.groups() if layer_count]
-    block = max(groups, key=lambda group: group[2])[1]
+    groups = [(kind_name, block, layer_count) for kind_name, block, layer_count, _ in stack.groups() if layer_count]
+    block = max(groups, key=lambda layer_group: layer_group[2])[1]
     groups_with_heads = [
         (layer, head_sizes, layer_count)
         for _, layer, layer_count in groups
         if (head_sizes := _head_sizes(layer, hidden_size)) is not None
     ]
     attention_groups = [
-        group
-        for group in groups_with_heads
-        if isinstance(group[0].attention, TokenMixer) and group[0].attention.kind == "attention"
+        layer_group
+        for layer_group in groups_with_heads
+        if isinstance(layer_group[0].attention, TokenMixer) and layer_group[0].attention.kind == "attention"
     ] or groups_with_heads
     attention_block, head_sizes, _ = (
-        max(attention_groups, key=lambda group: group[2]) if attention_groups else (None, None, 0)
+        max(attention_groups, key=lambda layer_group: layer_group[2]) if attention_groups else (None, None, 0)
     )
     network = block.feed_forward
     return StackShape(
         num_hidden_layers=stack.num_hidden_layers,
-        layer_kinds={name: layer_count for name, _, layer_count in groups},
+        layer_kinds={kind_name: layer_count for kind_name, _, layer_count in groups},
         block=block,
         attention_block=attention_block,
         hidden_size=hidden_size,
@@ -232,17 +232,18 @@ def _head_sizes(layer: Layer, width: int) -> HeadSizes | None:
     return layer.attention.head_sizes(width) if isinstance(layer.attention, TokenMixer) else None
 
 
-def sort_order(models: list[Quantities], key: str | None) -> list[int]:
+def sort_order(compared_models: list[Quantities], sort_key: str | None) -> list[int]:
     """Returns the indices of models sorted by a quantity, smallest first; models without the quantity come last.
 
     Without a key the order is unchanged. Raises `InputError` for an unknown key.
     """
-    order = list(range(len(models)))
-    if key is None:
-        return order
-    if key not in SORT_KEYS:
+    model_order = list(range(len(compared_models)))
+    if sort_key is None:
+        return model_order
+    if sort_key not in SORT_KEYS:
         raise InputError(
-            f"--sort: there is no '{key}'; expected one of {', '.join(SORT_KEYS)}.{suggest(key, list(SORT_KEYS))}"
+            f"--sort: there is no '{sort_key}'; expected one of "
+            f"{', '.join(SORT_KEYS)}.{suggest(sort_key, list(SORT_KEYS))}"
         )
-    values = [SORT_KEYS[key](model) for model in models]
-    return sorted(order, key=lambda i: (1, 0.0) if values[i] is None else (0, values[i]))
+    sort_values = [SORT_KEYS[sort_key](model) for model in compared_models]
+    return sorted(model_order, key=lambda i: (1, 0.0) if sort_values[i] is None else (0, sort_values[i]))

@@ -36,7 +36,7 @@ def usual_stack(hardware: Hardware, memory: Memory | None = None) -> str:
 
 
 def has_gguf_weights(memory: Memory) -> bool:
-    """Whether the weights are those of a GGUF file, which llama.cpp and servers around it run."""
+    """Whether the weights come from a GGUF file, the format of llama.cpp."""
     return memory.states.quantized is not None and isinstance(memory.states.quantized.scheme, GGUFMix)
 
 

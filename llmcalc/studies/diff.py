@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 from ..algebra import Number, times
 from ..costs.cache import cache_bits_of, kv
 from ..costs.flops import flops, forward_of, run_config_of
-from ..costs.params import params, total_of
+from ..costs.params import params, total_params_of
 from ..errors import InputError
 from ..flow.tree import Cost, Node
 from ..sources.preset import Preset
@@ -78,23 +78,28 @@ class Difference:
         return any(quantity.changed for quantity in self.quantities) or any(self.components.values())
 
 
-def diff(before: Preset | None, after: Preset | None, seq: int, dtype: str = "bfloat16") -> Difference:
+def diff(earlier_preset: Preset | None, later_preset: Preset | None, seq: int, dtype: str = "bfloat16") -> Difference:
     """Compares two models at sequences of `seq` tokens, with caches in number format `dtype`."""
     old_figures, new_figures = (
-        {} if preset is None else _figures_of_model(preset, seq, dtype) for preset in (before, after)
+        {} if preset is None else _figures_of_model(preset, seq, dtype) for preset in (earlier_preset, later_preset)
     )
     quantities: list[Quantity] = []
-    for name, (_, unit) in {**new_figures, **old_figures}.items():
-        (old_value, _), (new_value, _) = (figures.get(name, (None, unit)) for figures in (old_figures, new_figures))
-        quantities.append(Quantity(name, old_value, new_value, unit))
+    for quantity_name, (_, unit) in {**new_figures, **old_figures}.items():
+        (old_value, _), (new_value, _) = (
+            figures.get(quantity_name, (None, unit)) for figures in (old_figures, new_figures)
+        )
+        quantities.append(Quantity(quantity_name, old_value, new_value, unit))
     return Difference(
-        before,
-        after,
+        earlier_preset,
+        later_preset,
         seq,
         dtype,
-        tuple(_changed_fields(before, after)),
+        tuple(_changed_fields(earlier_preset, later_preset)),
         tuple(quantities),
-        {name: tuple(_changed_nodes(before, after, seq, dtype, name)) for name in COMPONENTS},
+        {
+            quantity_name: tuple(_changed_nodes(earlier_preset, later_preset, seq, dtype, quantity_name))
+            for quantity_name in COMPONENTS
+        },
     )
 
 
@@ -106,16 +111,16 @@ def _figures_of_model(preset: Preset, seq: int, dtype: str) -> dict[str, Figure]
         "active per token": (parameter_count.active, "parameters"),
         "embedding": (parameter_count.embedding, "parameters"),
     }
-    forward = flops(preset.model, run_config_of(preset.model, seq=seq))
-    quantities["forward FLOPs per token"] = forward.per_token, "FLOPs"
+    forward_count = flops(preset.model, run_config_of(preset.model, seq=seq))
+    quantities["forward FLOPs per token"] = forward_count.per_token, "FLOPs"
     quantities["training FLOPs per token"] = (
         flops(preset.model, run_config_of(preset.model, seq=seq, phase="training")).per_token,
         "FLOPs",
     )
     if not preset.model.one_pass_model:
-        cache = kv(preset.model, seq=seq, dtype_name=dtype)
-        quantities["KV cache per token"] = cache.bytes_per_token, "bytes"
-        quantities["KV cache of a sequence"] = cache.bytes, "bytes"
+        cache_size = kv(preset.model, seq=seq, format_name=dtype)
+        quantities["KV cache per token"] = cache_size.bytes_per_token, "bytes"
+        quantities["KV cache of a sequence"] = cache_size.bytes, "bytes"
     quantities |= _device_bytes(preset, seq, dtype)
     return quantities
 
@@ -129,7 +134,10 @@ def _device_bytes(preset: Preset, seq: int, dtype: str) -> dict[str, Figure]:
         kv_dtype = None if preset.model.one_pass_model else dtype
         phase: Any = "prefill" if preset.model.one_pass_model else "inference"
         device_run = memory(
-            preset.model, Settings(phase=phase, seq=seq, kv_dtype=kv_dtype), preset.dtype, config=preset.checkpoint
+            preset.model,
+            Settings(phase=phase, seq=seq, kv_dtype=kv_dtype),
+            preset.dtype,
+            model_config=preset.checkpoint,
         )
         return {
             "weights": (device_run.states.weights, "bytes"),
@@ -139,70 +147,72 @@ def _device_bytes(preset: Preset, seq: int, dtype: str) -> dict[str, Figure]:
         return {}
 
 
-def _changed_fields(before: Preset | None, after: Preset | None) -> Iterator[Change]:
+def _changed_fields(before: Preset | None, later_preset: Preset | None) -> Iterator[Change]:
     """Yields the changed fields by their path in a native description; None for a field that is not set."""
-    if before is None or after is None:
+    if before is None or later_preset is None:
         return
-    descriptions = [dict(_flatten_fields(preset_description(preset)["model"])) for preset in (before, after)]
+    descriptions = [dict(_flatten_fields(preset_description(preset)["model"])) for preset in (before, later_preset)]
     old_fields, new_fields = (
         _with_default_head_sizes(dict(_flatten_fields(preset.model.model_dump())) | set_fields)
-        for preset, set_fields in zip((before, after), descriptions, strict=True)
+        for preset, set_fields in zip((before, later_preset), descriptions, strict=True)
     )  # with defaults too, which a description leaves out
-    for path in dict.fromkeys([*descriptions[0], *descriptions[1]]):
-        if old_fields.get(path) != new_fields.get(path):
-            yield Change(path, old_fields.get(path), new_fields.get(path))
-    if before.dtype != after.dtype:
-        yield Change("dtype", before.dtype, after.dtype)
+    for field_path in dict.fromkeys([*descriptions[0], *descriptions[1]]):
+        if old_fields.get(field_path) != new_fields.get(field_path):
+            yield Change(field_path, old_fields.get(field_path), new_fields.get(field_path))
+    if before.dtype != later_preset.dtype:
+        yield Change("dtype", before.dtype, later_preset.dtype)
 
 
-def _with_default_head_sizes(fields: dict[str, Any]) -> dict[str, Any]:
+def _with_default_head_sizes(description_fields: dict[str, Any]) -> dict[str, Any]:
     """Adds the default head sizes that a description leaves out (see `Attention`)."""
-    completed_fields = dict(fields)
-    for path, head_count in fields.items():
-        attention, _, name = path.rpartition(".")
-        if name != "num_attention_heads" or f"{attention}.head_dim" not in fields:
+    completed_fields = dict(description_fields)
+    for path, head_count in description_fields.items():
+        attention, _, field_name = path.rpartition(".")
+        if field_name != "num_attention_heads" or f"{attention}.head_dim" not in description_fields:
             continue
         ancestors = (attention.rsplit(".", depth)[0] for depth in range(1, attention.count(".") + 1))
         widths = (
-            fields[field_path]
+            description_fields[field_path]
             for field_path in (*(f"{ancestor}.hidden_size" for ancestor in ancestors), "hidden_size")
-            if fields.get(field_path)
+            if description_fields.get(field_path)
         )
         head_fields = {"num_key_value_heads": head_count, "head_dim": next(widths, 0) // head_count or None}
-        for field in (*head_fields, "v_head_dim"):
-            field_path = f"{attention}.{field}"
+        for head_field in (*head_fields, "v_head_dim"):
+            field_path = f"{attention}.{head_field}"
             if field_path in completed_fields and completed_fields[field_path] is None:
                 completed_fields[field_path] = (
-                    head_fields[field] if field in head_fields else completed_fields[f"{attention}.head_dim"]
+                    head_fields[head_field] if head_field in head_fields else completed_fields[f"{attention}.head_dim"]
                 )
     return completed_fields
 
 
-def _flatten_fields(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _flatten_fields(value, f"{prefix}{key}.")
+def _flatten_fields(description_table: Mapping[str, Any], path_prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for field_name, field_value in description_table.items():
+        if isinstance(field_value, Mapping):
+            yield from _flatten_fields(field_value, f"{path_prefix}{field_name}.")
         else:
-            yield f"{prefix}{key}", value
+            yield f"{path_prefix}{field_name}", field_value
 
 
-def _changed_nodes(before: Preset | None, after: Preset | None, seq: int, dtype: str, name: str) -> list[Quantity]:
+def _changed_nodes(
+    earlier_preset: Preset | None, later_preset: Preset | None, seq: int, dtype: str, quantity_name: str
+) -> list[Quantity]:
     """Returns the nodes whose value of a quantity differs, largest change first."""
-    cost_of_dtype, unit = COMPONENTS[name]
+    cost_of_dtype, unit = COMPONENTS[quantity_name]
     cost = cost_of_dtype(dtype)
     old_costs, new_costs = (
         {} if preset is None else _costs_by_path(preset.model.tree(), cost, run_config_of(preset.model, seq=seq), unit)
-        for preset in (before, after)
+        for preset in (earlier_preset, later_preset)
     )
     compared_nodes = (
-        Quantity(path, old_costs.get(path), new_costs.get(path), unit)
-        for path in dict.fromkeys([*new_costs, *old_costs])
+        Quantity(node_path, old_costs.get(node_path), new_costs.get(node_path), unit)
+        for node_path in dict.fromkeys([*new_costs, *old_costs])
     )
     return sorted((preset for preset in compared_nodes if preset.changed), key=lambda preset: -abs(preset.change))
 
 
 COMPONENTS: dict[str, tuple[Callable[[str], Cost], Unit]] = {
-    "parameters": (lambda dtype: total_of, "parameters"),
+    "parameters": (lambda dtype: total_params_of, "parameters"),
     "forward FLOPs": (lambda dtype: forward_of, "FLOPs"),
     "KV cache": (cache_bits_of, "bytes"),
 }
@@ -213,7 +223,7 @@ def _costs_by_path(tree: Node, cost: Cost, run_config: RunConfig, unit: Unit) ->
     """Returns the sums of a quantity by path without layer indices, except optional parts and zeros."""
     sums: dict[str, Number] = {}
     for node_position in tree.walk(run_config):
-        if not node_position.optional and (value := times(node_position.own_cost(cost), node_position.times)):
+        if not node_position.optional and (node_cost := times(node_position.own_cost(cost), node_position.times)):
             path = INDEX.sub("", node_position.path)
-            sums[path] = sums.get(path, 0) + value
-    return {path: bits_to_bytes(value) if unit == "bytes" else value for path, value in sums.items()}
+            sums[path] = sums.get(path, 0) + node_cost
+    return {path: bits_to_bytes(node_cost) if unit == "bytes" else node_cost for path, node_cost in sums.items()}

@@ -44,9 +44,9 @@ class Draft:
         return self.preset.model.from_target
 
 
-def draft_of(
-    target: Preset,
-    draft: Preset,
+def draft_costs(
+    target_preset: Preset,
+    draft_preset: Preset,
     batch: int = 1,
     seq: int = 1,
     kv_dtype: str = "bfloat16",
@@ -56,12 +56,12 @@ def draft_of(
 
     Raises `InputError` if the draft does not fit the target.
     """
-    check_draft(target.model, draft.model, target.name, f"--draft {draft.name}")
-    cache = kv(draft.model, batch, seq, kv_dtype)
-    return Draft(draft, cache, None if run_config is None else flops(draft.model, run_config))
+    check_draft(target_preset.model, draft_preset.model, target_preset.name, f"--draft {draft_preset.name}")
+    cache_size = kv(draft_preset.model, batch, seq, kv_dtype)
+    return Draft(draft_preset, cache_size, None if run_config is None else flops(draft_preset.model, run_config))
 
 
-def bytes_of_draft(draft: Preset, settings: Settings) -> list[UnreplayedBytes]:
+def draft_bytes(draft_preset: Preset, settings: Settings) -> list[UnreplayedBytes]:
     """Returns the bytes that a draft model needs: its weights in the format of its checkpoint, and its KV cache.
 
     settings: those of the target's run; `quantize` is the target's alone.
@@ -69,5 +69,7 @@ def bytes_of_draft(draft: Preset, settings: Settings) -> list[UnreplayedBytes]:
     from ..device_memory.device_memory import UnreplayedBytes
     from ..device_memory.static import memory
 
-    draft_memory = memory(draft.model, settings.with_(quantize=None), draft.dtype, frozenset(), draft.checkpoint)
+    draft_memory = memory(
+        draft_preset.model, settings.with_(quantize=None), draft_preset.dtype, frozenset(), draft_preset.checkpoint
+    )
     return [UnreplayedBytes("weights", int(draft_memory.weights)), UnreplayedBytes("cache", int(draft_memory.kv_cache))]

@@ -86,7 +86,7 @@ def fit(memory: Memory, hardware: Hardware) -> Fitting:
     return Fitting(memory, current_fit, batch, seq, changes)
 
 
-def with_decoding(fit_answer: Fitting, hardware: Hardware, users: Iterable[int]) -> Fitting:
+def with_decoding_seconds(fit_answer: Fitting, hardware: Hardware, users: Iterable[int]) -> Fitting:
     """Adds the seconds per token and user, for several numbers of users."""
     runs = (decoded_token(fit_answer.memory, hardware, users=user_count) for user_count in users)
     return replace(fit_answer, decoding=tuple(timed_run for timed_run in runs if timed_run is not None))
@@ -105,14 +105,22 @@ def largest_run(
     longest_length = longest_length if most_seq is None else min(longest_length, most_seq)
 
     @cache
-    def run_of_size(name: str, candidate_size: int) -> Memory:
-        return memory if candidate_size == getattr(workload, name) else memory.with_(**{name: candidate_size})
-
-    def needed_bytes(name: str, candidate_size: int) -> int:
-        """Returns the bytes of a run, or a lower bound if this bound already exceeds the capacity."""
-        least_bytes = run_of_size(name, candidate_size).least_device_bytes if candidate_size in (1, block_tokens) else 0
+    def run_of_size(setting_name: str, candidate_size: int) -> Memory:
         return (
-            least_bytes if least_bytes > capacity else run_of_size(name, candidate_size).device.fit_on(hardware).needed
+            memory
+            if candidate_size == getattr(workload, setting_name)
+            else memory.with_(**{setting_name: candidate_size})
+        )
+
+    def needed_bytes(setting_name: str, candidate_size: int) -> int:
+        """Returns the bytes of a run, or a lower bound if this bound already exceeds the capacity."""
+        least_bytes = (
+            run_of_size(setting_name, candidate_size).least_device_bytes if candidate_size in (1, block_tokens) else 0
+        )
+        return (
+            least_bytes
+            if least_bytes > capacity
+            else run_of_size(setting_name, candidate_size).device.fit_on(hardware).needed
         )
 
     block_tokens = cache_block(memory.settings, memory.states) or 1  # memory grows mostly by whole blocks of the cache
@@ -120,13 +128,15 @@ def largest_run(
     # a paged cache is beside what is replayed, and without scores that grows slowly
     is_linear = block_tokens > 1 and memory.attention == "flash"
 
-    def largest_size(name: str, max_size: int | None, maximum: int, step: int = 1) -> int:
-        start = int(getattr(workload, name)) if max_size is None else maximum
+    def largest_size(setting_name: str, max_size: int | None, maximum: int, step: int = 1) -> int:
+        start = int(getattr(workload, setting_name)) if max_size is None else maximum
         stored_bytes = (
-            (lambda size: int(run_of_size(name, size).states.total_bytes)) if max_size is None and is_linear else None
+            (lambda size: int(run_of_size(setting_name, size).states.total_bytes))
+            if max_size is None and is_linear
+            else None
         )
         return (
-            largest_fitting_number(partial(needed_bytes, name), capacity, start, maximum, step, stored_bytes)
+            largest_fitting_number(partial(needed_bytes, setting_name), capacity, start, maximum, step, stored_bytes)
             if maximum
             else 0
         )
@@ -236,24 +246,24 @@ def _memory_saving_changes(memory: Memory, current_fit: Fit, batch: int, seq: in
     """
     cheap_changes, costly_changes = single_changes(memory, current_fit.hardware, batch, seq)
     insufficient_bytes: list[int] = []
-    most_changes = FEW_CHANGES if is_deep(memory) else None
+    most_changes = FEW_CHANGES if has_many_layers(memory) else None
     evaluate = partial(_evaluate_changes, memory, current_fit, insufficient_bytes, most_changes=most_changes)
     combined_changes = _combine_changes(cheap_changes)
-    pairs = [
+    change_pairs = [
         {**first_change, **second_change}
         for first_change, second_change in combinations(costly_changes, 2)
         if first_change.keys().isdisjoint(second_change)
     ]
-    groups: list[Sequence[Mapping[str, Any]]] = [[*cheap_changes, *costly_changes]]
-    groups += [
+    change_groups: list[Sequence[Mapping[str, Any]]] = [[*cheap_changes, *costly_changes]]
+    change_groups += [
         [{**combined_changes, **extra_changes} for extra_changes in changes_to_combine]
-        for changes_to_combine in ([{}, *costly_changes], pairs)
+        for changes_to_combine in ([{}, *costly_changes], change_pairs)
     ]
-    if is_deep(memory):
-        groups = [[changes for group in groups for changes in group]]
+    if has_many_layers(memory):
+        change_groups = [[changes for change_group in change_groups for changes in change_group]]
     candidates: list[Change] = []
-    for group in groups:
-        candidates += evaluate(group)
+    for change_group in change_groups:
+        candidates += evaluate(change_group)
         if any(change.fit.verdict != "no" for change in candidates):
             break
     fitting_changes = [change for change in candidates if change.fit.verdict != "no"]
@@ -263,7 +273,7 @@ def _memory_saving_changes(memory: Memory, current_fit: Fit, batch: int, seq: in
     return list({change.option: change for change in (*fitting_changes, *insufficient[:NEAREST])}.values())
 
 
-def is_deep(memory: Memory) -> bool:
+def has_many_layers(memory: Memory) -> bool:
     """Whether the model has so many layers that only a few changes are tried."""
     return sum(stack.num_hidden_layers for _, stack in memory.spec.stacks()) > DEEP
 
@@ -284,20 +294,20 @@ def _evaluate_changes(
     most_changes: number of changes that are tried, those with the fewest bytes at least; None (default) for all.
     """
     runs: list[tuple[int, int, Memory]] = []
-    for index, changes in enumerate(options):
+    for change_index, changes in enumerate(options):
         try:
             changed_memory = memory.with_(**changes)
-            runs.append((least_static_bytes(changed_memory), index, changed_memory))
+            runs.append((least_static_bytes(changed_memory), change_index, changed_memory))
         except InputError:
             continue
-    results: dict[int, Change] = {}
+    change_by_index: dict[int, Change] = {}
 
     def is_excluded(least_bytes: int) -> bool:
         return least_bytes >= current_fit.needed or (
             least_bytes > current_fit.capacity and sum(bytes < least_bytes for bytes in insufficient_bytes) >= NEAREST
         )
 
-    for static_bytes, index, changed in sorted(runs, key=lambda run: run[:2])[:most_changes]:
+    for static_bytes, change_index, changed in sorted(runs, key=lambda run: run[:2])[:most_changes]:
         try:
             if is_excluded(static_bytes) or is_excluded(changed.least_device_bytes):
                 continue
@@ -305,16 +315,16 @@ def _evaluate_changes(
         except InputError:
             continue
         if fit.needed < current_fit.needed:
-            results[index] = Change(as_options(options[index]), fit)
+            change_by_index[change_index] = Change(cli_options(options[change_index]), fit)
             if fit.verdict == "no":
                 insufficient_bytes.append(fit.needed)
-    return [results[index] for index in sorted(results)]
+    return [change_by_index[change_index] for change_index in sorted(change_by_index)]
 
 
 def least_static_bytes(memory: Memory) -> int:
     """Returns a lower bound of a device's bytes: weights, their copies and, in training, states that do not page."""
-    states = memory.states
-    return int(states.weights + states.master_weights + states.optimizer_bytes) - paged_bytes(states)
+    memory_use = memory.states
+    return int(memory_use.weights + memory_use.master_weights + memory_use.optimizer_bytes) - paged_bytes(memory_use)
 
 
 def devices_option(devices: int, layout: Layout | None, users: int | None = None) -> str:
@@ -323,12 +333,14 @@ def devices_option(devices: int, layout: Layout | None, users: int | None = None
     return " ".join(filter(None, [*options, "" if users is None else f"--users {users}"]))
 
 
-def as_options(changes: Mapping[str, Any]) -> str:
+def cli_options(changes: Mapping[str, Any]) -> str:
     """Writes settings as options of the command line."""
     return " ".join(
-        option(name) if value is True else f"{option(name)} {','.join(value) if isinstance(value, tuple) else value}"
-        for name, value in changes.items()
-        if value is not None
+        option(setting_name)
+        if setting_value is True
+        else f"{option(setting_name)} {','.join(setting_value) if isinstance(setting_value, tuple) else setting_value}"
+        for setting_name, setting_value in changes.items()
+        if setting_value is not None
     )
 
 
@@ -337,35 +349,35 @@ def changes_beside_devices(memory: Memory, hardware: Hardware, sufficient: Seque
 
     All changes that keep the results are one; unless a change suffices on one accelerator, each other is another.
     """
-    if is_deep(memory):
+    if has_many_layers(memory):
         return []
-    cheap_changes, costly_changes = _possible_changes(memory, hardware)
+    cheap_changes, costly_changes = _possible_setting_changes(memory, hardware)
     return [*([_combine_changes(cheap_changes)] if cheap_changes else []), *([] if sufficient else costly_changes)]
 
 
 def _combine_changes(changes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    return {name: value for settings in changes for name, value in settings.items()}
+    return {setting_name: setting_value for settings in changes for setting_name, setting_value in settings.items()}
 
 
 def single_changes(
     memory: Memory, hardware: Hardware, batch: int, seq: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Returns (cheap changes of one setting, costly ones), the last of them to the largest runs that fit.
+    """Returns cheap and costly changes of one setting; the costly list ends with smaller workloads.
 
     batch, seq: the most sequences of the run's length, and the longest sequences of the run's batch, that fit.
     """
-    cheap_changes, costly_changes = _possible_changes(memory, hardware)
+    cheap_changes, costly_changes = _possible_setting_changes(memory, hardware)
     return cheap_changes, [*costly_changes, *_smaller_workloads(memory, batch, seq)]
 
 
-def _possible_changes(memory: Memory, hardware: Hardware) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Returns (changes that keep the results, changes of number formats, optimizer and trained tensors)."""
-    training = memory.settings.phase == "training"
-    return _training_changes(memory) if training else _inference_changes(memory, hardware)
+def _possible_setting_changes(memory: Memory, hardware: Hardware) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Returns changes that keep the results, and changes of number formats, optimizer and trained tensors."""
+    is_training = memory.settings.phase == "training"
+    return _training_changes(memory) if is_training else _inference_changes(memory, hardware)
 
 
 def _training_changes(memory: Memory) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Returns (changes that keep the results, changes of optimizer, number formats and trained tensors)."""
+    """Returns changes that keep the results, and changes of optimizer, number formats and trained tensors."""
     settings = memory.settings
     cheap_changes: list[dict[str, Any]] = []
     if default_attention(settings, memory.spec) not in ("flash", "sdpa"):
@@ -400,7 +412,7 @@ LEAST_CAPABILITY_OF_AWQ = 7.5
 
 
 def _inference_changes(memory: Memory, hardware: Hardware) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Returns (changes that keep the results, narrower formats of cache and weights that the usual stack has)."""
+    """Returns changes that keep the results, and changes to narrower cache and weight formats of the usual stack."""
     settings, memory_use = memory.settings, memory.states
     only_llama_cpp = usual_stack(hardware, memory) == LLAMA_CPP_STACK
     cheap_changes: list[dict[str, Any]] = []
@@ -429,7 +441,7 @@ LARGEST_NARROWER_SHARE = 0.75
 
 
 def _is_narrower(memory: Memory, scheme: str) -> bool:
-    """Whether a format of weights makes them smaller, and, where they are quantized already, much smaller."""
+    """Whether a scheme makes the weights smaller; quantized weights must become much smaller."""
     if memory.states.quantized is None:
         return True
     try:

@@ -25,7 +25,7 @@ from .plan import (
     LayoutPlan,
     Nearest,
     Order,
-    early_end_error,
+    ended_search_error,
     plan_of,
     replayed_bytes,
     search_budget,
@@ -83,12 +83,14 @@ def fit_devices(
     )
     layout_plan = question.plan_devices(layout_request.devices)
     if layout_plan.plan.ended_early and not layout_plan.plan.feasible:
-        raise early_end_error(layout_plan)
+        raise ended_search_error(layout_plan)
     best_candidate = _best_candidate(layout_plan)
     if best_candidate is None:
-        reason = max(layout_plan.plan.refused.items(), key=lambda item: item[1], default=("no layout has so many", 0))[
-            0
-        ]
+        reason = max(
+            layout_plan.plan.refused.items(),
+            key=lambda refusal_entry: refusal_entry[1],
+            default=("no layout has so many", 0),
+        )[0]
         raise ImpossibleLayout(f"--devices {layout_request.devices}: no layout of these is possible: {reason}")
     fit = Fit(hardware, best_candidate.device_bytes)
     run_fits = fit.verdict != "no"
@@ -151,7 +153,7 @@ class DevicesQuestion:
             budget=self.budget,
         )
 
-    def best_feasible(self, devices: int) -> Candidate | None:
+    def best_fitting_layout(self, devices: int) -> Candidate | None:
         """Returns the best layout of a number of accelerators that fits; None without one."""
         try:
             return next(iter(self.plan_devices(devices, "never", "memory").plan.feasible), None)
@@ -160,7 +162,7 @@ class DevicesQuestion:
 
 
 def _best_candidate(layout_plan: LayoutPlan) -> Candidate | None:
-    """Returns the first layout that fits, or the layout that requires least if none fits."""
+    """Returns the first layout that fits; if none fits, the layout with the least memory."""
     plan = layout_plan.plan
     return plan.feasible[0] if plan.feasible else plan.nearest
 
@@ -169,16 +171,18 @@ def _fewest_devices(question: DevicesQuestion, layout_plan: LayoutPlan) -> tuple
     """Returns the fewest accelerators with a layout that fits, among n, n/2, n/4, … and 2n, 4n, …."""
     devices = layout_plan.devices
     if layout_plan.plan.feasible:
-        return _fewest_halves(question, devices, layout_plan.plan.feasible[0])
+        return _fewest_devices_by_halving(question, devices, layout_plan.plan.feasible[0])
     while 2 * devices <= MOST_TRIED and not question.budget.is_spent():
         devices *= 2
-        layout_that_fits = question.best_feasible(devices)
+        layout_that_fits = question.best_fitting_layout(devices)
         if layout_that_fits is not None:
             return devices, layout_that_fits
     return None, None
 
 
-def _fewest_halves(question: DevicesQuestion, devices: int, best_candidate: Candidate) -> tuple[int, Candidate]:
+def _fewest_devices_by_halving(
+    question: DevicesQuestion, devices: int, best_candidate: Candidate
+) -> tuple[int, Candidate]:
     """Returns the fewest of n, n/2, n/4, … accelerators with a layout that fits, and the layout.
 
     With one micro-batch per accelerator, a layout that fits also fits with twice the replicas. So the halves are
@@ -187,7 +191,7 @@ def _fewest_halves(question: DevicesQuestion, devices: int, best_candidate: Cand
     halvings, too_many_halvings = 0, (devices & -devices).bit_length()
     while halvings + 1 < too_many_halvings and not question.budget.is_spent():
         next_halvings = halvings + 1 if question.global_batch is not None else (halvings + too_many_halvings) // 2
-        half_candidate = question.best_feasible(devices >> next_halvings)
+        half_candidate = question.best_fitting_layout(devices >> next_halvings)
         if half_candidate is None:
             too_many_halvings = next_halvings
         else:
@@ -216,12 +220,16 @@ def _largest_number(
     interpolated between two of these numbers. If an interpolated number does not fit, its missing bytes are kept free
     in the next attempt, and twice as many after another failure.
     """
-    memory, record, capacity = question.estimates.memory, question.estimates.framework, question.hardware.capacity_bytes
+    memory, framework, capacity = (
+        question.estimates.memory,
+        question.estimates.framework,
+        question.hardware.capacity_bytes,
+    )
     version, micro_batches = question.layout_request.framework_version or "", best_candidate.micro_batches
 
     @cache
     def tensor_bytes(candidate_size: int) -> int:
-        return record.estimate(memory.with_(**{name: candidate_size})).largest_rank(
+        return framework.estimate(memory.with_(**{name: candidate_size})).largest_rank(
             best_candidate.layout, micro_batches
         )[0]
 
@@ -242,7 +250,7 @@ def _largest_number(
             break
         tensors = tensor_bytes(candidate)
         candidate_run = memory.with_(num_microbatches=micro_batches, **{name: candidate})
-        device_bytes, replays = replayed_bytes(candidate_run, record, version, best_candidate.layout), replays + 1
+        device_bytes, replays = replayed_bytes(candidate_run, framework, version, best_candidate.layout), replays + 1
         if device_bytes > capacity:
             margin = max(2 * margin, device_bytes - capacity) if too_large[0] > fitting_point[0] else 0
             too_large = candidate, device_bytes - tensors

@@ -19,7 +19,7 @@ from ..frameworks.registry import framework, framework_of, layout_of
 from ..frozen import frozen
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
-from .fit import Change, as_options, devices_option, least_static_bytes
+from .fit import Change, cli_options, devices_option, least_static_bytes
 from .fit_serving import serving_layouts
 
 MOST_DEVICES = 64
@@ -77,7 +77,7 @@ class _DividedRun(NamedTuple):
     runs_of_replicas: Callable[[], Sequence[_DividedRun]] = tuple
 
     def fit_on(self, hardware: Hardware, default_runtime: Runtime, runtime: Runtime) -> Fit:
-        """Returns the verdict on an accelerator: with its own runtime, unless the run surely does not fit.
+        """Returns whether the run fits on an accelerator, replayed with the accelerator's runtime if it may fit.
 
         default_runtime: a runtime with which the memory is known already.
         """
@@ -158,23 +158,23 @@ def hardware_options(
             continue
         # runs are made as far as an accelerator needs them, and once for all
         divided_runs, candidates = tee(divided_runs)
-        usual_runs = _of_usual_number(candidates, hardware, request)
+        usual_runs = _runs_on_usual_number(candidates, hardware, request)
         options.append(_hardware_option(usual_runs, hardware, memory.runtime, runtime_of(hardware)))
     return tuple(
         sorted(
             options,
-            key=lambda option: (
-                ("fits", "tight", "no").index(option.fit.verdict),
-                needs_bfloat16 and not option.fit.hardware.multiplies_bfloat16,
-                option.devices * option.fit.capacity,
-                option.devices,
-                option.fit.hardware.name,
+            key=lambda hardware_option: (
+                ("fits", "tight", "no").index(hardware_option.fit.verdict),
+                needs_bfloat16 and not hardware_option.fit.hardware.multiplies_bfloat16,
+                hardware_option.devices * hardware_option.fit.capacity,
+                hardware_option.devices,
+                hardware_option.fit.hardware.name,
             ),
         )
     )
 
 
-def _of_usual_number(
+def _runs_on_usual_number(
     divided_runs: Iterable[_DividedRun], hardware: Hardware, request: LayoutRequest
 ) -> Iterable[_DividedRun]:
     """Returns the runs on a usual number of accelerators of this kind; all runs if the user states a number."""
@@ -199,19 +199,19 @@ def _hardware_option(
         except InputError:  # the framework does not support the layout
             return None
         divided_run, fit = divided_run.with_most_replicas(fit, default_runtime, runtime)
-        tried_options.append((index, option := divided_run.option(fit)))
-        return option
+        tried_options.append((index, hardware_option := divided_run.option(fit)))
+        return hardware_option
 
     for index, divided_run in enumerate(divided_runs):
         if divided_run.static_bytes > hardware.capacity_bytes:
             too_large.append((divided_run.static_bytes, index, divided_run))
         elif (least_bytes := divided_run.least_bytes(default_runtime)) > hardware.capacity_bytes:
             too_large.append((least_bytes, index, divided_run))
-        elif (option := try_run(index, divided_run)) is not None and option.fit.verdict == "fits":
-            return option
+        elif (hardware_option := try_run(index, divided_run)) is not None and hardware_option.fit.verdict == "fits":
+            return hardware_option
     while too_large:
         least_bytes, index, divided_run = skipped_run = min(too_large, key=lambda skipped_run: skipped_run[:2])
-        if tried_options and least_bytes > min(option.fit.needed for _, option in tried_options):
+        if tried_options and least_bytes > min(hardware_option.fit.needed for _, hardware_option in tried_options):
             break
         too_large.remove(skipped_run)
         lower_bound_bytes = divided_run.least_bytes(default_runtime)
@@ -240,31 +240,33 @@ def changes_on_several(
     options: the fewest accelerators of each kind for the unchanged run.
     setting_changes: changes of settings that are tried on fewer accelerators than that.
     """
-    for option in options:
-        fits_unchanged, hardware = option.fit.verdict != "no", option.fit.hardware
-        most_devices = option.devices - 1 if fits_unchanged else MOST_DEVICES
+    for hardware_option in options:
+        fits_unchanged, hardware = hardware_option.fit.verdict != "no", hardware_option.fit.hardware
+        most_devices = hardware_option.devices - 1 if fits_unchanged else MOST_DEVICES
         changes_by_devices: list[tuple[int, Change]] = []
         for changes in setting_changes:
             try:
-                runs = list(_fitting_runs(memory.with_(**changes), hardware, request, runtime_of, most_devices))
+                runs_and_fits = list(
+                    _fitting_runs(memory.with_(**changes), hardware, request, runtime_of, most_devices)
+                )
             except InputError:
                 continue
-            if not runs:
+            if not runs_and_fits:
                 continue
-            divided_run, fit = min(runs, key=lambda run: run[1].verdict != "fits")
-            options_text = f"{divided_run.option(fit).command_options} {as_options(changes)}"
+            divided_run, fit = min(runs_and_fits, key=lambda run_and_fit: run_and_fit[1].verdict != "fits")
+            options_text = f"{divided_run.option(fit).command_options} {cli_options(changes)}"
             if sum(devices == divided_run.devices for devices, _ in changes_by_devices) < MOST_PER_NUMBER:
                 changes_by_devices.append((divided_run.devices, Change(options_text, fit)))
         yield from (change for _, change in sorted(changes_by_devices, key=lambda change_entry: change_entry[0]))
-        if fits_unchanged and option.devices > 1:
-            yield Change(option.command_options, option.fit)
+        if fits_unchanged and hardware_option.devices > 1:
+            yield Change(hardware_option.command_options, hardware_option.fit)
 
 
 def _fitting_runs(
     memory: Memory, hardware: Hardware, request: LayoutRequest, runtime_of: RuntimeOf, most_devices: int
 ) -> Iterator[tuple[_DividedRun, Fit]]:
-    """Yields the runs on two or more accelerators, at most `most_devices`, that fit tightly, and then one that fits."""
-    divided_runs = _of_usual_number(_divided_runs(memory, request), hardware, request)
+    """Yields fitting runs on 2 to `most_devices` accelerators: all tight runs, then the first that fits well."""
+    divided_runs = _runs_on_usual_number(_divided_runs(memory, request), hardware, request)
     for divided_run in takewhile(lambda divided_run: divided_run.devices <= most_devices, divided_runs):
         is_too_large = max(divided_run.static_bytes, divided_run.least_bytes(memory.runtime)) > hardware.capacity_bytes
         if divided_run.devices > 1 and not is_too_large:
@@ -277,24 +279,24 @@ def _fitting_runs(
 
 def _divided_runs(memory: Memory, request: LayoutRequest) -> Iterator[_DividedRun]:
     """Yields the run divided over increasing numbers of accelerators, in possible layouts."""
-    version, record = request.framework_version or "", framework_of(request)
-    training = memory.settings.phase == "training"
+    version, framework = request.framework_version or "", framework_of(request)
+    is_training = memory.settings.phase == "training"
     powers_of_two = [2**i for i in range(MOST_DEVICES.bit_length())]
     for devices in powers_of_two if request.devices is None else [request.devices]:
         request_of_number = replace(request, devices=devices)
         if devices == 1 and request_of_number.is_undivided:
-            yield _DividedRun(1, None, memory.memory_on, (least_static_bytes if training else _least_bytes)(memory))
-        elif training:
+            yield _DividedRun(1, None, memory.memory_on, (least_static_bytes if is_training else _least_bytes)(memory))
+        elif is_training:
             is_sharded = request_of_number.is_undivided  # fully, unless the user divides the run
             yield from _possible_runs(
                 memory, replace(request_of_number, zero=3) if is_sharded else request_of_number, version
             )
         else:
             layouts = list(serving_layouts(memory, request_of_number, devices))
-            runs_of_replicas = cache(partial(_runs_of_replicas, memory, record, version, layouts))
+            runs_of_replicas = cache(partial(_runs_of_replicas, memory, framework, version, layouts))
             for layout in layouts:
                 if layout.dp == (request_of_number.dp or 1):
-                    divided_run = _run_over_ranks(Cluster.with_framework(memory, layout, record, version))
+                    divided_run = _run_over_ranks(Cluster.with_framework(memory, layout, framework, version))
                     # replicas have the stated users each where the user states the number of devices or of replicas
                     shares_users = request.devices is None and request.dp is None
                     yield divided_run._replace(runs_of_replicas=runs_of_replicas) if shares_users else divided_run
@@ -308,13 +310,13 @@ def _runs_of_replicas(
     layouts: layouts of as many devices, the fewest stages of each number of replicas first.
     """
     layout_of_replicas = {layout.dp: layout for layout in reversed(layouts) if layout.dp > 1}
-    runs = []
+    runs_and_fits = []
     for dp, layout in sorted(layout_of_replicas.items(), reverse=True):
         users = -(-memory.states.workload.batch // dp)
         if dp <= memory.states.workload.batch:
             cluster = Cluster.with_framework(memory.with_(batch=users), layout, record, version)
-            runs.append(_run_over_ranks(cluster)._replace(users=users))
-    return tuple(runs)
+            runs_and_fits.append(_run_over_ranks(cluster)._replace(users=users))
+    return tuple(runs_and_fits)
 
 
 def _possible_runs(memory: Memory, request: LayoutRequest, version: str) -> Iterator[_DividedRun]:

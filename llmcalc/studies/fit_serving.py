@@ -78,7 +78,7 @@ def fit_serving(memory: Memory, hardware: Hardware, layout_request: LayoutReques
     check_depth(memory.spec, MOST_LAYERS)
     replicas, best_replica, untried = serving_replicas(memory, hardware, layout_request)
     best_fits = best_replica.fit.verdict != "no"
-    fewest_layout = best_replica.layout if best_fits else _layout_on_more(memory, hardware, layout_request)
+    fewest_layout = best_replica.layout if best_fits else _layout_on_more_devices(memory, hardware, layout_request)
     worst_fit = fit(inference_rank(memory, best_replica.layout, best_replica.rank, memory.runtime), hardware)
     batch, seq, changes = worst_fit.batch, worst_fit.seq, worst_fit.changes
     for rank in _end_ranks(best_replica.layout):
@@ -120,10 +120,10 @@ def serving_replicas(
     """
     assert request.devices is not None
     tried_replicas: list[Replica] = []
-    budget, best_replica = Budget(WORK_OF_SEARCH), None
+    work_budget, best_replica = Budget(WORK_OF_SEARCH), None
     layouts = list(serving_layouts(memory, request, request.devices))
     for layout in layouts:
-        if tried_replicas and budget.is_spent():
+        if tried_replicas and work_budget.is_spent():
             break
         tried_replicas.append(_replica_of_layout(memory, hardware, layout))
         if best_replica is None and tried_replicas[-1].fit.verdict != "no":
@@ -144,9 +144,9 @@ def serving_layouts(memory: Memory, layout_request: LayoutRequest, devices: int)
     """Yields the layouts of a number of devices: most replicas first, then fewest stages."""
     spec = memory.spec
     layers, axes = sum(stack.num_hidden_layers for _, stack in spec.stacks()), model_axes(spec)
-    stages = divisors(devices, layers) if layout_request.pp is None else [layout_request.pp]
+    stage_counts = divisors(devices, layers) if layout_request.pp is None else [layout_request.pp]
     tensors = divisors(devices, NODE) if layout_request.tp is None else [layout_request.tp]
-    replicas = sorted((tp * pp, pp, tp) for pp in stages for tp in tensors if devices % (tp * pp) == 0)
+    replicas = sorted((tp * pp, pp, tp) for pp in stage_counts for tp in tensors if devices % (tp * pp) == 0)
     for replica_size, pp, tp in replicas:
         dp = devices // replica_size
         if pp > layers or layout_request.dp not in (None, dp):
@@ -186,7 +186,7 @@ def _replica_of_layout(memory: Memory, hardware: Hardware, layout: Layout) -> Re
     return Replica(layout, rank, fit_by_rank[rank])
 
 
-def _layout_on_more(memory: Memory, hardware: Hardware, layout_request: LayoutRequest) -> Layout | None:
+def _layout_on_more_devices(memory: Memory, hardware: Hardware, layout_request: LayoutRequest) -> Layout | None:
     """Returns the first layout that fits on twice the number of accelerators, four times the number, and so on."""
     assert layout_request.devices is not None
     devices = 2 * layout_request.devices

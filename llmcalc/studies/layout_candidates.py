@@ -74,13 +74,13 @@ def sorted_by_time(candidates: list[Candidate]) -> list[Candidate]:
 
 def tie_flags(candidates: list[Candidate]) -> list[bool]:
     """Returns for each sorted candidate whether its time is within `TIE` of the first candidate in the tie."""
-    are_ties: list[bool] = []
+    is_in_tie: list[bool] = []
     first_seconds = 0.0
     for candidate in candidates:
         seconds = candidate.seconds or 0.0
-        are_ties.append(bool(first_seconds) and seconds <= (1 + TIE) * first_seconds)
-        first_seconds = first_seconds if are_ties[-1] else seconds
-    return are_ties
+        is_in_tie.append(bool(first_seconds) and seconds <= (1 + TIE) * first_seconds)
+        first_seconds = first_seconds if is_in_tie[-1] else seconds
+    return is_in_tie
 
 
 PLACED_SIZES = ("tp", "pp", "cp", "dp", "ep", "vpp")
@@ -91,21 +91,25 @@ def parse_sizes(text: str) -> dict[str, int]:
     """Parses sizes of a layout, such as `tp=8,pp=16`. Raises `InputError` for other text."""
     layout_sizes: dict[str, int] = {}
     for text_part in text.split(","):
-        name, _, value = text_part.partition("=")
-        name = name.strip().lower()
-        if name not in PLACED_SIZES or not re.fullmatch(r"\s*[0-9]{1,7}\s*", value) or name in layout_sizes:
+        size_name, _, size_text = text_part.partition("=")
+        size_name = size_name.strip().lower()
+        if (
+            size_name not in PLACED_SIZES
+            or not re.fullmatch(r"\s*[0-9]{1,7}\s*", size_text)
+            or size_name in layout_sizes
+        ):
             raise InputError(
                 f"--where: {shown(text_part)}; expected sizes of a layout such as tp=8,pp=16, "
                 f"of {', '.join(PLACED_SIZES)}"
             )
-        layout_sizes[name] = int(value)
+        layout_sizes[size_name] = int(size_text)
     return layout_sizes
 
 
 def position_of_layout(candidates: list[Candidate], layout_sizes: Mapping[str, int]) -> int | None:
     """Returns the position (from 1) of the first sorted layout with these parallel sizes; None without one."""
     for position, candidate in enumerate(candidates, start=1):
-        if all(getattr(candidate.layout, name) == degree for name, degree in layout_sizes.items()):
+        if all(getattr(candidate.layout, size_name) == degree for size_name, degree in layout_sizes.items()):
             return position
     return None
 
@@ -117,14 +121,14 @@ ENOUGH_HEADROOM = 0.1
 def sorted_by_memory(candidates: list[Candidate]) -> list[Candidate]:
     """Sorts candidates by the sum of their ranks by headroom, communication and bubble."""
     position_sums: dict[int, int] = {}
-    measures: tuple[Callable[[Candidate], Any], ...] = (
+    sort_measures: tuple[Callable[[Candidate], Any], ...] = (
         lambda candidate: -min(candidate.headroom, int(ENOUGH_HEADROOM * candidate.capacity)),
         lambda candidate: candidate.communication_bytes,
         lambda candidate: candidate.bubble,
     )
-    for measure in measures:
+    for measure in sort_measures:
         distinct_values = sorted({measure(candidate) for candidate in candidates})
-        position_of_value = {value: position for position, value in enumerate(distinct_values)}
+        position_of_value = {size_text: position for position, size_text in enumerate(distinct_values)}
         for candidate in candidates:
             position_sums[id(candidate)] = position_sums.get(id(candidate), 0) + position_of_value[measure(candidate)]
     return sorted(candidates, key=lambda candidate: (position_sums[id(candidate)], candidate.device_bytes))

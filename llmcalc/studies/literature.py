@@ -31,7 +31,7 @@ CRITICAL_ANCHOR = (16, 512)
 
 @dataclass(frozen=True)
 class Finding:
-    """The finding of one study. says: the result. limits: what the study did not examine."""
+    """The finding of one study. says: the result. limits: the conditions that the study did not examine."""
 
     key: str
     source: str
@@ -83,8 +83,8 @@ def kaplan_range() -> tuple[float, float]:
 
 def critical_depth(hidden_size: int) -> float:
     """Returns the depth beyond which loss rises: 16·(h/512)^0.44 layers (Fahim & Karim 2026)."""
-    layers, width = CRITICAL_ANCHOR
-    return float(layers * (hidden_size / width) ** CRITICAL_EXPONENT)
+    layers, anchor_width = CRITICAL_ANCHOR
+    return float(layers * (hidden_size / anchor_width) ** CRITICAL_EXPONENT)
 
 
 @dataclass(frozen=True)

@@ -92,9 +92,9 @@ def _config_digest(preset: Preset) -> str:
 
     A description has no fields with default values, so that its digest stays when a later version has more fields.
     """
-    content = preset.config or model_description(preset.model)
-    text = json.dumps([content, list(preset.changes)], sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
+    config_content = preset.config or model_description(preset.model)
+    config_text = json.dumps([config_content, list(preset.changes)], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(config_text.encode()).hexdigest()
 
 
 def _hub_revision(preset: Preset) -> str | None:
@@ -118,16 +118,16 @@ def _cache_bytes(preset: Preset) -> dict[str, Any] | None:
 
 def _weight_bytes(preset: Preset) -> dict[str, int | None]:
     """Returns the bytes of the weights as published and by number format; None for formats that cannot store them."""
-    published_memory = memory(preset.model, published_dtype=preset.dtype, config=preset.checkpoint)
+    published_memory = memory(preset.model, published_dtype=preset.dtype, model_config=preset.checkpoint)
     bytes_by_format: dict[str, int | None] = {"published": published_memory.weights}
-    for name in (short_dtype("bfloat16"), *FORMATS):
-        scheme_settings = Settings(quantize=name) if name in FORMATS else Settings(dtype=name)
+    for format_name in (short_dtype("bfloat16"), *FORMATS):
+        scheme_settings = Settings(quantize=format_name) if format_name in FORMATS else Settings(dtype=format_name)
         try:
-            bytes_by_format[name] = memory(
-                preset.model, scheme_settings, preset.dtype, config=preset.checkpoint
+            bytes_by_format[format_name] = memory(
+                preset.model, scheme_settings, preset.dtype, model_config=preset.checkpoint
             ).weights
         except InputError:
-            bytes_by_format[name] = None
+            bytes_by_format[format_name] = None
     return bytes_by_format
 
 
@@ -136,16 +136,16 @@ def changes_of(locked_entry: Mapping[str, Any], current_entry: Mapping[str, Any]
     values_before, values_now = dict(_nested_values(locked_entry)), dict(_nested_values(current_entry))
     target = str(current_entry["target"])
     return [
-        Change(target, key, values_before.get(key), values_now.get(key))
-        for key in dict.fromkeys((*values_now, *values_before))
-        if values_before.get(key) != values_now.get(key)
+        Change(target, value_path, values_before.get(value_path), values_now.get(value_path))
+        for value_path in dict.fromkeys((*values_now, *values_before))
+        if values_before.get(value_path) != values_now.get(value_path)
     ]
 
 
 def _nested_values(table: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yields the values inside nested tables, each with a path of keys."""
     if isinstance(table, Mapping) and table:
-        for key, item in table.items():
-            yield from _nested_values(item, f"{path}.{key}" if path else str(key))
+        for value_path, item in table.items():
+            yield from _nested_values(item, f"{path}.{value_path}" if path else str(value_path))
     else:
         yield path, table

@@ -146,13 +146,13 @@ class LayoutPlan:
 
     @property
     def assumed_batch(self) -> str:
-        """The option of a global batch that is a usual step, as a micro-batch of each device is more; else empty."""
+        """The `--global-batch` option of an assumed batch below one micro-batch per device; else empty."""
         is_usual = self.is_batch_assumed and self.global_batch < self.devices * int(self.memory.states.workload.batch)
         return f"--global-batch {self.global_batch}" if is_usual else ""
 
     @property
     def batch_of_cost(self) -> int:
-        """The sequences of a step that `cost` takes, where this plan's assumed step is smaller; else 0."""
+        """The sequences of the step that `cost` assumes, if they are more than in this plan's assumed step; else 0."""
         memory, tokens = self.memory, int(self.memory.states.workload.seq)
         if not self.is_batch_assumed or not is_pretraining(memory.spec, memory.settings.lora_rank):
             return 0
@@ -175,7 +175,7 @@ class LayoutPlan:
 
     @property
     def order(self) -> list[Candidate]:
-        """The layouts that fit, as they are listed, then those that may fit and were not replayed, best first."""
+        """The candidates in order: fitting layouts as listed, then layouts that may fit but were not replayed."""
         plans = (self, *self.other_plans)
         return [
             *(candidate for _, candidate in self.rows_of_frameworks),
@@ -185,14 +185,14 @@ class LayoutPlan:
     @cached_property
     def rows_of_frameworks(self) -> list[tuple[LayoutPlan, Candidate]]:
         """The layouts that fit, each with the plan of its framework: sorted by time if all are timed."""
-        rows = [
+        layouts_and_plans = [
             (layout_plan, candidate)
             for layout_plan in (self, *self.other_plans)
             for candidate in layout_plan.plan.feasible
         ]
-        if self.other_plans and all(layout_plan.times is not None for layout_plan, _ in rows):
-            rows.sort(key=lambda row: row[1].seconds or 0.0)
-        return rows[: self.rows]
+        if self.other_plans and all(layout_plan.times is not None for layout_plan, _ in layouts_and_plans):
+            layouts_and_plans.sort(key=lambda layout_and_plan: layout_and_plan[1].seconds or 0.0)
+        return layouts_and_plans[: self.rows]
 
     def range(self, candidate: Candidate) -> Range | None:
         """Returns the range of a layout's seconds per step; None without a time estimate."""
@@ -214,8 +214,8 @@ class LayoutPlan:
             or len(self.plan.feasible) >= self.rows
         ):
             return None
-        estimate, capacity = self.estimates.recomputed.estimates_as_configured, self.hardware.capacity_bytes
-        return len([layout for layout in self.tried.possible if tensors_fit(estimate, *layout, capacity)])
+        peak_estimate, capacity = self.estimates.recomputed.estimates_as_configured, self.hardware.capacity_bytes
+        return len([layout for layout in self.tried.possible if tensors_fit(peak_estimate, *layout, capacity)])
 
 
 MOST_LAYERS = 256
@@ -251,10 +251,10 @@ def plan_of(
     is given, and if the search ended early and nothing that it tried may fit.
     """
     assert layout_request.devices is not None
-    record = framework(layout_request.framework or WITHOUT_A_NAME)
-    states, spec = memory.states, memory.spec
-    link = hardware.interconnect
-    node = min(NODE, (link.domain_size if link is not None else None) or NODE)
+    framework_record = framework(layout_request.framework or WITHOUT_A_NAME)
+    memory_use, spec = memory.states, memory.spec
+    interconnect = hardware.interconnect
+    node = min(NODE, (interconnect.domain_size if interconnect is not None else None) or NODE)
     micro_batches = memory.settings.num_microbatches
     if micro_batches is not None:
         raise InputError(
@@ -262,13 +262,15 @@ def plan_of(
             "sequences of a step of all devices; expected --global-batch"
         )
     check_depth(spec, MOST_LAYERS)
-    micro_batch, seq = int(states.workload.batch), int(states.workload.seq)
+    micro_batch, seq = int(memory_use.workload.batch), int(memory_use.workload.seq)
     is_batch_assumed = global_batch is None
     if global_batch is None:
         global_batch = default_batch(seq, layout_request.devices, micro_batch)
-    layouts = search(spec, layout_request.devices, global_batch, micro_batch, seq, record.layouts, layout_request, node)
-    estimates = estimates or LayoutEstimates(memory, record)
-    layout_times, untimed_reason = _layout_times(memory, hardware, order_name, time_settings, record)
+    layouts = search(
+        spec, layout_request.devices, global_batch, micro_batch, seq, framework_record.layouts, layout_request, node
+    )
+    estimates = estimates or LayoutEstimates(memory, framework_record)
+    layout_times, untimed_reason = _layout_times(memory, hardware, order_name, time_settings, framework_record)
 
     @cache
     def run_of(micro_batch_count: int, recompute: str) -> Memory:
@@ -283,7 +285,7 @@ def plan_of(
 
     def sent_bytes(layout: Layout, micro_batch_count: int, recompute: str) -> int:
         messages = Cluster.with_framework(
-            run_of(micro_batch_count, recompute), layout, record, version
+            run_of(micro_batch_count, recompute), layout, framework_record, version
         ).messages_of_rank(layout.rank(pp=0))
         return sum(message.wire_bytes * message.count for message in messages)
 
@@ -293,7 +295,7 @@ def plan_of(
     def replay(layout: Layout, micro_batch_count: int, recompute: str, byte_limit: int | None) -> int:
         largest_rank_stage = largest_rank(layout, micro_batch_count, recompute)[1] if byte_limit is not None else 0
         return replayed_bytes(
-            run_of(micro_batch_count, recompute), record, version, layout, largest_rank_stage, byte_limit
+            run_of(micro_batch_count, recompute), framework_record, version, layout, largest_rank_stage, byte_limit
         )
 
     def step_seconds(layout: Layout, micro_batch_count: int, recompute: str) -> float:
@@ -312,9 +314,9 @@ def plan_of(
         lambda *layout_run: largest_rank(*layout_run)[0],
         sent_bytes,
         replay,
-        record.estimate_errors,
+        framework_record.estimate_errors,
         None if layout_times is None else step_seconds,
-        _recomputations(memory, record) if recomputes and layout_times is not None else (AS_CONFIGURED,),
+        _recomputations(memory, framework_record) if recomputes and layout_times is not None else (AS_CONFIGURED,),
         least_bytes,
         exceeds,
         budget or search_budget(),
@@ -332,12 +334,12 @@ def plan_of(
         is_batch_assumed=is_batch_assumed,
     )
     if plan.ended_early and not plan.feasible and not plan.unreplayed:
-        raise early_end_error(layout_plan)
+        raise ended_search_error(layout_plan)
     return layout_plan
 
 
-def join_plans(plans: Sequence[LayoutPlan]) -> LayoutPlan:
-    """Returns the first plan with a layout that fits, with the others that have one; the last plan if none has."""
+def first_fitting_plan(plans: Sequence[LayoutPlan]) -> LayoutPlan:
+    """Returns the first plan with a fitting layout, joined with other such plans; the last plan if there is none."""
     fitting_plans = [layout_plan for layout_plan in plans if layout_plan.plan.feasible]
     return replace(fitting_plans[0], other_plans=tuple(fitting_plans[1:])) if fitting_plans else plans[-1]
 
@@ -347,7 +349,7 @@ def search_budget() -> Budget:
     return Budget(WORK_OF_SEARCH)
 
 
-def early_end_error(layout_plan: LayoutPlan) -> InputError:
+def ended_search_error(layout_plan: LayoutPlan) -> InputError:
     """Returns the error of a search that ended early and found no fitting layout, although one may exist."""
     plan = layout_plan.plan
     return InputError(
@@ -510,19 +512,21 @@ class LayoutOrder:
         """Raises the most frequent reason against all layouts, if all were tried and it holds for all group sizes."""
         if not refused or UNTRIED in refused:
             return
-        counted = {reason: count for reason, count in refused.items() if reason != NO_REPLICAS} or refused
-        error = self.layouts.errors.get(max(counted, key=counted.__getitem__))
+        counted_reasons = {reason: count for reason, count in refused.items() if reason != NO_REPLICAS} or refused
+        error = self.layouts.errors.get(max(counted_reasons, key=counted_reasons.__getitem__))
         if error is not None and not isinstance(error, ImpossibleLayout):
             raise error
 
     def _replay(self, candidate: Candidate, byte_limit: int | None = None) -> Candidate | None:
         """Returns a candidate with replayed bytes; None if it cannot be replayed, with the reason counted."""
         try:
-            bytes = self.replayed_bytes(candidate.layout, candidate.micro_batches, candidate.recompute, byte_limit)
+            candidate_bytes = self.replayed_bytes(
+                candidate.layout, candidate.micro_batches, candidate.recompute, byte_limit
+            )
         except InputError as error:
             self.layouts.refuse(error)
             return None
-        return replace(candidate, device_bytes=bytes, upper_bound=bytes, replayed=True)
+        return replace(candidate, device_bytes=candidate_bytes, upper_bound=candidate_bytes, replayed=True)
 
     def _candidates_of(self, layouts: Sequence[tuple[Layout, int]]) -> list[Candidate | InputError | None]:
         """Returns the candidate of each layout, or the error if the framework refuses the recomputation.
@@ -532,22 +536,22 @@ class LayoutOrder:
         Layouts that remain when the budget's share is spent have the error `UNTRIED`, but those that surely do not fit.
         """
         results: list[Candidate | InputError | None] = [None] * len(layouts)
-        too_large = [self._never_fits(layout) for layout, _ in layouts]
+        too_large = [self._has_too_large_static_bytes(layout) for layout, _ in layouts]
         for i in sorted(range(len(layouts)), key=lambda i: (too_large[i], -layouts[i][0].pp)):
             if self.budget.is_spent(SHARE_OF_ESTIMATES) and self._measured:
                 results[i] = None if too_large[i] else InputError(UNTRIED)
-            elif not too_large[i] or _kernel_sizes(layouts[i][0]) not in self._measured:
+            elif not too_large[i] or _kernel_layout_sizes(layouts[i][0]) not in self._measured:
                 try:
                     results[i] = self._fitting_candidate(*layouts[i], self.recomputations, only_fitting=True)
                 except InputError as error:
                     results[i] = error
         return results
 
-    def _never_fits(self, layout: Layout) -> bool:
+    def _has_too_large_static_bytes(self, layout: Layout) -> bool:
         """Whether weights, gradients and optimizer states of a layout exceed the capacity without any activations."""
         return self._is_too_large(layout, 0, AS_CONFIGURED)
 
-    def _least_need(self, layout: Layout, micro_batches: int) -> int:
+    def _least_layout_bytes(self, layout: Layout, micro_batches: int) -> int:
         """Returns a lower bound of a layout's bytes with the most recomputation; 0 if unknown."""
         try:
             return self.least_bytes(layout, micro_batches, self.recomputations[-1])
@@ -587,7 +591,7 @@ class LayoutOrder:
             layout_run = layout, micro_batches, recompute
             if (
                 only_fitting
-                and _kernel_sizes(layout) in self._measured
+                and _kernel_layout_sizes(layout) in self._measured
                 and (
                     self._is_too_large(*layout_run)
                     or (recompute != values[-1] and self._has_too_large_rank(*layout_run))
@@ -598,9 +602,9 @@ class LayoutOrder:
             try:
                 bytes = self.tensor_bytes(*layout_run)
                 may_fit = not self._exceeds_capacity(bytes)
-                sent = cache(partial(self.sent_bytes, *layout_run)) if may_fit else None
-                if sent is not None and self.step_seconds is None:
-                    sent()  # the order needs it, and an error refuses the layout
+                sent_bytes_once = cache(partial(self.sent_bytes, *layout_run)) if may_fit else None
+                if sent_bytes_once is not None and self.step_seconds is None:
+                    sent_bytes_once()  # the order needs it, and an error refuses the layout
                 step_seconds = self.step_seconds(*layout_run) if may_fit and self.step_seconds is not None else None
             except InputError:
                 if last_candidate is None and skips_value:
@@ -608,8 +612,8 @@ class LayoutOrder:
                 if last_candidate is None:
                     raise
                 continue
-            self._measured.add(_kernel_sizes(layout))
-            candidate_bytes = bytes, self.capacity, sent, step_seconds
+            self._measured.add(_kernel_layout_sizes(layout))
+            candidate_bytes = bytes, self.capacity, sent_bytes_once, step_seconds
             last_candidate = Candidate(
                 layout, micro_batches, *candidate_bytes, upper_bound=self.errors.upper_bound(bytes), recompute=recompute
             )
@@ -639,7 +643,7 @@ class LayoutOrder:
         refusals = list(refused_candidates)
 
         def least_need(layout_run: tuple[Layout, int]) -> tuple[bool, int]:
-            return self._never_fits(layout_run[0]), self._least_need(*layout_run)
+            return self._has_too_large_static_bytes(layout_run[0]), self._least_layout_bytes(*layout_run)
 
         for layout, micro_batches in sorted(too_large, key=least_need):
             if refusals and self.budget.is_spent(SHARE_OF_ESTIMATES):
@@ -654,8 +658,8 @@ class LayoutOrder:
         index_of_layout = {layout_run: layout_index for layout_index, layout_run in enumerate(self.layouts.possible)}
 
         def order(candidate: Candidate) -> tuple[bool, bool, int]:
-            number = 0 if candidate.replayed else index_of_layout[candidate.layout, candidate.micro_batches]
-            return self._never_fits(candidate.layout), candidate.replayed, number
+            layout_position = 0 if candidate.replayed else index_of_layout[candidate.layout, candidate.micro_batches]
+            return self._has_too_large_static_bytes(candidate.layout), candidate.replayed, layout_position
 
         return sorted(refusals, key=order)
 
@@ -666,16 +670,16 @@ class LayoutOrder:
         that cannot be replayed is removed from the list. A replay ends early at a rank that exceeds the smallest one.
         """
         smallest_candidate: Candidate | None = None
-        replays = 0
+        replay_count = 0
         for candidate in sorted(refused_candidates, key=lambda candidate: candidate.device_bytes):
             if smallest_candidate is not None and (
                 smallest_candidate.device_bytes <= self.errors.lower_bound(candidate.device_bytes)
-                or replays == NEAREST_REPLAYS
+                or replay_count == NEAREST_REPLAYS
                 or self.budget.is_spent()
             ):
                 break
             smallest_bytes = None if smallest_candidate is None else smallest_candidate.device_bytes
-            replayed_candidate, replays = self._replay(candidate, smallest_bytes), replays + 1
+            replayed_candidate, replay_count = self._replay(candidate, smallest_bytes), replay_count + 1
             if replayed_candidate is None:
                 refused_candidates.remove(candidate)
             elif smallest_candidate is None or replayed_candidate.device_bytes < smallest_candidate.device_bytes:
@@ -687,6 +691,6 @@ NEAREST_REPLAYS = 4
 """Largest number of replays in the search for the layout that requires least, if none fits."""
 
 
-def _kernel_sizes(layout: Layout) -> tuple[object, ...]:
+def _kernel_layout_sizes(layout: Layout) -> tuple[object, ...]:
     """Returns the layout sizes that determine a rank's kernels."""
     return layout.tp, layout.cp, layout.cp_comm, layout.sequence_parallel

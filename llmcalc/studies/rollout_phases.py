@@ -48,18 +48,18 @@ class RolloutPhase(NamedTuple):
     @property
     def bytes(self) -> int:
         """Bytes of all terms."""
-        return sum(term.bytes for term in self.terms)
+        return sum(memory_term.bytes for memory_term in self.terms)
 
 
 def rollout_phases(
-    cluster: Cluster, rollout: Rollout, preset: Preset, hardware: Hardware, runtime: Runtime
+    cluster: Cluster, rollout: Rollout, preset: Preset, hardware: Hardware, cuda_runtime: Runtime
 ) -> list[RolloutPhase]:
     """Returns the phases of a run on an accelerator in order.
 
-    cluster: the update of the trained model. runtime: the CUDA runtime of the accelerator.
+    cluster: the update of the trained model. cuda_runtime: the CUDA runtime of the accelerator.
     Raises `InputError` for flags of the engine that contradict the model.
     """
-    device = largest_need(cluster.memory_of_ranks(runtime)).device
+    device = largest_need(cluster.memory_of_ranks(cuda_runtime)).device
     return _Phases(cluster, rollout, preset, hardware, device).phases()
 
 
@@ -84,8 +84,8 @@ class _Phases:
         self.shared_budget = self._shared_budget(hardware.capacity_bytes) if rollout.shares_weights else 0
 
     def _shared_budget(self, capacity_bytes: int) -> int:
-        """Returns the bytes of an engine whose weights the training shares: its share of the device."""
-        shares = (share for gib, share in self.rollout.shares_by_capacity if capacity_bytes >= gib << 30)
+        """Returns the memory budget of an engine that shares its weights with training: a share of the device."""
+        shares = (share for least_gib, share in self.rollout.shares_by_capacity if capacity_bytes >= least_gib << 30)
         return int(next(shares, self.rollout.flags["gpu_memory_utilization"]) * capacity_bytes)
 
     def _engine_memory(self, hardware: Hardware) -> EngineMemory | None:
@@ -95,19 +95,21 @@ class _Phases:
         """
         if not self.rollout.engine:
             return None
-        record, version = engine_and_version(self.rollout.engine)
-        if record.budgets_free_memory:
-            free_bytes = hardware.capacity_bytes - sum(term.bytes for term in self._bytes_between_passes())
+        engine, version = engine_and_version(self.rollout.engine)
+        if engine.budgets_free_memory:
+            free_bytes = hardware.capacity_bytes - sum(
+                memory_term.bytes for memory_term in self._bytes_between_passes()
+            )
             hardware = hardware.model_copy(update={"driver_total": max(free_bytes, 1), "usable_memory_bytes": None})
         try:
-            flags = read_values(record.title, record.known_flags(), self.rollout.flags)
-            return record.memory_on(self.preset, hardware, version, flags)
+            flags = read_values(engine.title, engine.known_flags(), self.rollout.flags)
+            return engine.memory_on(self.preset, hardware, version, flags)
         except InputError as error:
-            raise InputError(f"the rollout's {record.title}: {error}") from None
+            raise InputError(f"the rollout's {engine.title}: {error}") from None
 
     def phases(self) -> list[RolloutPhase]:
         """The phases in execution order."""
-        names = {
+        terms_by_phase = {
             "rollout": self._rollout_phase,
             "weight_transfer": self._weight_transfer,
             "log_probabilities": self._log_probabilities,
@@ -118,13 +120,17 @@ class _Phases:
         if not self.rollout.has_log_probabilities:
             left_out = (*left_out, "log_probabilities")
         return [
-            RolloutPhase(name, tuple(_present_terms(terms()))) for name, terms in names.items() if name not in left_out
+            RolloutPhase(phase_name, tuple(_present_terms(terms())))
+            for phase_name, terms in terms_by_phase.items()
+            if phase_name not in left_out
         ]
 
     def _bytes_between_passes(self) -> list[PhaseTerm]:
         """Returns the bytes that training keeps on the device between passes."""
         other_states = [
-            term for term in self._other_models() if term.name != "reference" or term.name not in self.rollout.offloaded
+            memory_term
+            for memory_term in self._other_models()
+            if memory_term.name != "reference" or memory_term.name not in self.rollout.offloaded
         ]
         return list(_present_terms([*self._trained_states(()), *other_states, self._context_term()]))
 
@@ -136,9 +142,9 @@ class _Phases:
 
     def _other_models(self) -> Iterator[PhaseTerm]:
         """Yields the memory terms of other models on the device: reference, reward and critic models."""
-        for name, model in self._frozen_models():
+        for model_name, model in self._frozen_models():
             if model.place == "device":
-                yield self._frozen_term(name, model)
+                yield self._frozen_term(model_name, model)
         if self.rollout.critic == "device":
             yield self._critic_terms()
 
@@ -146,48 +152,48 @@ class _Phases:
         yield "reference", self.rollout.reference
         yield "reward", self.rollout.reward
 
-    def _frozen_term(self, name: str, model: Model) -> PhaseTerm:
+    def _frozen_term(self, model_name: str, model: Model) -> PhaseTerm:
         parameters = model.parameters or self.cluster.memory.states.count.total
-        return PhaseTerm(name, parameters * model.weight_bytes // model.ranks, "estimate", self.rollout.source)
+        return PhaseTerm(model_name, parameters * model.weight_bytes // model.ranks, "estimate", self.rollout.source)
 
     def _critic_terms(self) -> PhaseTerm:
         if self.rollout.critic_bytes:
             return PhaseTerm("critic", self.rollout.critic_bytes, "estimate", self.rollout.source)
-        states = sum(self.states.values())
-        return PhaseTerm("critic", states, "estimate", f"as large as the trained model; {self.rollout.source}")
+        state_bytes = sum(self.states.values())
+        return PhaseTerm("critic", state_bytes, "estimate", f"as large as the trained model; {self.rollout.source}")
 
     def _context_term(self) -> PhaseTerm:
-        processes = 2 if self.rollout.is_own_process and self.rollout.engine else 1
-        return PhaseTerm("context", processes * self.context, "estimate", "the CUDA context of each process")
+        process_count = 2 if self.rollout.is_own_process and self.rollout.engine else 1
+        return PhaseTerm("context", process_count * self.context, "estimate", "the CUDA context of each process")
 
-    def _engine_terms(self, *names: str) -> Iterator[PhaseTerm]:
+    def _engine_terms(self, *term_names: str) -> Iterator[PhaseTerm]:
         """Returns the engine's memory terms, all or the named ones, without the memory budget itself."""
         if self.rollout.shares_weights:
-            if not names or "kv_cache" in names:
+            if not term_names or "kv_cache" in term_names:
                 cache_bytes = self.shared_budget - self.states["weights"]
                 yield PhaseTerm("engine_kv_cache", cache_bytes, "estimate", self.rollout.source)
             return
         assert self.engine is not None
-        for term in self.engine.terms:
-            if term.name != "budget" and (not names or term.name in names):
-                status: Status = "estimate" if term.status == "measured" else term.status
-                yield PhaseTerm(f"engine_{term.name}", term.bytes, status, term.source)
+        for memory_term in self.engine.terms:
+            if memory_term.name != "budget" and (not term_names or memory_term.name in term_names):
+                status: Status = "estimate" if memory_term.status == "measured" else memory_term.status
+                yield PhaseTerm(f"engine_{memory_term.name}", memory_term.bytes, status, memory_term.source)
 
     def _idle_engine(self) -> Iterator[PhaseTerm]:
         """Yields the terms of the idle engine; in the same process, training reuses the engine's activation blocks."""
         if self.engine is None and not self.rollout.shares_weights:
             return
-        names = ["non_torch", "cuda_graphs"]
+        term_names = ["non_torch", "cuda_graphs"]
         if not self.rollout.sleeps:
-            names += ["weights", "kv_cache", *(["profile_run"] if self.rollout.is_own_process else [])]
-        yield from self._engine_terms(*names)
+            term_names += ["weights", "kv_cache", *(["profile_run"] if self.rollout.is_own_process else [])]
+        yield from self._engine_terms(*term_names)
 
     def _rollout_phase(self) -> Iterator[PhaseTerm]:
         yield from self._bytes_between_passes()
         yield from self._engine_terms()
 
     def _weight_transfer(self) -> Iterator[PhaseTerm]:
-        """Returns the phase in which the engine receives weights; an engine that slept has no cache yet."""
+        """Returns the phase in which the engine receives weights. An engine that slept has no cache then."""
         yield from self._bytes_between_passes()
         yield from self._idle_engine()
         if self.rollout.sleeps:
@@ -199,8 +205,8 @@ class _Phases:
         """Bytes of the largest matrix of the whole model, in two bytes per element."""
         dense_width, _, experts = EngineRank(self.preset, with_towers=False).widths
         hidden_size = self.model.hidden_size
-        width = max(dense_width, self.model.vocab_size, 0 if experts is None else experts.number * experts.width)
-        return 2 * width * hidden_size
+        matrix_width = max(dense_width, self.model.vocab_size, 0 if experts is None else experts.number * experts.width)
+        return 2 * matrix_width * hidden_size
 
     def _log_probabilities(self) -> Iterator[PhaseTerm]:
         """Returns the phase of passes without gradients: trained model, reference and critic."""
@@ -209,13 +215,15 @@ class _Phases:
         yield from self._other_models()
         if "weights" not in rollout.offloaded:
             frozen_terms = (
-                self._frozen_term(name, model) for name, model in self._frozen_models() if model.place == "host"
+                self._frozen_term(model_name, model)
+                for model_name, model in self._frozen_models()
+                if model.place == "host"
             )
-            yield from sorted(frozen_terms, key=lambda term: -term.bytes)[:1]  # one after the other
+            yield from sorted(frozen_terms, key=lambda memory_term: -memory_term.bytes)[:1]  # one after the other
         gathered_bytes = self.device.moments.get("forward", {}).get("weights", 0) - self.states["weights"]
         yield PhaseTerm("gathered_weights", max(0, gathered_bytes), "estimate", "the training's forward pass")
-        rows = rollout.sequences * rollout.logit_tokens
-        yield PhaseTerm("logits", rows * self.vocab * rollout.logit_bytes, "estimate", rollout.source)
+        row_count = rollout.sequences * rollout.logit_tokens
+        yield PhaseTerm("logits", row_count * self.vocab * rollout.logit_bytes, "estimate", rollout.source)
         yield PhaseTerm("activations", self._layer_bytes(), "estimate", "the widest layer's vectors per token")
         yield from self._idle_engine()
         yield self._context_term()
@@ -223,12 +231,12 @@ class _Phases:
     def _layer_bytes(self) -> int:
         """Returns the bytes of one layer's activations in a pass without gradients."""
         dense_width, is_gated, experts = self.model.widths
-        widest = dense_width * (3 if is_gated else 2)
+        widest_width = dense_width * (3 if is_gated else 2)
         if experts is not None:
-            widest = max(widest, experts.top_k * 3 * experts.width)
-        element = max(2, DTYPE_BITS[self.cluster.memory.states.dtype] // 8)
-        rows = self.rollout.sequences * self.rollout.tokens
-        return rows * element * (HIDDEN_VECTORS * self.model.hidden_size + widest)
+            widest_width = max(widest_width, experts.top_k * 3 * experts.width)
+        element_bytes = max(2, DTYPE_BITS[self.cluster.memory.states.dtype] // 8)
+        row_count = self.rollout.sequences * self.rollout.tokens
+        return row_count * element_bytes * (HIDDEN_VECTORS * self.model.hidden_size + widest_width)
 
     def _update_phase(self) -> Iterator[PhaseTerm]:
         """Returns the phase of the training step, with an idle engine. A critic is trained after the trained model."""
@@ -244,4 +252,4 @@ class _Phases:
 
 def _present_terms(terms: Iterable[PhaseTerm]) -> Iterator[PhaseTerm]:
     """Returns the terms whose bytes are not 0."""
-    return (term for term in terms if term.bytes > 0)
+    return (memory_term for memory_term in terms if memory_term.bytes > 0)

@@ -95,13 +95,13 @@ def sizes(spec: ModelSpec) -> Sizes:
     """
     heads = keys = ffn_width = 0
     for _, layer, layer_count, _ in spec.main.groups():
-        widths = _layer_widths(layer, spec.hidden_size)
-        if widths is None:
+        layer_widths = _layer_widths(layer, spec.hidden_size)
+        if layer_widths is None:
             raise ArithmeticError(
                 "rules with an attention term are for plain transformers, which have heads and a feed-forward network "
                 "in every layer"
             )
-        a, d, f = widths
+        a, d, f = layer_widths
         heads, keys, ffn_width = heads + layer_count * a, keys + layer_count * a * d, ffn_width + layer_count * f
     return Sizes(spec.hidden_size, spec.main.num_hidden_layers, heads, keys, ffn_width, spec.vocab_size)
 
@@ -118,14 +118,14 @@ def chinchilla_appendix_f(model_sizes: Sizes, seq: int) -> int:
     """
     h, v, s = model_sizes.width, model_sizes.vocab, seq
     embeddings = 2 * s * v * h
-    attention = 2 * 3 * s * h * model_sizes.keys  # key, query and value projections
-    attention += 2 * s * s * model_sizes.keys  # key @ query logits
-    attention += 3 * model_sizes.heads * s * s  # softmax
-    attention += 2 * s * s * model_sizes.keys  # softmax @ query reductions
-    attention += 2 * s * model_sizes.keys * h  # final linear
+    qkv_flops = 2 * 3 * s * h * model_sizes.keys  # key, query and value projections
+    qkv_flops += 2 * s * s * model_sizes.keys  # key @ query logits
+    qkv_flops += 3 * model_sizes.heads * s * s  # softmax
+    qkv_flops += 2 * s * s * model_sizes.keys  # softmax @ query reductions
+    qkv_flops += 2 * s * model_sizes.keys * h  # final linear
     dense_block = 2 * s * (h * model_sizes.feed_forward + h * model_sizes.feed_forward)
     logits = 2 * s * h * v
-    return embeddings + attention + dense_block + logits
+    return embeddings + qkv_flops + dense_block + logits
 
 
 def palm_appendix_b(parameters: int, keys: int, seq: int) -> int:
@@ -139,23 +139,32 @@ def megatron_flops(model_sizes: Sizes, batch: int, seq: int, recompute: bool) ->
     With recomputation: 96Bsℓh²(1 + s/6h + V/16ℓh) (Narayanan 2021, eq. 3).
     Without recomputation: 72Bsℓh²(1 + s/6h + V/12ℓh) (Korthikanti 2022, appendix A).
     """
-    passes = 4 if recompute else 3
+    pass_count = 4 if recompute else 3
     b, s, h, layers, v = batch, seq, model_sizes.width, model_sizes.layers, model_sizes.vocab
-    return passes * b * s * layers * (24 * h * h + 4 * s * h) + 6 * b * s * h * v
+    return pass_count * b * s * layers * (24 * h * h + 4 * s * h) + 6 * b * s * h * v
 
 
 def conventions(flop_count: FlopCount) -> list[Rule]:
     """Returns the exact counts with full and causal attention pairs, then every rule that is defined for the model."""
     full_flops, causal_flops = flop_count.full, flop_count.causal
 
-    def rule(key: str, name: str, formula: str, source: str, total: int, remark: str = "") -> Rule:
-        return Rule(key, name, formula, source, total, total / full_flops - 1, total / causal_flops - 1, remark)
+    def rule(rule_key: str, rule_name: str, formula: str, source: str, total_flops: int, remark: str = "") -> Rule:
+        return Rule(
+            rule_key,
+            rule_name,
+            formula,
+            source,
+            total_flops,
+            total_flops / full_flops - 1,
+            total_flops / causal_flops - 1,
+            remark,
+        )
 
     rules = [
         rule("exact_full", "exact, full pairs", "every query × every key", "", full_flops),
         rule("exact_causal", "exact, causal pairs", "unmasked pairs", "", causal_flops),
     ]
-    return rules + [rule(*fields) for fields in _rules_of_workload(flop_count)]
+    return rules + [rule(*rule_fields) for rule_fields in _rules_of_workload(flop_count)]
 
 
 RuleFields: TypeAlias = tuple[str, str, str, str, int, str]
@@ -166,9 +175,9 @@ def _rules_of_workload(flop_count: FlopCount) -> Iterator[RuleFields]:
     count_of_params = params(flop_count.spec, flop_count.include)
     train, tokens = flop_count.workload.phase == "training", flop_count.tokens
     multiple = 6 if train else 2
-    for key, name, suffix, source, parameters in _definitions_of_n(count_of_params):
+    for rule_key, rule_name, suffix, source, parameters in _definitions_of_n(count_of_params):
         formula, remark = f"{multiple}N{suffix}", f"N = {parameters:,}"
-        yield f"{key}_{multiple}n", name, formula, source, multiple * parameters * tokens, remark
+        yield f"{rule_key}_{multiple}n", rule_name, formula, source, multiple * parameters * tokens, remark
     if _is_plain_transformer(flop_count.spec):
         context_tokens = flop_count.workload.context + flop_count.workload.seq
         yield from _rules_with_attention(sizes(flop_count.spec), count_of_params, context_tokens, tokens, train)
@@ -195,15 +204,15 @@ def _rules_with_attention(
     """
 
     def rule(
-        key: str, name: str, formulas: tuple[str, str], source: str, flops: int, remarks: tuple[str, str]
+        rule_key: str, rule_name: str, formulas: tuple[str, str], source: str, flops: int, remarks: tuple[str, str]
     ) -> RuleFields:
-        return key, name, formulas[train], source, tokens * flops, remarks[train]
+        return rule_key, rule_name, formulas[train], source, tokens * flops, remarks[train]
 
-    passes = 3 if train else 1
-    kaplan = passes * kaplan_table_1(_kaplan_n(parameter_count), model_sizes.keys, context_tokens)
+    pass_count = 3 if train else 1
+    kaplan = pass_count * kaplan_table_1(_kaplan_n(parameter_count), model_sizes.keys, context_tokens)
     formulas = "2N + 2·n_layer·n_ctx·d_attn", "6N + 6·n_layer·n_ctx·d_attn"
     yield rule("kaplan_table_1", "Kaplan Table 1", formulas, KAPLAN, kaplan, (HALF, f"{HALF}; 3 × its forward"))
-    chinchilla = exact_div(passes * chinchilla_appendix_f(model_sizes, context_tokens), context_tokens)
+    chinchilla = exact_div(pass_count * chinchilla_appendix_f(model_sizes, context_tokens), context_tokens)
     formulas = "embed+ℓ(attn+dense)+logits", "embed+ℓ(attn+dense)+logits"
     yield rule(
         "chinchilla_f",
@@ -213,7 +222,7 @@ def _rules_with_attention(
         chinchilla,
         (DENSE, f"{DENSE}; 3 × its forward"),
     )
-    palm = exact_div(passes * palm_appendix_b(parameter_count.active, model_sizes.keys, context_tokens), 3)
+    palm = exact_div(pass_count * palm_appendix_b(parameter_count.active, model_sizes.keys, context_tokens), 3)
     remarks = f"{EVERY}; a third of its training count", EVERY
     yield rule("palm_b", "PaLM app. B", ("2N + 4LHQT", "6N + 12LHQT"), PALM, palm, remarks)
     flops_without_recompute, flops_with_recompute = (
@@ -221,7 +230,7 @@ def _rules_with_attention(
     )
     formulas = "24Bsℓh²(1+s/6h+V/12ℓh)", "72Bsℓh²(1+s/6h+V/12ℓh)"
     remarks = f"{MHA}; a third of its training count", f"{MHA}; nothing recomputed"
-    flops = exact_div(passes * flops_without_recompute, 3 * context_tokens)
+    flops = exact_div(pass_count * flops_without_recompute, 3 * context_tokens)
     yield rule("megatron", "Megatron", formulas, MEGATRON, flops, remarks)
     if train:
         formula, remark = "96Bsℓh²(1+s/6h+V/16ℓh)", f"{MHA}; every layer recomputed"

@@ -225,19 +225,19 @@ class TimedRun:
 
     def nodes(self, depth: int = 2) -> list[Node]:
         """Returns the parts of the model and of the run, longest first. depth: levels of the model's tree (0: none)."""
-        sums: dict[tuple[str, str], dict[Bound, float]] = {}
+        seconds_by_node: dict[tuple[str, str], dict[Bound, float]] = {}
         for run_count, operation in self.operations:
             path = ".".join(operation.path.split(".")[:depth]) if depth else "model"
-            seconds_by_bound = sums.setdefault((path or "model", operation.kind), dict.fromkeys(BOUNDS, 0.0))
+            seconds_by_bound = seconds_by_node.setdefault((path or "model", operation.kind), dict.fromkeys(BOUNDS, 0.0))
             seconds_by_bound["memory" if operation.memory > operation.compute else "compute"] += run_count * max(
                 operation.compute, operation.memory
             )
             seconds_by_bound["network"] += run_count * operation.network
             seconds_by_bound["wait"] += run_count * operation.wait
-        for name, bound, seconds in self._parts_of_the_run():
-            sums.setdefault((name, "run"), dict.fromkeys(BOUNDS, 0.0))[bound] += seconds
+        for part_name, bound, seconds in self._parts_of_the_run():
+            seconds_by_node.setdefault((part_name, "run"), dict.fromkeys(BOUNDS, 0.0))[bound] += seconds
         nodes = []
-        for (path, component), by_bound in sums.items():
+        for (path, component), by_bound in seconds_by_node.items():
             seconds, bound = sum(by_bound.values()), max(BOUNDS, key=by_bound.__getitem__)
             if seconds:
                 nodes.append(Node(path, component, seconds, bound, by_bound[bound] / seconds, by_bound))
@@ -250,12 +250,12 @@ class TimedRun:
         """
         if self.plan is not None:
             raise InputError("--phase training: has no roofline; expected prefill or decode")
-        kernels: dict[str, Traffic] = {}
+        traffic_by_module: dict[str, Traffic] = {}
         for work in self.passes:
             time_estimator = TimeEstimator(self.device, self.stack, self.formats, work.rank_pass)
             for path, kernel in kernel_traffic(work, time_estimator):
-                kernels[path] = kernels[path] + kernel if path in kernels else kernel
-        return kernels
+                traffic_by_module[path] = traffic_by_module[path] + kernel if path in traffic_by_module else kernel
+        return traffic_by_module
 
     def _parts_of_the_run(self) -> Iterator[tuple[str, Bound, float]]:
         """Yields the parts of the run outside of the model's nodes, each with a bound."""
@@ -295,7 +295,7 @@ class TimeSettings:
 
 
 def _with_class_attention(stack: Stack, memory: Memory) -> Stack:
-    """Returns a software stack with the attention that is stated, or else that the classes of transformers run."""
+    """Returns a software stack with the stated attention implementation, by default that of transformers' classes."""
     implementation = memory.settings.attn_implementation
     if implementation is None and stack.reads_masks and not supports_sdpa(memory.spec):
         implementation = "eager"
@@ -369,11 +369,15 @@ class TrainingTimes:
         """Returns the timed run of a layout with all of its parts."""
         plan, timed_step = self.plan(layout, micro_batches), self.step(layout, micro_batches)
         timed_pass = timed_step.timed_pass
-        part_seconds = {name: float(seconds) for name, seconds in timed_step.parts.items()}
-        runs = [(self._run_count(timed_pass, plan, operation), operation) for operation in timed_pass.operations]
-        waits, host = self._layer_waits(timed_pass, plan), self._host_waits(timed_pass, plan)
-        scale = part_seconds["work"] / (sum(count * operation.seconds for count, operation in runs) + waits + host)
-        parts_of_run = part_seconds | ({"layer waits": waits * scale} if waits else {})
+        part_seconds = {part_name: float(seconds) for part_name, seconds in timed_step.parts.items()}
+        repeated_operations = [
+            (self._run_count(timed_pass, plan, operation), operation) for operation in timed_pass.operations
+        ]
+        wait_seconds, host = self._layer_wait_seconds(timed_pass, plan), self._host_wait_seconds(timed_pass, plan)
+        seconds_scale = part_seconds["work"] / (
+            sum(run_count * operation.seconds for run_count, operation in repeated_operations) + wait_seconds + host
+        )
+        parts_of_run = part_seconds | ({"layer waits": wait_seconds * seconds_scale} if wait_seconds else {})
         return TimedRun(
             self.memory.spec,
             "training",
@@ -388,8 +392,8 @@ class TrainingTimes:
             plan,
             self.range(float(timed_step.seconds), layout),
             parts_of_run,
-            tuple((float(count * scale), operation) for count, operation in runs),
-            hidden_host=host * scale,
+            tuple((float(run_count * seconds_scale), operation) for run_count, operation in repeated_operations),
+            hidden_host=host * seconds_scale,
             include=plan.include,
             alternatives=dict(self._slower_settings(layout, micro_batches)),
             seconds_on=lambda device, stack: float(StepTimer(self.memory.spec, device, stack).step(plan).seconds),
@@ -398,26 +402,26 @@ class TrainingTimes:
     @staticmethod
     def _run_count(timed_pass: TimedPass, plan: StepPlan, operation: TimedOperation) -> float:
         """Returns how often a kernel runs in one micro-batch, over all layers and with recomputation."""
-        runs = 1.0
+        run_count = 1.0
         if not operation.backward and operation.layer >= 0:
-            runs += plan.recompute + operation.is_recomputed(plan.recompute_core, plan.recompute_nodes)
-        return float(operation.times * timed_pass.work.count(operation.layer) * runs)
+            run_count += plan.recompute + operation.is_recomputed(plan.recompute_core, plan.recompute_nodes)
+        return float(operation.times * timed_pass.work.count(operation.layer) * run_count)
 
-    def _layer_waits(self, timed_pass: TimedPass, plan: StepPlan) -> float:
+    def _layer_wait_seconds(self, timed_pass: TimedPass, plan: StepPlan) -> float:
         if plan.tp == 1:
             return 0.0
         work = timed_pass.work
         layers = sum(work.count(layer) for layer in range(len(work.layer_kinds)))
         return self.stack.layer_wait * layers * (2 + plan.recompute)
 
-    def _host_waits(self, timed_pass: TimedPass, plan: StepPlan) -> float:
+    def _host_wait_seconds(self, timed_pass: TimedPass, plan: StepPlan) -> float:
         """Returns the seconds in which a micro-batch through all layers waits for the host."""
         seconds = 0.0
         for layer in range(len(timed_pass.work.layer_kinds)):
-            for is_backward, runs in ((False, 1 + plan.recompute), (True, 1.0)):
+            for is_backward, run_count in ((False, 1 + plan.recompute), (True, 1.0)):
                 kernels = timed_pass.layer_seconds(layer, backward=is_backward)
                 wait = host_wait(timed_pass, self.stack, layer, is_backward, kernels)
-                seconds += float(timed_pass.work.count(layer) * runs * wait)
+                seconds += float(timed_pass.work.count(layer) * run_count * wait)
         return seconds
 
     def _slower_settings(self, layout: Layout, micro_batches: int) -> Iterator[tuple[str, float]]:
@@ -425,16 +429,16 @@ class TrainingTimes:
         plan, spec = self.plan(layout, micro_batches), self.memory.spec
         device, stack = self.device, self.stack
         older_attention = stack.model_copy(update={"attention": "fa2"})
-        unfused = stack.model_copy(update={"fused": False, "passes": {"norm": 3.0, "rope": 3.0}})
-        slower: list[tuple[str, Device, Stack, StepPlan]] = [
+        unfused_stack = stack.model_copy(update={"fused": False, "passes": {"norm": 3.0, "rope": 3.0}})
+        slower_settings: list[tuple[str, Device, Stack, StepPlan]] = [
             ("no overlap of messages (--overlap none)", device, with_overlap(stack, "none"), plan),
             ("attention of an older kernel", device, older_attention, plan),
             ("every layer recomputed (--recompute full)", device, stack, replace(plan, recompute=1.0)),
-            ("eager kernels without fusion", device, unfused, plan),
+            ("eager kernels without fusion", device, unfused_stack, plan),
         ]
         if layout.world > device.domain:
-            slower.append(("half of the network (--nic)", replace(device, nic=device.nic / 2), stack, plan))
-        for settings_text, device, stack, changed_settings in slower:
+            slower_settings.append(("half of the network (--nic)", replace(device, nic=device.nic / 2), stack, plan))
+        for settings_text, device, stack, changed_settings in slower_settings:
             yield settings_text, float(StepTimer(spec, device, stack).step(changed_settings).seconds)
 
 
@@ -473,8 +477,8 @@ def _adapters_of_run(memory: Memory) -> Adapters | None:
     if low_rank.has_magnitudes:
         raise InputError("--use-dora: the time of the norms of whole rows is not modelled; expected none")
     is_in_4_bits = low_rank.base != "none"
-    bits = 8 * stored_bytes(low_rank.base, 1, LARGE_WEIGHT) / LARGE_WEIGHT if is_in_4_bits else 0.0
-    return Adapters(low_rank.rank, low_rank.targets, float(bits))
+    bits_per_element = 8 * stored_bytes(low_rank.base, 1, LARGE_WEIGHT) / LARGE_WEIGHT if is_in_4_bits else 0.0
+    return Adapters(low_rank.rank, low_rank.targets, float(bits_per_element))
 
 
 def _refuse_wide_products(memory: Memory) -> None:
@@ -497,19 +501,28 @@ def inference_formats(memory: Memory, tokens: int) -> Formats:
     Raises `InputError` for weights in 64 bits.
     """
     _refuse_wide_products(memory)
-    states, cache_bits = memory.states, _cache_bits(memory, tokens)
-    quantized = states.quantized
+    memory_use, cache_bits = memory.states, _cache_bits(memory, tokens)
+    quantized = memory_use.quantized
     if quantized is None:
-        dtype = DTYPE_FORMATS.get(states.dtype, "bf16")
-        return Formats(dtype, float(8 * states.weights / states.count.total), cache_bits)
+        dtype = DTYPE_FORMATS.get(memory_use.dtype, "bf16")
+        return Formats(dtype, float(8 * memory_use.weights / memory_use.count.total), cache_bits)
     label = quantized.scheme.label
-    dtype = next((name for label_prefix, name in SCHEME_FORMATS if label.startswith(label_prefix)), QUANTIZED)
-    elements = states.count.by_component
-    head_kinds = [kind for kind in ("lm_head", "embedding") if kind in elements]
+    dtype = next(
+        (format_name for label_prefix, format_name in SCHEME_FORMATS if label.startswith(label_prefix)), QUANTIZED
+    )
+    elements = memory_use.count.by_component
+    head_kinds = [component_kind for component_kind in ("lm_head", "embedding") if component_kind in elements]
     layer_bits, *head_bits = (
-        float(8 * sum(quantized.by_component[kind].total for kind in kinds) / sum(elements[kind] for kind in kinds))
-        for kinds in ([kind for kind in elements if kind not in ("lm_head", "embedding")], head_kinds[:1])
-        if kinds
+        float(
+            8
+            * sum(quantized.by_component[component_kind].total for component_kind in component_kinds)
+            / sum(elements[component_kind] for component_kind in component_kinds)
+        )
+        for component_kinds in (
+            [component_kind for component_kind in elements if component_kind not in ("lm_head", "embedding")],
+            head_kinds[:1],
+        )
+        if component_kinds
     )
     return Formats(dtype, layer_bits, cache_bits, *head_bits)
 
@@ -520,10 +533,10 @@ def _cache_bits(memory: Memory, tokens: int) -> float:
         return 16.0
     run_config, tree = RunConfig(Workload(1, tokens)), memory.states.count.tree
     cached_format = cache_format(memory.states.kv_dtype)
-    bits, bits_in_16 = (
+    bits_per_element, bits_in_16 = (
         tree.total(cache_bits_in(form), run_config) for form in (cached_format, cache_format("bfloat16"))
     )
-    return float(16 * bits / bits_in_16) if bits_in_16 else 16.0
+    return float(16 * bits_per_element / bits_in_16) if bits_in_16 else 16.0
 
 
 def time_training(
@@ -534,7 +547,7 @@ def time_training(
 
 
 def in_format_of_stack(memory: Memory, stack: Stack) -> Memory:
-    """Returns an inference run with the weights that a software stack loads, where the user states no format.
+    """Returns an inference run with the software stack's weight format, unless the user states a format.
 
     That is 16 bits if it halves weights published in float32, and its own scheme for weights published in 4 bits.
     """
@@ -585,7 +598,7 @@ def time_inference(
         for timed_pass in inference_pass.timed_passes
         for operation in timed_pass.operations
     )
-    part_seconds = {name: float(seconds) for name, seconds in inference_pass.parts.items()}
+    part_seconds = {part_name: float(seconds) for part_name, seconds in inference_pass.parts.items()}
     kernel_seconds = sum(run_count * operation.seconds for run_count, operation in operations)
     new_tokens, cached_tokens = (1, seq) if phase == "decode" else (seq, context)
     return TimedRun(
@@ -612,9 +625,9 @@ def time_inference(
 
 def _resident_bytes(memory: Memory, layout: Layout, work: RankWork) -> int:
     """Returns the bytes of a rank's weights and of its part of the cache."""
-    states = memory.states
-    weights = float(states.weights) * float(work.parameters) / float(states.count.total)
-    return int(weights / layout.pp + float(states.kv_cache) / (layout.tp * layout.pp))
+    memory_use = memory.states
+    weights = float(memory_use.weights) * float(work.parameters) / float(memory_use.count.total)
+    return int(weights / layout.pp + float(memory_use.kv_cache) / (layout.tp * layout.pp))
 
 
 def explain_measured(timed_run: TimedRun, seconds: float) -> list[str]:
@@ -623,12 +636,12 @@ def explain_measured(timed_run: TimedRun, seconds: float) -> list[str]:
     if low_seconds <= seconds <= high_seconds:
         return [f"{signed_percent(seconds / timed_run.seconds - 1, 0)} against the estimate"]
     if seconds < low_seconds:
-        compared = {
+        compared_seconds = {
             "training": "the tokens of a step, the number format and what is recomputed",
             "prefill": f"the tokens of the prompt (--seq; {timed_run.seq:,} here), how many are cached, the format",
             "decode": f"the tokens before this one (--seq; {timed_run.context:,} here), the users and the format",
         }[timed_run.phase]
-        return [f"{timed_run.seconds / seconds:.1f} times as fast as the estimate: compare {compared}"]
+        return [f"{timed_run.seconds / seconds:.1f} times as fast as the estimate: compare {compared_seconds}"]
     lines = [f"{seconds / timed_run.seconds:.1f} times the estimate; the whole range is faster"]
     alternatives = sorted(timed_run.alternatives.items(), key=lambda alternative: abs(alternative[1] - seconds))
     lines += [f"{text}: {slower:.2g} s" for text, slower in alternatives if slower > 1.03 * timed_run.seconds]

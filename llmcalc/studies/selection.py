@@ -84,10 +84,12 @@ def attention_kinds(spec: ModelSpec) -> frozenset[str]:
     mixers: list[Any] = [block.attention for block in distinct_blocks(spec) if isinstance(block.attention, TokenMixer)]
     for mixer in mixers:
         head_sizes = mixer.head_sizes(spec.hidden_size)
-        kind = mixer.type
-        if kind == "attention" and head_sizes is not None and head_sizes.kv_heads is not None:
-            kind = "mha" if head_sizes.kv_heads == head_sizes.heads else "mqa" if head_sizes.kv_heads == 1 else "gqa"
-        attention_names.add(kind)
+        mixer_type = mixer.type
+        if mixer_type == "attention" and head_sizes is not None and head_sizes.kv_heads is not None:
+            mixer_type = (
+                "mha" if head_sizes.kv_heads == head_sizes.heads else "mqa" if head_sizes.kv_heads == 1 else "gqa"
+            )
+        attention_names.add(mixer_type)
         if getattr(mixer, "sliding_window", None) is not None:
             attention_names.add("sliding")
     return frozenset(attention_names)

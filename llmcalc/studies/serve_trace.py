@@ -75,17 +75,17 @@ def trace_times(server: Server, trace: Trace, step_seconds: StepSeconds, budget:
     step_seconds: of the server's replica. budget: the steps that may be simulated.
     """
     step_range = server.range(1.0, "decode")
-    runs = [
-        _serve_scaled(server, trace, step_seconds, float(scale), budget)
-        for scale in (1.0, step_range.low, step_range.high)
+    simulated_runs = [
+        _serve_scaled(server, trace, step_seconds, float(time_scale), budget)
+        for time_scale in (1.0, step_range.low, step_range.high)
     ]
-    likely_run = runs[0]
+    likely_run = simulated_runs[0]
     seconds = max(request.end for request in likely_run)
     further_tokens = trace.mean_output - 1
     seconds_in_server = sum(request.ttft + (request.tpot or 0.0) * further_tokens for request in likely_run)
     return TraceTimes(
-        _percentiles_of_runs([[request.ttft for request in served_requests] for served_requests in runs]),
-        _percentiles_of_runs([_tpots_of_requests(served_requests) for served_requests in runs]),
+        _percentiles_of_runs([[request.ttft for request in served_requests] for served_requests in simulated_runs]),
+        _percentiles_of_runs([_tpots_of_requests(served_requests) for served_requests in simulated_runs]),
         seconds,
         trace.output_tokens / seconds,
         seconds_in_server / seconds,

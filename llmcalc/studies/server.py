@@ -23,7 +23,7 @@ SECONDS_OF_AN_HOUR = 3600.0
 
 def largest_number(is_within_limits: Callable[[int], bool], most: int) -> int:
     """Returns the largest number from 1 to `most` that satisfies a monotonic condition; 0 for none."""
-    return bisect_left(range(1, most + 1), True, key=lambda number: not is_within_limits(number))
+    return bisect_left(range(1, most + 1), True, key=lambda request_count: not is_within_limits(request_count))
 
 
 @frozen
@@ -160,8 +160,8 @@ class Server:
     def point(self, concurrency: int) -> LoadPoint:
         """Returns the server at a concurrency, divided evenly over the replicas."""
         requests_of_replica = concurrency / self.replicas
-        load = replace(self.load(max(1.0, requests_of_replica)), concurrency=requests_of_replica)
-        return self._point_of_load(concurrency, load)
+        replica_load = replace(self.load(max(1.0, requests_of_replica)), concurrency=requests_of_replica)
+        return self._point_of_load(concurrency, replica_load)
 
     def point_at_rate(self, rate: float) -> LoadPoint | None:
         """Returns the server at which `rate` requests arrive per second; None if fewer can complete.
@@ -170,23 +170,23 @@ class Server:
         times their latency (Little's law). A request that is alone most of the time has the latencies of one alone.
         """
         rate_of_replica = rate / self.replicas
-        too_slow = largest_number(
-            lambda number: self.load(number).requests_per_second < rate_of_replica, self.most_sequences
+        slow_concurrency = largest_number(
+            lambda request_count: self.load(request_count).requests_per_second < rate_of_replica, self.most_sequences
         )
-        if too_slow == self.most_sequences:
+        if slow_concurrency == self.most_sequences:
             return None
-        load = self.load(1)
-        if too_slow:
-            slower_rate, faster_rate = (self.load(too_slow + step).requests_per_second for step in (0, 1))
-            load = self.load(too_slow + (rate_of_replica - slower_rate) / (faster_rate - slower_rate))
-        load = replace(load, concurrency=rate_of_replica * load.end_to_end)
-        return self._point_of_load(load.concurrency * self.replicas, load)
+        replica_load = self.load(1)
+        if slow_concurrency:
+            slower_rate, faster_rate = (self.load(slow_concurrency + step).requests_per_second for step in (0, 1))
+            replica_load = self.load(slow_concurrency + (rate_of_replica - slower_rate) / (faster_rate - slower_rate))
+        replica_load = replace(replica_load, concurrency=rate_of_replica * replica_load.end_to_end)
+        return self._point_of_load(replica_load.concurrency * self.replicas, replica_load)
 
     def _point_of_load(self, concurrency: float, load: ServedLoad) -> LoadPoint:
         """Returns the point of a concurrency with the load of one replica."""
         rate = self.replicas * load.output_tokens_per_second
-        cost = None if self.price is None else self.price * self.devices / SECONDS_OF_AN_HOUR / rate * 1e6
-        return LoadPoint(concurrency, self.devices, load, self.replicas, *self._latency_ranges(load), cost)
+        cost_per_million = None if self.price is None else self.price * self.devices / SECONDS_OF_AN_HOUR / rate * 1e6
+        return LoadPoint(concurrency, self.devices, load, self.replicas, *self._latency_ranges(load), cost_per_million)
 
     def _latency_ranges(self, load: ServedLoad) -> tuple[Range, Range]:
         """Returns the ranges of a load's TTFT and TPOT."""
@@ -212,10 +212,16 @@ class Server:
         asked_point: the point of the load that is asked for; default none.
         """
         concurrencies = {2**i for i in range(self.most_requests.bit_length())} | {self.most_requests}
-        points = {number: self.point(number) for number in concurrencies if number >= self.replicas}
+        points = {
+            request_count: self.point(request_count)
+            for request_count in concurrencies
+            if request_count >= self.replicas
+        }
         points |= {} if asked_point is None else {asked_point.concurrency: asked_point}
-        return [points[number] for number in sorted(points)]
+        return [points[request_count] for request_count in sorted(points)]
 
-    def most_within(self, limits: Limits) -> int:
+    def most_requests_within_limits(self, limits: Limits) -> int:
         """Returns the most concurrent requests of one replica within the limits; 0 if a single request exceeds them."""
-        return largest_number(lambda number: not self.violated_limits(limits, number), self.most_sequences)
+        return largest_number(
+            lambda request_count: not self.violated_limits(limits, request_count), self.most_sequences
+        )

@@ -69,7 +69,7 @@ class SizesRequest:
         return any(degree is not None for degree in (self.tp, self.pp, self.dp, self.ep))
 
     def candidates(self, experts: int) -> Iterator[list[LayoutSizes]]:
-        """Yields lists of a replica's possible layouts; a list is to be tried where no layout of those before fits.
+        """Yields lists of a replica's possible layouts. A list is tried only if no layout of the earlier lists fits.
 
         After the usual layouts come those with any number of stages or of ranks with attention of their own: at first
         those that use all devices, then those that leave as few devices idle as possible, each with as few stages as
@@ -77,11 +77,11 @@ class SizesRequest:
         """
         if self.states_layout:
             tp, ep = self.tp or 1, self.ep or 1
-            attention = ep // tp if ep > tp and ep % tp == 0 and self.dp in (None, ep // tp) else 1
-            yield self._in_order([LayoutSizes(tp, self.pp or 1, attention, ep)], self.devices)
+            attention_ranks = ep // tp if ep > tp and ep % tp == 0 and self.dp in (None, ep // tp) else 1
+            yield self._layouts_by_devices([LayoutSizes(tp, self.pp or 1, attention_ranks, ep)], self.devices)
             return
         most_devices = min(MOST_REPLICA, self.devices or MOST_REPLICA)
-        tried_sizes = self._in_order(
+        tried_sizes = self._layouts_by_devices(
             [
                 layout_sizes
                 for layout_sizes in _layouts_of(STAGES, ATTENTION_RANKS, experts)
@@ -95,14 +95,14 @@ class SizesRequest:
         further_sizes = set(_layouts_of(range(1, MOST_STAGES + 1), range(2, MOST_REPLICA + 1), experts))
         further_sizes.difference_update(tried_sizes)
         for used_devices in range(self.devices, max(0, self.devices - NODE * MOST_STAGES), -1):
-            sizes_to_try = self._in_order(further_sizes, used_devices)
+            sizes_to_try = self._layouts_by_devices(further_sizes, used_devices)
             further_sizes.difference_update(sizes_to_try)
             for stages in range(1, MOST_STAGES + 1):
                 yield [layout_sizes for layout_sizes in sizes_to_try if layout_sizes.pp == stages]
 
     @staticmethod
-    def _in_order(all_sizes: Iterable[LayoutSizes], devices: int | None) -> list[LayoutSizes]:
-        """Returns the layouts of which replicas use all devices, the fewest devices of a replica first."""
+    def _layouts_by_devices(all_sizes: Iterable[LayoutSizes], devices: int | None) -> list[LayoutSizes]:
+        """Returns the layouts whose replicas use all devices, sorted by devices per replica."""
         return sorted(
             (layout_sizes for layout_sizes in all_sizes if devices is None or devices % layout_sizes.devices == 0),
             key=lambda layout_sizes: (layout_sizes.devices, layout_sizes.pp, layout_sizes.dp, layout_sizes.ep),
@@ -116,7 +116,7 @@ class SizesRequest:
 
 
 def _layouts_of(stages: Iterable[int], attention_ranks: Sequence[int], experts: int) -> Iterator[LayoutSizes]:
-    """Yields a replica's layouts with these pipeline stages and ranks with attention of their own.
+    """Yields a replica's layouts with these numbers of pipeline stages and of data-parallel attention ranks.
 
     experts: per layer; 0 for a dense model.
     """
@@ -236,17 +236,17 @@ class ServeStudy:
         )
 
     def _fitting_servers(self, why_not: Counter[str]) -> Iterator[Server]:
-        """Yields a replica of every layout that fits, and counts the reasons of the other layouts."""
+        """Yields a replica of every fitting layout, and counts the reasons against the other layouts."""
         for sizes_to_try in self.sizes.candidates(routed_experts(self.preset.model)):
-            fits = False
+            has_fitting_server = False
             for server in self._replicas_of(sizes_to_try, why_not):
-                fits = True
+                has_fitting_server = True
                 yield server
-            if fits:
+            if has_fitting_server:
                 return
 
     def _replicas_of(self, sizes_to_try: Iterable[LayoutSizes], why_not: Counter[str]) -> Iterator[Server]:
-        """Yields a replica of every one of these layouts that fits, and counts the reasons of the others."""
+        """Yields a replica of every fitting layout among these, and counts the reasons against the other layouts."""
         layers = sum(stack.num_hidden_layers for _, stack in self.preset.model.stacks())
         pipeline_reason = no_pipeline_reason(self.preset.model)
         for layout_sizes in sizes_to_try:
@@ -284,7 +284,7 @@ class ServeStudy:
         kv_dtype: str | None,
     ) -> Server:
         """Returns one replica. Raises `DoesNotFit`, or `ImpossibleLayout` if the sizes do not divide the model."""
-        engine, length = self.engine, self.requests.total_tokens
+        engine, request_tokens = self.engine, self.requests.total_tokens
         used_flags = {engine.field_of("--seq"): self.longest_request, **flags}
         used_flags |= self.engine_flags
         used_flags |= {} if quantize is None else {"quantize": quantize}
@@ -294,11 +294,11 @@ class ServeStudy:
             if memory.most_sequences:
                 used_flags |= {engine.step_sequences: memory.most_sequences}
                 memory = engine.memory_on(self.preset, self.hardware, self.version, used_flags)
-            capacity = int(memory.kv_tokens // length)
+            capacity = int(memory.kv_tokens // request_tokens)
             if not memory.starts or memory.kv_tokens < self.longest_request:
                 raise DoesNotFit("weights and the cache of one request do not fit")
-            run = self.runs[quantize, kv_dtype]
-            formats = inference_formats(run, self.requests.mean_context)
+            format_run = self.runs[quantize, kv_dtype]
+            formats = inference_formats(format_run, self.requests.mean_context)
             step_tokens = memory.settings.get(engine.step_tokens)
             replica = Replica(
                 self.preset.model,
@@ -323,7 +323,9 @@ class ServeStudy:
             raise ImpossibleLayout(str(error)) from None
         step_sequences = int(memory.settings.get(engine.step_sequences) or capacity)
         most_requests = max(1, min(capacity, step_sequences)) * layout_sizes.dp
-        engine_flags = {name: value for name, value in used_flags.items() if name != "quantize"}
+        engine_flags = {
+            flag_name: flag_value for flag_name, flag_value in used_flags.items() if flag_name != "quantize"
+        }
         return Server(layout_sizes, quantize, kv_dtype, replica, memory, most_requests, engine_flags, price=self.price)
 
     def _divided_server(self, server: Server) -> Server:
@@ -333,8 +335,8 @@ class ServeStudy:
         """
         replica, replica_count = server.replica, self.sizes.replicas(server.sizes)
         if self.ratio is not None:
-            group = Disaggregated(replica, *self.ratio)
-            if replica_count is not None and replica_count % group.replicas:
+            replica_group = Disaggregated(replica, *self.ratio)
+            if replica_count is not None and replica_count % replica_group.replicas:
                 raise DoesNotFit("the devices are no whole number of groups of --disaggregate")
         elif replica_count == 1:
             raise DoesNotFit("one replica alone cannot leave its prompts to others")
@@ -344,8 +346,8 @@ class ServeStudy:
                 most_sequences = largest_number(
                     lambda number: single_pair.token_seconds(number) <= tpot, most_sequences
                 )
-            group = Disaggregated.balanced_group(replica, max(1, most_sequences), replica_count)
-        return replace(server, group=group, most_sequences=server.most_sequences * group.decode)
+            replica_group = Disaggregated.balanced_group(replica, max(1, most_sequences), replica_count)
+        return replace(server, group=replica_group, most_sequences=server.most_sequences * replica_group.decode)
 
     def _replica_count(self, server: Server) -> int | None:
         """Returns the number of replicas or replica groups; None if the load determines the number."""
@@ -358,7 +360,7 @@ class ServeStudy:
         Without a load it is the largest one that keeps the limits.
         """
         limits, replicas = self.limits, self._replica_count(server)
-        concurrency_within_limits = server.most_within(limits)
+        concurrency_within_limits = server.most_requests_within_limits(limits)
         if not concurrency_within_limits:
             return replace(server, replicas=replicas or 1), None, server.violated_limits(limits, 1)
         if limits.rate is not None:
@@ -369,8 +371,8 @@ class ServeStudy:
             return replace(server, replicas=1), None, f"more than {MOST_DEVICES:,} devices"
         if concurrency > sized_server.most_requests:
             return sized_server, None, "the cache holds fewer requests than --concurrency"
-        point = sized_server.point(concurrency)
-        return sized_server, point, limits.violated_limits(point.load)
+        load_point = sized_server.point(concurrency)
+        return sized_server, load_point, limits.violated_limits(load_point.load)
 
     def _sized_by_rate(
         self, server: Server, replicas: int | None, concurrency_within_limits: int, rate: float
@@ -379,10 +381,10 @@ class ServeStudy:
         sized_server = replace(server, replicas=replicas or math.ceil(rate / most_requests_per_second))
         if sized_server.devices > MOST_DEVICES and replicas is None:
             return replace(server, replicas=1), None, f"more than {MOST_DEVICES:,} devices"
-        point = sized_server.point_at_rate(rate)
-        if point is None:
+        load_point = sized_server.point_at_rate(rate)
+        if load_point is None:
             return sized_server, None, "fewer requests per second than --rate"
-        return sized_server, point, self.limits.violated_limits(point.load)
+        return sized_server, load_point, self.limits.violated_limits(load_point.load)
 
 
 def _cheapest_index(
@@ -394,17 +396,22 @@ def _cheapest_index(
     first. Of servers of a trace, which serve the same tokens, it is the one with the fewest devices.
     """
     candidates = [
-        (index, point)
-        for index, (point, keeps) in enumerate(zip(points, keeps_limits, strict=True))
-        if point is not None and keeps
+        (server_index, point)
+        for server_index, (point, keeps_limit) in enumerate(zip(points, keeps_limits, strict=True))
+        if point is not None and keeps_limit
     ]
     if not candidates:
         return None
     if traces:
-        return ChosenServer(*min(candidates, key=lambda item: (item[1].devices, traces[item[0]].tpot[50].estimate)))
+        return ChosenServer(
+            *min(
+                candidates,
+                key=lambda indexed_point: (indexed_point[1].devices, traces[indexed_point[0]].tpot[50].estimate),
+            )
+        )
     least_rate = max(point.per_device for _, point in candidates) * (1 - TIE)
-    tied_servers = [(index, point) for index, point in candidates if point.per_device >= least_rate]
-    return ChosenServer(*min(tied_servers, key=lambda item: (item[1].devices, item[0])))
+    tied_servers = [(server_index, point) for server_index, point in candidates if point.per_device >= least_rate]
+    return ChosenServer(*min(tied_servers, key=lambda indexed_point: (indexed_point[1].devices, indexed_point[0])))
 
 
 class DoesNotFit(Exception):
@@ -419,7 +426,9 @@ def cache_flag(engine: Engine, kv_dtype: str) -> dict[str, str]:
     option_name = engine.flags_by_option["--kv-dtype"]
     flag = next(flag for flag in engine.known_flags() if option_name in flag.names)
     prefixes = {"bf16": ("bf16", "bfloat16", "auto"), "fp16": ("fp16", "float16", "auto")}.get(kv_dtype, (kv_dtype,))
-    flag_word = next((word for prefix in prefixes for word in flag.words if word.startswith(prefix)), None)
+    flag_word = next(
+        (flag_text for prefix in prefixes for flag_text in flag.words if flag_text.startswith(prefix)), None
+    )
     if flag_word is None:
         raise InputError(
             f"--kv-dtype {kv_dtype}: {engine.title} has no such cache; expected one of {', '.join(flag.words)}"
@@ -429,11 +438,11 @@ def cache_flag(engine: Engine, kv_dtype: str) -> dict[str, str]:
 
 def _pareto_front(curves: Sequence[Sequence[LoadPoint]]) -> tuple[tuple[int, float], ...]:
     """Returns the Pareto front: points that no other point beats in both TPOT and tokens/s per device."""
-    points = [(index, point) for index, curve in enumerate(curves) for point in curve]
-    points.sort(key=lambda item: (float(item[1].tpot.estimate), -item[1].per_device))
+    points = [(server_index, load_point) for server_index, curve in enumerate(curves) for load_point in curve]
+    points.sort(key=lambda indexed_point: (float(indexed_point[1].tpot.estimate), -indexed_point[1].per_device))
     front_points, best_rate = [], 0.0
-    for index, point in points:
-        if point.per_device > best_rate:
-            best_rate = point.per_device
-            front_points.append((index, point.concurrency))
+    for server_index, load_point in points:
+        if load_point.per_device > best_rate:
+            best_rate = load_point.per_device
+            front_points.append((server_index, load_point.concurrency))
     return tuple(front_points)

@@ -61,8 +61,8 @@ def standard_preset(parameters: int | None = None, train_flops: int | None = Non
     (Hoffmann 2022, C = 6ND).
     """
     if parameters is None and train_flops is not None:
-        divisor = 6 * TOKENS_PER_PARAMETER if tokens is None else 6 * tokens
-        parameters = math.isqrt(train_flops // divisor) if tokens is None else train_flops // divisor
+        size_divisor = 6 * TOKENS_PER_PARAMETER if tokens is None else 6 * tokens
+        parameters = math.isqrt(train_flops // size_divisor) if tokens is None else train_flops // size_divisor
     return SMALL_STANDARD if parameters is not None and parameters < SMALL else STANDARD
 
 
@@ -86,7 +86,7 @@ class Family:
     def _distinct_blocks(self) -> list[Layer]:
         return [self.spec.main.block, *self.spec.main.variants.values()]
 
-    def _own_heads(self) -> list[HeadSizes]:
+    def _head_sizes_of_layers(self) -> list[HeadSizes]:
         mixers = [block.attention for block in self._distinct_blocks() if isinstance(block.attention, TokenMixer)]
         return [head_sizes for mixer in mixers if (head_sizes := mixer.head_sizes(self.spec.hidden_size)) is not None]
 
@@ -100,7 +100,7 @@ class Family:
         """The number that divides all hidden sizes, for integer head counts; at least `unit`."""
         width_fractions = [
             width_fraction
-            for head_sizes in self._own_heads()
+            for head_sizes in self._head_sizes_of_layers()
             for width_fraction in self._head_shares(head_sizes)[:2]
             if width_fraction is not None
         ]
@@ -112,18 +112,20 @@ class Family:
     def _head_shares(self, head_sizes: HeadSizes) -> tuple[Fraction, Fraction | None, int]:
         """Returns (heads / h, key/value heads / h, head size); the second is None for multi-query attention."""
         h, a, k, d = self.spec.hidden_size, head_sizes.heads, head_sizes.kv_heads, head_sizes.head_dim
-        size = (self.head_dim or d) // self.head_divisor
-        heads = Fraction(a * d, h * size)
+        head_width = (self.head_dim or d) // self.head_divisor
+        heads = Fraction(a * d, h * head_width)
         if self.kv_ratio is not None:
-            return heads, heads * self.kv_ratio, size
-        return heads, None if k is None or (k == 1 and a > 1) else heads * k / a, size
+            return heads, heads * self.kv_ratio, head_width
+        return heads, None if k is None or (k == 1 and a > 1) else heads * k / a, head_width
 
     def finer_family(self, keep_heads: bool) -> Family | None:
         """Returns the family with a smaller step between hidden sizes; None if there is none.
 
         keep_heads: whether head sizes must stay unchanged. Otherwise all of them are halved if possible.
         """
-        head_widths = [(self.head_dim or head_sizes.head_dim) // self.head_divisor for head_sizes in self._own_heads()]
+        head_widths = [
+            (self.head_dim or head_sizes.head_dim) // self.head_divisor for head_sizes in self._head_sizes_of_layers()
+        ]
         can_halve = all(head_width % 2 == 0 and head_width // 2 >= LEAST_HEAD_DIM for head_width in head_widths)
         for divisor in (1,) if keep_heads or not can_halve else (2, 1):
             finer_family = replace(self, unit=max(LEAST_UNIT, self.unit // 2), head_divisor=divisor * self.head_divisor)
@@ -138,19 +140,21 @@ class Family:
     def scaled_to(self, hidden_size: Number, num_hidden_layers: Number) -> ModelSpec:
         """Returns the family's model of a hidden size and depth: ints, or arrays of multiples of `step`."""
         stack = self.spec.main
-        blocks = {name: self._scaled_block(block, hidden_size) for name, block in stack.variants.items()}
+        scaled_blocks = {
+            variant_name: self._scaled_block(block, hidden_size) for variant_name, block in stack.variants.items()
+        }
         changes = {
             "num_hidden_layers": num_hidden_layers,
             "block": self._scaled_block(stack.block, hidden_size),
-            "variants": blocks,
+            "variants": scaled_blocks,
         }
         return self.spec.model_copy(update={"hidden_size": hidden_size, "decoder": stack.model_copy(update=changes)})
 
     def _scaled_block(self, block: Layer, h: Number) -> Layer:
         def scaled_heads(head_sizes: HeadSizes) -> HeadSizes:
-            width_fraction, kv_share, size = self._head_shares(head_sizes)
+            width_fraction, kv_share, head_width = self._head_shares(head_sizes)
             return HeadSizes(
-                _share_of_width(h, width_fraction), 1 if kv_share is None else _share_of_width(h, kv_share), size
+                _share_of_width(h, width_fraction), 1 if kv_share is None else _share_of_width(h, kv_share), head_width
             )
 
         return block.scaled(self.spec.hidden_size, scaled_heads, lambda width: self._scaled_width(width, h))
@@ -160,11 +164,11 @@ class Family:
 
         If the model's width is a multiple of a smaller power of two only, it is rounded to that power.
         """
-        ratio, unit = self.ffn_ratio, self.unit
-        if ratio is None:
-            ratio, unit = Fraction(width, self.spec.hidden_size), math.gcd(width, self.unit)
-        divisor = 2 * ratio.denominator * unit
-        return floor_div(2 * ratio.numerator * h + ratio.denominator * unit, divisor) * unit
+        budget_ratio, unit = self.ffn_ratio, self.unit
+        if budget_ratio is None:
+            budget_ratio, unit = Fraction(width, self.spec.hidden_size), math.gcd(width, self.unit)
+        size_divisor = 2 * budget_ratio.denominator * unit
+        return floor_div(2 * budget_ratio.numerator * h + budget_ratio.denominator * unit, size_divisor) * unit
 
 
 def _share_of_width(h: Number, width_fraction: Fraction) -> Number:
@@ -219,12 +223,12 @@ def _with_vocabulary(spec: ModelSpec, vocab_size: int | None, tie: bool | None) 
     if tie is not None and not isinstance(spec.head, LMHead):
         option = "--tie" if tie else "--no-tie"
         raise InputError(f"{option}: this model has no language-model head; expected a model that has one")
-    changes: dict[str, Any] = {}
+    changed_fields: dict[str, Any] = {}
     if vocab_size is not None:
-        changes["vocab_size"] = vocab_size
+        changed_fields["vocab_size"] = vocab_size
     if tie is not None:
-        changes["tie_word_embeddings"] = tie
-    return validate(ModelSpec, spec.model_dump() | changes, "shape") if changes else spec
+        changed_fields["tie_word_embeddings"] = tie
+    return validate(ModelSpec, spec.model_dump() | changed_fields, "shape") if changed_fields else spec
 
 
 @dataclass(frozen=True)
@@ -286,12 +290,12 @@ def parse_ratio(text: str | None, option: str) -> Fraction | None:
     if text is None:
         return None
     try:
-        value = Fraction(text.strip())
+        parsed_ratio = Fraction(text.strip())
     except (ValueError, ZeroDivisionError):
-        value = Fraction(0)
-    if not Fraction(1, 10**6) <= value <= 10**6 or value.denominator > 10**6:
+        parsed_ratio = Fraction(0)
+    if not Fraction(1, 10**6) <= parsed_ratio <= 10**6 or parsed_ratio.denominator > 10**6:
         raise InputError(f"{option}: '{text}' is not a positive ratio; expected something like 3.5, 8/3 or 1/8")
-    return value
+    return parsed_ratio
 
 
 @dataclass(frozen=True)
@@ -380,20 +384,20 @@ def find_shapes(
 def _cost_matches(model_family: Family, shape_size: tuple[int, int], budget: Budget, tolerance: float) -> bool:
     """Whether a shape's cost is within `tolerance` of the budget; False for non-integer head counts."""
     try:
-        cost = budget.cost_of(model_family.scaled_to(*shape_size))
+        shape_cost = budget.cost_of(model_family.scaled_to(*shape_size))
     except ArithmeticError:
         return False
-    return bool(abs(cost - budget.value) <= Fraction(tolerance) * budget.value)
+    return bool(abs(shape_cost - budget.value) <= Fraction(tolerance) * budget.value)
 
 
 def _no_shapes_error(model_family: Family, budget: Budget, percent: float) -> str:
     cost = f"{count(budget.value)} parameters" if budget.kind == "parameters" else f"{budget.value:.3g} training FLOPs"
     tie = "" if model_family.spec.tie_word_embeddings or not isinstance(model_family.spec.head, LMHead) else "--tie, "
-    head = "" if model_family.head_dim is None else "a smaller --head-dim, "
+    head_text = "" if model_family.head_dim is None else "a smaller --head-dim, "
     return (
         f"budget: no shape with h/L from {LEAST_ASPECT} to {MOST_ASPECT:,} and h a multiple of {model_family.step} "
         f"costs {cost} to within {percent:g} %, at a vocabulary of {model_family.spec.vocab_size:,}; expected "
-        f"another budget, {tie}{head}a smaller --vocab or a wider --tolerance"
+        f"another budget, {tie}{head_text}a smaller --vocab or a wider --tolerance"
     )
 
 
@@ -451,16 +455,16 @@ def nearest_depth(cost: Callable[[int], int], value: int, low: int, high: int) -
         return low
     if high_cost <= value:
         return high
-    is_line = True
+    is_linear = True
     while high - low > 1:
-        guess = low + (value - low_cost) * (high - low) // (high_cost - low_cost) if is_line else (low + high) // 2
+        guess = low + (value - low_cost) * (high - low) // (high_cost - low_cost) if is_linear else (low + high) // 2
         guessed_depth, previous_span = min(max(guess, low + 1), high - 1), high - low
         guessed_cost = cost(guessed_depth)
         if guessed_cost <= value:
             low, low_cost = guessed_depth, guessed_cost
         else:
             high, high_cost = guessed_depth, guessed_cost
-        is_line = not is_line or 2 * (high - low) <= previous_span
+        is_linear = not is_linear or 2 * (high - low) <= previous_span
     return low if value - low_cost <= high_cost - value else high
 
 
@@ -501,15 +505,15 @@ def spread_evenly(
     shape_sizes: list[tuple[int, int]], rows: int, kept_size: tuple[int, int] | None = None
 ) -> list[tuple[int, int]]:
     """Returns at most `rows` shapes, evenly spaced in log h/L, including `kept_size` if present."""
-    sorted_sizes = sorted(shape_sizes, key=lambda size: size[0] / size[1])
+    sorted_sizes = sorted(shape_sizes, key=lambda shape_size: shape_size[0] / shape_size[1])
     if len(sorted_sizes) <= rows:
         return sorted_sizes
-    logs = [math.log(h / layers) for h, layers in sorted_sizes]
+    log_ratios = [math.log(h / layers) for h, layers in sorted_sizes]
     selected_indices = {sorted_sizes.index(kept_size)} if kept_size in sorted_sizes else set()
-    span = logs[-1] - logs[0]
+    log_span = log_ratios[-1] - log_ratios[0]
     for i in range(rows):
-        target_log = logs[0] + span * i / max(rows - 1, 1)
-        nearest_index = min(range(len(sorted_sizes)), key=lambda j: abs(logs[j] - target_log))
+        target_log = log_ratios[0] + log_span * i / max(rows - 1, 1)
+        nearest_index = min(range(len(sorted_sizes)), key=lambda size_index: abs(log_ratios[size_index] - target_log))
         if len(selected_indices) < rows:
             selected_indices.add(nearest_index)
     return [sorted_sizes[i] for i in sorted(selected_indices)]
@@ -521,8 +525,8 @@ def _shape_of_size(
     h, layers = shape_size
     spec = model_family.scaled_to(h, layers)
     parameter_count = params(spec)
-    cost = budget.cost_of(spec)
-    cache = kv(spec, seq=seq, dtype_name=dtype)
+    shape_cost = budget.cost_of(spec)
+    cache_size = kv(spec, seq=seq, format_name=dtype)
     is_training = budget.kind == "train_flops"
     return Shape(
         spec=spec,
@@ -531,12 +535,12 @@ def _shape_of_size(
         parameters=parameter_count.total,
         active=parameter_count.active,
         embedding_and_head=parameter_count.total - parameter_count.non_embedding,
-        difference=cost / budget.value - 1,
+        difference=shape_cost / budget.value - 1,
         tokens=budget.tokens_for(parameter_count.active) if is_training else None,
-        train_flops=cost if is_training else None,
+        train_flops=shape_cost if is_training else None,
         forward_flops_per_token=flops(spec, Workload(batch=1, seq=seq)).per_token,
-        kv_bytes_per_token=cache.bytes_per_token,
-        kv_bytes=cache.bytes,
+        kv_bytes_per_token=cache_size.bytes_per_token,
+        kv_bytes=cache_size.bytes,
         head_sizes=tuple(d for d in HEAD_SIZES if h % d == 0),
         verdicts=compare_with_studies(h, layers),
     )
@@ -550,8 +554,8 @@ def _scaled_target(target: ModelSpec | None, budget: Budget) -> tuple[float, flo
     """
     if target is None:
         return None
-    ratio = budget.value / budget.cost_of(target)
-    compute = ratio**2 if budget.kind == "parameters" else ratio
-    if math.isclose(compute, 1, rel_tol=1e-3):
+    budget_ratio = budget.value / budget.cost_of(target)
+    compute_ratio = budget_ratio**2 if budget.kind == "parameters" else budget_ratio
+    if math.isclose(compute_ratio, 1, rel_tol=1e-3):
         return None
-    return (*scaled_optimum(target.hidden_size, target.main.num_hidden_layers, compute), compute)
+    return (*scaled_optimum(target.hidden_size, target.main.num_hidden_layers, compute_ratio), compute_ratio)

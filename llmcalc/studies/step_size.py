@@ -1,4 +1,4 @@
-"""The number of sequences in a training step that nobody stated.
+"""The default number of sequences in a training step.
 
 `plan` and `time` take a micro-batch of each device, of a usual step at most; `cost`, whose tokens are many, takes a
 usual step where all weights of a model that gives tokens are trained.
@@ -15,11 +15,11 @@ STEP_TOKENS = 2**22
 
 
 def usual_batch(seq: int, devices: int) -> int:
-    """Returns the sequences of a step of about 4M tokens, a number that divides over the devices or divides them."""
+    """Returns the sequences of a step of about 4M tokens: a multiple or a divisor of the number of devices."""
     sequences = max(1, STEP_TOKENS // seq)
     if devices <= sequences:
         return round(sequences / devices) * devices
-    return next(number for number in range(sequences, 0, -1) if devices % number == 0)
+    return next(batch_size for batch_size in range(sequences, 0, -1) if devices % batch_size == 0)
 
 
 def default_batch(seq: int, devices: int, micro_batch: int) -> int:
@@ -28,7 +28,7 @@ def default_batch(seq: int, devices: int, micro_batch: int) -> int:
 
 
 def is_pretraining(spec: ModelSpec, lora_rank: int | None) -> bool:
-    """Whether all weights of a model that gives tokens are trained, whose usual steps have about 4M tokens."""
+    """Whether a run trains all weights of a language model, for which usual steps have about 4M tokens."""
     return spec.kind == "decoder" and not spec.model_without_tokens and lora_rank is None
 
 

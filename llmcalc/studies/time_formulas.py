@@ -133,9 +133,9 @@ def _kernel_formulas(time_estimator: TimeEstimator, kernel: Kernel, repeat: int)
             _compute_formula(time_estimator, kernel, operation),
             _memory_formula(time_estimator, kernel, operation),
         )
-        bounds = [term for term in (compute, memory) if term]
-        slower_term = bounds[0] if len(bounds) == 1 else NO_TERM
-        if len(bounds) > 1:
+        limit_terms = [formula_term for formula_term in (compute, memory) if formula_term]
+        slower_term = limit_terms[0] if len(limit_terms) == 1 else NO_TERM
+        if len(limit_terms) > 1:
             slower_term = _Term(
                 f"max({compute.symbolic}, {memory.symbolic})", f"max({compute.substituted}, {memory.substituted})"
             )
@@ -145,13 +145,13 @@ def _kernel_formulas(time_estimator: TimeEstimator, kernel: Kernel, repeat: int)
             wait_term = _Term("l · t", f"{launches} · {_number_text(time_estimator.kernel_wait)}")
             if other_wait := operation.wait - launches * time_estimator.kernel_wait:
                 wait_term = _Term(f"{wait_term.symbolic} + s", f"{wait_term.substituted} + {_number_text(other_wait)}")
-        terms = [term for term in (slower_term, wait_term) if term]
+        formula_terms = [formula_term for formula_term in (slower_term, wait_term) if formula_term]
         yield TimeFormula(
             kernel.path,
             kernel.kind,
             operation.backward,
-            " + ".join(term.symbolic for term in terms) or "0",
-            " + ".join(term.substituted for term in terms) or "0",
+            " + ".join(formula_term.symbolic for formula_term in formula_terms) or "0",
+            " + ".join(formula_term.substituted for formula_term in formula_terms) or "0",
             float(operation.seconds),
             repeat,
             _formula_source(time_estimator, kernel, compute, memory, wait_term),
@@ -195,10 +195,13 @@ def _memory_formula(time_estimator: TimeEstimator, kernel: Kernel, operation: Ti
     efficiency = device.generation.cache if _reads_cache(time_estimator, kernel) else device.generation.memory
     rate = f"({_number_text(device.bandwidth)} · {_number_text(efficiency)})"
     if kernel.kind == "attention" and time_estimator.rank_pass.phase == "decode":
-        bytes = float(kernel.cache_elements) * time_estimator.formats.cache_bits / 8
-        bandwidth_share = seconds * device.bandwidth * efficiency / bytes if bytes else 1.0
-        units = 1 / (bandwidth_share - 1)
-        return _Term("B / (W · w) · (1 + 1 / b)", f"{_number_text(bytes)} / {rate} · (1 + 1 / {_number_text(units)})")
+        cache_bytes = float(kernel.cache_elements) * time_estimator.formats.cache_bits / 8
+        bandwidth_share = seconds * device.bandwidth * efficiency / cache_bytes if cache_bytes else 1.0
+        half_rate_units = 1 / (bandwidth_share - 1)
+        return _Term(
+            "B / (W · w) · (1 + 1 / b)",
+            f"{_number_text(cache_bytes)} / {rate} · (1 + 1 / {_number_text(half_rate_units)})",
+        )
     return _Term("B / (W · w)", f"{_number_text(seconds * device.bandwidth * efficiency)} / {rate}")
 
 
@@ -213,8 +216,8 @@ def _formula_source(time_estimator: TimeEstimator, kernel: Kernel, compute: _Ter
     sources = [
         source for field in fields if (source := _source_of_figure(time_estimator.device.generation, field)) is not None
     ]
-    texts = [f"{source.source} ({source.evidence}, tested on {source.rows} rows)" for source in sources]
-    return "; ".join(dict.fromkeys(texts))
+    source_texts = [f"{source.source} ({source.evidence}, tested on {source.rows} rows)" for source in sources]
+    return "; ".join(dict.fromkeys(source_texts))
 
 
 def _reads_cache(time_estimator: TimeEstimator, kernel: Kernel) -> bool:
@@ -223,14 +226,14 @@ def _reads_cache(time_estimator: TimeEstimator, kernel: Kernel) -> bool:
     return kernel.kind == "attention" and not keeps_scores
 
 
-def _source_of_figure(generation: Generation, field: str) -> FigureSource | None:
+def _source_of_figure(generation: Generation, figure_name: str) -> FigureSource | None:
     """Returns the source of a figure: the accelerator's generation, or the generation whose figure is reused."""
     for source in generation.sources:
-        if field in source.fields:
+        if figure_name in source.fields:
             return source
-    return _source_of_figure(generations()[generation.like], field) if generation.like else None
+    return _source_of_figure(generations()[generation.like], figure_name) if generation.like else None
 
 
-def _number_text(value: float) -> str:
+def _number_text(number: float) -> str:
     """Writes a number with all digits that are needed for the formula's value."""
-    return f"{value:.12g}"
+    return f"{number:.12g}"

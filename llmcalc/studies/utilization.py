@@ -111,9 +111,9 @@ class MeasuredRun:
     def __post_init__(self) -> None:
         """Raises `InputError` for options of a measured run without a rate or an accelerator."""
         if self.tokens_per_second is None:
-            for name in ("hardware", "devices", "dtype"):
-                if getattr(self, name) is not None:
-                    raise InputError(f"--{name}: only applies to a measured run; add --tokens-per-second, such as 12k")
+            for field in ("hardware", "devices", "dtype"):
+                if getattr(self, field) is not None:
+                    raise InputError(f"--{field}: only applies to a measured run; add --tokens-per-second, such as 12k")
         elif self.hardware is None:
             raise InputError("--tokens-per-second: needs the accelerator; add --hardware, such as h100")
 

@@ -82,7 +82,7 @@ class Activations:
     def saved_sums(self, notation: Notation, batch: int) -> SavedSums:
         """Returns the saved bytes of every node, for a number of sequences."""
         spec, seq = self.formulas.symbolic.spec, self.formulas.setting.seq
-        repeats = {i: SHORT_RUN_REPEATS for i, stack in enumerate(layer_stacks(spec)) if stack.can_extrapolate}
+        repeats = {i: SHORT_RUN_REPEATS for i, stack in enumerate(layer_stacks(spec)) if stack.is_extrapolated}
         if notation == "letters":
             spec, batch, seq = (
                 spec_with_formulas(spec),

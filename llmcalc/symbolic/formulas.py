@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 from ..algebra import Number, add, is_zero
 from ..costs.cache_formats import STATE_BITS, CacheFormat, cache_format
 from ..costs.flops import forward_of
-from ..costs.params import active_of, total_of
+from ..costs.params import active_params_of, total_params_of
 from ..errors import InputError, suggest
 from ..flow.tree import Cost, Node, OpUse, Place
 from ..model import ModelSpec
@@ -300,7 +300,7 @@ class Formulas:
         one_eighth: 1/8, in numbers or in symbols.
         """
         if quantity in ("params", "active"):
-            return [CostTerm(total_of if quantity == "params" else active_of)]
+            return [CostTerm(total_params_of if quantity == "params" else active_params_of)]
         if quantity in ("flops", "flops_absorbed"):
             execution = EAGER if quantity == "flops" else Execution(mla="absorbed")
             run_config = RunConfig(Workload(batch=1, seq=seq), Counting(self.setting.pairs), execution)

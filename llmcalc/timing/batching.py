@@ -181,18 +181,18 @@ class Replica:
 
         server: whether a server's time before the first token counts.
         """
-        whole_count, requests = _int_if_whole(prompt_count), self.requests
+        whole_count, request_shape = _int_if_whole(prompt_count), self.requests
         if whole_count not in self._timed_prompts:
-            cached_tokens = min(requests.cached, requests.input - 1)
+            cached_tokens = min(request_shape.cached, request_shape.input - 1)
             self._timed_prompts[whole_count] = self.prompt_pass(
-                whole_count, requests.computed_tokens, cached_tokens, self.chunk_tokens
+                whole_count, request_shape.computed_tokens, cached_tokens, self.chunk_tokens
             )
         timed_prompts = self._timed_prompts[whole_count]
         if not server:
             return timed_prompts
-        first_token, parts = self.stack.first_token, timed_prompts.parts
+        first_token, pass_parts = self.stack.first_token, timed_prompts.parts
         return InferencePass(
-            timed_prompts.seconds + first_token, parts | {"server": first_token}, timed_prompts.timed_passes
+            timed_prompts.seconds + first_token, pass_parts | {"server": first_token}, timed_prompts.timed_passes
         )
 
     @cached_property

@@ -57,7 +57,7 @@ class Factors:
         return replace(
             device,
             generation=generation,
-            peaks={name: peak / self.compute for name, peak in device.peaks.items()},
+            peaks={factor_name: peak_rate / self.compute for factor_name, peak_rate in device.peaks.items()},
             bandwidth=device.bandwidth / self.memory,
             link=device.link / self.network,
             nic=device.nic / self.network,
@@ -66,9 +66,10 @@ class Factors:
 
     def stack(self, stack: Stack) -> Stack:
         """Returns the time stack with waits and network times scaled by the factors."""
-        waits = {name: getattr(stack, name) * self.wait for name in WAITS}
+        waits = {factor_name: getattr(stack, factor_name) * self.wait for factor_name in WAITS}
         waits_by_format = {
-            name: {dtype: wait * self.wait for dtype, wait in getattr(stack, name).items()} for name in WAITS_BY_FORMAT
+            factor_name: {dtype: wait * self.wait for dtype, wait in getattr(stack, factor_name).items()}
+            for factor_name in WAITS_BY_FORMAT
         }
         return stack.model_copy(update=waits | waits_by_format)
 
@@ -104,8 +105,10 @@ class LinearizedRuns:
     def without(self, left_out: Container[int]) -> LinearizedRuns:
         """Returns the linearized estimates without the runs of these indices."""
         remaining_runs = LinearizedRuns([])
-        remaining_runs.measured = [seconds for index, seconds in enumerate(self.measured) if index not in left_out]
-        remaining_runs.parts = [parts for index, parts in enumerate(self.parts) if index not in left_out]
+        remaining_runs.measured = [
+            seconds for run_index, seconds in enumerate(self.measured) if run_index not in left_out
+        ]
+        remaining_runs.parts = [parts for run_index, parts in enumerate(self.parts) if run_index not in left_out]
         return remaining_runs
 
     def errors(self, factors: Iterable[float]) -> list[float]:
@@ -128,11 +131,11 @@ def _factor_shares(pricer: Pricer, base_factors: Factors) -> Iterator[float]:
     """Yields for each factor the seconds of an estimate that are proportional to the factor, per unit of the factor."""
     base_seconds = pricer(base_factors)
     slopes = []
-    for name in NAMES:
-        factor = getattr(base_factors, name)
-        changed_estimate = pricer(replace(base_factors, **{name: factor * STEP}))
+    for factor_name in NAMES:
+        factor = getattr(base_factors, factor_name)
+        changed_estimate = pricer(replace(base_factors, **{factor_name: factor * STEP}))
         slopes.append(max(0.0, (changed_estimate - base_seconds) / (factor * (STEP - 1))))
-    total = sum(slope * getattr(base_factors, name) for slope, name in zip(slopes, NAMES, strict=True))
+    total = sum(slope * getattr(base_factors, factor_name) for slope, factor_name in zip(slopes, NAMES, strict=True))
     for slope in slopes:
         yield slope * base_seconds / total if total else base_seconds / len(NAMES)
 
@@ -153,7 +156,7 @@ MOST_ROUNDS = 60
 
 
 def fit_factors(linear_fit: LinearizedRuns) -> Factors:
-    """Returns the factors that explain the runs best, where few far runs count little and 1 is likely.
+    """Returns the factors that fit the runs best, with little weight on outliers and a prior around 1.
 
     It is the maximum of a posterior: errors have the density of Cauchy's distribution around a typical error, factors
     that of normal ones around a common factor, which is itself near 1. Each round is a step of Gauss and Newton with
@@ -164,22 +167,24 @@ def fit_factors(linear_fit: LinearizedRuns) -> Factors:
     for _ in range(MOST_ROUNDS):
         factors = [math.exp(logarithm) for logarithm in logarithms]
         errors = linear_fit.errors(factors)
-        scale = max(LEAST_SCALE, NORMAL_SCALE * median(map(abs, errors)))
+        error_scale = max(LEAST_SCALE, NORMAL_SCALE * median(map(abs, errors)))
         common_variance = COMMON_SPREAD**2 + mean(logarithms) ** 2
         # the inverse of FACTOR_SPREAD² I + common_variance 1 1ᵀ
         prior_diagonal = 1 / FACTOR_SPREAD**2
         prior_coupling = prior_diagonal / (len(NAMES) + FACTOR_SPREAD**2 / common_variance)
-        curvature = [[prior_diagonal * (i == j) - prior_coupling for j in indices] for i in indices]
+        curvature = [
+            [prior_diagonal * (i == column_index) - prior_coupling for column_index in indices] for i in indices
+        ]
         gradient = [prior_diagonal * logarithm - prior_coupling * sum(logarithms) for logarithm in logarithms]
         for error, parts in zip(errors, linear_fit.parts, strict=True):
-            weight = 1 / (scale**2 + error**2)
+            weight = 1 / (error_scale**2 + error**2)
             estimate = sum(map(operator.mul, factors, parts))
-            shares = [factor * part / estimate for factor, part in zip(factors, parts, strict=True)]
+            factor_shares = [factor * part / estimate for factor, part in zip(factors, parts, strict=True)]
             for i in indices:
-                gradient[i] += weight * error * shares[i]
-                for j in indices:
-                    curvature[i][j] += weight * shares[i] * shares[j]
-        step = [max(-0.5, min(0.5, change)) for change in _solution(curvature, gradient)]
+                gradient[i] += weight * error * factor_shares[i]
+                for column_index in indices:
+                    curvature[i][column_index] += weight * factor_shares[i] * factor_shares[column_index]
+        step = [max(-0.5, min(0.5, limited_change)) for limited_change in _solution(curvature, gradient)]
         logarithms = list(map(operator.sub, logarithms, step))
         if max(map(abs, step)) < 1e-3:
             break
@@ -192,13 +197,15 @@ NORMAL_SCALE = 1 / NormalDist().inv_cdf(0.75)
 
 def _solution(matrix: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
     """Returns the solution of linear equations with a positive definite matrix, by elimination."""
-    rows = [[*row, value] for row, value in zip(matrix, values, strict=True)]
-    for i, pivot_row in enumerate(rows):
-        for j, row in enumerate(rows):
-            if i != j:
-                ratio = row[i] / pivot_row[i]
-                rows[j] = [cell - ratio * pivot_cell for cell, pivot_cell in zip(row, pivot_row, strict=True)]
-    return [row[-1] / row[i] for i, row in enumerate(rows)]
+    equations = [[*equation, right_side] for equation, right_side in zip(matrix, values, strict=True)]
+    for i, pivot_row in enumerate(equations):
+        for row_index, equation in enumerate(equations):
+            if i != row_index:
+                elimination_ratio = equation[i] / pivot_row[i]
+                equations[row_index] = [
+                    cell - elimination_ratio * pivot_cell for cell, pivot_cell in zip(equation, pivot_row, strict=True)
+                ]
+    return [equation[-1] / equation[i] for i, equation in enumerate(equations)]
 
 
 @frozen
@@ -224,7 +231,7 @@ class Errors:
         groups: dict[tuple[object, ...], list[tuple[float, float]]] = {}
         for measured_run, estimate in zip(runs, estimates, strict=True):
             groups.setdefault(measured_run.group, []).append((estimate, measured_run.seconds))
-        choices = [group for name, group in groups.items() if name and len(group) >= LEAST_LAYOUTS]
+        choices = [group for factor_name, group in groups.items() if factor_name and len(group) >= LEAST_LAYOUTS]
         return cls(
             median(errors),
             errors[min(len(errors) - 1, int(0.9 * len(errors)))],
@@ -326,7 +333,7 @@ def _mean_ratio(errors_after: Sequence[float], errors_before: Sequence[float]) -
 
 
 def _is_proved(errors: Sequence[float], errors_of_fits: Sequence[float]) -> bool:
-    """Whether fits of the other runs estimate runs clearly better.
+    """Whether factors fitted to the other runs estimate a left-out run clearly better than no factors.
 
     errors, errors_of_fits: logarithms of estimated over measured seconds, of each run without a fit, and by a fit of
         the others.
@@ -337,16 +344,16 @@ def _is_proved(errors: Sequence[float], errors_of_fits: Sequence[float]) -> bool
 
 
 def _score(values: Sequence[float]) -> float:
-    """Returns how far a mean is above 0, in standard deviations of a normal value that is as unlikely by chance.
+    """Returns the normal z-score of a mean above 0, with the same probability as Student's t of the values.
 
     Student's t, as a normal value by Wallace's approximation (Annals of Mathematical Statistics 30, 1959).
     """
-    freedom = len(values) - 1
-    average = mean(values)
-    t = average * math.sqrt(len(values)) / max(stdev(values), 1e-12)
-    if average <= 0:
+    dof = len(values) - 1
+    mean_value = mean(values)
+    t_value = mean_value * math.sqrt(len(values)) / max(stdev(values), 1e-12)
+    if mean_value <= 0:
         return 0.0
-    return (8 * freedom + 1) / (8 * freedom + 3) * math.sqrt(freedom * math.log1p(t**2 / freedom))
+    return (8 * dof + 1) / (8 * dof + 3) * math.sqrt(dof * math.log1p(t_value**2 / dof))
 
 
 def _refusal(before: Errors, after: Errors) -> str:
@@ -373,6 +380,6 @@ def _left_out_errors(linear_fit: LinearizedRuns) -> list[float]:
     for first_index in range(fit_count):
         left_out = range(first_index, run_count, fit_count)
         errors_of_all = linear_fit.errors(astuple(fit_factors(linear_fit.without(left_out))))
-        for index in left_out:
-            errors[index] = errors_of_all[index]
+        for run_index in left_out:
+            errors[run_index] = errors_of_all[run_index]
     return errors

@@ -89,8 +89,12 @@ class Device:
 
     def product_rate(self, dtype: str, sustained: bool = False) -> float:
         """Returns the FLOP/s of large matrix products. sustained: under load for hours; default false."""
-        name = self.format_of(dtype)
-        return self.peaks[name] * self.generation.products[name] * (self.sustained_share(name) if sustained else 1.0)
+        units_format = self.format_of(dtype)
+        return (
+            self.peaks[units_format]
+            * self.generation.products[units_format]
+            * (self.sustained_share(units_format) if sustained else 1.0)
+        )
 
     def depth_factor(self, dtype: str, inner_size: Number) -> Number:
         """Returns the slowdown of a matrix product by a short inner axis.
@@ -176,8 +180,8 @@ class Device:
         """
         ranks_in_domain = maximum(1, minimum(ranks, floor_div(self.domain, maximum(1, stride))))
         link_rate, network_rate = self.link * self.link_share, self.nic * self.generation.nic
-        domains = maximum(1, ranks / ranks_in_domain)
-        tree_latency = latency * self.generation.far_latency * log2(maximum(2, domains))
+        domain_count = maximum(1, ranks / ranks_in_domain)
+        tree_latency = latency * self.generation.far_latency * log2(maximum(2, domain_count))
         latency_in_domain = messages * latency * self.latency
         if collective == "all_to_all":
             link_time = (ranks_in_domain - 1) / ranks * bytes / link_rate
@@ -190,11 +194,11 @@ class Device:
             network_time = 2 * (1 - ranks_in_domain / ranks) * bytes / (ranks_in_domain * network_rate)
         else:
             link_time = (ranks_in_domain - 1) / ranks_in_domain * bytes / link_rate
-            ring = (1 - 1 / ranks) * maximum(bytes / link_rate, bytes / (ranks_in_domain * network_rate))
-            seconds = messages * self.latency + self._ring_seconds(ring, messages, ranks, domains)
-            return choose(ranks <= 1, 0.0, choose(domains > 1, seconds, latency_in_domain + link_time))
+            ring_time = (1 - 1 / ranks) * maximum(bytes / link_rate, bytes / (ranks_in_domain * network_rate))
+            seconds = messages * self.latency + self._ring_seconds(ring_time, messages, ranks, domain_count)
+            return choose(ranks <= 1, 0.0, choose(domain_count > 1, seconds, latency_in_domain + link_time))
         seconds = choose(
-            domains > 1, messages * tree_latency + maximum(link_time, network_time), latency_in_domain + link_time
+            domain_count > 1, messages * tree_latency + maximum(link_time, network_time), latency_in_domain + link_time
         )
         return choose(ranks <= 1, 0.0, seconds)
 
@@ -219,8 +223,8 @@ class Device:
         return bytes / rate + self.latency
 
 
-def may_multiply(hardware: Hardware, dtype: str) -> bool:
-    """Whether an accelerator has units for products in a number format; true where none of its peaks is known."""
+def has_product_units(hardware: Hardware, dtype: str) -> bool:
+    """Whether an accelerator has units for products in a number format; true if none of its peak rates is known."""
     return not hardware.peak_flops or any(peak_name in hardware.peak_flops for peak_name in PEAKS[dtype])
 
 

@@ -75,8 +75,8 @@ class Disaggregated:
     def sent_bytes(self) -> float:
         """The bytes of a prompt's cache on one device."""
         replica = self.replica
-        layout, length = replica.layout, replica.requests.input
-        work = rank_work(replica.spec, rank_pass(replica.stack, layout, 1, 1, length - 1, "decode"))
+        layout, cached_length = replica.layout, replica.requests.input
+        work = rank_work(replica.spec, rank_pass(replica.stack, layout, 1, 1, cached_length - 1, "decode"))
         return float(work.cache_elements) * replica.formats.cache_bits / 8 / layout.pp
 
     @property

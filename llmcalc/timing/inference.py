@@ -88,16 +88,19 @@ def prefill(
     chunk: tokens of each sequence in one pass; None (default) for all of them.
     server: whether the time of a server before the first token is added; false by default.
     """
-    passes = []
+    chunk_passes = []
     for new_tokens, earlier_tokens in _prompt_chunks(seq, cached_tokens, chunk):
         prompt_pass = rank_pass(stack, layout, batch, new_tokens, earlier_tokens, "prefill")
-        passes.append(forward_pass(spec, device, stack, prompt_pass, formats, layout.pp))
-    part_seconds = {name: sum(chunk_pass.parts[name] for chunk_pass in passes) for name in ("kernels", "host", "hops")}
+        chunk_passes.append(forward_pass(spec, device, stack, prompt_pass, formats, layout.pp))
+    part_seconds = {
+        part_name: sum(chunk_pass.parts[part_name] for chunk_pass in chunk_passes)
+        for part_name in ("kernels", "host", "hops")
+    }
     part_seconds["server"] = stack.first_token if server else 0.0
     return InferencePass(
         sum(part_seconds.values()),
         part_seconds,
-        [timed_pass for chunk_pass in passes for timed_pass in chunk_pass.timed_passes],
+        [timed_pass for chunk_pass in chunk_passes for timed_pass in chunk_pass.timed_passes],
     )
 
 
@@ -110,8 +113,8 @@ def _prompt_chunks(seq: int, cached_tokens: int, chunk: int | None) -> Iterator[
     chunk_tokens = seq if chunk is None else chunk
     if chunk_tokens < 1 or -(-seq // chunk_tokens) > MAX_CHUNKS:
         raise InputError(f"--chunk {chunk_tokens}: expected at least {-(-seq // MAX_CHUNKS)} of {seq} tokens")
-    for start in range(0, seq, chunk_tokens):
-        yield min(chunk_tokens, seq - start), cached_tokens + start
+    for chunk_start in range(0, seq, chunk_tokens):
+        yield min(chunk_tokens, seq - chunk_start), cached_tokens + chunk_start
 
 
 def rank_pass(
@@ -127,7 +130,7 @@ def rank_pass(
 
     include: optional parts of the model that run; default none.
     """
-    gathers = stack.gathers_on(layout.dp, layout.ep)
+    gathers_tokens = stack.gathers_on(layout.dp, layout.ep)
     return RankPass(
         batch,
         seq,
@@ -138,8 +141,8 @@ def rank_pass(
         ep=layout.ep,
         fused=stack.fused,
         reduces_late=stack.reduces_late,
-        gathered_ranks=layout.dp if gathers else 0,
-        moves_all_rows=stack.moves_all_rows and gathers,
+        gathered_ranks=layout.dp if gathers_tokens else 0,
+        moves_all_rows=stack.moves_all_rows and gathers_tokens,
         sparse_heads=stack.sparse_heads,
         include=include,
     )

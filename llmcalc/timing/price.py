@@ -128,7 +128,7 @@ class TimedOperation:
     @property
     def bound(self) -> str:
         """The resource that takes longest: `compute`, `memory`, `network` or `wait` (scalars only)."""
-        return max(("compute", "memory", "network", "wait"), key=lambda name: getattr(self, name))
+        return max(("compute", "memory", "network", "wait"), key=lambda resource_name: getattr(self, resource_name))
 
 
 @dataclass
@@ -228,11 +228,11 @@ class TimeEstimator:
             operations += self.timed_kernels(kernel)
         for layer_message in work.messages:
             layer, message = layer_message.layer, layer_message.collective
-            seconds, wait = self._message_seconds(layer_message), self._exchange_wait(message)
+            seconds, wait_seconds = self._message_seconds(layer_message), self._exchange_wait(message)
             times = message.times
             operations.append(
                 TimedOperation(
-                    message.node, message.kind, layer, times, message.backward, True, 0.0, 0.0, seconds, wait
+                    message.node, message.kind, layer, times, message.backward, True, 0.0, 0.0, seconds, wait_seconds
                 )
             )
         return TimedPass(work, operations)
@@ -292,30 +292,32 @@ class TimeEstimator:
         output_bytes = max(2.0, element)
         backward = kernel.flops[1] / rate / (1 if kernel.frozen else 2)
         output = kernel.flops[0] / rate * self._depth_factor(dtype, k) * self._wave_factor(kernel, m, n)
-        yield from self._with_weights(kernel, False, output, element * weight, element * m * k + output_bytes * m * n)
+        yield from self._time_with_weights(
+            kernel, False, output, element * weight, element * m * k + output_bytes * m * n
+        )
         casts_input, casts_gradient = self._separate_casts(kernel)
         if cast_bytes and casts_input:
             yield False, 0.0, device.memory_seconds(cast_bytes * m * k)
         if not isinstance(kernel.flops[1], int) or kernel.flops[1]:
             moved = element * m * n + output_bytes * m * k
             input_gradient = backward * self._depth_factor(dtype, n) * self._wave_factor(kernel, m, k)
-            yield from self._with_weights(kernel, True, input_gradient, element * weight, moved)
+            yield from self._time_with_weights(kernel, True, input_gradient, element * weight, moved)
             if cast_bytes and casts_gradient:
                 yield True, 0.0, device.memory_seconds((FROZEN_CAST if kernel.frozen else 1.0) * cast_bytes * m * n)
             if kernel.frozen:
                 return
             backward = backward * self._depth_factor(dtype, m / kernel.experts) * self._wave_factor(kernel, n, k)
             moved = element * m * k + output_bytes * m * n
-            yield from self._with_weights(kernel, True, backward, self._gradient_bytes(element) * weight, moved)
+            yield from self._time_with_weights(kernel, True, backward, self._gradient_bytes(element) * weight, moved)
 
     def _wave_factor(self, kernel: Kernel, rows: Number, columns: Number) -> Number:
         """The slowdown of a dense training product by compute units that its last tiles leave idle."""
         return self.device.wave_factor(rows, columns) if kernel.kind == "product" else 1.0
 
-    def _with_weights(
+    def _time_with_weights(
         self, kernel: Kernel, backward: bool, compute: Number, weight_bytes: Number, value_bytes: Number
     ) -> Iterator[tuple[bool, Number, Number]]:
-        """Yields a training product. The weights or their gradients move before it where each expert has a kernel."""
+        """Yields the times of a training product; with a kernel per expert, weights or gradients move before it."""
         if kernel.kind == "experts" and self.stack.separate_experts:
             yield backward, 0.0, self.device.memory_seconds(weight_bytes)
             yield backward, compute, self.device.memory_seconds(value_bytes)
@@ -344,14 +346,14 @@ class TimeEstimator:
         return self.stack.expert_products.get(self.device.format_of(self._units_format(dtype)), 1.0)
 
     def _padded_rows(self, kernel: Kernel, dtype: str) -> Number:
-        """The computed rows of a product over its rows: kernels of matrix units compute whole tiles of rows."""
+        """The ratio of computed rows to a product's rows, because matrix units compute whole tiles of rows."""
         if kernel.kind == "experts" or dtype == "fp32" or not self.stack.pads_rows or is_zero(kernel.m):
             return 1.0
         tile_rows = DECODED_TILE_ROWS if dtype == QUANTIZED else self.device.generation.tile_rows
         return maximum(1.0, tile_rows / kernel.m)
 
     def _uneven_load(self, kernel: Kernel) -> Number:
-        """The time of expert products on the busiest rank over the time with even loads."""
+        """The ratio of the busiest rank's time for expert products to the time with even loads."""
         if kernel.kind != "experts" or not self.stack.uneven_ranks:
             return 1.0
         return 1 + self.stack.uneven_ranks * log2(self.rank_pass.ep)
@@ -411,8 +413,8 @@ class TimeEstimator:
         flops_of_passes, keys = kernel.flops, kernel.keys
         if self.stack.reads_masks and not same(kernel.keys, kernel.n):  # a window is a mask, and no pair is skipped
             keys = kernel.n
-            forward = 2.0 * kernel.heads * kernel.m * kernel.n * (kernel.dim + kernel.k)
-            flops_of_passes = forward, ATTENTION_BACKWARD * forward
+            forward_flops = 2.0 * kernel.heads * kernel.m * kernel.n * (kernel.dim + kernel.k)
+            flops_of_passes = forward_flops, ATTENTION_BACKWARD * forward_flops
         for backward in (False, True):
             flops = kernel.padding * flops_of_passes[backward]
             seconds = device.attention_seconds(flops, keys, kernel.dim, backward, efficiency)
@@ -431,34 +433,36 @@ class TimeEstimator:
         """Estimates the seconds of a scan or recurrence as element-wise memory traffic."""
         weight = kernel.weight_elements * (2.0 if self.is_training else self.formats.weight_bits / 8)
         for backward in (False, True):
-            compute = self.device.scan_seconds(kernel.flops[backward])
-            yield backward, compute, self.device.memory_seconds(2.0 * kernel.moved_elements[backward] + weight)
+            compute_seconds = self.device.scan_seconds(kernel.flops[backward])
+            yield backward, compute_seconds, self.device.memory_seconds(2.0 * kernel.moved_elements[backward] + weight)
 
     def _state_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """Estimates the seconds in which a decoded token reads and writes a recurrent state."""
         yield False, 0.0, self.device.memory_seconds(2 * kernel.cache_elements * STATE_BITS / 8)
 
     def _elementwise_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
-        passes = 1.0 if self.stack.fused else self.stack.passes.get(kernel.verb, 1.0)
+        traffic_factor = 1.0 if self.stack.fused else self.stack.passes.get(kernel.verb, 1.0)
         if self.stack.fused_experts and kernel.path.endswith(".experts"):
-            passes = 0.0
+            traffic_factor = 0.0
         for backward in (False, True):
-            yield backward, 0.0, self.device.memory_seconds(2.0 * passes * kernel.moved_elements[backward])
+            yield backward, 0.0, self.device.memory_seconds(2.0 * traffic_factor * kernel.moved_elements[backward])
 
     _look_up_seconds = _permutation_seconds = _elementwise_seconds
 
     def _expert_bias_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """Estimates the seconds in which the experts' biases, times the routing weights, are added to their outputs."""
         for backward in (False, True):
-            bytes = self.stack.expert_bias_bytes[backward] * kernel.m * kernel.n
-            yield backward, 0.0, self.device.memory_seconds(bytes)
+            moved_bytes = self.stack.expert_bias_bytes[backward] * kernel.m * kernel.n
+            yield backward, 0.0, self.device.memory_seconds(moved_bytes)
 
     def _adapter_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """Estimates the seconds of the element-wise kernels around an adapter's matrix products."""
-        input_bytes, output_bytes = (self.stack.adapter_bytes.get(name, (0.0, 0.0)) for name in ("input", "output"))
+        input_bytes, output_bytes = (
+            self.stack.adapter_bytes.get(direction_name, (0.0, 0.0)) for direction_name in ("input", "output")
+        )
         for backward in (False, True):
-            bytes = kernel.m * (kernel.k * input_bytes[backward] + kernel.n * output_bytes[backward])
-            yield backward, 0.0, self.device.memory_seconds(bytes)
+            moved_bytes = kernel.m * (kernel.k * input_bytes[backward] + kernel.n * output_bytes[backward])
+            yield backward, 0.0, self.device.memory_seconds(moved_bytes)
 
     def _dequantization_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """Estimates the seconds of 16-bit copies of a weight in 4 bits, with casts of a float32 input and output.
@@ -496,22 +500,26 @@ class TimeEstimator:
     def _message_seconds(self, layer_message: LayerMessage) -> Number:
         """Estimates the seconds of a message."""
         message = layer_message.collective
-        device, rank_pass, bytes = self.device, self.rank_pass, message.bytes
+        device, rank_pass, message_bytes = self.device, self.rank_pass, message.bytes
         exposed_share = 1 - self.stack.hidden_share(message.group)
         if message.group == "ep" and message.kind != "all_to_all":
             is_cast = message.kind == "all_gather" and self.stack.gathers_casts
             byte_share = BYTES.get(self.formats.dtype, 2.0) / 2 if is_cast else 1.0
             stride = rank_pass.tp
-            return device.message_seconds(message.kind, message.ranks, bytes * byte_share, stride, self.stack.latency)
+            return device.message_seconds(
+                message.kind, message.ranks, message_bytes * byte_share, stride, self.stack.latency
+            )
         if message.group == "ep":
             return exposed_share * device.message_seconds(
-                message.kind, message.ranks, bytes * self._exchanged_share(layer_message)
+                message.kind, message.ranks, message_bytes * self._exchanged_share(layer_message)
             )
         if message.group == "cp":
             ranks = minimum(message.ranks, 2) if message.kind == "send" else message.ranks
             stride = choose(message.ranks * rank_pass.tp > device.domain, device.domain, rank_pass.tp)
-            return RING_EXPOSED * device.message_seconds(message.kind, ranks, bytes, stride)
-        return exposed_share * device.message_seconds(message.kind, message.ranks, bytes, latency=self.stack.latency)
+            return RING_EXPOSED * device.message_seconds(message.kind, ranks, message_bytes, stride)
+        return exposed_share * device.message_seconds(
+            message.kind, message.ranks, message_bytes, latency=self.stack.latency
+        )
 
     def _exchanged_share(self, layer_message: LayerMessage) -> Number:
         """Returns the bytes that an exchange of experts' tokens sends, as a share of all copies in 16 bits.
@@ -543,7 +551,7 @@ def _copies_per_domain(domains: Number, top_k: Number, groups: ExpertGroups = ON
     if n_group > 1:
         least_groups = n_group // domains
         larger_share = n_group / domains - least_groups
-        chances = [_chance_of_copy(count, top_k, groups) for count in (least_groups, least_groups + 1)]
+        chances = [_chance_of_copy(group_count, top_k, groups) for group_count in (least_groups, least_groups + 1)]
         chance_of_copy = (1 - larger_share) * chances[0] + larger_share * chances[1]
         copies = choose(domains < n_group, domains * chance_of_copy, copies)
     return minimum(1.0, copies / top_k)
@@ -556,17 +564,17 @@ def _chance_of_copy(groups_in_domain: Number, top_k: Number, groups: ExpertGroup
     """
     n_group, topk_group = groups
     chances = (
-        _binomial(groups_in_domain, count)
-        * _binomial(n_group - groups_in_domain, topk_group - count)
-        * (1 - (1 - count / topk_group) ** top_k)
-        for count in range(1, topk_group + 1)
+        _binomial(groups_in_domain, group_count)
+        * _binomial(n_group - groups_in_domain, topk_group - group_count)
+        * (1 - (1 - group_count / topk_group) ** top_k)
+        for group_count in range(1, topk_group + 1)
     )
     return sum(chances) / comb(n_group, topk_group)
 
 
 def _binomial(total: Number, selected: int) -> Number:
     """Returns a binomial coefficient, also of an array of totals."""
-    return prod((total - index) / (index + 1) for index in range(selected))
+    return prod((total - factor_index) / (factor_index + 1) for factor_index in range(selected))
 
 
 def time_pass(work: RankWork, device: Device, stack: Stack, formats: Formats) -> TimedPass:

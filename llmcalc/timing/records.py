@@ -36,7 +36,7 @@ class FigureSource(Record):
 
     @property
     def fields(self) -> tuple[str, ...]:
-        return tuple(name.strip() for name in self.gives.split(","))
+        return tuple(field_name.strip() for field_name in self.gives.split(","))
 
 
 class Generation(Record):
@@ -86,19 +86,23 @@ TABLES = ("products", "sustained", "older_attention", "depth")
 
 @cache
 def _read_tables(file: str) -> dict[str, dict[str, Any]]:
-    path = presets_dir() / "timing" / file
-    return parse_toml(read_text(path), path.name)
+    preset_path = presets_dir() / "timing" / file
+    return parse_toml(read_text(preset_path), preset_path.name)
 
 
 def _with_base(tables: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
     """Returns a table with missing values from the table in the field `like`."""
     table = tables[name]
-    base = _with_base(tables, table["like"]) if table.get("like") else {}
-    inherited_values = {field: value for field, value in base.items() if field not in IDENTITY or field == "sources"}
+    base_table = _with_base(tables, table["like"]) if table.get("like") else {}
+    inherited_values = {
+        field_name: field_value
+        for field_name, field_value in base_table.items()
+        if field_name not in IDENTITY or field_name == "sources"
+    }
     merged_tables = {
-        field: {**inherited_values[field], **table[field]}
-        for field in TABLES
-        if field in table and field in inherited_values
+        field_name: {**inherited_values[field_name], **table[field_name]}
+        for field_name in TABLES
+        if field_name in table and field_name in inherited_values
     }
     return {**inherited_values, **table, **merged_tables, "name": name}
 
@@ -107,7 +111,7 @@ def _with_base(tables: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
 def generations() -> dict[str, Generation]:
     """Returns every accelerator generation by name."""
     tables = _read_tables("generations.toml")
-    return {name: Generation(**_with_base(tables, name)) for name in tables}
+    return {generation_name: Generation(**_with_base(tables, generation_name)) for generation_name in tables}
 
 
 class Stack(Record):
@@ -211,4 +215,4 @@ class Stack(Record):
 def stacks() -> dict[str, Stack]:
     """Returns every time stack by name."""
     tables = _read_tables("stacks.toml")
-    return {name: Stack(**_with_base(tables, name)) for name in tables}
+    return {stack_name: Stack(**_with_base(tables, stack_name)) for stack_name in tables}

@@ -11,7 +11,7 @@ passes of the draft and one pass of the model over K + 1 tokens of each sequence
 from __future__ import annotations
 
 from ..algebra import Number
-from ..costs.draft import states_of
+from ..costs.draft import states_reader_of
 from ..frozen import frozen
 from ..model import ModelSpec
 from ..parallel.layout import Layout
@@ -43,7 +43,7 @@ class Speculation:
     @property
     def drafts_a_block(self) -> bool:
         """Whether the draft proposes all tokens in one pass (DFlash, DSpark) instead of one by one."""
-        states_reader = None if self.draft is None else states_of(self.draft)
+        states_reader = None if self.draft is None else states_reader_of(self.draft)
         return states_reader is not None and states_reader.start == "embedding"
 
     def draft_seconds(

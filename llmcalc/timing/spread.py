@@ -78,7 +78,7 @@ class _Classes(Record):
     classes: tuple[TestedClass, ...]
 
     def widest_bounds(self, phase: str) -> Bounds:
-        """Returns the range of what was never tested: it contains the range of each tested class of its phase."""
+        """Returns the range for untested estimates, which contains the ranges of all tested classes of the phase."""
         classes_of_phase = [tested_class for tested_class in self.classes if tested_class.phase == phase]
         return Bounds(
             low=min(tested_class.low for tested_class in classes_of_phase),
@@ -91,15 +91,15 @@ MEASURED_EXPERT_RANKS = 8
 
 
 def untested_ranks(stack: Stack, layout: Layout) -> str:
-    """Returns what of a server's layout was never measured; empty if all of it was."""
+    """Returns a text on the part of a server's layout that was never measured; empty if all of it was measured."""
     is_wide = stack.server and layout.ep > MEASURED_EXPERT_RANKS
     return f"experts on {layout.ep} ranks" if is_wide else ""
 
 
 @cache
 def _tested_classes() -> _Classes:
-    path = presets_dir() / "timing" / "classes.toml"
-    return _Classes(**parse_toml(read_text(path), path.name))
+    preset_path = presets_dir() / "timing" / "classes.toml"
+    return _Classes(**parse_toml(read_text(preset_path), preset_path.name))
 
 
 def rounded(value: Number) -> float:
@@ -115,7 +115,7 @@ class Amount(NamedTuple):
     high: float
 
     def scaled_by(self, factor: float) -> Amount:
-        return Amount(*(factor * value for value in self))
+        return Amount(*(factor * bound_value for bound_value in self))
 
     @classmethod
     def without_range(cls, value: float) -> Amount:
@@ -124,7 +124,7 @@ class Amount(NamedTuple):
 
     def as_data(self) -> dict[str, float]:
         """The amount and range as plain data."""
-        return {name: rounded(value) for name, value in self._asdict().items()}
+        return {bound_name: rounded(bound_value) for bound_name, bound_value in self._asdict().items()}
 
 
 @frozen

@@ -11,8 +11,8 @@ OVERLAPS = ("none", "dp", "tp", "ep", "all")
 
 
 def stack_names(phase: str = "") -> list[str]:
-    """Returns the names of all time stacks, or of those for training or for inference."""
-    return [name for name, stack in stacks().items() if phase in ("", stack.phase)]
+    """Returns the names of all time stacks, or of the time stacks for training or for inference."""
+    return [stack_name for stack_name, stack in stacks().items() if phase in ("", stack.phase)]
 
 
 def find_stack(name: str, phase: str = "") -> Stack:
@@ -46,8 +46,8 @@ WITH_OVERLAP = Overlap()
 
 
 def stack_of_vendor(vendor: str, phase: str) -> str:
-    """Returns the stack that runs on a vendor's accelerators in place of the usual ones; empty for none."""
-    return next((name for name in stack_names(phase) if vendor in stacks()[name].vendors), "")
+    """Returns the name of a vendor's own time stack for a phase; empty without such a stack."""
+    return next((stack_name for stack_name in stack_names(phase) if vendor in stacks()[stack_name].vendors), "")
 
 
 def with_attention(stack: Stack, implementation: str | None) -> Stack:
@@ -80,4 +80,4 @@ def with_overlap(stack: Stack, overlap: str | None) -> Stack:
     if overlap not in OVERLAPS:
         raise InputError(f"--overlap: '{overlap}' is not known; expected one of {', '.join(OVERLAPS)}")
     groups = {"none": (), "dp": ("dp",), "tp": ("tp",), "ep": ("ep",), "all": ("tp", "dp", "ep")}[overlap]
-    return stack.model_copy(update={"hidden": {group: getattr(WITH_OVERLAP, group) for group in groups}})
+    return stack.model_copy(update={"hidden": {group_name: getattr(WITH_OVERLAP, group_name) for group_name in groups}})

@@ -81,9 +81,9 @@ class StepPlan:
         cls, layout: Layout, micro_batch: Number, micro_batches: int, seq: int, **run_fields: Any
     ) -> StepPlan:
         """Returns the step plan of a layout. run_fields: fields outside of the layout: format, recomputation, …"""
-        names = ("tp", "pp", "dp", "cp", "ep", "etp", "vpp", "sequence_parallel", "zero", "reshard", "cp_comm")
+        layout_fields = ("tp", "pp", "dp", "cp", "ep", "etp", "vpp", "sequence_parallel", "zero", "reshard", "cp_comm")
         return cls(
-            **{name: getattr(layout, name) for name in names},
+            **{field_name: getattr(layout, field_name) for field_name in layout_fields},
             replicas=layout.hsdp_replicas,
             schedule=layout.schedule,
             stage_sizes=layout.pp_layout,
@@ -191,8 +191,8 @@ def layer_costs(timed_pass: TimedPass, stack: Stack, plan: StepPlan) -> LayerCos
     wait = stack.layer_wait if work.rank_pass.tp > 1 else 0.0
 
     def seconds(layer: int, backward: bool) -> Number:
-        kernels = timed_pass.layer_seconds(layer, backward=backward)
-        return kernels + host_wait(timed_pass, stack, layer, backward, kernels) + wait
+        kernel_seconds = timed_pass.layer_seconds(layer, backward=backward)
+        return kernel_seconds + host_wait(timed_pass, stack, layer, backward, kernel_seconds) + wait
 
     forward_passes = [seconds(layer, backward=False) for layer in layers]
     seconds_of_both = [forward_passes[layer] + seconds(layer, backward=True) for layer in layers]
@@ -218,8 +218,8 @@ def layer_costs(timed_pass: TimedPass, stack: Stack, plan: StepPlan) -> LayerCos
 def _modules_of_layers(timed_pass: TimedPass) -> Iterator[str]:
     """Yields the paths of kernel modules below a layer, with all enclosing modules."""
     for operation in timed_pass.operations:
-        names = operation.path.split(".")[1:] if operation.layer >= 0 else []
-        yield from (".".join(names[:depth]) for depth in range(1, len(names) + 1))
+        module_names = operation.path.split(".")[1:] if operation.layer >= 0 else []
+        yield from (".".join(module_names[:depth]) for depth in range(1, len(module_names) + 1))
 
 
 def host_wait(timed_pass: TimedPass, stack: Stack, layer: int, backward: bool, kernels: Number) -> Number:
@@ -239,10 +239,10 @@ def rank_layers(
 
     layers_of_stages: layers per stage; None for even stages.
     """
-    counts = tuple(len(layer_kind.indices) for layer_kind in kinds)
+    layer_counts = tuple(len(layer_kind.indices) for layer_kind in kinds)
     if pp == 1:
-        return (counts,)
-    stage_sizes = layers_of_stages or even_stage_sizes(sum(counts), pp * vpp)
+        return (layer_counts,)
+    stage_sizes = layers_of_stages or even_stage_sizes(sum(layer_counts), pp * vpp)
     stages = [
         range(end - layer_count, end) for layer_count, end in zip(stage_sizes, accumulate(stage_sizes), strict=True)
     ]
@@ -283,12 +283,12 @@ def pipeline_ranks(
         seconds_of_both + recompute * forward_seconds
         for seconds_of_both, forward_seconds in zip(costs.both_passes, costs.forward_passes, strict=True)
     ]
-    ranks = [_weighted_sum(counts, seconds) for counts in layers]
+    ranks = [_weighted_sum(layer_counts, seconds) for layer_counts in layers]
     ranks[0] = ranks[0] + costs.start_seconds
     ranks[-1] = ranks[-1] + costs.head_seconds
 
     def most_on_a_rank(values: Sequence[Number]) -> Number:
-        return reduce(maximum, (_weighted_sum(counts, values) for counts in layers))
+        return reduce(maximum, (_weighted_sum(layer_counts, values) for layer_counts in layers))
 
     return PipelineRanks(
         reduce(maximum, ranks),
@@ -301,15 +301,15 @@ def pipeline_ranks(
 
 
 def _weighted_sum(counts: Sequence[int], values: Sequence[Number]) -> Number:
-    return sum(layer_count * value for layer_count, value in zip(counts, values, strict=True))
+    return sum(layer_count * layer_seconds for layer_count, layer_seconds in zip(counts, values, strict=True))
 
 
 @cache
 def idle_passes(schedule: Schedule, pp: int) -> float:
     """Returns a rank's idle time in special schedules, in micro-batches (forward and backward pass)."""
-    batches = 4 * pp
-    step_timetable = timetable(pipeline(Layout(pp=pp, schedule=schedule), batches))
-    return float(step_timetable.time) / 3 - batches
+    micro_batch_count = 4 * pp
+    step_timetable = timetable(pipeline(Layout(pp=pp, schedule=schedule), micro_batch_count))
+    return float(step_timetable.time) / 3 - micro_batch_count
 
 
 def training_step(spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan) -> Step:
@@ -334,12 +334,12 @@ def _step_seconds(
     spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan, ranks: PipelineRanks, timed_pass: TimedPass
 ) -> Step:
     """Returns the seconds of a step: pipeline work, bubble, data-parallel messages and update."""
-    hop = _hop_seconds(spec, device, stack, plan)
+    stage_hop_seconds = _hop_seconds(spec, device, stack, plan)
     if plan.schedule in ("zb-h1", "dualpipe") and isinstance(plan.pp, int) and plan.pp > 1:
         idle_seconds = idle_passes(plan.schedule, plan.pp) * ranks.mean_seconds
     else:
         idle_seconds = (plan.pp - 1) / plan.vpp * ranks.mean_seconds
-    bubble = idle_seconds + 2 * hop * (plan.pp - 1 + _exposed_hops(plan, stack))
+    bubble = idle_seconds + 2 * stage_hop_seconds * (plan.pp - 1 + _exposed_hops(plan, stack))
     work = plan.micro_batches * ranks.slowest_seconds
     message_seconds, updated_params = _data_parallel(plan, device, stack, ranks)
     parameters = sum(ranks.trained_params(plan.ep))
@@ -382,13 +382,13 @@ def _data_parallel(plan: StepPlan, device: Device, stack: Stack, ranks: Pipeline
     """
     experts = rank_share(ranks.expert_params, plan.ep)
     trained, trained_experts = ranks.trained_params(plan.ep)
-    groups = (
+    seconds_of_groups = (
         _group_messages(plan, device, stack, plan.dp * plan.cp, plan.tp, ranks.dense_params, trained, ranks.layers),
         _group_messages(
             plan, device, stack, plan.expert_replicas, plan.expert_shards, experts, trained_experts, ranks.layers
         ),
     )
-    gather_seconds, reduction_seconds, updated_params = map(sum, zip(*groups, strict=True))
+    gather_seconds, reduction_seconds, updated_params = map(sum, zip(*seconds_of_groups, strict=True))
     work = plan.micro_batches * ranks.slowest_seconds
     if plan.zero == 3:
         return _exposed_seconds(gather_seconds + reduction_seconds, work, stack.hidden_share("dp")), updated_params
@@ -424,24 +424,24 @@ def _group_messages(
     """
     gradients = stack.gradient_bytes * trained_params
     if stack.bucket == "layer":
-        buckets = layers
+        bucket_count = layers
     else:
-        buckets = maximum(1, trained_params / maximum(stack.bucket, stack.bucket_per_rank * ranks))
+        bucket_count = maximum(1, trained_params / maximum(stack.bucket, stack.bucket_per_rank * ranks))
     reduce_count = plan.micro_batches if plan.zero >= 2 else 1
     if not plan.zero:
-        reduce_seconds = device.message_seconds("all_reduce", ranks, gradients, stride, messages=buckets)
+        reduce_seconds = device.message_seconds("all_reduce", ranks, gradients, stride, messages=bucket_count)
         return 0.0, reduce_seconds, trained_params
-    shards = maximum(1, ranks / plan.replicas)
+    shard_ranks = maximum(1, ranks / plan.replicas)
     weights = WEIGHT_BYTES * (parameters if plan.zero == 3 else trained_params)
-    weight_seconds = device.message_seconds("all_gather", shards, weights, stride, messages=buckets)
-    reduction: CollectiveKind = "all_reduce" if stack.reduces_all and plan.zero < 3 else "reduce_scatter"
-    shard_seconds = device.message_seconds(reduction, shards, gradients, stride, messages=buckets)
+    weight_seconds = device.message_seconds("all_gather", shard_ranks, weights, stride, messages=bucket_count)
+    reduction_kind: CollectiveKind = "all_reduce" if stack.reduces_all and plan.zero < 3 else "reduce_scatter"
+    shard_seconds = device.message_seconds(reduction_kind, shard_ranks, gradients, stride, messages=bucket_count)
     replica_seconds = device.message_seconds(
-        "all_reduce", plan.replicas, gradients / shards, shards * stride, messages=buckets
+        "all_reduce", plan.replicas, gradients / shard_ranks, shard_ranks * stride, messages=bucket_count
     )
     gather_count = plan.micro_batches * (2 if plan.reshard else 1) if plan.zero == 3 else 1
     reduction_seconds = reduce_count * (shard_seconds + replica_seconds)
-    return gather_count * weight_seconds, reduction_seconds, trained_params / shards
+    return gather_count * weight_seconds, reduction_seconds, trained_params / shard_ranks
 
 
 # --- many layouts ----------------------------------------------------------------------------------------------------
@@ -458,11 +458,11 @@ class StepTimer:
 
     def step(self, plan: StepPlan) -> Step:
         """Returns the seconds of a step of a plan; equals `training_step`."""
-        key = plan.rank_pass(self.stack), plan.dtype, plan.recompute_core, plan.recompute_nodes
-        if key not in self._timed_passes:
-            timed_pass = time_pass(rank_work(self.spec, key[0]), self.device, self.stack, Formats(plan.dtype))
-            self._timed_passes[key] = timed_pass, layer_costs(timed_pass, self.stack, plan)
-        return step_of(self.spec, self.device, self.stack, plan, *self._timed_passes[key])
+        timing_key = plan.rank_pass(self.stack), plan.dtype, plan.recompute_core, plan.recompute_nodes
+        if timing_key not in self._timed_passes:
+            timed_pass = time_pass(rank_work(self.spec, timing_key[0]), self.device, self.stack, Formats(plan.dtype))
+            self._timed_passes[timing_key] = timed_pass, layer_costs(timed_pass, self.stack, plan)
+        return step_of(self.spec, self.device, self.stack, plan, *self._timed_passes[timing_key])
 
 
 COLUMNS = ("pp", "dp", "cp", "ep", "vpp", "micro_batch", "micro_batches", "replicas")
@@ -496,14 +496,14 @@ def _pipeline_ranks_of_plans(plan: StepPlan, costs: LayerCosts, plan_count: int)
     """Returns the ranks of many pipelines, and sums each distinct pipeline once."""
     import numpy
 
-    pp, vpp = (numpy.broadcast_to(amount, plan_count) for amount in (plan.pp, plan.vpp))
+    pp, vpp = (numpy.broadcast_to(plan_sizes, plan_count) for plan_sizes in (plan.pp, plan.vpp))
     (pipelines, chunks), pipeline_index = _distinct_rows([pp, vpp])
     columns = numpy.empty((len(PipelineRanks._fields) - 1, plan_count))
     for pipeline_number, (stages, chunk) in enumerate(zip(pipelines, chunks, strict=True)):
         positions = numpy.flatnonzero(pipeline_index == pipeline_number)
         ranks = pipeline_ranks(costs.at_index(positions), int(stages), int(chunk), plan.recompute, plan.stage_sizes)
-        for column, amount in zip(columns, ranks[: len(columns)], strict=True):
-            column[positions] = amount
+        for rank_column, plan_sizes in zip(columns, ranks[: len(columns)], strict=True):
+            rank_column[positions] = plan_sizes
     return PipelineRanks(*columns)
 
 

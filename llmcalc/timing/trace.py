@@ -122,13 +122,16 @@ def _tabulated_seconds(
 
     exact_seconds: (size of the batch, tokens in the cache) → seconds.
     """
-    sizes = [*(2**i for i in range(max(1, largest_batch).bit_length()) if 2**i < largest_batch), max(1, largest_batch)]
-    table = [[exact_seconds(size, cached_tokens) for cached_tokens in context_lengths] for size in sizes]
+    batch_sizes = [
+        *(2**i for i in range(max(1, largest_batch).bit_length()) if 2**i < largest_batch),
+        max(1, largest_batch),
+    ]
+    seconds_table = [[exact_seconds(size, cached_tokens) for cached_tokens in context_lengths] for size in batch_sizes]
 
     def seconds(batch_size: float, cached_tokens: float) -> float:
-        row, row_fraction = _index_and_fraction(sizes, batch_size)
+        row, row_fraction = _index_and_fraction(batch_sizes, batch_size)
         column, column_fraction = _index_and_fraction(context_lengths, cached_tokens)
-        upper_row, lower_row = table[row], table[min(row + 1, len(table) - 1)]
+        upper_row, lower_row = seconds_table[row], seconds_table[min(row + 1, len(seconds_table) - 1)]
         values_of_rows = [
             row_values[column] + (row_values[column + 1] - row_values[column]) * column_fraction
             for row_values in (upper_row, lower_row)
@@ -142,8 +145,8 @@ def _index_and_fraction(values: Sequence[int], value: float) -> tuple[int, float
     """Returns the index of the next lower value, and the fraction to the next higher; extrapolates at the ends."""
     if len(values) == 1:
         return 0, 0.0
-    index = min(max(0, bisect_right(values, value) - 1), len(values) - 2)
-    return index, (value - values[index]) / (values[index + 1] - values[index])
+    prompt_request = min(max(0, bisect_right(values, value) - 1), len(values) - 2)
+    return prompt_request, (value - values[prompt_request]) / (values[prompt_request + 1] - values[prompt_request])
 
 
 @dataclass
@@ -176,8 +179,8 @@ class Batch:
         decoding: list[tuple[int, int]] = []  # (step at which it ends, request)
         prompts: deque[list[int]] = deque()  # [request, tokens that are computed, tokens to compute]
         first_token_times: dict[int, float] = {}
-        ends: dict[int, float] = {}
-        while len(ends) < len(requests):
+        end_times: dict[int, float] = {}
+        while len(end_times) < len(requests):
             budget.spend_step()
             while next_request < len(requests) and requests[next_request].arrival <= time_now:
                 request = requests[next_request]
@@ -199,14 +202,17 @@ class Batch:
                     time_now += self.scale * self.step_seconds.added_decoding_seconds(sequence_count, context)
                     steps_done += 1
                     context_sum += sequence_count * self.step_seconds.tokens_per_step
-                for index in finished_prompts:
-                    first_token_times[index] = time_now + self.step_seconds.server_seconds * self.scale
-                    if requests[index].output > 1:
-                        heapq.heappush(decoding, (steps_done + self._steps_after_first_token(requests[index]), index))
-                        context_sum += requests[index].input + 1
+                for prompt_request in finished_prompts:
+                    first_token_times[prompt_request] = time_now + self.step_seconds.server_seconds * self.scale
+                    if requests[prompt_request].output > 1:
+                        heapq.heappush(
+                            decoding,
+                            (steps_done + self._steps_after_first_token(requests[prompt_request]), prompt_request),
+                        )
+                        context_sum += requests[prompt_request].input + 1
                     else:
-                        ends[index] = first_token_times[index]
-                        reserved_tokens -= requests[index].input + 1
+                        end_times[prompt_request] = first_token_times[prompt_request]
+                        reserved_tokens -= requests[prompt_request].input + 1
             elif sequence_count:
                 equal_steps = self._equal_step_count(
                     requests,
@@ -224,9 +230,9 @@ class Batch:
             else:
                 time_now = max(time_now, requests[next_request].arrival)
             while decoding and decoding[0][0] <= steps_done:
-                _, index = heapq.heappop(decoding)
-                request = requests[index]
-                ends[index] = max(time_now, first_token_times[index])
+                _, prompt_request = heapq.heappop(decoding)
+                request = requests[prompt_request]
+                end_times[prompt_request] = max(time_now, first_token_times[prompt_request])
                 context_sum -= (
                     request.input + 1 + self._steps_after_first_token(request) * self.step_seconds.tokens_per_step
                 )
@@ -234,8 +240,8 @@ class Batch:
         return [
             ServedRequest(
                 first_token_times[i] - request.arrival,
-                (ends[i] - first_token_times[i]) / (request.output - 1) if request.output > 1 else None,
-                ends[i],
+                (end_times[i] - first_token_times[i]) / (request.output - 1) if request.output > 1 else None,
+                end_times[i],
             )
             for i, request in enumerate(requests)
         ]

@@ -48,16 +48,16 @@ def kernel_traffic(work: RankWork, time_estimator: TimeEstimator) -> Iterator[tu
         time_estimator, device=device, stack=time_estimator.stack.model_copy(update={"expert_weights": 1.0})
     )
     for kernel in work.kernels:
-        runs = float(kernel.times * work.count(kernel.layer))
-        flops = runs * float(kernel.flops[0])
+        run_count = float(kernel.times * work.count(kernel.layer))
+        flops = run_count * float(kernel.flops[0])
         if not flops:
             continue
         seconds = sum(float(operation.seconds) for operation in time_estimator.timed_kernels(kernel))
         if kernel.kind == "attention":
-            bytes = attention_bytes(kernel, time_estimator)
+            traffic_bytes = attention_bytes(kernel, time_estimator)
         else:
-            bytes = sum(float(operation.memory) for operation in lossless_link.timed_kernels(kernel))
-        yield kernel.path, Traffic(flops, runs * bytes, runs * seconds)
+            traffic_bytes = sum(float(operation.memory) for operation in lossless_link.timed_kernels(kernel))
+        yield kernel.path, Traffic(flops, run_count * traffic_bytes, run_count * seconds)
 
 
 def attention_bytes(kernel: Kernel, time_estimator: TimeEstimator) -> float:

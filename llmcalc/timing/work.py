@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..algebra import Number, exact_div, is_zero, maximum, minimum
-from ..costs.params import total_of
+from ..costs.params import total_params_of
 from ..flow.program import NEVER_RUN, Alternatives, Item, Scope, Step
 from ..flow.tree import Node
 from ..flow.value import Value
@@ -98,8 +98,8 @@ class WorkRecorder(Placements):
         self.scopes: dict[int, Scope] = {id(scope.items): scope for scope in self._running_scopes(program.root)}
         self.readers: dict[int, int] = {}
         for step in self._running_steps(program.root.items):
-            for value in step.ins if step.verb not in NO_KERNEL and step.verb not in IDENTITIES else ():
-                self._count_reader(value)
+            for flow_value in step.ins if step.verb not in NO_KERNEL and step.verb not in IDENTITIES else ():
+                self._count_reader(flow_value)
         for scope in self.scopes.values():
             if scope.output is not None and scope.about.get("kind") == "layer":
                 self._count_reader(scope.output)
@@ -120,8 +120,8 @@ class WorkRecorder(Placements):
             self.work.messages.append(LayerMessage(AFTER, message))
 
     def _count_reader(self, value: Value) -> None:
-        storage = id(self._storage(value))
-        self.readers[storage] = self.readers.get(storage, 0) + 1
+        storage_key = id(self._storage(value))
+        self.readers[storage_key] = self.readers.get(storage_key, 0) + 1
 
     def _storage(self, value: Value) -> Value:
         """Returns the value that owns a value's memory, through views and identities."""
@@ -133,14 +133,21 @@ class WorkRecorder(Placements):
 
     def _chosen_items(self, items: Iterable[Item]) -> Iterator[Step | Scope]:
         """Returns the items, with alternatives replaced by the branch that runs."""
-        for item in items:
-            if not isinstance(item, Alternatives):
-                yield item
+        for scope_item in items:
+            if not isinstance(scope_item, Alternatives):
+                yield scope_item
                 continue
-            branch_name = self.full_run.execution.form(item.branches, self.full_run.workload)
-            if self.rank_pass.sparse_heads and "absorbed" in item.branches and _selects_keys(item.branches["absorbed"]):
+            branch_name = self.full_run.execution.form(scope_item.branches, self.full_run.workload)
+            if (
+                self.rank_pass.sparse_heads
+                and "absorbed" in scope_item.branches
+                and _selects_keys(scope_item.branches["absorbed"])
+            ):
                 branch_name = "absorbed"
-            default_output, chosen_items = next(iter(item.branches.values())).output, item.branches[branch_name]
+            default_output, chosen_items = (
+                next(iter(scope_item.branches.values())).output,
+                scope_item.branches[branch_name],
+            )
             if (
                 chosen_items.output is not None
                 and default_output is not None
@@ -152,28 +159,31 @@ class WorkRecorder(Placements):
     def _running_scopes(self, scope: Scope) -> Iterator[Scope]:
         """Yields a scope and all nested scopes in executed branches."""
         yield scope
-        for item in self._chosen_items(scope.items):
-            if isinstance(item, Scope):
-                yield from self._running_scopes(item)
+        for scope_item in self._chosen_items(scope.items):
+            if isinstance(scope_item, Scope):
+                yield from self._running_scopes(scope_item)
 
     def _running_steps(self, items: Iterable[Item]) -> Iterator[Step]:
         """Yields every executed step in order, and records which values are identities of others."""
-        for item in self._chosen_items(items):
-            if item.about.get("role") in NEVER_RUN or item.about.get("optional", "") not in ("", *self.include):
+        for scope_item in self._chosen_items(items):
+            if scope_item.about.get("role") in NEVER_RUN or scope_item.about.get("optional", "") not in (
+                "",
+                *self.include,
+            ):
                 continue
-            if isinstance(item, Scope):
-                yield from self._running_steps(item.items)
+            if isinstance(scope_item, Scope):
+                yield from self._running_steps(scope_item.items)
                 continue
-            if item.verb in IDENTITIES and item.ins:
-                self.aliases[id(item.outs[0].storage)] = item.ins[0]
-            yield item
+            if scope_item.verb in IDENTITIES and scope_item.ins:
+                self.aliases[id(scope_item.outs[0].storage)] = scope_item.ins[0]
+            yield scope_item
 
     def _run_items(self, items: Iterable[Item], path: str, repeats: Number) -> None:
         scope, shares_parameters = self.scopes.get(id(items)), self.shares_parameters
-        attributes = {} if scope is None else scope.about
-        self.shares_parameters = shares_parameters or attributes.get("role") == "shared"
-        if attributes.get("kind") == "layer":
-            self._run_layer(attributes, items, path, repeats)
+        scope_attributes = {} if scope is None else scope.about
+        self.shares_parameters = shares_parameters or scope_attributes.get("role") == "shared"
+        if scope_attributes.get("kind") == "layer":
+            self._run_layer(scope_attributes, items, path, repeats)
         else:
             self._run_scope(items, path, repeats)
         self.shares_parameters = shares_parameters
@@ -181,10 +191,17 @@ class WorkRecorder(Placements):
     def _run_scope(self, items: Iterable[Item], path: str, repeats: Number) -> None:
         chosen_items = list(self._chosen_items(items))
         super()._run_items(chosen_items, path, repeats)
-        for item in chosen_items:  # parameters that this pass does not use
-            if item.about.get("role") in NEVER_RUN and item.about.get("optional", "") in ("", *self.include):
-                node = item.node() if isinstance(item, Scope) else Node(item.name, item.op, role=item.about["role"])
-                self._count_parameters(node.total(total_of), exact_div(repeats, self.layers))
+        for scope_item in chosen_items:  # parameters that this pass does not use
+            if scope_item.about.get("role") in NEVER_RUN and scope_item.about.get("optional", "") in (
+                "",
+                *self.include,
+            ):
+                program_node = (
+                    scope_item.node()
+                    if isinstance(scope_item, Scope)
+                    else Node(scope_item.name, scope_item.op, role=scope_item.about["role"])
+                )
+                self._count_parameters(program_node.total(total_params_of), exact_div(repeats, self.layers))
 
     def _run_layer(self, attributes: Mapping[str, Any], items: Iterable[Item], path: str, repeats: Number) -> None:
         self._record_elementwise_group()
@@ -235,7 +252,9 @@ class WorkRecorder(Placements):
 
     def _is_inside_attention(self, step: Step) -> bool:
         """Whether a step's values of queries and keys stay inside of a fused kernel."""
-        return self.rank_pass.fused and any(isinstance(value.rows, QueryKeyPairs) for value in (*step.ins, *step.outs))
+        return self.rank_pass.fused and any(
+            isinstance(flow_value.rows, QueryKeyPairs) for flow_value in (*step.ins, *step.outs)
+        )
 
     def _is_partial(self, value: Value) -> bool:
         return self.placement(value) == "partial"
@@ -252,8 +271,8 @@ class WorkRecorder(Placements):
             self.cache_reads[step.name] = self.cache_reads[self.where] = elements
 
     def _count_parameters(self, parameters: Number, repeat_count: Number, experts: bool = False) -> None:
-        key = self.layer, experts
-        self.work.params[key] = self.work.params.get(key, 0) + parameters * repeat_count
+        parameter_key = self.layer, experts
+        self.work.params[parameter_key] = self.work.params.get(parameter_key, 0) + parameters * repeat_count
 
     def _add_message(
         self,
@@ -286,7 +305,7 @@ class WorkRecorder(Placements):
 
     @property
     def _gathers_tokens(self) -> bool:
-        """Whether expert ranks compute, for all ranks' tokens, the sums over their own experts."""
+        """Whether expert ranks gather all ranks' tokens, instead of exchanging the routed rows."""
         return self.rank_pass.gathered_ranks > 0 and self.layout.ep > 1
 
     def _add_gathering(self, routed: Value, backward: bool) -> None:
@@ -299,9 +318,9 @@ class WorkRecorder(Placements):
             return
         assert isinstance(routed.rows, Routed)
         self._record_elementwise_group()
-        bytes = replicas * self.run_config.rows(routed.rows.of) * routed.width * self.width
-        kind: CollectiveKind = "all_gather" if self.gathering_verb == "dispatch" else "reduce_scatter"
-        message = Collective(self.where, kind, "ep", replicas, False, bytes, self._runs_per_layer())
+        gathered_bytes = replicas * self.run_config.rows(routed.rows.of) * routed.width * self.width
+        collective_kind: CollectiveKind = "all_gather" if self.gathering_verb == "dispatch" else "reduce_scatter"
+        message = Collective(self.where, collective_kind, "ep", replicas, False, gathered_bytes, self._runs_per_layer())
         self.work.messages.append(LayerMessage(self.layer, message))
 
     def _with_group_size(self, message: Collective) -> Collective:
@@ -355,9 +374,9 @@ class WorkRecorder(Placements):
         extra_launches = joins_gradient + (has_bias and not self.rank_pass.fused)
         constant_rows = 0 if y.rows is ONCE else self.run_config.constant_rows(y.rows)
         gradient_flops = 0 if x.fixed else 2 * (rows - constant_rows) * y.width * x.width
-        name = self.where.rpartition(".")[2]
-        frozen = self.rank_pass.adapters is not None
-        is_in_16_bits = not {step.about.get("kind"), name}.isdisjoint(IN_16_BITS)
+        module_name = self.where.rpartition(".")[2]
+        is_frozen = self.rank_pass.adapters is not None
+        is_in_16_bits = not {step.about.get("kind"), module_name}.isdisjoint(IN_16_BITS)
         self._add_kernel(
             "product",
             "linear",
@@ -365,10 +384,10 @@ class WorkRecorder(Placements):
             n=y.width,
             k=x.width,
             weight_elements=y.width * x.width,
-            flops=(flops, (0 if frozen else flops) + gradient_flops if self.has_gradient else 0),
-            launches=(0, 0) if shares_input else (1, 1 if frozen else 2 + extra_launches),
+            flops=(flops, (0 if is_frozen else flops) + gradient_flops if self.has_gradient else 0),
+            launches=(0, 0) if shares_input else (1, 1 if is_frozen else 2 + extra_launches),
             in_16_bits=is_in_16_bits,
-            frozen=frozen,
+            frozen=is_frozen,
         )
         if self.rank_pass.adapters is None:
             return
@@ -384,7 +403,7 @@ class WorkRecorder(Placements):
                 launches=(DEQUANTIZATION_KERNELS, DEQUANTIZATION_KERNELS if has_backward else 0),
                 in_16_bits=is_in_16_bits,
             )
-        if name in self.rank_pass.adapters.targets:
+        if module_name in self.rank_pass.adapters.targets:
             self._add_adapter(self.rank_pass.adapters.rank, rows, x.width, y.width)
 
     def _add_adapter(self, rank: int, rows: Number, width: Number, outputs: Number) -> None:
@@ -406,9 +425,9 @@ class WorkRecorder(Placements):
 
     def _shares_input(self, x: Value) -> bool:
         """Whether an earlier matrix product of this layer has the same input, so that software may fuse both."""
-        region = id(self._storage(x)), self.layer
-        shares_input = region in self.shared_inputs and self.rank_pass.fused
-        self.shared_inputs.add(region)
+        input_key = id(self._storage(x)), self.layer
+        shares_input = input_key in self.shared_inputs and self.rank_pass.fused
+        self.shared_inputs.add(input_key)
         return shares_input
 
     _lower_again = _lower_linear
@@ -417,10 +436,10 @@ class WorkRecorder(Placements):
         x, y, heads = step.ins[0], step.outs[0], step.ins[0].axes[0].size
         m, n, k = self._rows_on_rank(x), y.width, exact_div(x.width, heads)
         flops = 2 * m * n * k
-        frozen = self.rank_pass.adapters is not None
-        gradients = flops if frozen else 2 * flops
+        is_frozen = self.rank_pass.adapters is not None
+        gradients = flops if is_frozen else 2 * flops
         self._add_kernel(
-            "product", "absorb", m=m, n=n, k=k, weight_elements=n * k, flops=(flops, gradients), frozen=frozen
+            "product", "absorb", m=m, n=n, k=k, weight_elements=n * k, flops=(flops, gradients), frozen=is_frozen
         )
 
     def _lower_per_group(self, step: Step) -> None:
@@ -468,12 +487,12 @@ class WorkRecorder(Placements):
         op, ranks, run_config = step.op, self.rank_pass.cp, self.full_run
         assert isinstance(op, AttentionCore)
         keys = run_config.available_rows(op.rows if op.keys is None else op.keys)
-        limits = [
+        key_limits = [
             limit for limit in (op.window if op.window is not None else op.chunk, op.selected) if limit is not None
         ]
         cache_name = step.options.get("cache") or ""
-        module = self.where.rpartition(".")[0]
-        cache_elements = self.cache_reads.get(f"{module}.{cache_name}", self.cache_reads.get(cache_name, 0))
+        module_path = self.where.rpartition(".")[0]
+        cache_elements = self.cache_reads.get(f"{module_path}.{cache_name}", self.cache_reads.get(cache_name, 0))
         if run_config.phase == "decode" and op.selects_keys:  # of the whole cache, the selected keys
             cache_elements = (
                 run_config.batch * exact_div(cache_elements, run_config.batch * keys) * op.pairs(run_config)
@@ -492,7 +511,7 @@ class WorkRecorder(Placements):
             heads=op.heads,
             kv_heads=getattr(step.options.get("kv_heads"), "size", 1),
             dim=op.qk_dim,
-            keys=minimum(keys, limits[0]) if limits else keys,
+            keys=minimum(keys, key_limits[0]) if key_limits else keys,
             padding=maximum(1, self.rank_pass.sparse_heads / op.heads) if op.selected is not None else 1,
         )
 
@@ -507,9 +526,9 @@ class WorkRecorder(Placements):
         op, ranks, run_config = step.op, self.rank_pass.cp, self.full_run
         assert isinstance(op, AttentionCore)
         pairs = run_config.batch * op.pairs(run_config)
-        backward = op.backward_flops(run_config) if self.has_gradient else 0
+        backward_flops = op.backward_flops(run_config) if self.has_gradient else 0
         is_fused_attention = self.rank_pass.fused and op.v_dim == op.qk_dim
-        moved_elements = sum(self._elements(value) for value in step.ins if value.rows is op.rows)
+        moved_elements = sum(self._elements(flow_value) for flow_value in step.ins if flow_value.rows is op.rows)
         moved_elements += SCORE_ELEMENTS * pairs * (1 if self.rank_pass.fused or op.v_dim == 1 else op.heads)
         keys = (
             exact_div(pairs, run_config.batch) if run_config.phase == "decode" else run_config.available_rows(op.rows)
@@ -517,7 +536,7 @@ class WorkRecorder(Placements):
         self._add_kernel(
             "attention" if is_fused_attention else "scores",
             "scores",
-            flops=(rank_share(op.forward_flops(run_config), ranks), rank_share(backward, ranks)),
+            flops=(rank_share(op.forward_flops(run_config), ranks), rank_share(backward_flops, ranks)),
             moved_elements=(0, 0) if is_fused_attention else (moved_elements, 2 * moved_elements),
             cache_elements=pairs * op.qk_dim if self._reads_cache else 0,
             m=rank_share(run_config.rows(op.rows), ranks),
@@ -541,21 +560,21 @@ class WorkRecorder(Placements):
 
     def _lower_state(self, step: Step) -> None:
         if self.rank_pass.phase == "decode":
-            bits = step.op.cache_bits(self.full_run, STATE_BITS)  # type: ignore[union-attr]
-            self._add_kernel("state", "state", cache_elements=rank_share(bits, STATE_BITS), launches=(0, 0))
+            state_bits = step.op.cache_bits(self.full_run, STATE_BITS)  # type: ignore[union-attr]
+            self._add_kernel("state", "state", cache_elements=rank_share(state_bits, STATE_BITS), launches=(0, 0))
 
     def _add_operation(self, step: Step) -> None:
         """Adds a kernel with the FLOPs of an operation, such as a convolution or a scan."""
         op = step.op
         assert op is not None
-        moved_elements = sum(self._elements(value) for value in (*step.ins, *step.outs))
-        backward = op.backward_flops(self.full_run) if self.has_gradient else 0
+        moved_elements = sum(self._elements(flow_value) for flow_value in (*step.ins, *step.outs))
+        backward_flops = op.backward_flops(self.full_run) if self.has_gradient else 0
         self._add_kernel(
             "scan",
             step.verb,
             flops=(
                 rank_share(op.forward_flops(self.full_run), self.rank_pass.cp),
-                rank_share(backward, self.rank_pass.cp),
+                rank_share(backward_flops, self.rank_pass.cp),
             ),
             weight_elements=op.params() if "params" in op.effects else 0,
             moved_elements=(moved_elements, 2 * moved_elements),
@@ -578,23 +597,23 @@ class WorkRecorder(Placements):
         if not self.group:
             return
         group, self.group = self.group, []
-        outputs = {id(self._storage(value)) for step in group for value in step.outs}
+        outputs = {id(self._storage(flow_value)) for step in group for flow_value in step.outs}
         inner_readers: dict[int, int] = {}
         read_values: dict[int, Value] = {}
-        writes: dict[int, Value] = {}
+        written_values: dict[int, Value] = {}
         for step in group:
-            for value in step.ins:
-                storage = id(self._storage(value))
-                inner_readers[storage] = inner_readers.get(storage, 0) + 1
-                if storage not in outputs:
-                    read_values[storage] = value
+            for flow_value in step.ins:
+                storage_key = id(self._storage(flow_value))
+                inner_readers[storage_key] = inner_readers.get(storage_key, 0) + 1
+                if storage_key not in outputs:
+                    read_values[storage_key] = flow_value
         for step in group:
-            for value in step.outs:
-                storage = id(self._storage(value))
-                if self.readers.get(storage, 0) > inner_readers.get(storage, 0):
-                    writes[storage] = value
+            for flow_value in step.outs:
+                storage_key = id(self._storage(flow_value))
+                if self.readers.get(storage_key, 0) > inner_readers.get(storage_key, 0):
+                    written_values[storage_key] = flow_value
         read_elements = sum(map(self._elements, read_values.values()))
-        moved_elements = read_elements + sum(map(self._elements, writes.values()))
+        moved_elements = read_elements + sum(map(self._elements, written_values.values()))
         reread_elements = read_elements if any(step.verb in READ_AGAIN for step in group) else 0
         path, repeats = self.where, self.repeats
         self.where, self.repeats = self.group_position
@@ -617,19 +636,22 @@ def rank_work(spec: ModelSpec, rank_pass: RankPass) -> RankWork:
         cp_comm=rank_pass.cp_comm,
         sequence_parallel=divides_tokens,
     )
-    recorder = WorkRecorder(
+    work_recorder = WorkRecorder(
         layout_of_rank,
         rank_pass.run_config(rank_pass.cp),
         include=rank_pass.include,
         regathers=rank_pass.regathers,
         rank_pass=rank_pass,
     )
-    return recorder.record(shared_rank_program(spec, program_layout))
+    return work_recorder.record(shared_rank_program(spec, program_layout))
 
 
 def _selects_keys(branch: Scope) -> bool:
     """Whether attention of a branch reads the keys that an indexer selects."""
-    return any(isinstance(item, Step) and getattr(item.op, "selected", None) is not None for item in branch.items)
+    return any(
+        isinstance(scope_item, Step) and getattr(scope_item.op, "selected", None) is not None
+        for scope_item in branch.items
+    )
 
 
 def _with_measured_group(ranks: Number) -> int:

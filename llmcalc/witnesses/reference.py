@@ -15,7 +15,7 @@ from ..algebra import Number
 from ..components.base import TokenMixer
 from ..costs.context_length import learned_positions
 from ..costs.flops import forward_of, step_of
-from ..costs.params import buffers_of, total_of
+from ..costs.params import buffers_of, total_params_of
 from ..errors import InputError, MissingExtra
 from ..flow.tree import Cost, OpUse
 from ..model import ModelSpec
@@ -162,7 +162,7 @@ def build_on_device(spec: ModelSpec, device: Device) -> nn.Module:
     import torch
 
     dtype_name = device_dtype(device)
-    byte_count = DTYPE_BITS[dtype_name] // 8 * spec.tree().total(total_of, include=EVERY_PART)
+    byte_count = DTYPE_BITS[dtype_name] // 8 * spec.tree().total(total_params_of, include=EVERY_PART)
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: torch sees no CUDA device here; expected meta or cpu")
     if device == "cuda" and byte_count > torch.cuda.get_device_properties(0).total_memory:
@@ -236,7 +236,7 @@ def _checks(
         return checks
 
     built_parts = run_parts | WITHOUT_FLOPS  # vision and audio encoders are built, but not run
-    yield from compare_with_model("parameters", total_of, parameters(module), None, built_parts)
+    yield from compare_with_model("parameters", total_params_of, parameters(module), None, built_parts)
     yield from compare_with_model("buffers", buffers_of, buffers(module), None, built_parts)
     skip_modules(module, repeats)
 

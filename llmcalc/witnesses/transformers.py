@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..costs.context_length import learned_positions
 from ..costs.flops import forward_of
-from ..costs.params import total_of
+from ..costs.params import total_params_of
 from ..errors import InputError, MissingExtra
 from ..flow.tree import Cost
 from ..model import ModelSpec
@@ -80,7 +80,7 @@ def verify_config(
     modules = find_modules(spec, config, model)
     checks = list(_checks(spec, config, model, modules, batch, lengths))
     verdict_info = {"class": type(model).__name__, "batch": batch, "seq": lengths[0]}
-    cost = cost_in_class(text_model_of(config)[2], "parameters", total_of, spec)
+    cost = cost_in_class(text_model_of(config)[2], "parameters", total_params_of, spec)
     coverage_of_model = coverage_of_leaves(spec.tree(), modules, cost, WITHOUT_FLOPS)
     return Verdict(
         target,
@@ -217,11 +217,11 @@ def _checks(
     yield Check(
         "model",
         "parameters",
-        class_total(model_type, "parameters", total_of, spec, include=towers),
+        class_total(model_type, "parameters", total_params_of, spec, include=towers),
         params.get("", 0) - uncounted_params,
         witness,
     )
-    yield from compare_with_class("parameters", total_of, remove_shared_parameters(modules, params), modules)
+    yield from compare_with_class("parameters", total_params_of, remove_shared_parameters(modules, params), modules)
     for seq in lengths:
         run_config = RunConfig(Workload(batch=batch, seq=seq))
         measured_pass = run_forward(spec, model, batch, seq, class_settings_of(config))

@@ -49,7 +49,7 @@ def main() -> None:
 def tensors(spec: ModelSpec) -> ReplayResult:
     """The bytes of tensors of all layers, from a run of a few."""
     stacks = layer_stacks(spec)
-    few = {i: stack.kind_repeats(RECORDED_REPEATS) for i, stack in enumerate(stacks)}
+    few = {i: stack.repeats_of_layer_types(RECORDED_REPEATS) for i, stack in enumerate(stacks)}
     return extrapolate_layers(
         RepeatAnalysis(record(spec, HOW, sharding(HOW, LAYOUT, 0), layers=few), stacks, list(few)).counted, stacks
     )

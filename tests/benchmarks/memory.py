@@ -55,7 +55,7 @@ def main() -> None:
 def tensors(spec: ModelSpec, training: Training) -> ReplayResult:
     """The bytes of tensors of all layers, from a run of a few."""
     stacks = layer_stacks(spec, training.recompute.every)
-    few = {i: stack.kind_repeats(RECORDED_REPEATS) for i, stack in enumerate(stacks)}
+    few = {i: stack.repeats_of_layer_types(RECORDED_REPEATS) for i, stack in enumerate(stacks)}
     unfolding = RepeatAnalysis(record(spec, training, few, HOPPER.workspace), stacks, list(few))
 
     def counted(layers: Mapping[int, int]) -> ReplayResult:

@@ -13,7 +13,7 @@ from llmcalc.components.base import Component, Part
 from llmcalc.components.distance import RelativeBias
 from llmcalc.components.layers.block import Block
 from llmcalc.components.mixers.attention import Attention
-from llmcalc.costs.params import active_of, total_of
+from llmcalc.costs.params import active_params_of, total_params_of
 from llmcalc.flow.program import Alternatives, Scope, Step
 from llmcalc.flow.tree import Node
 from llmcalc.model import ModelSpec
@@ -75,7 +75,7 @@ def test_symbols_and_arrays_record_the_program_of_ints(example: Component) -> No
     symbolic, arrays = lettered.of(spec).program(), tabled.of(spec).program()
     assert names(symbolic.node()) == names(arrays.node()) == names(plain.node())
     numbers = {symbol(i, value): value for i, value in lettered.made.items()}
-    for cost in (total_of, active_of):
+    for cost in (total_params_of, active_params_of):
         expected = plain.node().total(cost)
         assert sympy.sympify(symbolic.node().total(cost)).subs(numbers) == expected
         assert list(np.broadcast_to(arrays.node().total(cost), (2,))) == [expected, expected]

@@ -23,7 +23,7 @@ from llmcalc.components.towers.mobilenet import MobileNet
 from llmcalc.components.towers.patches import PatchEmbedder
 from llmcalc.components.towers.projector import Map, Projector
 from llmcalc.components.towers.vision import VisionTower
-from llmcalc.costs.params import active_of, total_of
+from llmcalc.costs.params import active_params_of, total_params_of
 from llmcalc.flow.program import Alternatives, Scope, Step
 from llmcalc.flow.record import Flow
 from llmcalc.flow.value import Value
@@ -97,7 +97,7 @@ def same_in_symbols_and_arrays(spec: ModelSpec) -> None:
     symbolic, arrays = lettered.of(spec).tree(), tabled.of(spec).tree()
     assert names(symbolic) == names(arrays) == names(plain)
     numbers = {symbol(i, value): value for i, value in lettered.made.items()}
-    for cost in (total_of, active_of):
+    for cost in (total_params_of, active_params_of):
         expected = plain.total(cost, include=EVERY_PART)
         assert sympy.sympify(symbolic.total(cost, include=EVERY_PART)).subs(numbers) == expected
         assert list(np.broadcast_to(arrays.total(cost, include=EVERY_PART), (2,))) == [expected, expected]

@@ -147,7 +147,7 @@ def test_an_encoder_keeps_nothing() -> None:
 def test_what_is_listed_is_what_is_held(example: Component) -> None:
     """The kinds add up to the total, and the reference caches the same bytes, with 32 bits per element."""
     spec = around_a_model(example)
-    cache = kv(spec, batch=2, seq=9, dtype_name="fp32")
+    cache = kv(spec, batch=2, seq=9, format_name="fp32")
     assert sum(cache.by_layer_kind.values()) == sum(held.bytes for held in cache.groups) == cache.bytes
     assert all(
         held.bytes == 2 * held.layers * held.tokens * held.width * 4

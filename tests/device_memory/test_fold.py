@@ -26,7 +26,7 @@ WAYS = {
 def test_a_few_layers_say_what_all_do(name: str, way: str) -> None:
     spec, training = llmcalc.load(name).model, WAYS[way]
     stacks = layer_stacks(spec)
-    assert all(loop.can_extrapolate for loop in stacks)
+    assert all(loop.is_extrapolated for loop in stacks)
     few = extrapolate_layers(lambda layers: replay(spec, training, None, layers), stacks)
     whole = replay(spec, training)
     assert (few.set_up, few.after) == (whole.set_up, whole.after)
@@ -41,7 +41,10 @@ def test_both_stacks_of_an_encoder_decoder_are_folded() -> None:
     assert [loop.path for loop in stacks] == ["encoder.layers", "decoder.layers"]
     training = Training(batch=1, seq=32, source=48)
     few = extrapolate_layers(
-        lambda layers: replay(spec, training, None, {i: stacks[i].kind_repeats(n) for i, n in layers.items()}), stacks
+        lambda layers: replay(
+            spec, training, None, {i: stacks[i].repeats_of_layer_types(n) for i, n in layers.items()}
+        ),
+        stacks,
     )
     whole = replay(spec, training)
     assert few.peak[1].bytes == whole.peak[1].bytes
@@ -53,7 +56,7 @@ def test_a_pattern_of_kinds_is_one_repeat() -> None:
     assert layer_stacks(llmcalc.load("gemma3-27b").model) == [LayerStack("layers", 0, 6, 10, after=2)]
     assert not layer_stacks(llmcalc.load("gemma3-4b").model)[
         0
-    ].can_extrapolate  # 34 layers: two runs of 18 and 24 would take longer
+    ].is_extrapolated  # 34 layers: two runs of 18 and 24 would take longer
 
 
 def test_where_one_layer_of_some_differs_a_repeat_has_a_multiple_of_them() -> None:
@@ -64,7 +67,7 @@ def test_where_one_layer_of_some_differs_a_repeat_has_a_multiple_of_them() -> No
     (loop,) = layer_stacks(
         llmcalc.load("llama3-70b").model, recompute_interval=3
     )  # 26 repeats of 3 layers, and two layers
-    assert (loop.period, loop.repeats, loop.kind_repeats(4)) == (3, 26, 4 * 3 + 2)
+    assert (loop.period, loop.repeats, loop.repeats_of_layer_types(4)) == (3, 26, 4 * 3 + 2)
 
 
 def test_the_pattern_that_leaves_the_fewest_layers_is_found() -> None:

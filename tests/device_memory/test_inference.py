@@ -122,10 +122,12 @@ def test_both_stacks_of_an_encoder_decoder_are_folded(way: str) -> None:
 
 def holds_at_every_place(spec: ModelSpec, inference: Inference) -> None:
     stacks = layer_stacks(spec)
-    assert all(loop.can_extrapolate for loop in stacks)
+    assert all(loop.is_extrapolated for loop in stacks)
 
     def run(layers: Mapping[int, int]) -> ReplayResult:
-        return replay_inference(spec, inference, None, {i: stacks[i].kind_repeats(n) for i, n in layers.items()})
+        return replay_inference(
+            spec, inference, None, {i: stacks[i].repeats_of_layer_types(n) for i, n in layers.items()}
+        )
 
     few, whole = extrapolate_layers(run, stacks), highest_pass(run({}))
     assert (few.set_up, few.after) == (whole.set_up, whole.after)

@@ -127,7 +127,7 @@ def test_state_is_what_torch_allocates(example: Component, name: str) -> None:
     spec = around_a_model(example)
     net = spec.reference()
     with_gradients(net)
-    state = optimizer(name).state(list(trained_tensors(spec.tree(), WITH_MTP)), "float32", momentum=name == "sgd")
+    state = optimizer(name).state(list(trained_tensors(spec.tree(), WITH_MTP)), "float32", has_momentum=name == "sgd")
     assert held(state.states) == state_bytes(*steps(name, net, momentum=True))
 
 
@@ -150,7 +150,7 @@ def test_a_real_step_of_training(name: str, dtype: torch.dtype) -> None:
     setup = Settings(
         "training", precision="bf16", dtype=FLOATS[dtype], optimizer=name, momentum=True if name == "sgd" else None
     )
-    use = memory(MIXTURE, setup, include=WITH_MTP)
+    use = memory(MIXTURE, setup, extra_parts=WITH_MTP)
     assert use.weights == sum(p.untyped_storage().nbytes() for p in net.parameters())
     assert use.gradients == sum(p.grad.untyped_storage().nbytes() for p in net.parameters() if p.grad is not None)
     assert use.optimizer is not None

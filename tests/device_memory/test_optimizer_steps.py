@@ -146,7 +146,7 @@ def without_values(
 def all_trained(meter: Meter, of: Iterable[Parameter]) -> list[OptimizedParameter]:
     trained = []
     for one in of:
-        tensor = empty(meter, one.shape, DTYPES[one.dtype], leaf=True)
+        tensor = empty(meter, one.shape, DTYPES[one.dtype], is_leaf=True)
         gradient = empty(meter, one.shape, DTYPES[one.dtype])
         trained.append(OptimizedParameter(tensor, one.matrix, gradient, table=one.table))
     return trained
@@ -255,7 +255,7 @@ ADDED_UP = {
 def test_states_add_up_to_the_closed_form(name: str, dtype: str, preset: str) -> None:
     """Step counts are in the closed form; without values they are counted where they are on the device: for fused."""
     held = list(trained_tensors(llmcalc.load(preset).model.tree()))
-    closed = optimizer(name).state(held, dtype, momentum=True)
+    closed = optimizer(name).state(held, dtype, has_momentum=True)
     every = [
         Parameter(one.tensor.shape, dtype, one.is_layer_matrix, one.tensor.role == "table")
         for one in held

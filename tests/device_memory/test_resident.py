@@ -73,7 +73,7 @@ def test_the_cache_is_that_of_llmcalc_kv(name: str) -> None:
 
 
 def test_prediction_modules_count_when_asked_for() -> None:
-    plain, full = memory(MIXTURE, Settings(seq=8)), memory(MIXTURE, Settings(seq=8), include=WITH_MTP)
+    plain, full = memory(MIXTURE, Settings(seq=8)), memory(MIXTURE, Settings(seq=8), extra_parts=WITH_MTP)
     assert full.weights - plain.weights == 2 * params(MIXTURE).left_out["mtp"]
     assert full.kv_cache == 2 * plain.kv_cache  # two layers, and two modules of one layer each
     assert any("mtp" in text for text in plain.not_counted)

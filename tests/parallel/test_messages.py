@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import loss_parallel, parallelize_module
 
-from llmcalc.costs.params import total_of
+from llmcalc.costs.params import total_params_of
 from llmcalc.errors import InputError
 from llmcalc.frameworks.registry import framework as framework_named
 from llmcalc.model import ModelSpec
@@ -110,7 +110,7 @@ def data(spec: ModelSpec, zero: int, framework: str = "deepspeed") -> int:
 def test_zero_sends_what_its_paper_says() -> None:
     """Rajbhandari 2019, §7: stages 1 and 2 send 2Ψ elements as plain data parallelism does, and stage 3 sends 3Ψ."""
     plain = data(LLAMA, 0)
-    elements = LLAMA.tree().total(total_of)
+    elements = LLAMA.tree().total(total_params_of)
     assert plain == 2 * elements * 2 * 3 // 4  # as bfloat16; of a ring of 4, three parts in four
     assert [data(LLAMA, zero) for zero in (1, 2, 3)] == [plain, plain, plain * 3 // 2]
 
@@ -118,7 +118,7 @@ def test_zero_sends_what_its_paper_says() -> None:
 def test_megatron_sums_gradients_as_float32_once_in_a_step() -> None:
     """Its distributed optimizer sends half as many bytes of weights, which are bfloat16, as of gradients."""
     spec, workload = load_preset("llama3-8b").model, Workload(batch=1, seq=8192)
-    elements = spec.tree().total(total_of)
+    elements = spec.tree().total(total_params_of)
     told = communication(spec, Layout(dp=8, zero=1), workload, 16)
     assert [one[:5] for one in told] == [
         ("dp", 8, "reduce_scatter", 4 * elements, 1),
@@ -138,7 +138,7 @@ def test_experts_are_summed_over_the_ranks_that_hold_the_same() -> None:
     assert experts.bytes == 4 * 58 * (256 // 32) * 3 * 7168 * 2048
     (rest,) = [one for one in told if one.group == "dp" and one.kind == "reduce_scatter"]
     assert rest.ranks == 64
-    assert rest.bytes + 32 * experts.bytes == 4 * spec.tree().total(total_of)
+    assert rest.bytes + 32 * experts.bytes == 4 * spec.tree().total(total_params_of)
     (sent,) = [one for one in told if one.group == "ep"]
     assert sent[:4] == ("ep", 32, "all_to_all", 4096 * 8 * 7168 * 2)
     assert sent.count == 58 * 4  # there and back, in both passes

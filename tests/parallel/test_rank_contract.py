@@ -18,7 +18,7 @@ from llmcalc.components.mixers.context import ContextAttention
 from llmcalc.components.mixers.latent_context import LatentContextAttention
 from llmcalc.components.norm import Norm
 from llmcalc.components.stack import Stack
-from llmcalc.costs.params import params, total_of
+from llmcalc.costs.params import params, total_params_of
 from llmcalc.errors import InputError
 from llmcalc.flow.program import NEVER_RUN, Alternatives, Item, Scope, Step
 from llmcalc.model import ModelSpec
@@ -218,8 +218,8 @@ def test_stages_of_a_pipeline_have_the_model_once() -> None:
         for include in (frozenset[str](), EVERY_PART):
             copied = tied or (spec.mtp is not None and "mtp" in include)
             more = spec.vocab_size * (spec.embedding_size or spec.hidden_size) if copied else 0
-            stage_totals = [program.node().total(total_of, include=include) for program in programs]
-            assert sum(stage_totals) == spec.tree().total(total_of, include=include) + more, name
+            stage_totals = [program.node().total(total_params_of, include=include) for program in programs]
+            assert sum(stage_totals) == spec.tree().total(total_params_of, include=include) + more, name
     assert len(refused) < len(models) / 6
     assert [text for text in refused if not re.match(NOT_MODELLED, text)] == []
 
@@ -240,9 +240,9 @@ def test_multi_token_prediction_is_on_the_last_stage() -> None:
 def test_a_stage_without_layers_has_the_embedding_or_the_loss() -> None:
     """Standalone stages: the first of three has the table, the last the norm and the head."""
     layout, spec = Layout(pp=3, pp_layout=(0, 2, 0)), decoder(final_norm=Norm(type="rmsnorm"))
-    sizes = [rank_program(spec, layout, 0, stage).node().total(total_of) for stage in stages(layout, 2)]
+    sizes = [rank_program(spec, layout, 0, stage).node().total(total_params_of) for stage in stages(layout, 2)]
     assert [sizes[0], sizes[2]] == [50 * 24, 24 + 50 * 24]
-    assert sum(sizes) == spec.tree().total(total_of)
+    assert sum(sizes) == spec.tree().total(total_params_of)
 
 
 def test_a_stage_is_refused_where_its_layers_need_another() -> None:

@@ -29,7 +29,7 @@ from llmcalc.parallel.schedules import (
     check,
     pipeline,
     timetable,
-    torch_group,
+    torch_group_size,
 )
 
 
@@ -173,7 +173,7 @@ def ours(found: Pipeline, rank: int) -> list[tuple[str, int, int]]:
 
 @pytest.mark.parametrize(("p", "v", "m"), [(2, 2, 2), (4, 2, 8), (4, 2, 10), (4, 3, 4), (3, 4, 12), (4, 2, 3)])
 def test_interleaved_is_torchs(p: int, v: int, m: int) -> None:
-    group = torch_group(p, m)
+    group = torch_group_size(p, m)
     schedule = asked(
         "ScheduleInterleaved1F1B", pp_group_size=p, n_local_stages=v, _n_microbatches=m, microbatches_per_round=group
     )
@@ -188,7 +188,7 @@ def test_interleaved_is_torchs(p: int, v: int, m: int) -> None:
 
 @pytest.mark.parametrize(("p", "m"), [(2, 1), (4, 2), (4, 8), (8, 24)])
 def test_zb_h1_is_torchs_interleaved_zero_bubble_with_one_stage(p: int, m: int) -> None:
-    group = torch_group(p, m)
+    group = torch_group_size(p, m)
     schedule = asked(
         "ScheduleInterleavedZeroBubble",
         pp_group_size=p, n_local_stages=1, _n_microbatches=m, microbatches_per_round=group,

@@ -28,7 +28,7 @@ def held_by_kernel(run: Callable[..., Tensor], inputs: Iterable[tuple[tuple[int,
     graph = Graph(meter)
     graph.adds_in_place = False  # under a dispatch mode, which the witness is, torch never does
     meter.kind = "weights"
-    tensors = [empty(meter, shape, DTYPES[dtype], leaf=is_trained) for shape, dtype, is_trained in inputs]
+    tensors = [empty(meter, shape, DTYPES[dtype], is_leaf=is_trained) for shape, dtype, is_trained in inputs]
     meter.kind, base = "temporary", meter.now
     meter.restart()
     return held(meter, graph, run(Aten(graph), *tensors), base)

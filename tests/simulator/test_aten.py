@@ -282,7 +282,9 @@ def ours(case: Case) -> Held:
     graph = Graph(meter)
     graph.adds_in_place = False  # under a dispatch mode torch never does
     meter.kind = "weights"
-    inputs = [empty(meter, shape, DTYPES[str(dtype)[6:]], leaf=dtype.is_floating_point) for shape, dtype in case.inputs]
+    inputs = [
+        empty(meter, shape, DTYPES[str(dtype)[6:]], is_leaf=dtype.is_floating_point) for shape, dtype in case.inputs
+    ]
     meter.kind = "temporary"
     base = meter.now
     meter.restart()

@@ -29,7 +29,7 @@ from llmcalc.simulator.autograd import Graph
 from llmcalc.simulator.choices import Choices
 from llmcalc.simulator.lowering import Unsupported
 from llmcalc.simulator.meter import Meter
-from llmcalc.simulator.profiles.context_parallel import Kernels, Ring, ring_of_rank, tokens_of_rank
+from llmcalc.simulator.profiles.context_parallel import Kernels, Ring, rank_ring, tokens_of_rank
 from llmcalc.simulator.tensor import BFLOAT16, empty
 from tests.rank_replays import replay_sharded_rank
 from tests.simulator.witness import Alive
@@ -141,9 +141,9 @@ def test_ranks_of_a_sequence_in_a_pipeline() -> None:
 
 def test_rings() -> None:
     layout = Layout(dp=2, cp=4, zero=3, cp_comm="allgather")
-    assert ring_of_rank(layout, 6) == Ring(4, 2, gathers=True)
-    assert ring_of_rank(replace(layout, cp_comm="p2p"), 5) == Ring(4, 1, gathers=False)
-    assert ring_of_rank(Layout(dp=8, zero=3), 3) is None
+    assert rank_ring(layout, 6) == Ring(4, 2, gathers=True)
+    assert rank_ring(replace(layout, cp_comm="p2p"), 5) == Ring(4, 1, gathers=False)
+    assert rank_ring(Layout(dp=8, zero=3), 3) is None
     assert tokens_of_rank(layout, 1024) == 256
 
 

@@ -70,7 +70,7 @@ def unfolding(spec: ModelSpec, config: Training | Inference) -> RepeatAnalysis:
     stacks = layer_stacks(spec, config.recompute.every if isinstance(config, Training) else 1)
     grow = [i for i, loop in enumerate(stacks) if loop.repeats > RECORDED_REPEATS]
     assert grow
-    few = {i: stacks[i].kind_repeats(RECORDED_REPEATS) for i in grow}
+    few = {i: stacks[i].repeats_of_layer_types(RECORDED_REPEATS) for i in grow}
     if isinstance(config, Training):
         return RepeatAnalysis(record(spec, config, few, WORKSPACE), stacks, grow)
     return RepeatAnalysis(record_inference(spec, config, few, WORKSPACE), stacks, grow)

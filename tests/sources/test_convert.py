@@ -22,7 +22,7 @@ from llmcalc.components.stack import Stack
 from llmcalc.errors import InputError
 from llmcalc.flow.tree import Cost
 from llmcalc.model import ModelSpec
-from llmcalc.questions.listings import unscaled_note
+from llmcalc.questions.listings import missing_rope_scaling_note
 from llmcalc.sources.huggingface.registry import FILE_OF, family_of, model_types
 from llmcalc.sources.presets import model_names
 from llmcalc.sources.target import load, load_config
@@ -323,6 +323,6 @@ def test_a_config_keeps_the_scaling_of_positions(tmp_path: Path) -> None:
     config = json.loads(llmcalc.convert("qwen3-8b", to="hf")) | {"rope_scaling": scaling}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert json.loads(llmcalc.convert(str(tmp_path), to="hf"))["rope_scaling"] == scaling
-    assert "rope_scaling" in unscaled_note(llmcalc.load("qwen3-8b"), "hf")
-    assert not unscaled_note(llmcalc.load(str(tmp_path)), "hf")
-    assert not unscaled_note(llmcalc.load("gpt2"), "hf")
+    assert "rope_scaling" in missing_rope_scaling_note(llmcalc.load("qwen3-8b"), "hf")
+    assert not missing_rope_scaling_note(llmcalc.load(str(tmp_path)), "hf")
+    assert not missing_rope_scaling_note(llmcalc.load("gpt2"), "hf")

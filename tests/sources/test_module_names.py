@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import llmcalc
-from llmcalc.costs.quantization.base import WeightSite, weight_sites_of
+from llmcalc.costs.quantization.base import WeightTensor, weight_tensors_of
 from llmcalc.flow.module_names import ModuleNames
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.checkpoint import checkpoint_of
@@ -37,9 +37,9 @@ def names_of(spec: ModelSpec, config: dict[str, Any]) -> ModuleNames:
     return checkpoint_of(config).names(spec.tree(), spec.kind)
 
 
-def matrices(spec: ModelSpec) -> list[WeightSite]:
+def matrices(spec: ModelSpec) -> list[WeightTensor]:
     """The tensors that a scheme may convert, and routers."""
-    return [site for site in weight_sites_of(spec.tree()) if site.tensor.role == "matrix" and site.kind != "residual"]
+    return [site for site in weight_tensors_of(spec.tree()) if site.tensor.role == "matrix" and site.kind != "residual"]
 
 
 def of_first_expert(name: str) -> str:

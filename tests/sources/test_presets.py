@@ -179,11 +179,11 @@ def test_stale_presets_are_those_that_nobody_checked_lately():
     checked = load_preset("qwen2.5-vl-7b").checked
     assert checked == date(2026, 11, 22)
     fresh, stale = checked + timedelta(days=180), checked + timedelta(days=181)
-    listed = ask_presets(["qwen2.5-vl"], stale=True, today=stale)
+    listed = ask_presets(["qwen2.5-vl"], only_stale=True, today=stale)
     assert "qwen2.5-vl-7b" in [preset.name for preset, _ in listed.result]
     unchecked = [name for name in NAMES if load_preset(name).checked is None]
-    every = [preset.name for preset, _ in ask_presets(stale=True, today=fresh).result]
+    every = [preset.name for preset, _ in ask_presets(only_stale=True, today=fresh).result]
     assert set(unchecked) <= set(every) < set(NAMES)
     assert "qwen2.5-vl-7b" not in every
     with pytest.raises(InputError, match="--stale: every preset was checked within 180 days"):
-        ask_presets(["qwen2.5-vl-7b"], stale=True, today=fresh)
+        ask_presets(["qwen2.5-vl-7b"], only_stale=True, today=fresh)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import llmcalc
-from llmcalc.costs.params import total_of
+from llmcalc.costs.params import total_params_of
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.file import describe_data
@@ -60,7 +60,7 @@ def test_they_are_counted_as_their_class(name: str) -> None:
     fields, remarks = READ[name]
     description = describe_data(config)
     assert [note for note in description["notes"] if not note.startswith("sizes that")] == remarks
-    counted = ModelSpec.model_validate(description["model"]).tree().total(total_of)
+    counted = ModelSpec.model_validate(description["model"]).tree().total(total_params_of)
     model = build({**config, **fields}, is_to_run=False)
     assert counted == sum(parameter.numel() for parameter in model.parameters())
 

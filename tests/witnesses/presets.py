@@ -15,7 +15,7 @@ from typing import Any
 
 from llmcalc.costs.cache import cache_bits_of
 from llmcalc.costs.flops import forward_of
-from llmcalc.costs.params import total_of
+from llmcalc.costs.params import total_params_of
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.optional import EVERY_PART, WITHOUT_FLOPS
@@ -59,7 +59,7 @@ def closed_form(quantity: str, preset: Preset, record: dict[str, Any]) -> int:
     spec, run = (without_towers(preset) if record["text"] else preset).model, run_config(seq=record["seq"])
     whole = record["witness"] == REFERENCE  # it builds and runs prediction modules too
     if quantity == "parameters":
-        return int(spec.tree().total(total_of, include=EVERY_PART if whole else WITHOUT_FLOPS))
+        return int(spec.tree().total(total_params_of, include=EVERY_PART if whole else WITHOUT_FLOPS))
     if quantity == "forward_flops":
         return int(spec.tree().total(forward_of, run, EVERY_PART if whole else frozenset()))
     return bits_to_bytes(spec.tree().total(cache_bits_of("bfloat16"), run))

@@ -15,7 +15,7 @@ import pytest
 from llmcalc.components.choices import HEADS
 from llmcalc.components.head_kind import HeadKind
 from llmcalc.costs.flops import forward_of
-from llmcalc.costs.params import total_of
+from llmcalc.costs.params import total_params_of
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import FILE_OF, family_of, library_class_names, model_types, read_config
@@ -96,7 +96,7 @@ def test_every_head_is_counted_as_its_class_has_it(kind: str) -> None:
             spec = ModelSpec.model_validate(table)
             model = build(config)
             uncounted = sum(uncounted_parameters(config, model).values())
-            assert class_total(kind, "parameters", total_of, spec) == parameters(model)[""] - uncounted, name
+            assert class_total(kind, "parameters", total_params_of, spec) == parameters(model)[""] - uncounted, name
             continue
         verdict = _verified(ModelSpec.model_validate(table), config)
         if verdict is None:

@@ -705,7 +705,7 @@ def test_kimi_k3_has_its_published_figures() -> None:
     stored = quantized_size(
         spec,
         scheme_of_config(names.config),
-        include=frozenset({"towers"}),
+        extra_parts=frozenset({"towers"}),
         names=names.names(spec.tree(), spec.kind),
     )
     assert round(stored.total / 1e12, 4) == 1.5608

@@ -8,7 +8,7 @@ import pytest
 
 from llmcalc.costs.cache import cache_bits_of
 from llmcalc.costs.flops import forward_of
-from llmcalc.costs.params import total_of
+from llmcalc.costs.params import total_params_of
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import FILE_OF, family_of, model_types, read_config, text_model_of
@@ -43,7 +43,7 @@ def test_a_text_model_is_its_class_without_the_encoders(kind: str) -> None:
     text_type = text_model_of(config)[2]
     encoders = held(model, WRAPPERS[kind].modules)
     assert encoders
-    assert class_total(text_type, "parameters", total_of, spec) == parameters(model)[""] - encoders
+    assert class_total(text_type, "parameters", total_params_of, spec) == parameters(model)[""] - encoders
     if WRAPPERS[kind].runs:
         _compare_passes(kind, text_type, spec, model)
     assert [note for note in notes if "is not counted" in note] == [
@@ -121,7 +121,7 @@ def test_the_decoder_of_an_encoder_decoder_has_its_cross_attention(kind: str, de
     text_type = text_model_of(config)[2]
     assert table["decoder"]["block"]["idle_cross_attention"]
     uncounted = held(model, WRAPPERS[kind].modules)
-    assert class_total(text_type, "parameters", total_of, spec) == parameters(model)[""] - uncounted
+    assert class_total(text_type, "parameters", total_params_of, spec) == parameters(model)[""] - uncounted
     _compare_passes(kind, text_type, spec, model)
     assert [note for note in notes if "not counted" not in note] == []
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from llmcalc.costs.cache import cache_bits_of
 from llmcalc.costs.flops import forward_of
-from llmcalc.costs.params import total_of
+from llmcalc.costs.params import total_params_of
 from llmcalc.model import ModelSpec
 from llmcalc.optional import WITHOUT_FLOPS
 from llmcalc.sources.huggingface.registry import FILE_OF, FILES, family_of
@@ -69,7 +69,7 @@ def found(spec: ModelSpec, verdict: Verdict) -> dict[str, str]:
 def _architecture(spec: ModelSpec, check: Check) -> Any:
     """Returns the count of the architecture itself, without its class's deviations."""
     if check.quantity == "parameters":
-        return spec.tree().total(total_of, include=WITHOUT_FLOPS)
+        return spec.tree().total(total_params_of, include=WITHOUT_FLOPS)
     run = run_config(seq=check.seq)
     if check.quantity == "forward_flops":
         return spec.tree().total(forward_of, run)
@@ -122,7 +122,7 @@ def of_file(file: str) -> dict[str, Any]:
 def leaves(file: str) -> int:
     """Returns the number of parts with parameters in the configs of a file of families."""
     places = (place for config in configs(file) for place in spec_of(config).tree().walk())
-    return sum(bool(place.own_cost(total_of)) and place.optional in {"", *WITHOUT_FLOPS} for place in places)
+    return sum(bool(place.own_cost(total_params_of)) and place.optional in {"", *WITHOUT_FLOPS} for place in places)
 
 
 def coverage(file: str) -> tuple[int, int]:

@@ -251,9 +251,9 @@ def _reference_class() -> type[nn.Module]:
             if hasattr(self, "row_distances"):
                 positions = torch.arange(x.shape[1], device=x.device)
                 distance_index = positions[:, None] - positions + x.shape[1] - 1
-                by_row = torch.einsum("bhrcd,rkd->bhrck", q, self.row_distances(distance_index))
+                flat_rows = torch.einsum("bhrcd,rkd->bhrck", q, self.row_distances(distance_index))
                 by_column = torch.einsum("bhrcd,ckd->bhrck", q, self.column_distances(distance_index))
-                bias = by_row[..., :, None] + by_column[..., None, :]
+                bias = flat_rows[..., :, None] + by_column[..., None, :]
                 scores = scores + bias.flatten(-2).flatten(2, 3)
             heads = (scores.softmax(-1) @ v.flatten(2, 3)).unflatten(2, x.shape[1:3])
             attn_output: Tensor = self.o_proj(heads.permute(0, 2, 3, 1, 4).flatten(3))

@@ -65,7 +65,7 @@ class Parts:
         return Parts(
             *(
                 part_bytes if is_zero(part_bytes) else times(part_bytes, copy_count)
-                for part_bytes in (getattr(self, name) for name in PARTS)
+                for part_bytes in (getattr(self, part_name) for part_name in PARTS)
             )
         )
 
@@ -75,20 +75,20 @@ class Parts:
 
     def data(self) -> dict[str, Number]:
         """The bytes by field name, including fields whose bytes are 0."""
-        return {name: getattr(self, name) for name in PARTS}
+        return {part_name: getattr(self, part_name) for part_name in PARTS}
 
 
 PARTS = tuple(field.name for field in fields(Parts))
 NOTHING = Parts()
 
 
-def plain_parts(elements: Number, dtype: str) -> Parts:
+def unquantized_parts(elements: Number, dtype: str) -> Parts:
     """Returns the bytes of elements in an unquantized number format."""
     return Parts(unconverted=bytes_of(elements, dtype))
 
 
 @frozen(slots=True)
-class WeightSite:
+class WeightTensor:
     """A weight tensor of a layer, with its path and number of copies.
 
     path: path of its module, as in the reference model.
@@ -116,36 +116,36 @@ class WeightSite:
         return self.path.rpartition(".")[2]
 
 
-def weight_sites_of(tree: Node, include: frozenset[str] = frozenset()) -> Iterator[WeightSite]:
+def weight_tensors_of(tree: Node, extra_parts: frozenset[str] = frozenset()) -> Iterator[WeightTensor]:
     """Yields every trainable tensor in tree order; a tied tensor once."""
-    yield from _sites_below(tree.place(), WeightSite("", "", ParamTensor((), "vector"), 1, None, tree), include)
+    yield from _tensors_below(tree.place(), WeightTensor("", "", ParamTensor((), "vector"), 1, None, tree), extra_parts)
 
 
-def _sites_below(node_position: Place, weight_site: WeightSite, include: frozenset[str]) -> Iterator[WeightSite]:
+def _tensors_below(node_position: Place, param: WeightTensor, extra_parts: frozenset[str]) -> Iterator[WeightTensor]:
     """Yields the tensors below a node of the model.
 
-    weight_site: the site of the node itself, whose tensor is ignored.
+    param: the site of the node itself, whose tensor is ignored.
     """
     for child_place in node_position.children():
         child = child_place.node
-        if child.optional and child.optional not in include:
+        if child.optional and child.optional not in extra_parts:
             continue
-        child_path = f"{weight_site.path}.{child.name}" if weight_site.path else child.name
+        child_path = f"{param.path}.{child.name}" if param.path else child.name
         if child.indices is None:
             copies: Iterable[tuple[str, Number, int | None]] = [
-                (child_path, times(weight_site.times, child.repeat), weight_site.layer)
+                (child_path, times(param.times, child.repeat), param.layer)
             ]
         else:
-            copies = [(f"{child_path}.{i}", weight_site.times, i) for i in child.indices]
+            copies = [(f"{child_path}.{i}", param.times, i) for i in child.indices]
         op_use, parent = child_place.use, node_position.node
         tensors = () if op_use is None else op_use.tensors()
         for path, copy_count, layer in copies:
             for tensor in tensors:  # `replace` takes three times as long
-                yield WeightSite(path, child_place.kind, tensor, copy_count, layer, parent, child_place.optional)
-            child_site = WeightSite(
-                path, child_place.kind, weight_site.tensor, copy_count, layer, parent, child_place.optional
+                yield WeightTensor(path, child_place.kind, tensor, copy_count, layer, parent, child_place.optional)
+            child_site = WeightTensor(
+                path, child_place.kind, param.tensor, copy_count, layer, parent, child_place.optional
             )
-            yield from _sites_below(child_place, child_site, include)
+            yield from _tensors_below(child_place, child_site, extra_parts)
 
 
 @frozen
@@ -166,10 +166,10 @@ class Scheme:
         """Whether the conversion of a tensor depends on the module's name."""
         return False
 
-    def look_up(self, names: tuple[str, ...]) -> None:
-        """Records what the scheme's lists say of a module that is not included."""
+    def look_up(self, module_names: tuple[str, ...]) -> None:
+        """Marks the list entries that match a module which is not counted, so that no error reports them as unused."""
 
-    def store(self, spec: ModelSpec, weight_sites: list[WeightSite], dtype: str) -> Iterator[tuple[WeightSite, Parts]]:
+    def store(self, spec: ModelSpec, params: list[WeightTensor], dtype: str) -> Iterator[tuple[WeightTensor, Parts]]:
         """Yields each tensor and the bytes of one copy of the tensor.
 
         dtype: number format of unconverted tensors.
@@ -177,7 +177,7 @@ class Scheme:
         """
         raise TypeError(f"{type(self).__name__} stores nothing")
 
-    def refuses_shards(self, weight_sites: Iterable[WeightSite], whole_shapes: Mapping[str, tuple[Number, ...]]) -> str:
+    def refuses_shards(self, params: Iterable[WeightTensor], whole_shapes: Mapping[str, tuple[Number, ...]]) -> str:
         """Returns the first weight of a rank, and why kernels cannot compute it; empty if they can compute all.
 
         whole_shapes: path of a module → the shape of its weight in the whole model.
@@ -207,37 +207,37 @@ class QuantizedSize:
         return self.by_part.total
 
 
-def named_weight_sites(
-    spec: ModelSpec, scheme: Scheme, include: frozenset[str], names: ModuleNames | None
-) -> list[WeightSite]:
+def named_weight_tensors(
+    spec: ModelSpec, scheme: Scheme, extra_parts: frozenset[str], names: ModuleNames | None
+) -> list[WeightTensor]:
     """Returns the weights of a model in tree order, with the published names that the scheme's lists are matched with.
 
     Modules of multi-token prediction that are not included are looked up in these lists, too.
     """
     tree = spec.tree()
-    weight_sites = list(weight_sites_of(tree, include))
+    params = list(weight_tensors_of(tree, extra_parts))
     if scheme.reads_names:
         names = names or ModuleNames(tree, spec.kind, {})
-        weight_sites = [replace(site, names=names(site.path)) for site in weight_sites]
-        included_paths = {site.path for site in weight_sites}
-        for path in (
-            site.path for site in weight_sites_of(tree, frozenset({MTP.name})) if site.path not in included_paths
+        params = [replace(param, names=names(param.path)) for param in params]
+        included_paths = {param.path for param in params}
+        for tensor_path in (
+            param.path for param in weight_tensors_of(tree, frozenset({MTP.name})) if param.path not in included_paths
         ):
-            scheme.look_up(names(path))
-    return weight_sites
+            scheme.look_up(names(tensor_path))
+    return params
 
 
 def quantized_size(
     spec: ModelSpec,
     scheme: Scheme,
     dtype: str = "bfloat16",
-    include: frozenset[str] = frozenset(),
+    extra_parts: frozenset[str] = frozenset(),
     names: ModuleNames | None = None,
 ) -> QuantizedSize:
     """Computes the bytes of all parameters; a tied weight counts once. Vision and audio encoders are not converted.
 
     dtype: full name of the number format of unconverted tensors; default bfloat16.
-    include: optional parts to include (`mtp`, `towers`).
+    extra_parts: optional parts to include (`mtp`, `towers`).
     names: the names of the modules in the published model, which a scheme's lists are matched with; default those of
         Llama's class.
     Raises `InputError` for a tensor that the scheme's format cannot store.
@@ -248,16 +248,16 @@ def quantized_size(
         raise InputError(
             f"num_hidden_layers: {most_layers} layers are too many for --quantize; expected at most {MOST_LAYERS}"
         )
-    weight_sites = named_weight_sites(spec, scheme, include, names)
-    text_sites = [weight_site for weight_site in weight_sites if weight_site.optional != TOWERS.name]
-    towers = [weight_site for weight_site in weight_sites if weight_site.optional == TOWERS.name]
-    if towers and scheme.unconverted_dtype(dtype) != dtype:
+    params = named_weight_tensors(spec, scheme, extra_parts, names)
+    text_tensors = [weight_site for weight_site in params if weight_site.optional != TOWERS.name]
+    encoder_tensors = [weight_site for weight_site in params if weight_site.optional == TOWERS.name]
+    if encoder_tensors and scheme.unconverted_dtype(dtype) != dtype:
         raise InputError(
             f"{TOWERS.option}: {scheme.label} files do not include vision and audio encoders, which are in a separate "
             f"file; remove {TOWERS.option}"
         )
-    tower_sites = ((site, plain_parts(site.tensor.size, dtype)) for site in towers)
-    for site, stored_parts in chain(scheme.store(spec, text_sites, dtype), tower_sites):
-        parts_by_component[site.kind] = parts_by_component.get(site.kind, NOTHING) + stored_parts * site.times
+    encoder_parts = ((param, unquantized_parts(param.tensor.size, dtype)) for param in encoder_tensors)
+    for param, stored_parts in chain(scheme.store(spec, text_tensors, dtype), encoder_parts):
+        parts_by_component[param.kind] = parts_by_component.get(param.kind, NOTHING) + stored_parts * param.times
     total_parts = sum(parts_by_component.values(), NOTHING)
     return QuantizedSize(scheme, scheme.unconverted_dtype(dtype), total_parts, parts_by_component)

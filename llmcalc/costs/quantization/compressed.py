@@ -30,46 +30,46 @@ ARGUMENTS = ("observer", "observer_kwargs", "dynamic", "actorder", "scale_dtype"
 """Fields that every scheme has for weights or activations; some of them are checked below."""
 
 
-def compressed_tensors(fields: Fields) -> Scheme:
+def compressed_tensors(config: Fields) -> Scheme:
     """Reads a compressed-tensors config with the groups of `config_groups`.
 
     A module has the format of the group with its name, else of one with a pattern for it, else of that of `Linear`,
     in whichever order the groups are (compressed-tensors: `match_targets`; vLLM: `find_matched_target`).
     """
-    fields.ignore("version", "provider")
-    sparsity = fields.get("sparsity_config")
+    config.ignore("version", "provider")
+    sparsity = config.get("sparsity_config")
     if sparsity not in (None, {}) and (not isinstance(sparsity, dict) or sparsity.get("format") != "dense"):
-        raise fields.value_error("sparsity_config", sparsity, "none, or the format dense")
-    model_format = fields.get("format")
-    groups_table = fields.get_table("config_groups")
+        raise config.value_error("sparsity_config", sparsity, "none, or the format dense")
+    model_format = config.get("format")
+    groups_table = config.get_table("config_groups")
     if groups_table is None or not groups_table.data:
-        raise fields.value_error("config_groups", None, "a table of groups")
+        raise config.value_error("config_groups", None, "a table of groups")
     groups_by_rank: dict[int, list[Group]] = {rank: [] for rank in range(len(TARGETS))}
     format_labels = []
-    for _, table in groups_table.get_tables("how a group of modules is quantised"):
-        targets, storage_format, label = _read_group(table, model_format)
+    for _, group_table in groups_table.get_tables("how a group of modules is quantised"):
+        target_names, storage_format, label = _read_group(group_table, model_format)
         for rank, is_target in enumerate(TARGETS):
-            names = [name for name in targets if is_target(name)]
+            names = [name for name in target_names if is_target(name)]
             if names:
                 modules = None if "Linear" in names else ModuleList(names, "compressed-tensors", "targets")
                 groups_by_rank[rank].append(Group(storage_format, modules))
         format_labels.append(label)
-    groups = [group for rank_groups in groups_by_rank.values() for group in rank_groups]
+    module_groups = [module_group for rank_groups in groups_by_rank.values() for module_group in rank_groups]
     excluded_modules = ModuleList(
-        fields.get_all_strings("ignore", "ignored_layers", "modules_to_not_convert"), "compressed-tensors", "ignore"
+        config.get_all_strings("ignore", "ignored_layers", "modules_to_not_convert"), "compressed-tensors", "ignore"
     )
     remarks = []
-    if any(isinstance(group.format, PackedInt | WholeInt) for group in groups):
+    if any(isinstance(module_group.format, PackedInt | WholeInt) for module_group in module_groups):
         remarks.append("scales in the model's own number format")
-    if fields.get("kv_cache_scheme"):
+    if config.get("kv_cache_scheme"):
         remarks.append(KV)
-    if fields.get("transform_config"):
+    if config.get("transform_config"):
         remarks.append(TRANSFORMS)
     return LinearScheme(
         "+".join(dict.fromkeys(format_labels)),
         "compressed-tensors",
         tuple(remarks),
-        tuple(groups),
+        tuple(module_groups),
         head=True,
         everywhere=True,
         excluded=excluded_modules,
@@ -84,18 +84,18 @@ TARGETS: tuple[Callable[[str], bool], ...] = (
 """The kinds of targets, the most specific first: names of modules, patterns, and the class of all linear layers."""
 
 
-def _read_group(fields: Fields, model_format: Any) -> tuple[list[str], LinearFormat, str]:
+def _read_group(config: Fields, model_format: Any) -> tuple[list[str], LinearFormat, str]:
     """Returns the targets of a group, their storage format, and the format's label."""
-    fields.check_field("output_activations", None)
-    targets = fields.get_strings("targets")
-    weights, inputs = fields.get_table("weights"), fields.get_table("input_activations")
-    layout = fields.get("format") or model_format
-    fields.check_all_read()
+    config.check_field("output_activations", None)
+    target_names = config.get_strings("targets")
+    weights, inputs = config.get_table("weights"), config.get_table("input_activations")
+    layout = config.get("format") or model_format
+    config.check_all_read()
     if weights is None:
-        raise fields.value_error("weights", None, "how weights are quantised")
-    if not targets:
-        raise fields.value_error("targets", targets, "module names or Linear")
-    return (targets, *_storage_format(weights, layout, _static_scales(inputs)))
+        raise config.value_error("weights", None, "how weights are quantised")
+    if not target_names:
+        raise config.value_error("targets", target_names, "module names or Linear")
+    return (target_names, *_storage_format(weights, layout, _static_scales(inputs)))
 
 
 def _static_scales(inputs: Fields | None) -> Static:
@@ -136,45 +136,45 @@ def _read_weights(weight_fields: Fields, layout: Any) -> _Weights:
     """Reads and checks the fields of `weights` that all formats share."""
     weight_fields.ignore(*ARGUMENTS)
     weight_fields.check_field("dynamic", False, None)
-    kind = weight_fields.get("type", "int")
+    element_type = weight_fields.get("type", "int")
     bits = weight_fields.get("num_bits")
-    group = weight_fields.get_group_size("group_size")
-    symmetric = weight_fields.get("symmetric", True)
-    strategy = weight_fields.get("strategy") or ("tensor" if group is None else "group")
-    blocks = weight_fields.get_integer_pair("block_structure")
+    group_size = weight_fields.get_group_size("group_size")
+    is_symmetric = weight_fields.get("symmetric", True)
+    strategy = weight_fields.get("strategy") or ("tensor" if group_size is None else "group")
+    block_shape = weight_fields.get_integer_pair("block_structure")
     weight_fields.check_all_read()
     weight_fields.check_choice("strategy", strategy, "tensor", "channel", "group", "block", "tensor_group")
-    weight_fields.check_choice("symmetric", symmetric, True, False)
-    weight_fields.check_choice("type", kind, "int", "float")
-    if strategy in ("group", "tensor_group") and group is None:
-        raise weight_fields.value_error("group_size", group, "a positive whole number for that strategy")
+    weight_fields.check_choice("symmetric", is_symmetric, True, False)
+    weight_fields.check_choice("type", element_type, "int", "float")
+    if strategy in ("group", "tensor_group") and group_size is None:
+        raise weight_fields.value_error("group_size", group_size, "a positive whole number for that strategy")
     if not isinstance(layout, str) or layout not in FORMATS:
         raise weight_fields.value_error("format", layout, "one of " + ", ".join(FORMATS))
-    return _Weights(weight_fields, layout, kind, bits, group, blocks, strategy, symmetric)
+    return _Weights(weight_fields, layout, element_type, bits, group_size, block_shape, strategy, is_symmetric)
 
 
-def _storage_format(table: Fields, layout: Any, static: Static) -> tuple[LinearFormat, str]:
+def _storage_format(group_table: Fields, layout: Any, static_scales: Static) -> tuple[LinearFormat, str]:
     """Returns the storage format of a module group, and the format's label."""
-    weights = _read_weights(table, layout)
+    weights = _read_weights(group_table, layout)
     if weights.kind == "float":
-        return _fp4_format(weights, static) if weights.bits == 4 else _fp8_format(weights, static)
-    return _packed_int(weights) if weights.layout == "pack-quantized" else _whole_int(weights, static)
+        return _fp4_format(weights, static_scales) if weights.bits == 4 else _fp8_format(weights, static_scales)
+    return _packed_int(weights) if weights.layout == "pack-quantized" else _whole_int(weights, static_scales)
 
 
-def _fp4_format(weights: _Weights, static: Static) -> tuple[LinearFormat, str]:
+def _fp4_format(weights: _Weights, static_scales: Static) -> tuple[LinearFormat, str]:
     weights.fields.check_choice("symmetric", weights.symmetric, True)
     match weights.strategy, weights.layout:
         case "tensor_group", "nvfp4-pack-quantized":
-            return FP4(weights.group or 16, 1, static.scales), "nvfp4"
+            return FP4(weights.group or 16, 1, static_scales.scales), "nvfp4"
         case "group", "mxfp4-pack-quantized":
             return FP4(weights.group or 32, 0), "mxfp4-linear"
     expected_formats = "nvfp4-pack-quantized with tensor_group or mxfp4-pack-quantized with group, for 4-bit floats"
     raise weights.fields.value_error("format", weights.layout, expected_formats)
 
 
-def _fp8_format(weights: _Weights, static: Static) -> tuple[LinearFormat, str]:
+def _fp8_format(weights: _Weights, static_scales: Static) -> tuple[LinearFormat, str]:
     """Returns the format of fp8 weights, and the element type's name."""
-    weight_fields, strategy, microscaling = weights.fields, weights.strategy, weights.layout == "mxfp8-quantized"
+    weight_fields, strategy, is_microscaling = weights.fields, weights.strategy, weights.layout == "mxfp8-quantized"
     weight_fields.check_choice("num_bits", weights.bits, 8)
     weight_fields.check_choice("symmetric", weights.symmetric, True)
     weight_fields.check_choice("strategy", strategy, "tensor", "channel", "block", "group")
@@ -185,9 +185,9 @@ def _fp8_format(weights: _Weights, static: Static) -> tuple[LinearFormat, str]:
         if weights.blocks is None:
             raise weight_fields.value_error("block_structure", weights.blocks, "two positive whole numbers")
         scale_extent = weights.blocks
-    if microscaling:
+    if is_microscaling:
         weight_fields.check_choice("strategy", strategy, "group")
-    return FP8(scale_extent, 1 if microscaling else None, static.scales, static.zeros), "fp8"
+    return FP8(scale_extent, 1 if is_microscaling else None, static_scales.scales, static_scales.zeros), "fp8"
 
 
 def _packed_int(weights: _Weights) -> tuple[LinearFormat, str]:
@@ -200,7 +200,7 @@ def _packed_int(weights: _Weights) -> tuple[LinearFormat, str]:
     return packed_format, f"w{bits}a16" + ("" if group is None else f"-g{group}")
 
 
-def _whole_int(weights: _Weights, static: Static) -> tuple[LinearFormat, str]:
+def _whole_int(weights: _Weights, static_scales: Static) -> tuple[LinearFormat, str]:
     """Returns the integer format with one byte per code."""
     bits, strategy = weights.bits, weights.strategy
     weights.fields.check_choice("num_bits", bits, 2, 3, 4, 5, 6, 7, 8)
@@ -208,4 +208,4 @@ def _whole_int(weights: _Weights, static: Static) -> tuple[LinearFormat, str]:
     scale_extent: int | Whole = "tensor" if strategy == "tensor" else "row"
     if strategy == "group" and weights.group is not None:
         scale_extent = weights.group
-    return WholeInt(scale_extent, weights.symmetric, static), f"w{bits}a8"
+    return WholeInt(scale_extent, weights.symmetric, static_scales), f"w{bits}a8"

@@ -31,241 +31,249 @@ CALIBRATION = (
 """Fields of AutoGPTQ, GPTQModel and AutoAWQ on how codes were found and which kernels run them."""
 
 
-def scheme_of_config(config: Mapping[str, Any] | None) -> Scheme | None:
+def scheme_of_config(model_config: Mapping[str, Any] | None) -> Scheme | None:
     """Returns the scheme of a parsed `config.json`; None for plain weights.
 
     Raises `InputError` for an unknown method or field, and for a value that the method does not support.
     """
-    if config is None:
+    if model_config is None:
         return None
-    table, config_section = _quantization_table(config)
-    if table is None:
+    quant_table, config_section = _quantization_table(model_config)
+    if quant_table is None:
         return None
-    if not isinstance(table, dict):
-        raise InputError(f"quantization_config: {type(table).__name__}; expected a table of fields ({WITHOUT})")
-    method = table.get("quant_method", _method_without_name(table))
-    method = OTHER_METHODS.get(method, method) if isinstance(method, str) else method
-    if not isinstance(method, str) or method not in METHODS:
+    if not isinstance(quant_table, dict):
+        raise InputError(f"quantization_config: {type(quant_table).__name__}; expected a table of fields ({WITHOUT})")
+    method_name = quant_table.get("quant_method", _method_without_name(quant_table))
+    method_name = OTHER_METHODS.get(method_name, method_name) if isinstance(method_name, str) else method_name
+    if not isinstance(method_name, str) or method_name not in METHODS:
         known_methods = ", ".join(METHODS)
-        suggestion = suggest(method, list(METHODS)) if isinstance(method, str) else ""
+        suggestion = suggest(method_name, list(METHODS)) if isinstance(method_name, str) else ""
         raise InputError(
-            f"quantization_config.quant_method: {shown(method)} is not known; expected one of {known_methods}."
+            f"quantization_config.quant_method: {shown(method_name)} is not known; expected one of {known_methods}."
             f"{suggestion} ({WITHOUT})"
         )
-    if method == "fp8" and config_section.get("expert_dtype") is not None:  # as `DeepseekV4Config` moves it
-        table = {"expert_dtype": config_section["expert_dtype"], **table}
-    scheme_fields = Fields(table, f"quantization_config of {method}")
+    if method_name == "fp8" and config_section.get("expert_dtype") is not None:  # as `DeepseekV4Config` moves it
+        quant_table = {"expert_dtype": config_section["expert_dtype"], **quant_table}
+    scheme_fields = Fields(quant_table, f"quantization_config of {method_name}")
     try:
-        scheme = METHODS[method](scheme_fields)
+        scheme = METHODS[method_name](scheme_fields)
         scheme_fields.check_all_read()
     except InputError as error:
         raise InputError(f"{error} ({WITHOUT})") from None
     if isinstance(scheme, MLXScheme):
-        model_types = {section.get("model_type") for section in (config, config_section)}
+        model_types = {section.get("model_type") for section in (model_config, config_section)}
         return replace(scheme, bare_routers=not model_types.isdisjoint(BARE_ROUTERS))
     return replace(scheme, stated=scheme_fields.where) if isinstance(scheme, LinearScheme) else scheme
 
 
-def _quantization_table(config: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
-    """Returns the field on quantization of a config or of its text model, and the part of the config that it is in."""
-    for config_section in (config, *(config.get(section) for section in TEXT_SECTIONS)):
+def _quantization_table(model_config: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+    """Returns the quantization table of a config or of its text model, and the config section with this table."""
+    for config_section in (model_config, *(model_config.get(section) for section in TEXT_SECTIONS)):
         if isinstance(config_section, Mapping) and config_section.get("quantization_config") is not None:
             return config_section["quantization_config"], config_section
-    return config.get("quantization"), config  # older mlx-lm wrote this field alone
+    return model_config.get("quantization"), model_config  # older mlx-lm wrote this field alone
 
 
-def _method_without_name(table: Mapping[str, Any]) -> str | None:
+def _method_without_name(quant_table: Mapping[str, Any]) -> str | None:
     """Returns the quantization method of a config without `quant_method`, such as mlx-lm's or early bitsandbytes'."""
-    if "load_in_4bit" in table or "load_in_8bit" in table:
+    if "load_in_4bit" in quant_table or "load_in_8bit" in quant_table:
         return "bitsandbytes"
-    if "quant_algo" in table:
+    if "quant_algo" in quant_table:
         return "modelopt"
-    return "mlx" if "group_size" in table and "bits" in table else None
+    return "mlx" if "group_size" in quant_table and "bits" in quant_table else None
 
 
-def _read_fp8(fields: Fields) -> Scheme:
+def _read_fp8(config: Fields) -> Scheme:
     """Reads an FP8 config: DeepSeek-V3's blocks, or AutoFP8 with one scale per tensor.
 
     Modules that ModelOpt converted further are listed in `quantized_layers` (DeepSeek-V4 in NVFP4). `ignored_layers` is
     the list of vLLM, which converts no output head (vllm/model_executor/layers/quantization/fp8.py,
     `Fp8Config.get_quant_method`): that of MiMo-V2.5 is in bf16.
     """
-    fields.ignore("fmt", "dequantize", "act_per_tensor")
-    block, scheme = fields.get_integer_pair("weight_block_size"), fields.get("activation_scheme", "dynamic")
-    scale, experts = fields.get("scale_fmt", "float"), fields.get("expert_dtype", "fp8")
-    fields.check_choice("activation_scheme", scheme, "dynamic", "static")
-    fields.check_choice("scale_fmt", scale, "float", "ue8m0", None)
-    fields.check_choice("expert_dtype", experts, "fp8", "fp4")
-    fields.check_field("modules_to_convert", None)
-    fields.check_field("store_dtype", None, "fp8")
-    fields.check_field("weight_per_tensor", False, None, *(() if block else (True,)))
-    listed_layers = fields.get_table("quantized_layers")
+    config.ignore("fmt", "dequantize", "act_per_tensor")
+    block, scheme = config.get_integer_pair("weight_block_size"), config.get("activation_scheme", "dynamic")
+    scale_format, expert_dtype = config.get("scale_fmt", "float"), config.get("expert_dtype", "fp8")
+    config.check_choice("activation_scheme", scheme, "dynamic", "static")
+    config.check_choice("scale_fmt", scale_format, "float", "ue8m0", None)
+    config.check_choice("expert_dtype", expert_dtype, "fp8", "fp4")
+    config.check_field("modules_to_convert", None)
+    config.check_field("store_dtype", None, "fp8")
+    config.check_field("weight_per_tensor", False, None, *(() if block else (True,)))
+    listed_layers = config.get_table("quantized_layers")
     unconverted_groups: tuple[Group, ...] = ()
     if listed_layers is not None:
-        fields.ignore("config_groups", "group_size", "ignore", "moe_quant_algo", "quant_algo", "kv_cache_quant_algo")
+        config.ignore("config_groups", "group_size", "ignore", "moe_quant_algo", "quant_algo", "kv_cache_quant_algo")
         unconverted_groups, _ = listed_groups(listed_layers)
-    has_byte_scales = scale == "ue8m0" and (experts == "fp4" or bool(unconverted_groups))
+    has_byte_scales = scale_format == "ue8m0" and (expert_dtype == "fp4" or bool(unconverted_groups))
     scale_bytes = 1 if has_byte_scales else 4
     linear_format = FP8(block or "tensor", scale_bytes if block else 4, 1 if scheme == "static" else 0)
-    expert_format = FP4(32, scale_bytes=scale_bytes, static=linear_format.static) if experts == "fp4" else None
+    expert_format = FP4(32, scale_bytes=scale_bytes, static=linear_format.static) if expert_dtype == "fp4" else None
     remarks = (
         ("scales in fp32, as checkpoints of DeepSeek-V3.1 store ue8m0; transformers stores one byte each",)
-        if scale == "ue8m0" and block and not has_byte_scales
+        if scale_format == "ue8m0" and block and not has_byte_scales
         else ()
     )
     label = f"fp8-block{block[0]}" if block and block[0] == block[1] else "fp8"
     format_source = named.DEEPSEEK_SOURCE if block else named.TRANSFORMERS_FP8
     linear_scheme = every_linear(
-        fields,
+        config,
         LinearScheme(label, format_source, remarks, (*unconverted_groups, Group(linear_format, experts=expert_format))),
         "modules_to_not_convert",
         "ignored_layers",
     )
-    return replace(linear_scheme, head=fields.get("modules_to_not_convert") is not None)
+    return replace(linear_scheme, head=config.get("modules_to_not_convert") is not None)
 
 
-def _read_fbgemm(fields: Fields) -> Scheme:
-    fields.ignore("activation_scale_ub")
-    return every_linear(fields, LinearScheme("fp8-channel", named.FBGEMM_SOURCE, (), (Group(FP8("row")),)))
+def _read_fbgemm(config: Fields) -> Scheme:
+    config.ignore("activation_scale_ub")
+    return every_linear(config, LinearScheme("fp8-channel", named.FBGEMM_SOURCE, (), (Group(FP8("row")),)))
 
 
-def _ignore_exporter(fields: Fields) -> None:
-    """Ignores the settings of AutoRound in a checkpoint that it exported in the format of another library."""
-    if "autoround_version" in fields.data or "provider" in fields.data:
-        libraries.ignore_settings_of_auto_round(fields)
-        fields.check_field("data_type", "int", default="int")
+def _ignore_exporter(config: Fields) -> None:
+    """Ignores AutoRound's own settings in a checkpoint that AutoRound exported in another library's format."""
+    if "autoround_version" in config.data or "provider" in config.data:
+        libraries.ignore_settings_of_auto_round(config)
+        config.check_field("data_type", "int", default_value="int")
 
 
-def _read_awq(fields: Fields) -> Scheme:
+def _read_awq(config: Fields) -> Scheme:
     """Reads a config of AWQ, in the layout `gemm`."""
-    fields.ignore(*CALIBRATION, "do_fuse", "fuse_max_seq_len", "modules_to_fuse")
-    _ignore_exporter(fields)
-    fields.check_field("bits", 4, default=4)
-    fields.check_field("w_bit", 4, default=4)
-    fields.check_field("zero_point", True, default=True)
-    fields.check_field("modules_in_block_to_quantize", None)
-    layout = fields.get_lowercase("version", fields.get("format", "gemm"))
-    fields.check_choice("version", layout, "gemm")
-    group = fields.get_group_size("group_size", 128)
+    config.ignore(*CALIBRATION, "do_fuse", "fuse_max_seq_len", "modules_to_fuse")
+    _ignore_exporter(config)
+    config.check_field("bits", 4, default_value=4)
+    config.check_field("w_bit", 4, default_value=4)
+    config.check_field("zero_point", True, default_value=True)
+    config.check_field("modules_in_block_to_quantize", None)
+    layout = config.get_lowercase("version", config.get("format", "gemm"))
+    config.check_choice("version", layout, "gemm")
+    group_size = config.get_group_size("group_size", 128)
     return LinearScheme(
-        f"awq-int4{_group_suffix(group)}",
+        f"awq-int4{_group_suffix(group_size)}",
         named.AWQ_SOURCE,
         (),
-        (Group(AWQ(group)),),
-        excluded=ModuleList(fields.get_strings("modules_to_not_convert"), "awq"),
+        (Group(AWQ(group_size)),),
+        excluded=ModuleList(config.get_strings("modules_to_not_convert"), "awq"),
     )
 
 
-def _read_gptq(fields: Fields) -> Scheme:
+def _read_gptq(config: Fields) -> Scheme:
     """Reads a config of GPTQ for the layers in `modules_in_block_to_quantize`; by default for every linear layer."""
-    fields.ignore(
+    config.ignore(
         *CALIBRATION, "static_groups", "use_cuda_fp16", "use_exllama", "disable_exllama", "max_input_len",
         "model_name_or_path", "model_file_base_name", "damp_auto_increment", "mse", "v2", "quantizer", "pack_dtype",
         "hf_format", "hyb_act", "offload_to_disk", "pack_impl",
     )  # fmt: skip
-    _ignore_exporter(fields)
-    fields.check_field("method", "gptq", default="gptq")
-    fields.check_choice(
-        "checkpoint_format", fields.get_lowercase("checkpoint_format", fields.get("format", "gptq")), "gptq", "gptq_v2"
+    _ignore_exporter(config)
+    config.check_field("method", "gptq", default_value="gptq")
+    config.check_choice(
+        "checkpoint_format", config.get_lowercase("checkpoint_format", config.get("format", "gptq")), "gptq", "gptq_v2"
     )
-    fields.check_field("is_marlin_format", False, None)
-    bits, group = fields.get("bits"), fields.get_group_size("group_size", 128)
-    fields.check_choice("bits", bits, 2, 3, 4, 8)
-    converts_head = fields.get("lm_head", False)
-    fields.check_choice("lm_head", converts_head, False, True)
-    quantized_modules = fields.get("modules_in_block_to_quantize")
+    config.check_field("is_marlin_format", False, None)
+    bits, group_size = config.get("bits"), config.get_group_size("group_size", 128)
+    config.check_choice("bits", bits, 2, 3, 4, 8)
+    converts_head = config.get("lm_head", False)
+    config.check_choice("lm_head", converts_head, False, True)
+    quantized_modules = config.get("modules_in_block_to_quantize")
     module_list = None
     if quantized_modules is not None:
-        names: list[Any] = (
-            [name for row in quantized_modules for name in (row if isinstance(row, list) else [row])]
+        listed_names: list[Any] = (
+            [
+                listed_name
+                for name_row in quantized_modules
+                for listed_name in (name_row if isinstance(name_row, list) else [name_row])
+            ]
             if isinstance(quantized_modules, list)
             else [None]
         )
-        if any(not isinstance(name, str) for name in names):
-            raise fields.value_error("modules_in_block_to_quantize", quantized_modules, "lists of module names")
-        module_list = ModuleList(names, field="modules_in_block_to_quantize")
-    groups = (*_read_dynamic(fields, bits, group), Group(GPTQ(bits, group), module_list))
-    excluded_modules = listed_modules(fields)
+        if any(not isinstance(listed_name, str) for listed_name in listed_names):
+            raise config.value_error("modules_in_block_to_quantize", quantized_modules, "lists of module names")
+        module_list = ModuleList(listed_names, config_field="modules_in_block_to_quantize")
+    module_groups = (*_read_dynamic(config, bits, group_size), Group(GPTQ(bits, group_size), module_list))
+    excluded_modules = listed_modules(config)
     return LinearScheme(
-        f"gptq-int{bits}{_group_suffix(group)}",
+        f"gptq-int{bits}{_group_suffix(group_size)}",
         named.GPTQ_SOURCE,
         (named.ZERO_BIASES,),
-        groups,
+        module_groups,
         head=converts_head,
         excluded=excluded_modules,
     )
 
 
-def _read_dynamic(fields: Fields, bits: int, group: int | None) -> Iterator[Group]:
+def _read_dynamic(config: Fields, bits: int, group_size: int | None) -> Iterator[Group]:
     """Reads GPTQModel's `dynamic`: regular expression → replaced fields of the config; `-:` means not converted.
 
     Each is matched at the start of a module's name, and the first that matches counts (GPTQModel, dynamic_get).
     """
-    rules = fields.get_table("dynamic") or NO_FIELDS
-    for name in rules.data:
-        module_rule = rules.get_table(name)
-        pattern = name.removeprefix("-:").removeprefix("+:")
-        modules = ModuleList([f"re:{pattern}"], "compressed-tensors", "dynamic")
-        if name.startswith("-:"):
+    module_rules = config.get_table("dynamic") or NO_FIELDS
+    for module_pattern in module_rules.data:
+        module_rule = module_rules.get_table(module_pattern)
+        regular_expression = module_pattern.removeprefix("-:").removeprefix("+:")
+        modules = ModuleList([f"re:{regular_expression}"], "compressed-tensors", "dynamic")
+        if module_pattern.startswith("-:"):
             yield Group(None, modules)
             continue
         if module_rule is None:
-            raise fields.value_error("dynamic", name, "a table of fields for each pattern without -:")
+            raise config.value_error("dynamic", module_pattern, "a table of fields for each pattern without -:")
         module_rule.ignore(
             "sym", "desc_act", "mse", "act_group_aware", "damp_percent", "static_groups", "true_sequential"
         )
         module_bits = module_rule.get("bits", bits)
-        columns = module_rule.get_group_size("group_size", group) if "group_size" in module_rule.data else group
+        columns = (
+            module_rule.get_group_size("group_size", group_size) if "group_size" in module_rule.data else group_size
+        )
         module_rule.check_all_read()
         module_rule.check_choice("bits", module_bits, 2, 3, 4, 8)
         yield Group(GPTQ(module_bits, columns), modules)
 
 
-def _read_bitsandbytes(fields: Fields) -> Scheme:
+def _read_bitsandbytes(config: Fields) -> Scheme:
     """Reads a bitsandbytes config: int8, nf4 or fp4, optionally with quantized scales."""
-    fields.ignore(
+    config.ignore(
         "bnb_4bit_compute_dtype", "llm_int8_threshold", "llm_int8_enable_fp32_cpu_offload", "bnb_4bit_quant_storage"
     )
-    is_4_bit, is_8_bit = (fields.get(name, fields.get(f"_{name}", False)) for name in ("load_in_4bit", "load_in_8bit"))
-    fields.ignore("_load_in_4bit", "_load_in_8bit")
-    fields.check_field("llm_int8_has_fp16_weight", False, default=False)
-    kind, is_double = fields.get("bnb_4bit_quant_type", "fp4"), fields.get("bnb_4bit_use_double_quant", False)
+    is_4_bit, is_8_bit = (config.get(name, config.get(f"_{name}", False)) for name in ("load_in_4bit", "load_in_8bit"))
+    config.ignore("_load_in_4bit", "_load_in_8bit")
+    config.check_field("llm_int8_has_fp16_weight", False, default_value=False)
+    code_type, is_double = config.get("bnb_4bit_quant_type", "fp4"), config.get("bnb_4bit_use_double_quant", False)
     if is_4_bit is is_8_bit or any(type(flag) not in (bool, type(None)) for flag in (is_4_bit, is_8_bit)):
-        raise fields.value_error("load_in_4bit", is_4_bit, "that or load_in_8bit to be true")
+        raise config.value_error("load_in_4bit", is_4_bit, "that or load_in_8bit to be true")
     if is_8_bit:
         return every_linear(
-            fields, LinearScheme("int8", named.BNB_SOURCE, (named.STACKED,), (Group(Bnb8()),)), "llm_int8_skip_modules"
+            config, LinearScheme("int8", named.BNB_SOURCE, (named.STACKED,), (Group(Bnb8()),)), "llm_int8_skip_modules"
         )
-    fields.check_choice("bnb_4bit_quant_type", kind, "nf4", "fp4")
-    fields.check_choice("bnb_4bit_use_double_quant", is_double, False, True)
+    config.check_choice("bnb_4bit_quant_type", code_type, "nf4", "fp4")
+    config.check_choice("bnb_4bit_use_double_quant", is_double, False, True)
     return every_linear(
-        fields, named.bnb4(f"{kind}-double" if is_double else str(kind), bool(is_double)), "llm_int8_skip_modules"
+        config,
+        named.bnb4(f"{code_type}-double" if is_double else str(code_type), bool(is_double)),
+        "llm_int8_skip_modules",
     )
 
 
-def _read_mxfp4(fields: Fields) -> Scheme:
-    fields.ignore("dequantize")
-    return replace(named.mxfp4("mxfp4"), excluded=listed_modules(fields))
+def _read_mxfp4(config: Fields) -> Scheme:
+    config.ignore("dequantize")
+    return replace(named.mxfp4("mxfp4"), excluded=listed_modules(config))
 
 
-def _read_bitnet(fields: Fields) -> Scheme | None:
+def _read_bitnet(config: Fields) -> Scheme | None:
     """Reads a BitNet config; None for online quantization, whose checkpoint stores plain weights."""
-    fields.ignore("rms_norm_eps", "quantization_mode")
-    mode, linear = fields.get("quantization_mode", "offline"), fields.get("linear_class", "bitlinear")
-    fields.check_choice("quantization_mode", mode, "offline", "online")
-    fields.check_choice("linear_class", linear, "bitlinear", "autobitlinear")
-    fields.check_field("use_rms_norm", False, default=False)
-    scheme = every_linear(fields, LinearScheme("bitnet", named.BITNET_SOURCE, (), (Group(Ternary()),)))
-    return None if mode == "online" and linear == "autobitlinear" else scheme
+    config.ignore("rms_norm_eps", "quantization_mode")
+    quant_mode, linear_class = config.get("quantization_mode", "offline"), config.get("linear_class", "bitlinear")
+    config.check_choice("quantization_mode", quant_mode, "offline", "online")
+    config.check_choice("linear_class", linear_class, "bitlinear", "autobitlinear")
+    config.check_field("use_rms_norm", False, default_value=False)
+    scheme = every_linear(config, LinearScheme("bitnet", named.BITNET_SOURCE, (), (Group(Ternary()),)))
+    return None if quant_mode == "online" and linear_class == "autobitlinear" else scheme
 
 
-def _read_eetq(fields: Fields) -> Scheme:
-    fields.check_field("weights", "int8", default="int8")
-    return every_linear(fields, LinearScheme("eetq", named.EETQ_SOURCE, (), (Group(WholeInt(scale_bytes=2)),)))
+def _read_eetq(config: Fields) -> Scheme:
+    config.check_field("weights", "int8", default_value="int8")
+    return every_linear(config, LinearScheme("eetq", named.EETQ_SOURCE, (), (Group(WholeInt(scale_bytes=2)),)))
 
 
-def _group_suffix(group: int | None) -> str:
-    return "" if group is None else f"-g{group}"
+def _group_suffix(group_size: int | None) -> str:
+    return "" if group_size is None else f"-g{group_size}"
 
 
 METHODS: dict[str, Callable[[Fields], Scheme | None]] = {

@@ -14,103 +14,106 @@ LARGEST = 2**20
 
 
 class Fields:
-    """A table of a config, which records the fields that were read."""
+    """A table of a config with a record of the fields that a reader has read."""
 
-    def __init__(self, data: Mapping[str, Any], origin: str) -> None:
-        self.data: Mapping[str, Any] = data
-        self.where: str = origin
+    def __init__(self, table_data: Mapping[str, Any], table_origin: str) -> None:
+        self.data: Mapping[str, Any] = table_data
+        self.where: str = table_origin
         self.read_names: set[str] = set[str](COMMON)
 
-    def get(self, name: str, default: Any = None) -> Any:
-        """Returns the value of a field, or `default` if the field is missing."""
-        self.read_names.add(name)
-        return self.data.get(name, default)
+    def get(self, field_name: str, default_value: Any = None) -> Any:
+        """Returns the value of a field, or `default_value` if the field is missing."""
+        self.read_names.add(field_name)
+        return self.data.get(field_name, default_value)
 
-    def get_lowercase(self, name: str, default: Any = None) -> Any:
+    def get_lowercase(self, field_name: str, default_value: Any = None) -> Any:
         """Returns a field's value, as lower-case text if it is a string."""
-        value = self.get(name, default)
-        return value.lower() if isinstance(value, str) else value
+        field_value = self.get(field_name, default_value)
+        return field_value.lower() if isinstance(field_value, str) else field_value
 
-    def ignore(self, *names: str) -> None:
+    def ignore(self, *field_names: str) -> None:
         """Marks fields as ignored, because the fields change no size."""
-        self.read_names.update(names)
+        self.read_names.update(field_names)
 
-    def value_error(self, name: str, value: Any, expected: str) -> InputError:
+    def value_error(self, field_name: str, field_value: Any, expected_values: str) -> InputError:
         """Returns the error for a field's value, with the expected values in words."""
         try:
-            text = repr(value)
+            value_text = repr(field_value)
         except (ValueError, RecursionError):  # a number of thousands of digits, or a list that contains itself
-            text = shown(value)
-        return InputError(f"{self.where}: {name}: {text if len(text) <= 60 else text[:57] + '…'}; expected {expected}")
+            value_text = shown(field_value)
+        return InputError(
+            f"{self.where}: {field_name}: {value_text if len(value_text) <= 60 else value_text[:57] + '…'}; expected "
+            f"{expected_values}"
+        )
 
-    def check_choice(self, name: str, value: Any, *allowed_values: Any) -> None:
-        """Raises `InputError` for a value that is not one of the allowed ones."""
-        if not any(value == choice and type(value) is type(choice) for choice in allowed_values):
-            raise self.value_error(name, value, "one of " + ", ".join(map(repr, allowed_values)))
+    def check_choice(self, field_name: str, field_value: Any, *allowed_values: Any) -> None:
+        """Raises `InputError` for a value that is not among the allowed values."""
+        if not any(field_value == choice and type(field_value) is type(choice) for choice in allowed_values):
+            raise self.value_error(field_name, field_value, "one of " + ", ".join(map(repr, allowed_values)))
 
-    def check_field(self, name: str, *allowed_values: Any, default: Any = None) -> None:
-        """Raises `InputError` for a field whose value is not one of the allowed ones."""
-        self.check_choice(name, self.get(name, default), *allowed_values)
+    def check_field(self, field_name: str, *allowed_values: Any, default_value: Any = None) -> None:
+        """Raises `InputError` for a field whose value is not among the allowed values."""
+        self.check_choice(field_name, self.get(field_name, default_value), *allowed_values)
 
-    def get_strings(self, *names: str) -> list[str]:
+    def get_strings(self, *field_names: str) -> list[str]:
         """Returns the list of strings in the first present field; empty if all are absent."""
-        for name in names:
-            value = self.get(name)
-            if value is None:
+        for field_name in field_names:
+            field_value = self.get(field_name)
+            if field_value is None:
                 continue
-            if not isinstance(value, list) or any(
-                not isinstance(text, str) or not text or len(text) > 500 for text in value
+            if not isinstance(field_value, list) or any(
+                not isinstance(text, str) or not text or len(text) > 500 for text in field_value
             ):
-                raise self.value_error(name, value, "a list of module names")
-            return value
+                raise self.value_error(field_name, field_value, "a list of module names")
+            return field_value
         return []
 
-    def get_all_strings(self, *names: str) -> list[str]:
+    def get_all_strings(self, *field_names: str) -> list[str]:
         """Returns the strings of all fields that are lists, without repetitions."""
-        return list(dict.fromkeys(text for name in names for text in self.get_strings(name)))
+        return list(dict.fromkeys(text for field_name in field_names for text in self.get_strings(field_name)))
 
-    def get_group_size(self, name: str, default: int | None = None) -> int | None:
+    def get_group_size(self, field_name: str, default_value: int | None = None) -> int | None:
         """Returns the number of columns per scale; None for a whole row (−1 or null in configs)."""
-        value = self.get(name, default)
-        if value is None or (type(value) is int and value == -1):
+        field_value = self.get(field_name, default_value)
+        if field_value is None or (type(field_value) is int and field_value == -1):
             return None
-        if type(value) is not int or not 0 < value <= LARGEST:
-            raise self.value_error(name, value, "a positive whole number, or -1")
-        return value
+        if type(field_value) is not int or not 0 < field_value <= LARGEST:
+            raise self.value_error(field_name, field_value, "a positive whole number, or -1")
+        return field_value
 
-    def get_integer_pair(self, name: str) -> tuple[int, int] | None:
+    def get_integer_pair(self, field_name: str) -> tuple[int, int] | None:
         """Returns a field's two positive integers; None if it is missing."""
-        value = self.get(name)
-        if value is None:
+        field_value = self.get(field_name)
+        if field_value is None:
             return None
         if (
-            not isinstance(value, list)
-            or len(value) != 2
-            or any(type(element) is not int or not 0 < element <= LARGEST for element in value)
+            not isinstance(field_value, list)
+            or len(field_value) != 2
+            or any(type(element) is not int or not 0 < element <= LARGEST for element in field_value)
         ):
-            raise self.value_error(name, value, "two positive whole numbers, or null")
-        return value[0], value[1]
+            raise self.value_error(field_name, field_value, "two positive whole numbers, or null")
+        return field_value[0], field_value[1]
 
-    def get_table(self, name: str) -> Fields | None:
+    def get_table(self, field_name: str) -> Fields | None:
         """Returns a nested table; None if it is missing."""
-        value = self.get(name)
-        if value is None:
+        field_value = self.get(field_name)
+        if field_value is None:
             return None
-        if not isinstance(value, dict):
-            raise self.value_error(name, value, "a table of fields")
-        return Fields(value, f"{self.where}: {name}")
+        if not isinstance(field_value, dict):
+            raise self.value_error(field_name, field_value, "a table of fields")
+        return Fields(field_value, f"{self.where}: {field_name}")
 
-    def get_tables(self, expected: str) -> Iterator[tuple[str, Fields]]:
-        """Yields the name and the fields of every nested table. expected: the valid fields, for an error message."""
-        for name in self.data:
-            fields = self.get_table(name)
+    def get_tables(self, expected_values: str) -> Iterator[tuple[str, Fields]]:
+        """Yields name and fields of every nested table. expected_values: the valid fields, for an error message."""
+        for field_name in self.data:
+            fields = self.get_table(field_name)
             if fields is None:
-                raise self.value_error(name, None, expected)
-            yield name, fields
+                raise self.value_error(field_name, None, expected_values)
+            yield field_name, fields
 
     def check_all_read(self) -> None:
         """Raises `InputError` for a field that was neither read nor ignored."""
-        unknown_fields = sorted(str(name) for name in self.data if name not in self.read_names)
+        unknown_fields = sorted(str(field_name) for field_name in self.data if field_name not in self.read_names)
         if unknown_fields:
             known_fields = ", ".join(sorted(self.read_names - COMMON))
             raise InputError(f"{self.where}: {unknown_fields[0][:60]}: not known; expected one of {known_fields}")

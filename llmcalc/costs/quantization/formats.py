@@ -68,14 +68,14 @@ class LinearFormat:
         raise TypeError(f"{type(self).__name__} describes nothing")
 
 
-def _indivisible_reason(dimension: str, matrix_size: Number, divisor: int, field: str = "") -> str:
+def _indivisible_reason(dimension: str, matrix_size: Number, divisor: int, field_text: str = "") -> str:
     """Returns an error text if the divisor does not divide a size, else an empty text.
 
-    field: the divisor's name.
+    field_text: the divisor's name.
     """
     if not isinstance(matrix_size, int) or matrix_size % divisor == 0:
         return ""
-    return f"{matrix_size:,} {dimension} are not a multiple of {f'{field} ' if field else ''}{divisor}"
+    return f"{matrix_size:,} {dimension} are not a multiple of {f'{field_text} ' if field_text else ''}{divisor}"
 
 
 @frozen(slots=True)
@@ -104,13 +104,13 @@ class FP8(LinearFormat):
     def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
         scale_bytes = plain_bytes if self.scale_bytes is None else self.scale_bytes
         if isinstance(self.over, tuple):
-            rows, columns = self.over
-            scales = ceil_div(n_out, rows) * ceil_div(n_in, columns)
+            block_rows, columns = self.over
+            scale_count = ceil_div(n_out, block_rows) * ceil_div(n_in, columns)
         else:
-            scales = n_out if self.over == "row" else 1
+            scale_count = n_out if self.over == "row" else 1
         return Parts(
             weights=n_out * n_in,
-            scales=scales * scale_bytes,
+            scales=scale_count * scale_bytes,
             other=self.static * (plain_bytes if self.scale_bytes is None else FP32) + self.static_zeros,
         )
 
@@ -152,10 +152,10 @@ class FP4(LinearFormat):
     scale_bytes: int = 1
 
     def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
-        blocks = n_out * ceil_div(n_in, self.block)
+        block_count = n_out * ceil_div(n_in, self.block)
         return Parts(
             weights=n_out * ceil_div(n_in, 2),
-            scales=blocks * self.scale_bytes + FP32 * self.tensor_scales,
+            scales=block_count * self.scale_bytes + FP32 * self.tensor_scales,
             other=FP32 * self.static,
         )
 
@@ -176,9 +176,9 @@ class AWQ(LinearFormat):
     bits: int = 4
 
     def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
-        groups = 1 if self.group is None else ceil_div(n_in, self.group)
+        group_count = 1 if self.group is None else ceil_div(n_in, self.group)
         words = floor_div(n_out * self.bits, 32)  # int32 words per row of codes
-        return Parts(weights=n_in * words * INT32, scales=groups * n_out * 2, zeros=groups * words * INT32)
+        return Parts(weights=n_in * words * INT32, scales=group_count * n_out * 2, zeros=group_count * words * INT32)
 
     def refuses(self, n_out: Number, n_in: Number) -> str:
         return _indivisible_reason("columns", n_in, self.group or 1, "group_size") or _indivisible_reason(
@@ -201,10 +201,10 @@ class GPTQ(LinearFormat):
     indexed: bool = True
 
     def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
-        groups = 1 if self.group is None else ceil_div(n_in, self.group)
+        group_count = 1 if self.group is None else ceil_div(n_in, self.group)
         weights = floor_div(n_in * self.bits, 32) * n_out * INT32
-        zeros = groups * floor_div(n_out * self.bits, 32) * INT32
-        return Parts(weights, groups * n_out * 2, zeros, n_in * INT32 if self.indexed else 0)
+        zero_point_bytes = group_count * floor_div(n_out * self.bits, 32) * INT32
+        return Parts(weights, group_count * n_out * 2, zero_point_bytes, n_in * INT32 if self.indexed else 0)
 
     def refuses(self, n_out: Number, n_in: Number) -> str:
         codes_per_word = 32 if self.bits == 3 else 32 // self.bits
@@ -213,8 +213,8 @@ class GPTQ(LinearFormat):
         )
 
     def describe(self) -> str:
-        index = ", one int32 index per column" if self.indexed else ""
-        return f"GPTQ int{self.bits}, one fp16 scale and one zero point per {_group_text(self.group)}{index}"
+        index_text = ", one int32 index per column" if self.indexed else ""
+        return f"GPTQ int{self.bits}, one fp16 scale and one zero point per {_group_text(self.group)}{index_text}"
 
 
 @frozen(slots=True)
@@ -228,8 +228,8 @@ class AWQInt4(LinearFormat):
     static: int = 0
 
     def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
-        scales = n_out * ceil_div(n_in, self.group) * FP32
-        return Parts(weights=floor_div(n_out, 2) * n_in, scales=scales, other=self.static * FP32)
+        scale_bytes = n_out * ceil_div(n_in, self.group) * FP32
+        return Parts(weights=floor_div(n_out, 2) * n_in, scales=scale_bytes, other=self.static * FP32)
 
     def refuses(self, n_out: Number, n_in: Number) -> str:
         return _indivisible_reason("rows", n_out, 2) or _indivisible_reason("columns", n_in, self.group, "group_size")
@@ -249,15 +249,15 @@ class Bnb4(LinearFormat):
 
     def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
         weight_count = n_out * n_in
-        blocks = ceil_div(weight_count, BNB_BLOCK)
-        scales = blocks + ceil_div(blocks, BNB_NESTED) * FP32 if self.double else blocks * FP32
+        block_count = ceil_div(weight_count, BNB_BLOCK)
+        scale_bytes = block_count + ceil_div(block_count, BNB_NESTED) * FP32 if self.double else block_count * FP32
         map_bytes = 16 * FP32 + (256 * FP32 if self.double else 0)
-        return Parts(weights=ceil_div(weight_count, 2), scales=scales, other=map_bytes)
+        return Parts(weights=ceil_div(weight_count, 2), scales=scale_bytes, other=map_bytes)
 
     def describe(self) -> str:
-        nested_scales = f", one fp32 scale per {BNB_NESTED} of these" if self.double else ""
-        scales = f"one {8 if self.double else 32}-bit scale per block of {BNB_BLOCK}{nested_scales}"
-        return f"4 bits, {scales}, and the code tables (quant_map)"
+        nested_scales_text = f", one fp32 scale per {BNB_NESTED} of these" if self.double else ""
+        scales_text = f"one {8 if self.double else 32}-bit scale per block of {BNB_BLOCK}{nested_scales_text}"
+        return f"4 bits, {scales_text}, and the code tables (quant_map)"
 
 
 @frozen(slots=True)
@@ -288,10 +288,10 @@ class PackedInt(LinearFormat):
 
     def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
         groups = 1 if self.group is None else ceil_div(n_in, self.group)
-        rows: Number = 1 if self.whole else n_out
+        scaled_rows: Number = 1 if self.whole else n_out
         weights = n_out * ceil_div(n_in * self.bits, 32) * INT32
-        zeros = 0 if self.symmetric else ceil_div(rows * self.bits, 32) * INT32 * groups
-        return Parts(weights, rows * groups * plain_bytes, zeros, 2 * 8 + (n_in * INT32 if self.indexed else 0))
+        zeros = 0 if self.symmetric else ceil_div(scaled_rows * self.bits, 32) * INT32 * groups
+        return Parts(weights, scaled_rows * groups * plain_bytes, zeros, 2 * 8 + (n_in * INT32 if self.indexed else 0))
 
     def describe(self) -> str:
         zero = "" if self.symmetric else " and one zero point"
@@ -315,14 +315,14 @@ class WholeInt(LinearFormat):
     scale_bytes: int | None = None
 
     def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
-        scales: Number = 1 if self.over == "tensor" else n_out
+        scale_count: Number = 1 if self.over == "tensor" else n_out
         if isinstance(self.over, int):
-            scales = n_out * ceil_div(n_in, self.over)
+            scale_count = n_out * ceil_div(n_in, self.over)
         scale_bytes = plain_bytes if self.scale_bytes is None else self.scale_bytes
         return Parts(
             n_out * n_in,
-            scales * scale_bytes,
-            0 if self.symmetric else scales,
+            scale_count * scale_bytes,
+            0 if self.symmetric else scale_count,
             self.static.scales * scale_bytes + self.static.zeros,
         )
 
@@ -362,8 +362,8 @@ class Grouped(LinearFormat):
     group: int
 
     def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
-        scales = n_out * ceil_div(n_in, self.group) * plain_bytes
-        return Parts(ceil_div(n_out * n_in * self.bits, 8), scales, scales)
+        scale_bytes = n_out * ceil_div(n_in, self.group) * plain_bytes
+        return Parts(ceil_div(n_out * n_in * self.bits, 8), scale_bytes, scale_bytes)
 
     def describe(self) -> str:
         return f"int{self.bits}, one scale and one shift (in the model's format) per group of {self.group} columns"
@@ -380,10 +380,12 @@ class QuantoInt(LinearFormat):
     bits: int
 
     def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
-        columns = next((size for size in (128, 96, 64, 32) if n_in > 128 and n_in % size == 0), n_in)
-        groups = n_out * floor_div(n_in, columns)
-        codes = ceil_div(groups, 8 // self.bits) * columns
-        return Parts(codes, groups * plain_bytes, groups * plain_bytes, 2 * plain_bytes)
+        columns = next(
+            (group_columns for group_columns in (128, 96, 64, 32) if n_in > 128 and n_in % group_columns == 0), n_in
+        )
+        group_count = n_out * floor_div(n_in, columns)
+        code_bytes = ceil_div(group_count, 8 // self.bits) * columns
+        return Parts(code_bytes, group_count * plain_bytes, group_count * plain_bytes, 2 * plain_bytes)
 
     def describe(self) -> str:
         return f"int{self.bits}, one scale and one shift (in the model's format) per group of at most 128 columns"
@@ -397,8 +399,8 @@ class Metal(LinearFormat):
     group: int
 
     def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
-        scales = n_out * floor_div(n_in, self.group) * FP32
-        return Parts(n_out * floor_div(n_in * self.bits, 32) * INT32, scales, scales)
+        scale_bytes = n_out * floor_div(n_in, self.group) * FP32
+        return Parts(n_out * floor_div(n_in * self.bits, 32) * INT32, scale_bytes, scale_bytes)
 
     def refuses(self, n_out: Number, n_in: Number) -> str:
         return _indivisible_reason("columns", n_in, self.group, "group_size") or _indivisible_reason(
@@ -417,10 +419,10 @@ class Higgs(LinearFormat):
     group: int
 
     def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
-        levels = 2**self.bits
-        scales = n_out * floor_div(n_in, self.group) * plain_bytes
-        tables = (levels + 2 * levels**2) * plain_bytes
-        return Parts(floor_div(n_out * self.bits, 16) * n_in * 2, scales, other=tables)
+        grid_points = 2**self.bits
+        scale_bytes = n_out * floor_div(n_in, self.group) * plain_bytes
+        table_bytes = (grid_points + 2 * grid_points**2) * plain_bytes
+        return Parts(floor_div(n_out * self.bits, 16) * n_in * 2, scale_bytes, other=table_bytes)
 
     def refuses(self, n_out: Number, n_in: Number) -> str:
         return _indivisible_reason("columns", n_in, self.group, "group_size")
@@ -494,9 +496,9 @@ class Trellis(LinearFormat):
     has_codebook: bool
 
     def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
-        rows, columns = (ceil_div(side, EXL3_SIDE) * EXL3_SIDE for side in (n_out, n_in))
-        codes = ceil_div(rows * columns * self.bits.numerator, 8 * self.bits.denominator)
-        return Parts(codes, (rows + columns) * 2, other=INT32 * self.has_codebook)
+        rows, columns = (ceil_div(side_length, EXL3_SIDE) * EXL3_SIDE for side_length in (n_out, n_in))
+        code_bytes = ceil_div(rows * columns * self.bits.numerator, 8 * self.bits.denominator)
+        return Parts(code_bytes, (rows + columns) * 2, other=INT32 * self.has_codebook)
 
     def describe(self) -> str:
         return f"{float(self.bits):g} bits per weight, fp16 scales of rows and columns, sides in multiples of 128"
@@ -516,5 +518,5 @@ class Ternary(LinearFormat):
         return "ternary, four weights per byte, one scale (in the model's format) per tensor"
 
 
-def _group_text(group: int | None) -> str:
-    return "row" if group is None else f"group of {group} columns"
+def _group_text(group_size: int | None) -> str:
+    return "row" if group_size is None else f"group of {group_size} columns"

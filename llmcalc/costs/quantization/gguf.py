@@ -22,7 +22,7 @@ from ...frozen import frozen
 from ...model import ModelSpec
 from ...ops import AttentionCore
 from ...optional import OPTIONAL_PARTS
-from .base import Parts, Scheme, WeightSite, plain_parts, weight_sites_of
+from .base import Parts, Scheme, WeightTensor, unquantized_parts, weight_tensors_of
 from .blocks import BLOCKS
 
 MIXES = {
@@ -65,52 +65,52 @@ class GGUFMix(Scheme):
     imatrix: bool = False
     fused: bool = False
 
-    def store(self, spec: ModelSpec, weight_sites: list[WeightSite], dtype: str) -> Iterator[tuple[WeightSite, Parts]]:
-        model = self._rules_of_model(spec, weight_sites)
-        for site in weight_sites:
-            yield site, model.parts(site)
+    def store(self, spec: ModelSpec, params: list[WeightTensor], dtype: str) -> Iterator[tuple[WeightTensor, Parts]]:
+        model = self._rules_of_model(spec, params)
+        for param in params:
+            yield param, model.parts(param)
 
     def types(self, spec: ModelSpec) -> dict[str, int]:
         """Returns the number of tensors of each ggml type, as llama.cpp lists them when it loads a file.
 
         Its F32 count has only the parameters.
         """
-        counts: dict[str, int] = {}
-        weight_sites = list(weight_sites_of(spec.tree()))
-        model = self._rules_of_model(spec, weight_sites)
-        for site in weight_sites:
-            if model.category(site) == "attn_qkv" and site.name != "q_proj" and site.tensor.role == "matrix":
+        counts_by_type: dict[str, int] = {}
+        params = list(weight_tensors_of(spec.tree()))
+        model = self._rules_of_model(spec, params)
+        for param in params:
+            if model.category(param) == "attn_qkv" and param.name != "q_proj" and param.tensor.role == "matrix":
                 continue  # fused with q_proj
-            for ggml_type in model.types(site):
-                counts[ggml_type] = counts.get(ggml_type, 0) + 1
-        return counts
+            for ggml_type in model.types(param):
+                counts_by_type[ggml_type] = counts_by_type.get(ggml_type, 0) + 1
+        return counts_by_type
 
-    def _rules_of_model(self, spec: ModelSpec, weight_sites: list[WeightSite]) -> _ModelRules:
+    def _rules_of_model(self, spec: ModelSpec, params: list[WeightTensor]) -> _ModelRules:
         """Returns the rules of llama.cpp for a model. Raises `InputError` for an unsupported model."""
         if spec.kind == "encoder-decoder":
             raise InputError(
                 f"--quantize {self.label}: llama.cpp's mixes are counted for models of one stack; expected a "
                 "decoder or an encoder"
             )
-        optional_part = next((site.optional for site in weight_sites if site.optional), "")
+        optional_part = next((param.optional for param in params if param.optional), "")
         if optional_part:
             raise InputError(
                 f"--quantize {self.label}: its rules are for the model's own layers; expected no "
                 f"{OPTIONAL_PARTS[optional_part].option}"
             )
-        if not all(isinstance(axis, int) for site in weight_sites for axis in (*site.tensor.shape, site.times)):
+        if not all(isinstance(axis, int) for param in params for axis in (*param.tensor.shape, param.times)):
             raise InputError(
                 f"--quantize {self.label}: its rules branch on sizes; expected whole numbers, no arrays and no symbols"
             )
-        return _ModelRules(self, spec, weight_sites)
+        return _ModelRules(self, spec, params)
 
     def notes(self) -> list[str]:
         matrix_text = ", with an importance matrix" if self.imatrix else ""
-        texts = [
+        note_texts = [
             f"{self.label} ({self.source}): each tensor has the type that llama-quantize {self.mix} chooses"
             f"{matrix_text}"
         ]
-        texts.append(
+        note_texts.append(
             "norms, biases, routers and position embeddings in F32; metadata and padding of the file are not counted"
         )
         apart_text = (
@@ -121,8 +121,8 @@ class GGUFMix(Scheme):
                 f"files that fuse them: --quantize {self.label}-qkv"
             )
         )
-        texts.append(f"q, k and v are one tensor (attn_qkv, typed as llama.cpp does since March 2026){apart_text}")
-        return [*texts, *self.remarks]
+        note_texts.append(f"q, k and v are one tensor (attn_qkv, typed as llama.cpp does since March 2026){apart_text}")
+        return [*note_texts, *self.remarks]
 
     def unconverted_dtype(self, dtype: str) -> str:
         return "float32"
@@ -131,86 +131,86 @@ class GGUFMix(Scheme):
 class _ModelRules:
     """The properties of a model that llama.cpp's rules use: depth, experts, query groups, order of tensors."""
 
-    def __init__(self, mix: GGUFMix, spec: ModelSpec, weight_sites: list[WeightSite]) -> None:
+    def __init__(self, mix: GGUFMix, spec: ModelSpec, params: list[WeightTensor]) -> None:
         self.mix, self.layer_count = mix, spec.main.num_hidden_layers
         self.fuses_qkv = mix.fused or any(
             getattr(layer.attention, "fused_qkv", False) for layer in spec.main.kinds().values()
         )
         ordered_sites = sorted(
-            weight_sites, key=lambda site: -1 if site.layer is None else site.layer
+            params, key=lambda param: -1 if param.layer is None else param.layer
         )  # the order of tensors in a file
         self.value_indices = _first_occurrence_indices(
-            _parent_path(site) for site in ordered_sites if self.category(site) in ("attn_v", "attn_qkv")
+            _parent_path(param) for param in ordered_sites if self.category(param) in ("attn_v", "attn_qkv")
         )
         self.down_proj_indices = _first_occurrence_indices(
-            site.path for site in ordered_sites if _tensor_category(site) == "ffn_down"
+            param.path for param in ordered_sites if _tensor_category(param) == "ffn_down"
         )
         self.expert_count = next(
-            (site.tensor.shape[0] for site in weight_sites if site.kind == "experts" and len(site.tensor.shape) == 3), 0
+            (param.tensor.shape[0] for param in params if param.kind == "experts" and len(param.tensor.shape) == 3), 0
         )
-        self.has_tied_output = not any(_tensor_category(site) == "output" for site in weight_sites)
-        self.query_groups = _query_groups(weight_sites)
+        self.has_tied_output = not any(_tensor_category(param) == "output" for param in params)
+        self.query_groups = _query_groups(params)
 
-    def category(self, weight_site: WeightSite) -> str:
+    def category(self, param: WeightTensor) -> str:
         """Returns the category of a tensor in llama.cpp's quantization rules; empty for a tensor that stays F32."""
-        category = _tensor_category(weight_site)
-        if weight_site.name in ("q_proj", "k_proj", "v_proj") and category:
-            siblings = {child.name for child in weight_site.parent.children}
-            is_fused = weight_site.kind == "attention" and self.fuses_qkv and {"q_proj", "k_proj", "v_proj"} <= siblings
-            return "attn_qkv" if is_fused or _is_in_gated_delta_net(weight_site) else category
+        category = _tensor_category(param)
+        if param.name in ("q_proj", "k_proj", "v_proj") and category:
+            siblings = {child.name for child in param.parent.children}
+            is_fused = param.kind == "attention" and self.fuses_qkv and {"q_proj", "k_proj", "v_proj"} <= siblings
+            return "attn_qkv" if is_fused or _is_in_gated_delta_net(param) else category
         return category
 
-    def parts(self, weight_site: WeightSite) -> Parts:
+    def parts(self, param: WeightTensor) -> Parts:
         """Returns the bytes of one model tensor, which the file may store as two tensors."""
-        total = Parts()
-        for ggml_type, (rows, columns) in zip(self.types(weight_site), _file_shapes(weight_site), strict=True):
-            total += _type_bytes(rows * columns, ggml_type)
-        return total
+        total_parts = Parts()
+        for ggml_type, (rows, columns) in zip(self.types(param), _file_shapes(param), strict=True):
+            total_parts += _type_bytes(rows * columns, ggml_type)
+        return total_parts
 
-    def types(self, weight_site: WeightSite) -> list[str]:
+    def types(self, param: WeightTensor) -> list[str]:
         """Returns the ggml type of each file tensor of one model tensor."""
-        category = self.category(weight_site)
-        shapes = _file_shapes(weight_site)
+        category = self.category(param)
+        shapes = _file_shapes(param)
         if category in ("", "kept"):
             return ["F16" if category else "F32"] * len(shapes)
-        preferred_type = self._type_of_tensor(category, weight_site)
-        return [self._type_or_fallback(preferred_type, columns, weight_site) for _, columns in shapes]
+        preferred_type = self._type_of_tensor(category, param)
+        return [self._type_or_fallback(preferred_type, columns, param) for _, columns in shapes]
 
-    def _type_of_tensor(self, category: str, weight_site: WeightSite) -> str:
+    def _type_of_tensor(self, category: str, param: WeightTensor) -> str:
         """Returns the mix's type for a tensor (llama_tensor_get_type)."""
-        mix, default = self.mix.mix, MIXES[self.mix.mix]
+        mix_name, default_type = self.mix.mix, MIXES[self.mix.mix]
         if category == "output" or (category == "token_embd" and self.has_tied_output):
-            if mix == "MXFP4_MOE" or weight_site.tensor.shape[-1] % BLOCKS[default][0]:
+            if mix_name == "MXFP4_MOE" or param.tensor.shape[-1] % BLOCKS[default_type][0]:
                 return "Q8_0"
-            return default if default == "Q8_0" else "Q6_K"
-        if mix == "MXFP4_MOE":
-            return "MXFP4" if len(weight_site.tensor.shape) == 3 or weight_site.name == "kv_b_proj" else "Q8_0"
+            return default_type if default_type == "Q8_0" else "Q6_K"
+        if mix_name == "MXFP4_MOE":
+            return "MXFP4" if len(param.tensor.shape) == 3 or param.name == "kv_b_proj" else "Q8_0"
         if category in ("attn_v", "attn_qkv"):
-            return self._type_of_values(mix, default, self.value_indices[_parent_path(weight_site)])
+            return self._type_of_values(mix_name, default_type, self.value_indices[_parent_path(param)])
         if category == "attn_k":
-            return "Q8_0" if self.expert_count == 8 else default
+            return "Q8_0" if self.expert_count == 8 else default_type
         if category == "ffn_down":
-            return self._type_of_down_proj(mix, default, weight_site)
+            return self._type_of_down_proj(mix_name, default_type, param)
         if category == "attn_output":
             if self.expert_count == 8:
-                return "Q5_K" if mix in MORE_FOR_EIGHT_EXPERTS else default
-            return {"Q2_K": "Q3_K", "Q3_K_M": "Q4_K", "Q3_K_L": "Q5_K"}.get(mix, default)
-        return default
+                return "Q5_K" if mix_name in MORE_FOR_EIGHT_EXPERTS else default_type
+            return {"Q2_K": "Q3_K", "Q3_K_M": "Q4_K", "Q3_K_L": "Q5_K"}.get(mix_name, default_type)
+        return default_type
 
-    def _type_of_values(self, mix: str, default: str, earlier_layers: int) -> str:
+    def _type_of_values(self, mix_name: str, default_type: str, earlier_layers: int) -> str:
         """Returns the ggml type of `attn_v` or `attn_qkv`. earlier_layers: layers before it with such a tensor."""
-        ggml_type, layer_count = default, len(self.value_indices)
-        if mix == "Q2_K":
+        ggml_type, layer_count = default_type, len(self.value_indices)
+        if mix_name == "Q2_K":
             ggml_type = "Q4_K" if self.query_groups >= 4 else "Q3_K"
-        elif mix == "Q3_K_M":
+        elif mix_name == "Q3_K_M":
             ggml_type = "Q5_K" if earlier_layers < 2 else "Q4_K"
         elif (
-            mix == "Q3_K_L"
-            or (mix in ("IQ4_NL", "IQ4_XS") and self.query_groups >= 4)
-            or (mix == "Q4_K_S" and earlier_layers < 4)
+            mix_name == "Q3_K_L"
+            or (mix_name in ("IQ4_NL", "IQ4_XS") and self.query_groups >= 4)
+            or (mix_name == "Q4_K_S" and earlier_layers < 4)
         ):
             ggml_type = "Q5_K"
-        elif mix in ("Q4_K_M", "Q5_K_M") and _layer_gets_more_bits(earlier_layers, layer_count):
+        elif mix_name in ("Q4_K_M", "Q5_K_M") and _layer_gets_more_bits(earlier_layers, layer_count):
             ggml_type = "Q6_K"
         if (
             self.layer_count == 80 and self.query_groups > 1 and ggml_type in ("Q3_K", "Q4_K")
@@ -218,30 +218,28 @@ class _ModelRules:
             ggml_type = "Q5_K"
         return "Q8_0" if self.expert_count == 8 else ggml_type
 
-    def _type_of_down_proj(self, mix: str, default: str, weight_site: WeightSite) -> str:
+    def _type_of_down_proj(self, mix_name: str, default_type: str, param: WeightTensor) -> str:
         """Returns the ggml type of `ffn_down`, which depends on the layer."""
         layer_count = self.layer_count
         layer_index = (
-            weight_site.layer
-            if self.expert_count > 1 and weight_site.layer is not None
-            else self.down_proj_indices[weight_site.path]
+            param.layer if self.expert_count > 1 and param.layer is not None else self.down_proj_indices[param.path]
         )
-        if mix == "Q2_K":
+        if mix_name == "Q2_K":
             return "Q3_K"
-        if mix == "Q3_K_M":
+        if mix_name == "Q3_K_M":
             return "Q5_K" if layer_index < layer_count // 16 else "Q4_K"
-        if mix == "Q3_K_L":
+        if mix_name == "Q3_K_L":
             return "Q5_K"
-        if mix in ("Q4_K_M", "Q5_K_M"):
-            return "Q6_K" if _layer_gets_more_bits(layer_index, layer_count) else default
+        if mix_name in ("Q4_K_M", "Q5_K_M"):
+            return "Q6_K" if _layer_gets_more_bits(layer_index, layer_count) else default_type
         is_in_first_eighth = layer_index < layer_count // 8
-        if is_in_first_eighth and (mix == "Q4_K_S" or (mix in ("IQ4_NL", "IQ4_XS") and not self.mix.imatrix)):
+        if is_in_first_eighth and (mix_name == "Q4_K_S" or (mix_name in ("IQ4_NL", "IQ4_XS") and not self.mix.imatrix)):
             return "Q5_K"
-        if is_in_first_eighth and self.mix.imatrix and mix in ("Q4_0", "Q5_0"):
-            return {"Q4_0": "Q4_1", "Q5_0": "Q5_1"}[mix]
-        return default
+        if is_in_first_eighth and self.mix.imatrix and mix_name in ("Q4_0", "Q5_0"):
+            return {"Q4_0": "Q4_1", "Q5_0": "Q5_1"}[mix_name]
+        return default_type
 
-    def _type_or_fallback(self, ggml_type: str, columns: int, weight_site: WeightSite) -> str:
+    def _type_or_fallback(self, ggml_type: str, columns: int, param: WeightTensor) -> str:
         """Returns the ggml type, or its fallback if `columns` is not a multiple of the block (tensor_type_fallback).
 
         Raises `InputError` if llama-quantize has no fallback. Q8_0 files come from the converter, whose fallback is
@@ -254,21 +252,21 @@ class _ModelRules:
             if self.mix.mix == "Q8_0":
                 return "F16"
             raise InputError(
-                f"--quantize {self.mix.label}: {weight_site.path}: rows of {columns:,} are not a multiple of "
+                f"--quantize {self.mix.label}: {param.path}: rows of {columns:,} are not a multiple of "
                 f"{ggml_type}'s {BLOCKS[ggml_type][0]}, and llama-quantize has no other type for it; expected another "
                 "scheme"
             )
         return fallback_type if columns % BLOCKS[fallback_type][0] == 0 else "F16"
 
 
-def _first_occurrence_indices(names: Iterable[str]) -> dict[str, int]:
+def _first_occurrence_indices(kind_names: Iterable[str]) -> dict[str, int]:
     """Returns each distinct name's index in the order of first occurrence."""
-    return {name: i for i, name in enumerate(dict.fromkeys(names))}
+    return {kind_name: i for i, kind_name in enumerate(dict.fromkeys(kind_names))}
 
 
-def _parent_path(weight_site: WeightSite) -> str:
+def _parent_path(param: WeightTensor) -> str:
     """Returns the path of a linear layer's parent module."""
-    return weight_site.path.rpartition(".")[0]
+    return param.path.rpartition(".")[0]
 
 
 def _layer_gets_more_bits(layer_index: int, layer_count: int) -> bool:
@@ -283,25 +281,25 @@ def _layer_gets_more_bits(layer_index: int, layer_count: int) -> bool:
 CATEGORIES = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output"}
 
 
-def _tensor_category(weight_site: WeightSite) -> str:
+def _tensor_category(param: WeightTensor) -> str:
     """Returns the category of a tensor in llama.cpp's rules.
 
     It is empty for a tensor that stays F32, and `kept` for one that stays in the converter's 16 bits.
     """
-    kind, name = weight_site.kind, weight_site.name
-    if weight_site.path in ("embed_tokens", "per_layer_embedding.embed"):
+    kind, name = param.kind, param.name
+    if param.path in ("embed_tokens", "per_layer_embedding.embed"):
         return "token_embd"
-    if weight_site.tensor.role != "matrix" or kind == "router" or name in ("shared_expert_gate", "coefficients"):
+    if param.tensor.role != "matrix" or kind == "router" or name in ("shared_expert_gate", "coefficients"):
         return ""
-    siblings = {child.name for child in weight_site.parent.children}
+    siblings = {child.name for child in param.parent.children}
     if (
         kind == "streams"
-        or weight_site.path == "per_layer_embedding.projection"
+        or param.path == "per_layer_embedding.projection"
         or {"left", "right"} <= siblings
-        or weight_site.tensor.shape[0] == 1
+        or param.tensor.shape[0] == 1
     ):
         return "kept"  # altup, per_layer_model_proj, laurel; a matrix of one row is a 1-D tensor in the file
-    if ".indexer." in weight_site.path:
+    if ".indexer." in param.path:
         return (
             "other" if "weights_proj" in siblings else "kept"
         )  # MiniMax: the block indexer's matrices are too small to quantise
@@ -310,58 +308,56 @@ def _tensor_category(weight_site: WeightSite) -> str:
     if kind in ("feed_forward", "experts", "shared_expert"):
         return "ffn_down" if name == "down_proj" else "other"
     if kind == "attention" or (
-        kind == "linear_attention"
-        and {"q_proj", "v_proj", "b_proj"} <= siblings
-        and not _is_in_gated_delta_net(weight_site)
+        kind == "linear_attention" and {"q_proj", "v_proj", "b_proj"} <= siblings and not _is_in_gated_delta_net(param)
     ):  # KDA (Kimi Linear)
         return CATEGORIES.get(name, "other")
     return "other"
 
 
-def _is_in_gated_delta_net(weight_site: WeightSite) -> bool:
+def _is_in_gated_delta_net(param: WeightTensor) -> bool:
     """Whether a tensor belongs to a gated DeltaNet, whose q, k and v are always one tensor `attn_qkv` in a file."""
-    return weight_site.kind == "linear_attention" and {"a_proj", "b_proj", "v_proj"} <= {
-        child.name for child in weight_site.parent.children
+    return param.kind == "linear_attention" and {"a_proj", "b_proj", "v_proj"} <= {
+        child.name for child in param.parent.children
     }
 
 
-def _query_groups(weight_sites: list[WeightSite]) -> Number:
+def _query_groups(params: list[WeightTensor]) -> Number:
     """Returns the number of query heads per key/value head in the first layer (n_gqa).
 
     It is 0 if the first layer has no attention, and 1 if no layer has. For a model with gated DeltaNets the converter
     writes one number for all layers, for other hybrids one per layer.
     """
     mixers_with_keys = [
-        site
-        for site in weight_sites
-        if site.name == "k_proj" and site.kind == "attention" and ".indexer." not in site.path
+        param
+        for param in params
+        if param.name == "k_proj" and param.kind == "attention" and ".indexer." not in param.path
     ]
     if not mixers_with_keys:
         return 1
-    site = min(mixers_with_keys, key=lambda candidate: -1 if candidate.layer is None else candidate.layer)
-    core = next((child.op for child in site.parent.children if isinstance(child.op, AttentionCore)), None)
+    param = min(mixers_with_keys, key=lambda candidate: -1 if candidate.layer is None else candidate.layer)
+    core = next((child.op for child in param.parent.children if isinstance(child.op, AttentionCore)), None)
     if core is None or (
-        site.layer and not any(_is_in_gated_delta_net(candidate) for candidate in weight_sites if candidate.layer == 0)
+        param.layer and not any(_is_in_gated_delta_net(candidate) for candidate in params if candidate.layer == 0)
     ):
         return 1 if core is None else 0
-    return core.heads * core.qk_dim // site.tensor.shape[0]
+    return core.heads * core.qk_dim // param.tensor.shape[0]
 
 
-def _file_shapes(weight_site: WeightSite) -> list[tuple[Number, Number]]:
+def _file_shapes(param: WeightTensor) -> list[tuple[Number, Number]]:
     """Returns (rows, columns) of each file tensor of one model tensor."""
-    shape = weight_site.tensor.shape
-    core = next((child for child in weight_site.parent.children if isinstance(child.op, AttentionCore)), None)
-    if weight_site.name == "kv_b_proj" and core is not None and "absorbed" in core.forms:
+    shape = param.tensor.shape
+    core = next((child for child in param.parent.children if isinstance(child.op, AttentionCore)), None)
+    if param.name == "kv_b_proj" and core is not None and "absorbed" in core.forms:
         expanded_op, absorbed_op = core.op, core.forms["absorbed"]
         assert isinstance(expanded_op, AttentionCore)
         assert isinstance(absorbed_op, AttentionCore)
-        latent, rope = absorbed_op.v_dim, absorbed_op.qk_dim - absorbed_op.v_dim
-        nope = expanded_op.qk_dim - rope
-        return [(expanded_op.heads * latent, nope), (expanded_op.heads * expanded_op.v_dim, latent)]
-    rows: Number = 1
+        latent_width, rope_width = absorbed_op.v_dim, absorbed_op.qk_dim - absorbed_op.v_dim
+        nope_width = expanded_op.qk_dim - rope_width
+        return [(expanded_op.heads * latent_width, nope_width), (expanded_op.heads * expanded_op.v_dim, latent_width)]
+    matrix_rows: Number = 1
     for axis in shape[:-1]:
-        rows = rows * axis
-    return [(rows, shape[-1])]
+        matrix_rows = matrix_rows * axis
+    return [(matrix_rows, shape[-1])]
 
 
 PLAIN = {"F32": "float32", "F16": "float16"}
@@ -370,6 +366,6 @@ PLAIN = {"F32": "float32", "F16": "float16"}
 def _type_bytes(elements: int, ggml_type: str) -> Parts:
     """Returns the bytes of a number of elements, which is a multiple of the ggml type's block."""
     if ggml_type in PLAIN:
-        return plain_parts(elements, PLAIN[ggml_type])
+        return unquantized_parts(elements, PLAIN[ggml_type])
     block, codes, scales, minima = BLOCKS[ggml_type]
     return Parts(codes, scales, minima) * (elements // block)

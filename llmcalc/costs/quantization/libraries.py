@@ -60,10 +60,10 @@ AUTO_ROUND = (
 """Fields of AutoRound on how codes were found, and on what its integer formats do not store."""
 
 
-def ignore_settings_of_auto_round(fields: Fields) -> None:
-    """Reads what AutoRound writes beside a format, also in the checkpoints that it exports as AWQ and GPTQ."""
-    fields.ignore(*AUTO_ROUND)
-    fields.check_field("provider", "auto-round", default="auto-round")
+def ignore_settings_of_auto_round(config: Fields) -> None:
+    """Ignores the settings that AutoRound adds to a config, also in its exports as AWQ and GPTQ."""
+    config.ignore(*AUTO_ROUND)
+    config.check_field("provider", "auto-round", default_value="auto-round")
 
 
 def auto_round(scheme_fields: Fields) -> Scheme:
@@ -77,60 +77,60 @@ def auto_round(scheme_fields: Fields) -> Scheme:
     packing = scheme_fields.get("packing_format", "auto_round:auto_gptq")
     if not isinstance(packing, str) or not packing.startswith("auto_round"):
         raise scheme_fields.value_error("packing_format", packing, "auto_round:auto_gptq or auto_round:auto_awq")
-    bits, group = scheme_fields.get("bits"), scheme_fields.get_group_size("group_size", 128)
+    bits, group_size = scheme_fields.get("bits"), scheme_fields.get_group_size("group_size", 128)
 
-    def storage_format_of(fields: Fields, name: str, bits: Any, group: int | None) -> LinearFormat | None:
+    def storage_format_of(config: Fields, bits_field: str, bits: Any, group_size: int | None) -> LinearFormat | None:
         if bits is not None and type(bits) is int and bits >= 16:
             return None
-        data_type = fields.get("data_type", default_type)
-        fields.check_choice("data_type", data_type, "int", "mx_fp", "nv_fp")
+        data_type = config.get("data_type", default_type)
+        config.check_choice("data_type", data_type, "int", "mx_fp", "nv_fp")
         if data_type != "int":
-            fields.check_choice(name, bits, *((4, 8) if data_type == "mx_fp" else (4,)))
+            config.check_choice(bits_field, bits, *((4, 8) if data_type == "mx_fp" else (4,)))
             block = 32 if data_type == "mx_fp" else 16
-            if group != block:
-                raise fields.value_error("group_size", group, f"{block}, the block of {data_type}")
+            if group_size != block:
+                raise config.value_error("group_size", group_size, f"{block}, the block of {data_type}")
             return (
                 FP8((1, block), 1) if bits == 8 else FP4(block, *((1, static_scales) if data_type == "nv_fp" else ()))
             )
-        fields.check_choice(name, bits, 2, 3, 4, 8)
-        return AWQ(group, bits) if "awq" in packing else GPTQ(bits, group, indexed="gptqmodel" in packing)
+        config.check_choice(bits_field, bits, 2, 3, 4, 8)
+        return AWQ(group_size, bits) if "awq" in packing else GPTQ(bits, group_size, indexed="gptqmodel" in packing)
 
-    groups: list[Group] = []
+    module_groups: list[Group] = []
     extra_config = scheme_fields.get_table("extra_config") or NO_FIELDS
-    for name, fields in extra_config.get_tables("a table of fields for each module"):
+    for bits_field, config in extra_config.get_tables("a table of fields for each module"):
         other_format = storage_format_of(
-            fields, "bits", fields.get("bits", bits), fields.get_group_size("group_size", group)
+            config, "bits", config.get("bits", bits), config.get_group_size("group_size", group_size)
         )
-        list_entry = f"re:{name}" if set(name) & PATTERN else name
-        groups.append(Group(other_format, ModuleList([list_entry], "compressed-tensors", "extra_config")))
-    default_format = storage_format_of(scheme_fields, "bits", bits, group)
+        list_entry = f"re:{bits_field}" if set(bits_field) & PATTERN else bits_field
+        module_groups.append(Group(other_format, ModuleList([list_entry], "compressed-tensors", "extra_config")))
+    default_format = storage_format_of(scheme_fields, "bits", bits, group_size)
     number_kind = {"mx_fp": "mxfp", "nv_fp": "nvfp"}.get(default_type, "int")
-    label = f"auto-round-{number_kind}{bits}" + ("" if group is None else f"-g{group}")
+    label = f"auto-round-{number_kind}{bits}" + ("" if group_size is None else f"-g{group_size}")
     return LinearScheme(
         label,
         "auto-round",
         (),
-        (*groups, Group(default_format)),
+        (*module_groups, Group(default_format)),
         excluded=listed_modules(scheme_fields),
     )
 
 
-def hqq(fields: Fields) -> Scheme:
+def hqq(config: Fields) -> Scheme:
     """Reads an HQQ config: one format for all layers except skipped layers."""
-    table = fields.get_table("quant_config")
-    weights = fields if table is None else table.get_table("weight_quant_params") or table
-    if table is not None:
-        table.check_field("scale_quant_params", None)
-        table.check_field("zero_quant_params", None)
-        table.ignore("offload_meta", "weight_quant_params")
+    quant_table = config.get_table("quant_config")
+    weights = config if quant_table is None else quant_table.get_table("weight_quant_params") or quant_table
+    if quant_table is not None:
+        quant_table.check_field("scale_quant_params", None)
+        quant_table.check_field("zero_quant_params", None)
+        quant_table.ignore("offload_meta", "weight_quant_params")
     weights.ignore("channel_wise", "axis", "optimize", "round_zero", "view_as_float", "bitpack")
     bits, group = weights.get("nbits", weights.get("bits", 4)), weights.get_group_size("group_size", 64)
     weights.check_choice("nbits", bits, 1, 2, 3, 4, 8)
     if group is None:
         raise weights.value_error("group_size", group, "a positive whole number")
-    if weights is not fields:
+    if weights is not config:
         weights.check_all_read()
-    skipped_modules = ModuleList(fields.get_strings("skip_modules") or ["lm_head"], field="skip_modules")
+    skipped_modules = ModuleList(config.get_strings("skip_modules") or ["lm_head"], config_field="skip_modules")
     return LinearScheme(
         f"hqq-int{bits}-g{group}", "HQQ", (DESCRIBED,), (Group(HQQ(bits, group)),), head=True, everywhere=True,
         excluded=skipped_modules,
@@ -157,9 +157,9 @@ def quark(scheme_fields: Fields) -> Scheme:
     remarks = (KV,) if scheme_fields.get("kv_cache_quant_config") else ()
     groups: list[Group] = []
     format_labels: list[str] = []
-    for name, fields in layers.get_tables("how a group of modules is quantised"):
+    for module_name, fields in layers.get_tables("how a group of modules is quantised"):
         storage_format, label = _quark_format(fields)
-        groups.append(Group(storage_format, ModuleList([name], "modelopt", "layer_quant_config")))
+        groups.append(Group(storage_format, ModuleList([module_name], "modelopt", "layer_quant_config")))
         format_labels.append(label)
     if model_format is not None and model_format.data:
         storage_format, label = _quark_format(model_format)
@@ -173,81 +173,81 @@ def quark(scheme_fields: Fields) -> Scheme:
     )  # fmt: skip
 
 
-def _quark_format(fields: Fields) -> tuple[LinearFormat | None, str]:
+def _quark_format(config: Fields) -> tuple[LinearFormat | None, str]:
     """Returns the storage format of a module group (None for plain weights), and a label.
 
     Scales of FP8 have the model's number format, unless scale_type states another one (Quark 0.13).
     """
-    weights, inputs = fields.get_table("weight"), fields.get_table("input_tensors")
-    fields.check_field("output_tensors", None)
-    fields.check_field("bias", None)
-    fields.ignore("target_device")
-    fields.check_all_read()
+    weights, inputs = config.get_table("weight"), config.get_table("input_tensors")
+    config.check_field("output_tensors", None)
+    config.check_field("bias", None)
+    config.ignore("target_device")
+    config.check_all_read()
     if weights is None:
         return None, ""
-    format_name, scheme, group = weights.get("dtype"), weights.get("qscheme"), weights.get_group_size("group_size")
-    static = 0 if inputs is None or inputs.get("is_dynamic") else 1
+    format_name, scheme, group_size = weights.get("dtype"), weights.get("qscheme"), weights.get_group_size("group_size")
+    static_scales = 0 if inputs is None or inputs.get("is_dynamic") else 1
     if format_name in ("fp4", "fp4_e2m1"):
         weights.check_choice("qscheme", scheme, "per_group")
-        return FP4(group or 32), "mxfp4"
+        return FP4(group_size or 32), "mxfp4"
     weights.check_choice("dtype", format_name, "fp8_e4m3", "fp4")
     weights.check_choice("qscheme", scheme, "per_tensor", "per_channel")
     scale_type = weights.get("scale_type", None)
     weights.check_choice("scale_type", scale_type, None, *QUARK_SCALE_BYTES)
     scale_bytes = QUARK_SCALE_BYTES.get(scale_type)
-    return FP8("tensor" if scheme == "per_tensor" else "row", scale_bytes, static), "fp8"
+    return FP8("tensor" if scheme == "per_tensor" else "row", scale_bytes, static_scales), "fp8"
 
 
-def torchao(fields: Fields) -> Scheme:
+def torchao(config: Fields) -> Scheme:
     """Reads a torchao config: weights in int4, int8 or FP8."""
-    format_name, arguments = fields.get("quant_type"), fields.get_table("quant_type_kwargs")
-    fields.ignore("include_input_output_embeddings", "untie_embedding_weights")
+    format_name, arguments = config.get("quant_type"), config.get_table("quant_type_kwargs")
+    config.ignore("include_input_output_embeddings", "untie_embedding_weights")
     group = None if arguments is None else arguments.get_group_size("group_size")
     if isinstance(format_name, dict):
-        default = format_name.get("default")
-        format_name = default.get("_type") if isinstance(default, dict) else None
-        type_fields = default.get("_data") if isinstance(default, dict) else None
+        default_type = format_name.get("default")
+        format_name = default_type.get("_type") if isinstance(default_type, dict) else None
+        type_fields = default_type.get("_data") if isinstance(default_type, dict) else None
         group = (
-            Fields(type_fields, fields.where).get_group_size("group_size") if isinstance(type_fields, dict) else group
+            Fields(type_fields, config.where).get_group_size("group_size") if isinstance(type_fields, dict) else group
         )
     format_word = str(format_name).lower().replace("_", "").removesuffix("config")
-    whole = WholeInt(symmetric=False, scale_bytes=4)
-    formats: dict[str, tuple[str, LinearFormat]] = {
+    int8_format = WholeInt(symmetric=False, scale_bytes=4)
+    labelled_formats: dict[str, tuple[str, LinearFormat]] = {
         "int4weightonly": (f"int4-g{group or 128}", Grouped(4, group or 128)),
-        "int8weightonly": ("int8", whole if group is None else replace(whole, over=group)),
-        "int8dynamicactivationint8weight": ("w8a8", whole),
+        "int8weightonly": ("int8", int8_format if group is None else replace(int8_format, over=group)),
+        "int8dynamicactivationint8weight": ("w8a8", int8_format),
         "float8weightonly": ("fp8-channel", FP8("row")),
         "float8dynamicactivationfloat8weight": ("fp8-channel", FP8("row")),
     }
-    if format_word not in formats:
-        stated_type = fields.get("quant_type")
-        raise fields.value_error(
+    if format_word not in labelled_formats:
+        stated_type = config.get("quant_type")
+        raise config.value_error(
             "quant_type", stated_type, "weights in int4, int8 or float8, such as Int4WeightOnlyConfig"
         )
-    label, storage_format = formats[format_word]
+    label, storage_format = labelled_formats[format_word]
     scheme = LinearScheme(f"torchao-{label}", "torchao", (TORCHAO,), (Group(storage_format),), everywhere=True)
-    return replace(scheme, excluded=listed_modules(fields))
+    return replace(scheme, excluded=listed_modules(config))
 
 
-def quanto(fields: Fields) -> Scheme:
-    """Reads a quanto config; each layer has two scales of activations, which are 1 where they are not quantised."""
-    fields.check_field("activations", None, "int8", "float8")
-    format_word = fields.get("weights", "int8")
+def quanto(config: Fields) -> Scheme:
+    """Reads a quanto config. Each layer also stores two activation scales."""
+    config.check_field("activations", None, "int8", "float8")
+    format_name = config.get("weights", "int8")
     formats: dict[str, LinearFormat] = {
         "int8": WholeInt(static=Static(2)), "float8": FP8("row", None, 2), "int4": QuantoInt(4), "int2": QuantoInt(2),
     }  # fmt: skip
-    fields.check_choice("weights", format_word, *formats)
-    scheme = LinearScheme(f"quanto-{format_word}", "quanto", (), (Group(formats[format_word]),), everywhere=True)
-    return replace(scheme, excluded=listed_modules(fields))
+    config.check_choice("weights", format_name, *formats)
+    scheme = LinearScheme(f"quanto-{format_name}", "quanto", (), (Group(formats[format_name]),), everywhere=True)
+    return replace(scheme, excluded=listed_modules(config))
 
 
-def aqlm(fields: Fields) -> Scheme:
+def aqlm(config: Fields) -> Scheme:
     """Reads an AQLM config: codes of groups of weights in code books."""
-    columns, rows = fields.get_group_size("in_group_size", 8) or 8, fields.get_group_size("out_group_size", 1) or 1
-    codebooks, bits = fields.get_group_size("num_codebooks", 1) or 1, fields.get("nbits_per_codebook", 16)
-    fields.check_choice("nbits_per_codebook", bits, *range(1, 17))
-    names = [name.removesuffix(".weight") for name in fields.get_strings("linear_weights_not_to_quantize")]
-    skipped_modules = ModuleList(names, field="linear_weights_not_to_quantize")
+    columns, rows = config.get_group_size("in_group_size", 8) or 8, config.get_group_size("out_group_size", 1) or 1
+    codebooks, bits = config.get_group_size("num_codebooks", 1) or 1, config.get("nbits_per_codebook", 16)
+    config.check_choice("nbits_per_codebook", bits, *range(1, 17))
+    names = [name.removesuffix(".weight") for name in config.get_strings("linear_weights_not_to_quantize")]
+    skipped_modules = ModuleList(names, config_field="linear_weights_not_to_quantize")
     storage_format = AQLM(columns, rows, codebooks, bits)
     return LinearScheme(
         f"aqlm-{codebooks}x{bits}",
@@ -260,23 +260,23 @@ def aqlm(fields: Fields) -> Scheme:
     )
 
 
-def metal(fields: Fields) -> Scheme:
+def metal(config: Fields) -> Scheme:
     """Reads a config of `transformers`' kernels for Apple's GPUs."""
-    fields.ignore("dequantize")
-    bits, group = fields.get("bits", 4), fields.get_group_size("group_size", 64) or 64
-    fields.check_choice("bits", bits, 2, 4, 8)
+    config.ignore("dequantize")
+    bits, group_size = config.get("bits", 4), config.get_group_size("group_size", 64) or 64
+    config.check_choice("bits", bits, 2, 4, 8)
     return every_linear(
-        fields, LinearScheme(f"metal-int{bits}-g{group}", "transformers", (), (Group(Metal(bits, group)),))
+        config, LinearScheme(f"metal-int{bits}-g{group_size}", "transformers", (), (Group(Metal(bits, group_size)),))
     )
 
 
-def higgs(fields: Fields) -> Scheme:
+def higgs(config: Fields) -> Scheme:
     """Reads a HIGGS config."""
-    fields.ignore("hadamard_size", "p", "tune_metadata")
-    bits, group = fields.get("bits", 4), fields.get_group_size("group_size", 256) or 256
-    fields.check_choice("bits", bits, 2, 3, 4)
+    config.ignore("hadamard_size", "p", "tune_metadata")
+    bits, group_size = config.get("bits", 4), config.get_group_size("group_size", 256) or 256
+    config.check_choice("bits", bits, 2, 3, 4)
     return every_linear(
-        fields, LinearScheme(f"higgs-int{bits}-g{group}", "transformers", (), (Group(Higgs(bits, group)),))
+        config, LinearScheme(f"higgs-int{bits}-g{group_size}", "transformers", (), (Group(Higgs(bits, group_size)),))
     )
 
 
@@ -293,7 +293,7 @@ def gemma(scheme_fields: Fields) -> Scheme:
     scheme_fields.check_choice("quantize_embeddings", tables, False, True)
     bits, modules = scheme_fields.get("num_bits", 4), scheme_fields.get_table("module_quant_configs") or NO_FIELDS
     scheme_fields.check_choice("num_bits", bits, 2, 4, 8)
-    groups: list[Group] = []
+    module_groups: list[Group] = []
     if len(modules.data) > MOST_PATTERNS:
         raise scheme_fields.value_error("module_quant_configs", len(modules.data), f"at most {MOST_PATTERNS} patterns")
     for pattern, fields in modules.get_tables("a table of fields for each pattern"):
@@ -301,33 +301,33 @@ def gemma(scheme_fields: Fields) -> Scheme:
         fields.check_choice("num_bits", module_bits, 2, 4, 8)
         fields.check_all_read()
         named_modules = ModuleList([f"re:.*(?:{pattern})"], "compressed-tensors", "module_quant_configs")
-        groups.append(Group(StaticRange(module_bits), named_modules))
+        module_groups.append(Group(StaticRange(module_bits), named_modules))
     scheme = every_linear(
         scheme_fields, LinearScheme(f"gemma-int{bits}", "transformers", (), (Group(StaticRange(bits)),))
     )
     remarks = (BLOCK_SCALES,) if tables else ()
-    return replace(scheme, groups=(*groups, *scheme.groups), tables=tables, remarks=(*scheme.remarks, *remarks))
+    return replace(scheme, groups=(*module_groups, *scheme.groups), tables=tables, remarks=(*scheme.remarks, *remarks))
 
 
-def exllama(name: Literal["exl2", "exl3"], fields: Fields) -> Scheme:
+def exllama(library_name: Literal["exl2", "exl3"], config: Fields) -> Scheme:
     """Reads a config of ExLlama; an EXL3 layer with a codebook other than the first (`3inst`) stores its multiplier."""
-    codebook = fields.get("codebook", "3inst")
-    fields.check_choice("codebook", codebook, "3inst", "mcg", "mul1")
-    fields.ignore("version", "calibration", "out_scales", "tensor_storage", "original_quantization_config")
-    bits, head_bits = _average_bits(fields, "bits", None), _average_bits(fields, "head_bits", 6)
+    codebook = config.get("codebook", "3inst")
+    config.check_choice("codebook", codebook, "3inst", "mcg", "mul1")
+    config.ignore("version", "calibration", "out_scales", "tensor_storage", "original_quantization_config")
+    bits, head_bits = _average_bits(config, "bits", None), _average_bits(config, "head_bits", 6)
 
     def stored(bits: Fraction) -> LinearFormat:
-        return Averaged(bits) if name == "exl2" else Trellis(bits, codebook != "3inst")
+        return Averaged(bits) if library_name == "exl2" else Trellis(bits, codebook != "3inst")
 
     head_group = Group(stored(head_bits), ModuleList(["lm_head"], "compressed-tensors", "head_bits"))
-    is_uniform = bits.denominator == 1 and head_bits.denominator == 1 and name == "exl3"
+    is_uniform = bits.denominator == 1 and head_bits.denominator == 1 and library_name == "exl3"
     remarks = () if is_uniform else (AVERAGE,)
     groups = (head_group, Group(stored(bits)))
-    return LinearScheme(f"{name}-{float(bits):g}", f"exllama{name[-2:]}", remarks, groups, head=True)
+    return LinearScheme(f"{library_name}-{float(bits):g}", f"exllama{library_name[-2:]}", remarks, groups, head=True)
 
 
-def _average_bits(fields: Fields, name: str, default: float | None) -> Fraction:
-    value = fields.get(name, default)
-    if type(value) not in (int, float) or not 0 < value <= 16:
-        raise fields.value_error(name, value, "a number of bits above 0 and at most 16")
-    return Fraction(str(value))
+def _average_bits(config: Fields, field_name: str, default_bits: float | None) -> Fraction:
+    field_value = config.get(field_name, default_bits)
+    if type(field_value) not in (int, float) or not 0 < field_value <= 16:
+        raise config.value_error(field_name, field_value, "a number of bits above 0 and at most 16")
+    return Fraction(str(field_value))

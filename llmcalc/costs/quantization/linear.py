@@ -23,7 +23,7 @@ from ...frozen import frozen
 from ...model import ModelSpec
 from ...ops import ExpertLinear
 from ...units import DTYPE_BITS
-from .base import WITHOUT, Parts, Scheme, WeightSite, plain_parts
+from .base import WITHOUT, Parts, Scheme, WeightTensor, unquantized_parts
 from .fields import Fields
 from .formats import IndivisibleMatrix, LinearFormat
 from .patterns import ModuleList
@@ -84,38 +84,40 @@ class LinearScheme(Scheme):
 
     @property
     def reads_names(self) -> bool:
-        return bool(self.excluded.entries) or any(group.modules is not None for group in self.groups)
+        return bool(self.excluded.entries) or any(module_group.modules is not None for module_group in self.groups)
 
-    def look_up(self, names: tuple[str, ...]) -> None:
+    def look_up(self, module_names: tuple[str, ...]) -> None:
         for module_list in (
             self.excluded,
-            *(group.modules for group in self.groups if group.modules is not None),
+            *(module_group.modules for module_group in self.groups if module_group.modules is not None),
         ):
-            module_list.look_up(names)
+            module_list.look_up(module_names)
 
-    def store(self, spec: ModelSpec, weight_sites: list[WeightSite], dtype: str) -> Iterator[tuple[WeightSite, Parts]]:
+    def store(self, spec: ModelSpec, params: list[WeightTensor], dtype: str) -> Iterator[tuple[WeightTensor, Parts]]:
         has_converted = False
-        for site in weight_sites:
-            linear_format = self._format_of_tensor(site)
+        for param in params:
+            linear_format = self._format_of_tensor(param)
             if linear_format is None:
-                yield site, plain_parts(site.tensor.size, dtype)
+                yield param, unquantized_parts(param.tensor.size, dtype)
                 continue
             has_converted = True
-            matrix_count, n_out, n_in = _matrix_shapes(site)
+            matrix_count, n_out, n_in = _matrix_shapes(param)
             reason = linear_format.refuses(n_out, n_in)
             if reason:
                 remedy = "expected another scheme, or a model whose sizes it can hold"
-                error = self._unsupported_error(f"{site.path}: {reason}; {remedy}")
-                raise IndivisibleMatrix(str(error), f"{site.path}: {reason}")
+                error = self._unsupported_error(f"{param.path}: {reason}; {remedy}")
+                raise IndivisibleMatrix(str(error), f"{param.path}: {reason}")
             stored_bytes = linear_format.bytes_by_part(n_out, n_in, DTYPE_BITS[dtype] // 8)
-            if site.tensor.role == "table":
+            if param.tensor.role == "table":
                 stored_bytes = replace(stored_bytes, other=0)  # scales of activations, which a table has none of
-            yield site, stored_bytes * matrix_count
+            yield param, stored_bytes * matrix_count
         if not has_converted:
             scope_text = "routed experts" if self.scope == "experts" else "linear layers that are not excluded"
             raise self._unsupported_error(f"converts {scope_text}, and this model has none; expected another scheme")
 
-    def refuses_shards(self, weight_sites: Iterable[WeightSite], whole_shapes: Mapping[str, tuple[Number, ...]]) -> str:
+    def refuses_shards(
+        self, weight_sites: Iterable[WeightTensor], whole_shapes: Mapping[str, tuple[Number, ...]]
+    ) -> str:
         for site in weight_sites:
             shape, whole_shape = site.tensor.shape[-2:], whole_shapes.get(site.path, ())[-2:]
             if len(shape) == len(whole_shape) == 2 and shape != whole_shape:
@@ -125,52 +127,48 @@ class LinearScheme(Scheme):
                     return f"{site.path}: {reason}"
         return ""
 
-    def _format_of_tensor(self, weight_site: WeightSite) -> LinearFormat | None:
+    def _format_of_tensor(self, param: WeightTensor) -> LinearFormat | None:
         """Returns the target format of a tensor; None if the tensor stays unconverted."""
-        experts = weight_site.kind == "experts" and len(weight_site.tensor.shape) == 3
-        is_single_matrix = (len(weight_site.tensor.shape) == 2 or _is_grouped(weight_site)) and self.scope == "linear"
+        experts = param.kind == "experts" and len(param.tensor.shape) == 3
+        is_single_matrix = (len(param.tensor.shape) == 2 or _is_grouped(param)) and self.scope == "linear"
         if (
-            not (weight_site.tensor.role == "matrix" or (self.tables and weight_site.tensor.role == "table"))
-            or weight_site.kind in NEVER_CONVERTED
+            not (param.tensor.role == "matrix" or (self.tables and param.tensor.role == "table"))
+            or param.kind in NEVER_CONVERTED
             or not (experts or is_single_matrix)
         ):
-            if weight_site.tensor.role == "matrix":
-                self.excluded.look_up(weight_site.names)
+            if param.tensor.role == "matrix":
+                self.excluded.look_up(param.names)
             return None
-        output = weight_site.kind in HEADS and weight_site.name not in ("dense", "head_proj")
+        output = param.kind in HEADS and param.name not in ("dense", "head_proj")
         if (
             (output and not self.head)
-            or (not self.everywhere and _is_skipped(weight_site) and not output)
-            or weight_site.names in self.excluded
+            or (not self.everywhere and _is_skipped(param) and not output)
+            or param.names in self.excluded
         ):
             return None
-        group = next(
-            (
-                candidate
-                for candidate in self.groups
-                if candidate.modules is None or weight_site.names in candidate.modules
-            ),
+        module_group = next(
+            (candidate for candidate in self.groups if candidate.modules is None or param.names in candidate.modules),
             None,
         )
-        if group is None:
+        if module_group is None:
             return None
-        return group.experts if experts and group.experts is not None else group.format
+        return module_group.experts if experts and module_group.experts is not None else module_group.format
 
     def notes(self) -> list[str]:
         scope_text = "routed experts only" if self.scope == "experts" else "linear layers"
-        texts = [f"{self.label} ({self.source}): {scope_text}: {'; '.join(dict.fromkeys(self._used_formats()))}"]
-        head = "" if self.head else ", output head"
+        note_texts = [f"{self.label} ({self.source}): {scope_text}: {'; '.join(dict.fromkeys(self._used_formats()))}"]
+        head_text = "" if self.head else ", output head"
         other_layers = ", attention" if self.scope == "experts" else ""
         embeddings = "" if self.tables else "embeddings"
-        unconverted_parts = f"{embeddings}{head}{other_layers}, norms, biases, routers".removeprefix(", ")
-        texts.append(
+        unconverted_parts = f"{embeddings}{head_text}{other_layers}, norms, biases, routers".removeprefix(", ")
+        note_texts.append(
             f"unconverted: {unconverted_parts}"
             + (" and the modules that the config lists" if self.excluded.entries else "")
         )
         unused_exclusions = self.excluded.unused
         if unused_exclusions:
             unused_count_text = f" and {len(unused_exclusions) - 3} more" if len(unused_exclusions) > 3 else ""
-            texts.append(
+            note_texts.append(
                 "the config excludes modules that are not in this model: "
                 f"{', '.join(unused_exclusions[:3])}{unused_count_text}"
             )
@@ -179,50 +177,50 @@ class LinearScheme(Scheme):
         ]
         if unused_entries:
             ellipsis_text = f" and {len(unused_entries) - 3} more" if len(unused_entries) > 3 else ""
-            texts.append(
+            note_texts.append(
                 "the config converts modules that are not in this model: "
                 f"{', '.join(unused_entries[:3])}{ellipsis_text}"
             )
-        return [*texts, *self.remarks]
+        return [*note_texts, *self.remarks]
 
     def _used_formats(self) -> Iterator[str]:
-        for group in self.groups:
-            if group.format is not None:
-                yield group.format.describe()
-            if group.experts is not None:
-                yield f"experts in {group.experts.describe()}"
+        for module_group in self.groups:
+            if module_group.format is not None:
+                yield module_group.format.describe()
+            if module_group.experts is not None:
+                yield f"experts in {module_group.experts.describe()}"
 
 
-def listed_modules(fields: Fields, *names: str) -> ModuleList:
+def listed_modules(config: Fields, *field_names: str) -> ModuleList:
     """Returns the module names listed in a config's fields, by default in `modules_to_not_convert`."""
-    names = names or ("modules_to_not_convert",)
-    return ModuleList(fields.get_all_strings(*names), field=names[0])
+    field_names = field_names or ("modules_to_not_convert",)
+    return ModuleList(config.get_all_strings(*field_names), config_field=field_names[0])
 
 
-def every_linear(fields: Fields, scheme: LinearScheme, *names: str) -> LinearScheme:
+def every_linear(config: Fields, scheme: LinearScheme, *field_names: str) -> LinearScheme:
     """Returns the scheme of `transformers`: every `nn.Linear` except the modules in the config's list.
 
-    names: config fields that may hold the list, as in `listed_modules`. The output head is unconverted if there is no
-    list or the list names it.
+    field_names: config fields that may hold the list, as in `listed_modules`. The output head is unconverted with
+    no list, or if the list names it.
     """
-    has_module_list = any(fields.get(name) is not None for name in names or ("modules_to_not_convert",))
-    return replace(scheme, head=has_module_list, everywhere=True, excluded=listed_modules(fields, *names))
+    has_module_list = any(config.get(name) is not None for name in field_names or ("modules_to_not_convert",))
+    return replace(scheme, head=has_module_list, everywhere=True, excluded=listed_modules(config, *field_names))
 
 
-def _is_skipped(weight_site: WeightSite) -> bool:
+def _is_skipped(param: WeightTensor) -> bool:
     """Whether a linear layer is skipped by quantisers that convert layer by layer."""
-    return weight_site.name == "shared_expert_gate" or weight_site.kind in OUTSIDE_LAYERS
+    return param.name == "shared_expert_gate" or param.kind in OUTSIDE_LAYERS
 
 
-def _is_grouped(weight_site: WeightSite) -> bool:
+def _is_grouped(param: WeightTensor) -> bool:
     """Whether a tensor is a grouped attention projection, which one `nn.Linear` stores with the rows of all groups."""
-    op = next((child.op for child in weight_site.parent.children if child.name == weight_site.name), None)
-    return weight_site.kind == "attention" and isinstance(op, ExpertLinear) and op.top_k == op.num_experts
+    op = next((child.op for child in param.parent.children if child.name == param.name), None)
+    return param.kind == "attention" and isinstance(op, ExpertLinear) and op.top_k == op.num_experts
 
 
-def _matrix_shapes(weight_site: WeightSite) -> tuple[Number, Number, Number]:
+def _matrix_shapes(param: WeightTensor) -> tuple[Number, Number, Number]:
     """Returns (number of matrices, rows, columns) of a tensor."""
-    shape = weight_site.tensor.shape
+    shape = param.tensor.shape
     if len(shape) == 2:
         return (1, *shape)
-    return (1, shape[0] * shape[1], shape[2]) if _is_grouped(weight_site) else (shape[0], shape[1], shape[2])
+    return (1, shape[0] * shape[1], shape[2]) if _is_grouped(param) else (shape[0], shape[1], shape[2])

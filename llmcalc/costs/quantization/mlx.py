@@ -17,7 +17,7 @@ from ...errors import InputError
 from ...frozen import frozen
 from ...model import ModelSpec
 from ...units import DTYPE_BITS
-from .base import Parts, Scheme, WeightSite, plain_parts
+from .base import Parts, Scheme, WeightTensor, unquantized_parts
 from .fields import Fields
 from .formats import FP4, FP8, INT32, LinearFormat
 from .patterns import ModuleList
@@ -85,21 +85,27 @@ class MLXScheme(Scheme):
     def reads_names(self) -> bool:
         return bool(self.others)
 
-    def store(self, spec: ModelSpec, weight_sites: list[WeightSite], dtype: str) -> Iterator[tuple[WeightSite, Parts]]:
-        for site in weight_sites:
-            module_format = self._module_format(site)
+    def store(self, spec: ModelSpec, params: list[WeightTensor], dtype: str) -> Iterator[tuple[WeightTensor, Parts]]:
+        for param in params:
+            module_format = self._module_format(param)
             if module_format is None:
-                yield site, plain_parts(site.tensor.size, dtype)
+                yield param, unquantized_parts(param.tensor.size, dtype)
                 continue
-            if site.kind == "router" and module_format is self.usual:
+            if param.kind == "router" and module_format is self.usual:
                 self.assumed.add(ROUTERS)
-            *stack, n_out, n_in = site.tensor.shape
+            *leading_axes, n_out, n_in = param.tensor.shape
             matrix_count: Number = 1
-            for axis in stack:
+            for axis in leading_axes:
                 matrix_count = matrix_count * axis
-            yield site, module_format.format.bytes_by_part(n_out, n_in, DTYPE_BITS[dtype] // 8) * matrix_count
+            yield param, module_format.format.bytes_by_part(n_out, n_in, DTYPE_BITS[dtype] // 8) * matrix_count
         unused_entry = next(
-            (entry for modules, _ in self.others for entry in modules.entries if entry not in modules.used), None
+            (
+                list_entry
+                for modules, _ in self.others
+                for list_entry in modules.entries
+                if list_entry not in modules.used
+            ),
+            None,
         )
         if unused_entry is not None:
             raise InputError(
@@ -107,25 +113,25 @@ class MLXScheme(Scheme):
                 "counts without it)"
             )
 
-    def _module_format(self, site: WeightSite) -> ModuleFormat | None:
+    def _module_format(self, param: WeightTensor) -> ModuleFormat | None:
         """Returns the format of a tensor; None if the tensor stays unconverted.
 
         Raises `InputError` if the config does not tell whether a tensor is converted.
         """
-        if site.tensor.role == "vector":
+        if param.tensor.role == "vector":
             return None
         module_format = next(
-            (storage_format for modules, storage_format in self.others if site.names in modules), self.usual
+            (storage_format for modules, storage_format in self.others if param.names in modules), self.usual
         )
-        is_projection = site.kind in PROJECTIONS and site.tensor.role == "matrix" and len(site.tensor.shape) == 2
-        if module_format is self.usual and site.kind not in (*ALWAYS_CONVERTED, "router") and not is_projection:
-            unknown_reason = f"{site.path} ({site.kind}): whether mlx-lm converts it is not in the config"
+        is_projection = param.kind in PROJECTIONS and param.tensor.role == "matrix" and len(param.tensor.shape) == 2
+        if module_format is self.usual and param.kind not in (*ALWAYS_CONVERTED, "router") and not is_projection:
+            unknown_reason = f"{param.path} ({param.kind}): whether mlx-lm converts it is not in the config"
             raise InputError(
                 f"quantization: {unknown_reason}; expected an entry for it, or --quantize none, which counts without it"
             )
-        columns = site.tensor.shape[-1]
-        is_bare = self.bare_routers and site.kind == "router" and module_format is self.usual
-        if module_format is None or is_bare or (isinstance(columns, int) and columns % module_format.group):
+        columns = param.tensor.shape[-1]
+        is_listless_router = self.bare_routers and param.kind == "router" and module_format is self.usual
+        if module_format is None or is_listless_router or (isinstance(columns, int) and columns % module_format.group):
             return None
         return module_format
 
@@ -139,18 +145,22 @@ class MLXScheme(Scheme):
         ]
 
 
-def mlx(fields: Fields) -> Scheme:
+def mlx(config: Fields) -> Scheme:
     """Reads an mlx-lm table: the default format, and formats of single modules."""
-    names = [name for name in fields.data if name not in ("group_size", "bits", "mode", "quant_method")]
-    default_format, label = _module_format(fields)
+    module_names = [name for name in config.data if name not in ("group_size", "bits", "mode", "quant_method")]
+    default_format, label = _module_format(config)
     modules_by_format: dict[ModuleFormat | None, list[str]] = {}
-    for name in names:
-        value: Any = fields.get(name)
-        module_table = fields.get_table(name) if isinstance(value, dict) else None
-        if module_table is None and not isinstance(value, bool):
-            raise fields.value_error(name, value, "how a module is stored, true or false")
+    for name in module_names:
+        module_value: Any = config.get(name)
+        module_table = config.get_table(name) if isinstance(module_value, dict) else None
+        if module_table is None and not isinstance(module_value, bool):
+            raise config.value_error(name, module_value, "how a module is stored, true or false")
         module_format = (
-            default_format if value is True else None if module_table is None else _module_format(module_table)[0]
+            default_format
+            if module_value is True
+            else None
+            if module_table is None
+            else _module_format(module_table)[0]
         )
         if module_table is not None:
             module_table.check_all_read()
@@ -162,15 +172,15 @@ def mlx(fields: Fields) -> Scheme:
     return MLXScheme(label, "mlx-lm", (), default_format, listed_modules)
 
 
-def _module_format(fields: Fields) -> tuple[ModuleFormat, str]:
-    mode = fields.get("mode", "affine")
-    fields.check_choice("mode", mode, "affine", "mxfp4", "mxfp8", "nvfp4")
-    if mode == "affine":
-        bits, group = fields.get("bits", 4), fields.get_group_size("group_size", 64) or 64
-        fields.check_choice("bits", bits, 2, 3, 4, 5, 6, 8)
-        fields.check_choice("group_size", group, 32, 64, 128)
+def _module_format(config: Fields) -> tuple[ModuleFormat, str]:
+    quant_mode = config.get("mode", "affine")
+    config.check_choice("mode", quant_mode, "affine", "mxfp4", "mxfp8", "nvfp4")
+    if quant_mode == "affine":
+        bits, group = config.get("bits", 4), config.get_group_size("group_size", 64) or 64
+        config.check_choice("bits", bits, 2, 3, 4, 5, 6, 8)
+        config.check_choice("group_size", group, 32, 64, 128)
         return ModuleFormat(MLXAffine(bits, group), group), f"mlx-int{bits}-g{group}"
-    group = 16 if mode == "nvfp4" else 32
-    fields.check_field("group_size", group, default=group)
-    fields.check_field("bits", 8 if mode == "mxfp8" else 4, default=8 if mode == "mxfp8" else 4)
-    return ModuleFormat(FP8((1, group), 1) if mode == "mxfp8" else FP4(group), group), f"mlx-{mode}"
+    group = 16 if quant_mode == "nvfp4" else 32
+    config.check_field("group_size", group, default_value=group)
+    config.check_field("bits", 8 if quant_mode == "mxfp8" else 4, default_value=8 if quant_mode == "mxfp8" else 4)
+    return ModuleFormat(FP8((1, group), 1) if quant_mode == "mxfp8" else FP4(group), group), f"mlx-{quant_mode}"

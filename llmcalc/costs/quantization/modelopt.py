@@ -54,36 +54,36 @@ EXPERT = re.compile(r"(?<=\bexperts\.)\d+(?=\.|$)")
 DETAILS = ("has_zero_point", "pre_quant_scale", "kv_cache_quant_algo")
 
 
-def modelopt(fields: Fields) -> Scheme:
+def modelopt(config: Fields) -> Scheme:
     """Reads a ModelOpt config. Raises `InputError` for an unknown algorithm."""
-    fields.ignore("config_groups", "version", "moe_quant_algo", *DETAILS)
-    algorithm, group = fields.get("quant_algo"), fields.get_group_size("group_size")
-    remarks = [KV] if any([fields.get("kv_cache_scheme"), fields.get("kv_cache_quant_algo")]) else []
+    config.ignore("config_groups", "version", "moe_quant_algo", *DETAILS)
+    algorithm, group_size = config.get("quant_algo"), config.get_group_size("group_size")
+    remarks = [KV] if any([config.get("kv_cache_scheme"), config.get("kv_cache_quant_algo")]) else []
     excluded_modules = ModuleList(
-        fields.get_all_strings("ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers"),
+        config.get_all_strings("ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers"),
         "modelopt",
         "ignore",
     )
-    layers_table = fields.get_table("quantized_layers")
+    layers_table = config.get_table("quantized_layers")
     if algorithm == "MIXED_PRECISION":
         if layers_table is None or not layers_table.data:
-            raise fields.value_error("quantized_layers", None, "the algorithm of each module, for MIXED_PRECISION")
-        groups, format_labels = listed_groups(layers_table)
+            raise config.value_error("quantized_layers", None, "the algorithm of each module, for MIXED_PRECISION")
+        module_groups, format_labels = listed_groups(layers_table)
     else:
         if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
             raise InputError(
                 f"quantization_config: quant_algo: {shown(algorithm)}; expected MIXED_PRECISION or one of "
                 f"{', '.join(ALGORITHMS)}"
             )
-        label, make = ALGORITHMS[algorithm]
-        groups, format_labels = (Group(make(group)),), (algorithm,)
+        label, make_format = ALGORITHMS[algorithm]
+        module_groups, format_labels = (Group(make_format(group_size)),), (algorithm,)
         if layers_table is not None:
             layers_table.ignore(*layers_table.data)
-    if any(name in WITH_INPUT_SCALES for name in format_labels):
+    if any(format_label in WITH_INPUT_SCALES for format_label in format_labels):
         remarks.append(SMOOTHED)
-    label = "+".join(dict.fromkeys(ALGORITHMS[name][0] for name in format_labels))
+    label = "+".join(dict.fromkeys(ALGORITHMS[format_label][0] for format_label in format_labels))
     return LinearScheme(
-        label, "ModelOpt", tuple(remarks), groups, head=True, everywhere=True, excluded=excluded_modules
+        label, "ModelOpt", tuple(remarks), module_groups, head=True, everywhere=True, excluded=excluded_modules
     )
 
 
@@ -95,35 +95,35 @@ def listed_groups(layers_table: Fields) -> tuple[tuple[Group, ...], tuple[str, .
     modules_by_format: dict[LinearFormat | None, list[str]] = {}
     algorithms: dict[str, None] = {}
     format_by_module: dict[str, LinearFormat | None] = {}
-    for name, (algorithm, storage_format) in _formats_by_module(layers_table):
+    for module_name, (algorithm, storage_format) in _formats_by_module(layers_table):
         if algorithm:
             algorithms[algorithm] = None
-        module = EXPERT.sub("0", name)
+        module = EXPERT.sub("0", module_name)
         if module in format_by_module:
             if format_by_module[module] != storage_format:
-                raise layers_table.value_error(name, algorithm, "the format of the layer's other experts")
+                raise layers_table.value_error(module_name, algorithm, "the format of the layer's other experts")
             continue
         format_by_module[module] = storage_format
         modules_by_format.setdefault(storage_format, []).append(module)
     groups = (
-        Group(storage_format, ModuleList(names, "modelopt", "quantized_layers"))
-        for storage_format, names in modules_by_format.items()
+        Group(storage_format, ModuleList(module_names, "modelopt", "quantized_layers"))
+        for storage_format, module_names in modules_by_format.items()
     )
     return tuple(groups), tuple(algorithms)
 
 
 def _formats_by_module(layers_table: Fields) -> Iterator[tuple[str, tuple[str, LinearFormat | None]]]:
     """Yields (module, (algorithm, format)); the format is None for a module that stays unconverted."""
-    formats: dict[tuple[object, int | None], tuple[str, LinearFormat | None]] = {}
-    for name, fields in layers_table.get_tables("a table with quant_algo"):
-        algorithm, group = fields.get("quant_algo"), fields.get_group_size("group_size")
+    known_formats: dict[tuple[object, int | None], tuple[str, LinearFormat | None]] = {}
+    for module_name, fields in layers_table.get_tables("a table with quant_algo"):
+        algorithm, group_size = fields.get("quant_algo"), fields.get_group_size("group_size")
         fields.ignore(*DETAILS)
         fields.check_all_read()
         if algorithm is None or algorithm in UNCONVERTED:
-            yield name, ("", None)
+            yield module_name, ("", None)
             continue
         if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
             raise fields.value_error("quant_algo", algorithm, f"one of {', '.join(ALGORITHMS)}")
-        if (algorithm, group) not in formats:
-            formats[algorithm, group] = algorithm, ALGORITHMS[algorithm][1](group)
-        yield name, formats[algorithm, group]
+        if (algorithm, group_size) not in known_formats:
+            known_formats[algorithm, group_size] = algorithm, ALGORITHMS[algorithm][1](group_size)
+        yield module_name, known_formats[algorithm, group_size]

@@ -48,8 +48,8 @@ def scheme_of_linears(label: str, format_source: str, linear_format: LinearForma
     return LinearScheme(label, format_source, remarks, (Group(linear_format),), everywhere=True)
 
 
-def bnb4(label: str, is_double: bool) -> LinearScheme:
-    return LinearScheme(label, BNB_SOURCE, (BLOB, STACKED), (Group(Bnb4(is_double)),), everywhere=True)
+def bnb4(label: str, has_double_quantization: bool) -> LinearScheme:
+    return LinearScheme(label, BNB_SOURCE, (BLOB, STACKED), (Group(Bnb4(has_double_quantization)),), everywhere=True)
 
 
 def mxfp4(label: str) -> LinearScheme:
@@ -107,31 +107,33 @@ GROUPS = {
 """Tool → its scheme names, with N for a size and B for bits."""
 
 
-def scheme_named(name: str, option: str = "--quantize") -> Scheme:
+def scheme_named(scheme_name: str, option: str = "--quantize") -> Scheme:
     """Returns the quantization scheme with this name.
 
     A llama.cpp mix may have the suffix `-imatrix` (made with an importance matrix) or `-qkv` (q, k and v are one
     tensor). Raises `InputError`, which lists all names, for an unknown name.
     """
-    label = name.strip().lower()
+    label = scheme_name.strip().lower()
     if label in _FIXED:
         return _FIXED[label](label)
     base_label, fuses_qkv = label.removesuffix("-qkv"), label.endswith("-qkv")
-    mix = base_label.removesuffix("-imatrix").upper().replace("-", "_")
-    mix = mix + "_M" if mix in ("Q3_K", "Q4_K", "Q5_K") else mix
-    if mix in MIXES:
-        return GGUFMix(label, LLAMA_CPP, (), mix, base_label.endswith("-imatrix"), fuses_qkv)
-    for _, pattern, make_scheme in _SIZED:
-        match = re.fullmatch(pattern, label)
-        if match:
-            matched_sizes = match.groupdict()
+    mix_name = base_label.removesuffix("-imatrix").upper().replace("-", "_")
+    mix_name = mix_name + "_M" if mix_name in ("Q3_K", "Q4_K", "Q5_K") else mix_name
+    if mix_name in MIXES:
+        return GGUFMix(label, LLAMA_CPP, (), mix_name, base_label.endswith("-imatrix"), fuses_qkv)
+    for _, name_pattern, make_scheme in _SIZED:
+        name_match = re.fullmatch(name_pattern, label)
+        if name_match:
+            matched_sizes = name_match.groupdict()
             group = matched_sizes["group"]
             if group is not None and not 0 < int(group[:12]) <= MOST:
-                raise InputError(f"{option} {name[:40]}: a group of {group[:12]}; expected 1 to {MOST:,} columns")
+                raise InputError(
+                    f"{option} {scheme_name[:40]}: a group of {group[:12]}; expected 1 to {MOST:,} columns"
+                )
             return make_scheme(label, int(matched_sizes.get("bits") or 8), None if group is None else int(group))
     suggestion = suggest(label, list(COMMON))
     known_names = "; ".join(f"{group}: {', '.join(names)}" for group, names in GROUPS.items())
     raise InputError(
-        f"{option} {name[:40]}: unknown scheme"
+        f"{option} {scheme_name[:40]}: unknown scheme"
         + (f".{suggestion}" if suggestion else f"; expected none or one of {known_names}")
     )

@@ -50,78 +50,83 @@ ONE_EXPERT = re.compile(r"experts\.[1-9]\d*\b")
 
 
 class ModuleList:
-    """The modules that a config's list names, with a record of the entries that have matched a module.
+    """The list of modules in a config, with a record of the entries that have matched a module.
 
     Raises `InputError` for an entry that is an invalid or a slow regular expression, and for an entry that names a
     single expert: all experts of a layer are counted alike.
     """
 
     def __init__(
-        self, entries: Iterable[str], rule: Rule = "transformers", field: str = "modules_to_not_convert"
+        self, entries: Iterable[str], matching_rule: Rule = "transformers", config_field: str = "modules_to_not_convert"
     ) -> None:
         self.entries: tuple[str, ...] = tuple(dict.fromkeys(entries))
-        self.rule: Rule = rule
+        self.rule: Rule = matching_rule
         self.used: set[str] = set[str]()
         if len(self.entries) > MOST_ENTRIES:
             raise InputError(
-                f"quantization_config.{field}: {len(self.entries):,} entries; expected at most {MOST_ENTRIES:,}"
+                f"quantization_config.{config_field}: {len(self.entries):,} entries; expected at most {MOST_ENTRIES:,}"
             )
         for list_entry in self.entries:
             if ONE_EXPERT.search(list_entry):
                 raise InputError(
-                    f"quantization_config.{field}: '{list_entry[:60]}' names one expert; expected entries that treat "
+                    f"quantization_config.{config_field}: '{list_entry[:60]}' names one expert; expected entries "
+                    "that treat "
                     "all experts of a layer alike"
                 )
         self._exact_entries, self._pattern_tests = dict[str, str](), list[tuple[str, Callable[[str], bool]]]()
         for list_entry in self.entries:
-            for text in _unfused_entries(list_entry):
-                pattern_test = self._pattern_test(text, field)
+            for entry_text in _unfused_entries(list_entry):
+                pattern_test = self._pattern_test(entry_text, config_field)
                 if pattern_test is None:
-                    self._exact_entries.setdefault(text, list_entry)
+                    self._exact_entries.setdefault(entry_text, list_entry)
                 else:
                     self._pattern_tests.append((list_entry, pattern_test))
         self._lengths = sorted({len(list_entry) for list_entry in self._exact_entries})
-        self._field, self._matching_seconds = field, 0.0
+        self._field, self._matching_seconds = config_field, 0.0
 
     def _pattern_test(self, list_entry: str, field: str) -> Callable[[str], bool] | None:
         """Returns the match function of a pattern; None for a plain name."""
         if self.rule == "modelopt":
-            return (lambda name: fnmatchcase(name, list_entry)) if set(list_entry) & set("*?[") else None
-        text, boundary = list_entry, ""
+            return (lambda module_name: fnmatchcase(module_name, list_entry)) if set(list_entry) & set("*?[") else None
+        pattern_text, boundary = list_entry, ""
         if self.rule == "compressed-tensors":
             if not list_entry.startswith("re:"):
                 return None
-            text = list_entry.removeprefix("re:")
+            pattern_text = list_entry.removeprefix("re:")
         elif set(list_entry) & set("*+?[](){}|\\^$"):
             boundary = r"(?:(?<=\.)|(?=\.|$))"
         else:
             return None
-        if REPEATED_GROUP.search(text) or _match_ways(text) > MOST_WAYS:
+        if REPEATED_GROUP.search(pattern_text) or _match_ways(pattern_text) > MOST_WAYS:
             raise InputError(
                 f"quantization_config.{field}: '{list_entry[:60]}' repeats a group or too much else; expected a "
                 "pattern that is quick to match"
             )
         try:
-            pattern = re.compile(f"(?:{text}){boundary}")
+            pattern = re.compile(f"(?:{pattern_text}){boundary}")
         except re.error:
             raise InputError(
                 f"quantization_config.{field}: '{list_entry[:60]}' is no regular expression; expected a module's name "
                 "or one"
             ) from None
-        return lambda name: pattern.match(name) is not None
+        return lambda module_name: pattern.match(module_name) is not None
 
-    def __contains__(self, names: Iterable[str]) -> bool:
+    def __contains__(self, module_names: Iterable[str]) -> bool:
         """Whether an entry matches one of a module's names."""
-        return bool(self.entries) and any(self._matches_name(name) for name in names)
+        return bool(self.entries) and any(self._matches_name(module_name) for module_name in module_names)
 
-    def look_up(self, names: Iterable[str]) -> None:
-        """Records the entries that match a module which no list decides on."""
-        _ = names in self
+    def look_up(self, module_names: Iterable[str]) -> None:
+        """Marks the entries that match a module as used, although the module is not counted."""
+        _ = module_names in self
 
-    def _matches_name(self, name: str) -> bool:
+    def _matches_name(self, module_name: str) -> bool:
         """Whether an entry matches the module name. Raises `InputError` if matching takes too long in total."""
         matching_entries = (
-            {self._exact_entries[text] for text in self._matching_texts(name) if text in self._exact_entries}
+            {
+                self._exact_entries[plain_entry]
+                for plain_entry in self._matching_texts(module_name)
+                if plain_entry in self._exact_entries
+            }
             if self._exact_entries
             else set()
         )
@@ -131,7 +136,9 @@ class ModuleList:
         if not self._pattern_tests:
             return False
         start_time = process_time()
-        list_entry = next((list_entry for list_entry, pattern_test in self._pattern_tests if pattern_test(name)), None)
+        list_entry = next(
+            (list_entry for list_entry, pattern_test in self._pattern_tests if pattern_test(module_name)), None
+        )
         self._matching_seconds += process_time() - start_time
         if self._matching_seconds > LONGEST_MATCHING:
             raise InputError(
@@ -142,15 +149,15 @@ class ModuleList:
             self.used.add(list_entry)
         return list_entry is not None
 
-    def _matching_texts(self, name: str) -> Iterator[str]:
+    def _matching_texts(self, module_name: str) -> Iterator[str]:
         """Yields the plain-name entries that match a name."""
-        yield name
+        yield module_name
         if self.rule != "compressed-tensors":
-            yield from _path_prefixes(name)
+            yield from _path_prefixes(module_name)
         if self.rule == "awq":
-            yield from _component_runs(name)
+            yield from _component_runs(module_name)
         if self.rule in ("transformers", "awq"):
-            yield from (name[-length:] for length in self._lengths)
+            yield from (module_name[-suffix_length:] for suffix_length in self._lengths)
 
     @property
     def unused(self) -> list[str]:
@@ -158,10 +165,14 @@ class ModuleList:
         tests_by_entry, used_entries = dict(self._pattern_tests), self.used
 
         def is_covered(list_entry: str) -> bool:
-            """Whether another entry, which was used, matches the same modules or some of them."""
+            """Whether a used entry matches some of the modules that this entry matches."""
             entry_test, example = tests_by_entry.get(list_entry), _example(list_entry)
-            is_matched = any(tests_by_entry[name](example) for name in used_entries if name in tests_by_entry)
-            return is_matched or (entry_test is not None and any(entry_test(_example(name)) for name in used_entries))
+            is_matched = any(
+                tests_by_entry[entry_text](example) for entry_text in used_entries if entry_text in tests_by_entry
+            )
+            return is_matched or (
+                entry_test is not None and any(entry_test(_example(entry_text)) for entry_text in used_entries)
+            )
 
         return [
             list_entry
@@ -171,7 +182,7 @@ class ModuleList:
 
 
 def _example(list_entry: str) -> str:
-    """Returns the name of a module that an entry of a list matches, if its only `*` is at its end."""
+    """Returns a module name that a list entry matches, for an entry whose only `*` is at its end."""
     return f"{list_entry.rstrip('*.')}.module"
 
 
@@ -179,9 +190,9 @@ def _unfused_entries(list_entry: str) -> Iterator[str]:
     """Yields an entry, and for a fused layer also entries of the fused parts."""
     yield list_entry
     for fused_name, part_names in FUSED.items():
-        name = re.compile(rf"(?<![a-zA-Z0-9_]){fused_name}(?![a-zA-Z0-9_])")
-        if name.search(list_entry):
-            yield from (name.sub(single_name, list_entry) for single_name in part_names)
+        fused_pattern = re.compile(rf"(?<![a-zA-Z0-9_]){fused_name}(?![a-zA-Z0-9_])")
+        if fused_pattern.search(list_entry):
+            yield from (fused_pattern.sub(single_name, list_entry) for single_name in part_names)
 
 
 def _match_ways(pattern: str) -> int:
@@ -196,14 +207,18 @@ def _match_ways(pattern: str) -> int:
     )
 
 
-def _component_runs(name: str) -> Iterable[str]:
+def _component_runs(module_name: str) -> Iterable[str]:
     """Returns every sequence of consecutive components of a path."""
-    components = name.split(".")
-    return (".".join(components[i:j]) for i in range(len(components)) for j in range(i + 1, len(components) + 1))
+    path_components = module_name.split(".")
+    return (
+        ".".join(path_components[i:run_end])
+        for i in range(len(path_components))
+        for run_end in range(i + 1, len(path_components) + 1)
+    )
 
 
-def _path_prefixes(name: str) -> Iterable[str]:
-    dot_position = name.find(".")
+def _path_prefixes(module_name: str) -> Iterable[str]:
+    dot_position = module_name.find(".")
     while dot_position >= 0:
-        yield name[:dot_position]
-        dot_position = name.find(".", dot_position + 1)
+        yield module_name[:dot_position]
+        dot_position = module_name.find(".", dot_position + 1)

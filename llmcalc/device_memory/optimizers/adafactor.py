@@ -21,9 +21,12 @@ if TYPE_CHECKING:
 
 def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
     """Returns the bytes of row and column means (or of the whole second moment), and of the step counts."""
-    sizes = {"row_var": _row_count, "col_var": _column_count, "variance": _unfactored_size}
+    element_counts = {"row_var": _row_count, "col_var": _column_count, "variance": _unfactored_size}
     return {
-        **{name: bytes_of(sum_over(tensors, element_count), dtype) for name, element_count in sizes.items()},
+        **{
+            state_name: bytes_of(sum_over(tensors, element_count), dtype)
+            for state_name, element_count in element_counts.items()
+        },
         "step": STEP_BYTES * count_of(tensors),
     }
 
@@ -58,7 +61,7 @@ def step(optimizer_step: OptimizerStep) -> None:
 
 
 def _is_factored(parameter: OptimizedParameter) -> bool:
-    """Whether a tensor has row and column means instead of a full second moment. Vectors have none."""
+    """Whether a tensor has row and column means instead of a full second moment, as all tensors except vectors have."""
     return len(parameter.grad.shape) > 1
 
 
@@ -105,7 +108,7 @@ def _single_tensor_adafactor(optimizer_step: OptimizerStep, trained_parameters: 
 def _multi_tensor_adafactor(optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
     """Updates parameters group by group. A group's updates live until the next group's estimates exist."""
     loop_over, new_like = optimizer_step.loop_over, optimizer_step.t.like
-    for tensor_group in _by_dtype_and_factors(optimizer_step, trained_parameters):
+    for tensor_group in _group_by_dtype_and_factors(optimizer_step, trained_parameters):
         for parameter in loop_over(tensor_group):
             _new_norm(optimizer_step, parameter.tensor)
         if _is_factored(tensor_group[0]):
@@ -128,15 +131,15 @@ def _multi_tensor_adafactor(optimizer_step: OptimizerStep, trained_parameters: S
         optimizer_step.write(tensor_group, updates)
 
 
-def _by_dtype_and_factors(
+def _group_by_dtype_and_factors(
     optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]
 ) -> list[list[OptimizedParameter]]:
     """Returns tensors by device, number format and rank (`_group_tensors_by_device_dtype_and_is_multidim`)."""
-    groups: dict[tuple[Dtype, bool], list[OptimizedParameter]] = {}
+    groups_by_format: dict[tuple[Dtype, bool], list[OptimizedParameter]] = {}
     for same_dtype in optimizer_step.by_dtype(trained_parameters):
         for parameter in same_dtype:
-            groups.setdefault((parameter.tensor.dtype, _is_factored(parameter)), []).append(parameter)
-    return list(groups.values())
+            groups_by_format.setdefault((parameter.tensor.dtype, _is_factored(parameter)), []).append(parameter)
+    return list(groups_by_format.values())
 
 
 def build_torch_optimizers(

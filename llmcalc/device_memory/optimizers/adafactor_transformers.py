@@ -22,12 +22,16 @@ if TYPE_CHECKING:
 
 def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
     """Returns the bytes of row and column means (or of the whole second moment), and of root mean squares."""
-    moments = {name: size for name, size in adafactor.states(tensors, "float32").items() if name != "step"}
-    return moments | {"RMS": 4 * count_of(tensors)}
+    torch_states = {
+        state_name: state_size
+        for state_name, state_size in adafactor.states(tensors, "float32").items()
+        if state_name != "step"
+    }
+    return torch_states | {"RMS": 4 * count_of(tensors)}
 
 
 def step(optimizer_step: OptimizerStep) -> None:
-    """Runs `Adafactor.step`. The temporary tensors of one parameter live until those of the next replace them."""
+    """Runs `Adafactor.step`. A parameter's temporary tensors live until the next parameter's tensors replace them."""
     from ...simulator.tensor import FLOAT32
 
     aten, update = optimizer_step.t, None
@@ -42,18 +46,18 @@ def step(optimizer_step: OptimizerStep) -> None:
         mean_count = 2 if len(grad.shape) > 1 else 1
         with optimizer_step.counted_as_states():
             parameter.states[mean_count:] = [_root_mean_square(optimizer_step)]
-        squared = aten.like(grad)
-        update = aten.like(squared)
-        del squared
+        squared_gradient = aten.like(grad)
+        update = aten.like(squared_gradient)
+        del squared_gradient
         if mean_count == 2:
-            row, column = parameter.states[:mean_count]
-            row_mean = aten.like(row)
-            optimizer_step.write(row, row_mean)
+            row_state, column_state = parameter.states[:mean_count]
+            row_mean = aten.like(row_state)
+            optimizer_step.write(row_state, row_mean)
             del row_mean
-            column_mean = aten.like(column)
-            optimizer_step.write(column, column_mean)
+            column_mean = aten.like(column_state)
+            optimizer_step.write(column_state, column_mean)
             del column_mean
-            update = _estimate(optimizer_step, grad, row, column)
+            update = _estimate(optimizer_step, grad, row_state, column_state)
         else:
             update = aten.like(parameter.states[0])
         optimizer_step.write(update, grad)
@@ -64,7 +68,7 @@ def step(optimizer_step: OptimizerStep) -> None:
 
 
 def _new_states(optimizer_step: OptimizerStep, grad: Tensor) -> list[Tensor]:
-    """Allocates the means of a tensor, or its second moment. Its root mean square follows them, new in each step."""
+    """Allocates a tensor's row and column means (or second moment), and its root mean square, new in each step."""
     shapes = [(*grad.shape[:-1],), (*grad.shape[:-2], grad.shape[-1])] if len(grad.shape) > 1 else [grad.shape]
     return [optimizer_step.t.new_tensor(shape, grad.dtype) for shape in shapes]
 
@@ -77,16 +81,16 @@ def _root_mean_square(optimizer_step: OptimizerStep) -> Tensor:
     return optimizer_step.t.like(norm)
 
 
-def _estimate(optimizer_step: OptimizerStep, grad: Tensor, row: Tensor, column: Tensor) -> Tensor:
+def _estimate(optimizer_step: OptimizerStep, grad: Tensor, row_state: Tensor, column_state: Tensor) -> Tensor:
     """Runs `_approx_sq_grad`: the product of a factor per row and a factor per column."""
     aten = optimizer_step.t
-    mean = aten.new_tensor((*row.shape[:-1], 1), row.dtype)
-    row_factor = aten.like(row)
-    del mean
-    column_factor = aten.like(column)
-    product = aten.like(grad)
-    optimizer_step.write(product, row_factor, column_factor)
-    return product
+    row_mean = aten.new_tensor((*row_state.shape[:-1], 1), row_state.dtype)
+    row_factor = aten.like(row_state)
+    del row_mean
+    column_factor = aten.like(column_state)
+    estimated_squares = aten.like(grad)
+    optimizer_step.write(estimated_squares, row_factor, column_factor)
+    return estimated_squares
 
 
 def build_torch_optimizers(

@@ -33,7 +33,7 @@ def _mean_count(tensor: ParamTensor) -> Number:
 def step(optimizer_step: OptimizerStep) -> None:
     """Runs `Adam_mini.step`. Temporary tensors live until the next parameter replaces them."""
     aten = optimizer_step.t
-    momentum_over_denominator = update = None
+    momentum_over_denominator = parameter_update = None
     for parameter in optimizer_step.loop_over(optimizer_step.updated):
         grad, dtype = parameter.grad, optimizer_step.dtype or parameter.grad.dtype
         is_vector = len(grad.shape) < 2
@@ -50,8 +50,8 @@ def step(optimizer_step: OptimizerStep) -> None:
         del squared_gradient
         momentum_over_denominator = aten.like(aten.like(parameter.states[1]))
         step_sizes = aten.like(momentum_over_denominator)
-        update = aten.like(parameter.states[0])
-        optimizer_step.write(parameter.tensor, aten.like(update), means_of_squares, step_sizes)
+        parameter_update = aten.like(parameter.states[0])
+        optimizer_step.write(parameter.tensor, aten.like(parameter_update), means_of_squares, step_sizes)
 
 
 OPTIMIZER = Optimizer(

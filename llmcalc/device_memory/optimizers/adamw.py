@@ -79,8 +79,8 @@ def build_torch_optimizers(
     """Builds torch's optimizer. parameters: pairs of a parameter and whether it is the weight matrix of a layer."""
     import torch
 
-    parameters_of_model = [parameter for parameter, _ in parameters]
-    yield torch.optim.AdamW(parameters_of_model, foreach=implementation == "foreach", fused=implementation == "fused")
+    model_parameters = [parameter for parameter, _ in parameters]
+    yield torch.optim.AdamW(model_parameters, foreach=implementation == "foreach", fused=implementation == "fused")
 
 
 OPTIMIZER = Optimizer(

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from ...costs.trained_tensors import TrainedTensor, bytes_of, count_of, elements_of, sum_over
 from .low_rank import (
     RANK,
-    in_update_order,
     is_projected_from_the_right,
     longer_side,
     low_rank_optimizer,
+    parameters_in_update_order,
     projected_shape,
     shorter_side,
     split_projected,
@@ -34,21 +34,21 @@ def of_rank(rank: int, optimizer_name: str) -> Optimizer:
 
     def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
         """Returns the bytes of projectors, both moments, and the norm of each matrix's last scaled gradient."""
-        projected, other_tensors = split_projected(tensors)
-        projected_elements = sum_over(projected, lambda tensor: rank * longer_side(tensor))
+        projected_tensors, other_tensors = split_projected(tensors)
+        projected_elements = sum_over(projected_tensors, lambda tensor: rank * longer_side(tensor))
         moment_bytes = bytes_of(projected_elements + elements_of(other_tensors), dtype)
         return {
-            "ortho_matrix": bytes_of(sum_over(projected, lambda tensor: rank * shorter_side(tensor)), dtype),
+            "ortho_matrix": bytes_of(sum_over(projected_tensors, lambda tensor: rank * shorter_side(tensor)), dtype),
             "exp_avg": moment_bytes,
             "exp_avg_sq": moment_bytes,
-            "scaled_grad": bytes_of(count_of(projected), dtype),
+            "scaled_grad": bytes_of(count_of(projected_tensors), dtype),
         }
 
     def step(optimizer_step: OptimizerStep) -> None:
         """Runs `AdamW.step`. Temporary tensors live until the next parameter replaces them."""
         aten = optimizer_step.t
         grad = denom = norm_grad = factor = scaled_grad = None
-        for parameter in in_update_order(optimizer_step):
+        for parameter in parameters_in_update_order(optimizer_step):
             grad, dtype = parameter.grad, optimizer_step.dtype or parameter.grad.dtype
             if parameter.matrix:
                 if not parameter.states:
@@ -63,9 +63,9 @@ def of_rank(rank: int, optimizer_name: str) -> Optimizer:
                 scaled_grad = aten.like(parameter.grad, dtype=dtype)
                 is_first = len(parameter.states) < 4
                 if not is_first:
-                    limiter = aten.new_tensor((), dtype)
+                    norm_limit = aten.new_tensor((), dtype)
                     scaled_grad = aten.like(scaled_grad)
-                    optimizer_step.write(scaled_grad, limiter)
+                    optimizer_step.write(scaled_grad, norm_limit)
                 with optimizer_step.counted_as_states():
                     parameter.states[3:] = [aten.new_tensor((), dtype)]  # scaled_grad
                 norm_grad = scaled_grad
@@ -80,24 +80,24 @@ def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: i
 
     aten, (rows, columns) = optimizer_step.t, gradient.shape
     shape = (rank, columns) if is_projected_from_the_right(gradient) else (rows, rank)
-    matrix = aten.to(gradient, FLOAT32)
-    random = aten.new_tensor(shape, FLOAT32)
+    float_gradient = aten.to(gradient, FLOAT32)
+    random_matrix = aten.new_tensor(shape, FLOAT32)
     if dtype is FLOAT32:
         with optimizer_step.counted_as_states():
-            return aten.like(random)
-    quotient = aten.like(random)
-    del random
-    optimizer_step.write(quotient, matrix)
+            return aten.like(random_matrix)
+    scaled_matrix = aten.like(random_matrix)
+    del random_matrix
+    optimizer_step.write(scaled_matrix, float_gradient)
     with optimizer_step.counted_as_states():
-        return aten.like(quotient, dtype=dtype)
+        return aten.like(scaled_matrix, dtype=dtype)
 
 
 def _channel_factors(optimizer_step: OptimizerStep, norm_grad: Tensor, is_right: bool) -> Tensor:
     """Allocates the ratio of two norms for each channel of a gradient."""
-    aten, channels = optimizer_step.t, norm_grad.shape[0 if is_right else 1]
-    numerator, divisor = (aten.new_tensor((channels,), norm_grad.dtype) for _ in range(2))
-    divisor = aten.like(divisor)
-    return aten.like(numerator, divisor)
+    aten, channel_count = optimizer_step.t, norm_grad.shape[0 if is_right else 1]
+    projected_norm, gradient_norm = (aten.new_tensor((channel_count,), norm_grad.dtype) for _ in range(2))
+    gradient_norm = aten.like(gradient_norm)
+    return aten.like(projected_norm, gradient_norm)
 
 
 OPTIMIZER = of_rank(RANK, "apollo")

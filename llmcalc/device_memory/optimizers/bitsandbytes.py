@@ -39,24 +39,24 @@ LEAST_PAGED = 100_000
 
 def bitsandbytes_optimizer(
     optimizer_name: str,
-    moments: Literal[1, 2],
-    bits: Literal[8, 32],
+    moment_count: Literal[1, 2],
+    bits_per_state: Literal[8, 32],
     *aliases: str,
     is_paged: bool = False,
-    wide_tables: bool = False,
+    fp32_tables: bool = False,
 ) -> Optimizer:
     """Returns the record of an optimizer with this number of states per element.
 
-    wide_tables: whether tables of embeddings have fp32 states whatever their size; false by default.
+    fp32_tables: whether tables of embeddings have fp32 states whatever their size; false by default.
     """
-    formats = (
+    formats_text = (
         f"tensors of under {LEAST_8BIT:,} elements have fp32 states; the others 1 byte per element and an fp32 scale "
         f"per block of {BLOCK}"
     )
     paging_text = "the driver may move states to the host, where the device has no room for them"
-    embeddings = "the Trainer gives embeddings fp32 states"
-    layout = _Layout(moments, bits == 8, is_paged, wide_tables)
-    notes = ((formats, layout.in_8_bits), (embeddings, wide_tables), (paging_text, is_paged))
+    embeddings_text = "the Trainer gives embeddings fp32 states"
+    layout = _Layout(moment_count, bits_per_state == 8, is_paged, fp32_tables)
+    notes = ((formats_text, layout.in_8_bits), (embeddings_text, fp32_tables), (paging_text, is_paged))
     return Optimizer(
         name=optimizer_name,
         implementations=("loop",),
@@ -64,7 +64,7 @@ def bitsandbytes_optimizer(
         step=layout.run_step,
         not_in_torch="bitsandbytes runs on a GPU alone, and is not a part of torch",
         aliases=aliases,
-        note="; ".join(note_text for note_text, applies in notes if applies),
+        note="; ".join(note_text for note_text, is_relevant in notes if is_relevant),
         state_format="uint8" if layout.in_8_bits else "float32",
         state_format_note="its states are 8-bit, with fp32 scales" if layout.in_8_bits else "its states are fp32",
         by_element=not layout.in_8_bits,
@@ -111,32 +111,32 @@ class _Layout:
         quantized_bytes = sum_over(
             quantized_tensors, lambda tensor: is_large(tensor) * tensor.size + 4 * (1 - is_large(tensor)) * tensor.size
         )
-        sizes: States = {
+        bytes_by_state: States = {
             f"state{state_index + 1}": add(quantized_bytes, sum_over(float_tensors, lambda tensor: 4 * tensor.size))
             for state_index in range(self.moments)
         }
         if self.in_8_bits:
             scales = 4 * sum_over(quantized_tensors, lambda tensor: is_large(tensor) * ceil_div(tensor.size, BLOCK))
-            sizes |= {f"absmax{state_index + 1}": scales for state_index in range(self.moments)}
-            sizes["qmaps"] = self.moments * 4 * MAP_ENTRIES * minimum(1, sum_over(quantized_tensors, is_large))
-        return sizes
+            bytes_by_state |= {f"absmax{state_index + 1}": scales for state_index in range(self.moments)}
+            bytes_by_state["qmaps"] = self.moments * 4 * MAP_ENTRIES * minimum(1, sum_over(quantized_tensors, is_large))
+        return bytes_by_state
 
     def paged_bytes(self, tensors: Sequence[TrainedTensor]) -> Number:
         """Returns the bytes of states in managed memory."""
         quantized_tensors, float_tensors = self._by_format(tensors)
-        sizes = [
+        pageable_bytes = [
             sum_over(tensor_group, lambda tensor: is_large(tensor, LEAST_PAGED) * tensor.size)
             for tensor_group in (quantized_tensors, float_tensors)
         ]
-        return self.moments * add(sizes[0], 4 * sizes[1])
+        return self.moments * add(pageable_bytes[0], 4 * pageable_bytes[1])
 
     def run_step(self, optimizer_step: OptimizerStep) -> None:
         """Runs `Optimizer8bit.step`, which allocates a tensor's states just before its first update."""
         from ...simulator.tensor import FLOAT32, UINT8
 
         aten = optimizer_step.t
-        states_with_maps = 3 * self.moments  # of a tensor that owns the code maps: states, scales, maps
-        has_maps = any(len(parameter.states) == states_with_maps for parameter in optimizer_step.parameters)
+        most_states = 3 * self.moments  # of a tensor that owns the code maps: states, scales, maps
+        has_maps = any(len(parameter.states) == most_states for parameter in optimizer_step.parameters)
         for parameter in optimizer_step.loop_over(optimizer_step.updated):
             if parameter.states:
                 continue
@@ -167,10 +167,10 @@ OPTIMIZERS = {
         bitsandbytes_optimizer("paged-adamw-8bit", 2, 8, is_paged=True),
         bitsandbytes_optimizer("paged-lion", 1, 32, "paged-lion-32bit", is_paged=True),
         bitsandbytes_optimizer("paged-lion-8bit", 1, 8, is_paged=True),
-        bitsandbytes_optimizer("adamw-8bit-trainer", 2, 8, wide_tables=True),
-        bitsandbytes_optimizer("lion-8bit-trainer", 1, 8, wide_tables=True),
-        bitsandbytes_optimizer("paged-adamw-8bit-trainer", 2, 8, is_paged=True, wide_tables=True),
-        bitsandbytes_optimizer("paged-lion-8bit-trainer", 1, 8, is_paged=True, wide_tables=True),
+        bitsandbytes_optimizer("adamw-8bit-trainer", 2, 8, fp32_tables=True),
+        bitsandbytes_optimizer("lion-8bit-trainer", 1, 8, fp32_tables=True),
+        bitsandbytes_optimizer("paged-adamw-8bit-trainer", 2, 8, is_paged=True, fp32_tables=True),
+        bitsandbytes_optimizer("paged-lion-8bit-trainer", 1, 8, is_paged=True, fp32_tables=True),
     )
 }
 """AdamW, and Lion with one state per element (Chen 2023, arXiv:2302.06675)."""

@@ -15,10 +15,10 @@ from ...costs.trained_tensors import TrainedTensor, bytes_of, elements_of, sum_o
 from ...ops import ParamTensor
 from .low_rank import (
     RANK,
-    in_update_order,
     is_projected_from_the_right,
     longer_side,
     low_rank_optimizer,
+    parameters_in_update_order,
     projected_shape,
     shorter_side,
     split_projected,
@@ -38,10 +38,10 @@ def of_rank(rank: int, optimizer_name: str) -> Optimizer:
 
     def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
         """Returns the bytes of projectors and of both moments."""
-        projected, other_tensors = split_projected(tensors)
+        projected_tensors, other_tensors = split_projected(tensors)
         projector_rank = shorter_side if dtype == "float32" else clipped_rank
-        projectors = sum_over(projected, lambda tensor: projector_rank(tensor) * shorter_side(tensor))
-        projected_elements = sum_over(projected, lambda tensor: clipped_rank(tensor) * longer_side(tensor))
+        projectors = sum_over(projected_tensors, lambda tensor: projector_rank(tensor) * shorter_side(tensor))
+        projected_elements = sum_over(projected_tensors, lambda tensor: clipped_rank(tensor) * longer_side(tensor))
         moment_bytes = bytes_of(projected_elements + elements_of(other_tensors), dtype)
         return {"ortho_matrix": bytes_of(projectors, dtype), "exp_avg": moment_bytes, "exp_avg_sq": moment_bytes}
 
@@ -49,7 +49,7 @@ def of_rank(rank: int, optimizer_name: str) -> Optimizer:
         """Runs `AdamW.step`. Temporary tensors live until the next parameter replaces them."""
         aten = optimizer_step.t
         grad = denom = norm_grad = None
-        for parameter in in_update_order(optimizer_step):
+        for parameter in parameters_in_update_order(optimizer_step):
             grad, dtype = parameter.grad, optimizer_step.dtype or parameter.grad.dtype
             if parameter.matrix:
                 if not parameter.states:
@@ -81,22 +81,22 @@ def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: i
     aten, (rows, columns) = optimizer_step.t, gradient.shape
     shorter_side = min(rows, columns)
     rank, is_right = min(rank, shorter_side), is_projected_from_the_right(gradient)
-    matrix = aten.to(gradient, FLOAT32)
-    is_float = dtype is FLOAT32
+    float_gradient = aten.to(gradient, FLOAT32)
+    is_float32 = dtype is FLOAT32
     left_vectors = aten.new_tensor((rows, shorter_side), FLOAT32) if is_right else None  # U
     with optimizer_step.counted_as_states():
         square_matrix = (
-            aten.new_tensor((shorter_side, shorter_side), FLOAT32) if is_float else None
+            aten.new_tensor((shorter_side, shorter_side), FLOAT32) if is_float32 else None
         )  # Vh of a tall matrix, U of a wide one
     if square_matrix is None:
         square_matrix = aten.new_tensor((shorter_side, shorter_side), FLOAT32)
     right_vectors = aten.new_tensor((shorter_side, columns), FLOAT32) if not is_right else None  # Vh
-    scales = aten.new_tensor((shorter_side,), FLOAT32)
-    diagonal = aten.new_tensor((rank, rank), FLOAT32)
-    product = aten.new_tensor((rows, rank) if is_right else (rank, columns), FLOAT32)
-    del diagonal
-    optimizer_step.write(product, matrix, left_vectors, right_vectors, scales)
-    if is_float:
+    singular_values = aten.new_tensor((shorter_side,), FLOAT32)
+    diagonal_matrix = aten.new_tensor((rank, rank), FLOAT32)
+    projector_product = aten.new_tensor((rows, rank) if is_right else (rank, columns), FLOAT32)
+    del diagonal_matrix
+    optimizer_step.write(projector_product, float_gradient, left_vectors, right_vectors, singular_values)
+    if is_float32:
         return square_matrix
     with optimizer_step.counted_as_states():
         return aten.new_tensor((rank, columns) if is_right else (rows, rank), dtype)

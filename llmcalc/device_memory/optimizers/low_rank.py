@@ -31,7 +31,7 @@ def low_rank_optimizer(
     projection_method: str,
     rank: int,
     optimizer_name: str,
-    states: Callable[[Sequence[TrainedTensor], str], States],
+    state_bytes: Callable[[Sequence[TrainedTensor], str], States],
     step: Callable[[OptimizerStep], None],
     library: str,
     source: str,
@@ -39,12 +39,12 @@ def low_rank_optimizer(
     """Returns the record of an optimizer with projections of a rank.
 
     projection_method: the optimizer's name without a rank. library: its package.
-    optimizer_name, states, step: as of `Optimizer`. source: the file of the package that was read.
+    optimizer_name, state_bytes, step: as of `Optimizer`. source: the file of the package that was read.
     """
     return Optimizer(
         name=optimizer_name,
         implementations=("loop",),
-        states=states,
+        states=state_bytes,
         step=step,
         not_in_torch=f"{library} is not a part of torch",
         aliases=(f"{projection_method}-adamw",) if rank == RANK else (),
@@ -56,8 +56,8 @@ def low_rank_optimizer(
 
 def split_projected(tensors: Sequence[TrainedTensor]) -> tuple[list[TrainedTensor], list[TrainedTensor]]:
     """Returns the tensors with projected gradients, and the other tensors."""
-    projected = [tensor for tensor in tensors if tensor.is_layer_matrix]
-    return projected, [tensor for tensor in tensors if not tensor.is_layer_matrix]
+    projected_tensors = [tensor for tensor in tensors if tensor.is_layer_matrix]
+    return projected_tensors, [tensor for tensor in tensors if not tensor.is_layer_matrix]
 
 
 def shorter_side(tensor: ParamTensor) -> Number:
@@ -72,7 +72,7 @@ def longer_side(tensor: ParamTensor) -> Number:
     return rows + columns - shorter_side(tensor)
 
 
-def in_update_order(optimizer_step: OptimizerStep) -> Iterator[OptimizedParameter]:
+def parameters_in_update_order(optimizer_step: OptimizerStep) -> Iterator[OptimizedParameter]:
     """Yields the updated parameters in LLaMA-Factory's groups: vectors, tensors with weight decay, matrices."""
     other_parameters = [parameter for parameter in optimizer_step.updated if not parameter.matrix]
     vectors = [parameter for parameter in other_parameters if len(parameter.grad.shape) < 2]

@@ -26,8 +26,8 @@ ITERATIONS = 5
 def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
     """Returns the bytes of the matrices' momentum and of AdamW's states."""
     matrices = [parameter for parameter in tensors if parameter.is_layer_matrix]
-    other_states = [parameter for parameter in tensors if not parameter.is_layer_matrix]
-    return {"momentum_buffer": bytes_of(elements_of(matrices), dtype), **adamw.states(other_states, dtype)}
+    other_tensors = [parameter for parameter in tensors if not parameter.is_layer_matrix]
+    return {"momentum_buffer": bytes_of(elements_of(matrices), dtype), **adamw.states(other_tensors, dtype)}
 
 
 def step(optimizer_step: OptimizerStep) -> None:
@@ -71,8 +71,8 @@ def build_torch_optimizers(
     """Builds torch's optimizers. parameters: pairs of a parameter and whether it is the weight matrix of a layer."""
     import torch
 
-    matrices = [parameter for parameter, matrix in parameters if matrix]
-    other_parameters = [(parameter, False) for parameter, matrix in parameters if not matrix]
+    matrices = [parameter for parameter, is_matrix in parameters if is_matrix]
+    other_parameters = [(parameter, False) for parameter, is_matrix in parameters if not is_matrix]
     if matrices:
         yield torch.optim.Muon(matrices)
     if other_parameters:

@@ -39,7 +39,7 @@ States: TypeAlias = dict[str, Number]
 
 
 def _mean_over_tensors(is_flat: bool) -> tuple[int, int] | None:
-    """Returns None, so that state bytes are averaged over all tensors alike."""
+    """Returns None: every tensor has the same state bytes per element on average."""
     return None
 
 
@@ -101,12 +101,12 @@ class Optimizer:
         """The default implementation of the optimizer's step."""
         return self.usual or self.implementations[0]
 
-    def state(self, tensors: Sequence[TrainedTensor], dtype: str, momentum: bool = False) -> OptimizerState:
+    def state(self, tensors: Sequence[TrainedTensor], dtype: str, has_momentum: bool = False) -> OptimizerState:
         """Returns the optimizer state after the first step over these tensors.
 
-        dtype: number format of the states, unless the optimizer has its own. momentum: default False.
+        dtype: number format of the states, unless the optimizer has its own. has_momentum: default False.
         """
-        if self.has_momentum and not momentum:
+        if self.has_momentum and not has_momentum:
             return OptimizerState(self.name, "", {})
         paged_bytes = 0 if self.paged is None else self.paged(tensors)
         return OptimizerState(
@@ -132,8 +132,11 @@ class OptimizerState:
 
     def with_more(self, other_state: OptimizerState) -> OptimizerState:
         """Returns the optimizer state of these tensors plus other tensors."""
-        states = {name: add(state_size, other_state.states[name]) for name, state_size in self.states.items()}
-        return replace(self, states=states, paged=add(self.paged, other_state.paged))
+        joined_states = {
+            state_name: add(state_size, other_state.states[state_name])
+            for state_name, state_size in self.states.items()
+        }
+        return replace(self, states=joined_states, paged=add(self.paged, other_state.paged))
 
     @property
     def bytes(self) -> Number:

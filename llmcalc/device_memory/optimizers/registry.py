@@ -63,12 +63,12 @@ DEFAULT = "adamw"
 def _load_record(optimizer_name: str) -> Optimizer:
     rank_match = WITH_RANK.fullmatch(optimizer_name)
     if rank_match:
-        record: Optimizer = _load_file(rank_match[1]).of_rank(int(rank_match[2]), optimizer_name)
+        optimizer_record: Optimizer = _load_file(rank_match[1]).of_rank(int(rank_match[2]), optimizer_name)
     elif optimizer_name in LIBRARIES:
-        record = _load_file(LIBRARIES[optimizer_name]).OPTIMIZERS[optimizer_name]
+        optimizer_record = _load_file(LIBRARIES[optimizer_name]).OPTIMIZERS[optimizer_name]
     else:
-        record = _load_file(optimizer_name.replace("-", "_")).OPTIMIZER
-    return record
+        optimizer_record = _load_file(optimizer_name.replace("-", "_")).OPTIMIZER
+    return optimizer_record
 
 
 def _load_file(file_name: str) -> Any:

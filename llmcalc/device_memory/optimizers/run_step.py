@@ -20,26 +20,33 @@ def run_step(
     implementation: OptimizerImplementation | None = None,
     momentum: bool = False,
     dtype: Dtype | None = None,
-    torch: str = "",
+    torch_version: str = "",
     pages_states: bool = False,
 ) -> None:
     """Replays one step of the named optimizer. The first step allocates the optimizer states.
 
     optimizer_name: of an optimizer, or an alias of one. trained_parameters: all parameters, in the model's order.
     implementation: how the library runs the step; None (default) for the library's own.
-    momentum, dtype, torch, pages_states: as in `OptimizerStep`.
+    momentum, dtype, torch_version, pages_states: as in `OptimizerStep`.
     Raises `InputError` for an unknown optimizer, or an implementation that it does not have.
     """
     optimizer_record = optimizer(optimizer_name)
     chosen_implementation = implementation or optimizer_record.implementations[0]
     if chosen_implementation not in optimizer_record.implementations:
-        names = " or ".join(optimizer_record.implementations)
+        implementation_names = " or ".join(optimizer_record.implementations)
         raise InputError(
-            f"--optimizer-impl {chosen_implementation}: {optimizer_name} does not have it; expected {names}"
+            f"--optimizer-impl {chosen_implementation}: {optimizer_name} does not have it; expected "
+            f"{implementation_names}"
         )
     with autograd_graph.no_grad():
         optimizer_record.step(
             OptimizerStep(
-                Aten(autograd_graph), trained_parameters, chosen_implementation, momentum, dtype, torch, pages_states
+                Aten(autograd_graph),
+                trained_parameters,
+                chosen_implementation,
+                momentum,
+                dtype,
+                torch_version,
+                pages_states,
             )
         )

@@ -87,27 +87,27 @@ class OptimizerStep:
         """Counts new storages as optimizer states, inside a `with`."""
         return counted_as(self.t.graph.meter, "optimizer")
 
-    def states_like(self, tensor: Tensor, count: int = 1) -> list[Tensor]:
-        """Allocates optimizer states with the shape of a tensor, in the states' format. count: number of states."""
+    def states_like(self, tensor: Tensor, state_count: int = 1) -> list[Tensor]:
+        """Allocates optimizer states with a tensor's shape, in the states' format. state_count: number of states."""
         with self.counted_as_states():
-            return [self.t.like(tensor, dtype=self.dtype) for _ in range(count)]
+            return [self.t.like(tensor, dtype=self.dtype) for _ in range(state_count)]
 
-    def paged_states_like(self, tensor: Tensor, dtype: Dtype, count: int) -> list[Tensor]:
-        """Allocates optimizer states in managed memory. count: number of states."""
+    def paged_states_like(self, tensor: Tensor, dtype: Dtype, state_count: int) -> list[Tensor]:
+        """Allocates optimizer states in managed memory. state_count: number of states."""
         if self.pages_states:
-            return [empty(NoMeter(), tensor.shape, dtype) for _ in range(count)]
+            return [empty(NoMeter(), tensor.shape, dtype) for _ in range(state_count)]
         with self.counted_as_states():
-            return [self.t.like(tensor, dtype=dtype) for _ in range(count)]
+            return [self.t.like(tensor, dtype=dtype) for _ in range(state_count)]
 
-    def write(self, target: object, *read_tensors: object) -> None:
-        """Records the reads and the write of an in-place operation on `target`, which allocates no memory."""
+    def write(self, written_object: object, *read_tensors: object) -> None:
+        """Records the reads and the write of an in-place operation on `written_object`, which allocates no memory."""
 
     def by_dtype(self, parameters: Sequence[OptimizedParameter]) -> list[list[OptimizedParameter]]:
         """Returns tensors by device and number format, as `_group_tensors_by_device_and_dtype` does.
 
         torch keeps them in a hash table of libstdc++ (`std::unordered_map`), which lists new keys before older ones.
         """
-        groups: dict[Dtype, list[OptimizedParameter]] = {}
+        groups_by_format: dict[Dtype, list[OptimizedParameter]] = {}
         for parameter in parameters:
-            groups.setdefault(parameter.tensor.dtype, []).append(parameter)
-        return list(reversed(groups.values()))
+            groups_by_format.setdefault(parameter.tensor.dtype, []).append(parameter)
+        return list(reversed(groups_by_format.values()))

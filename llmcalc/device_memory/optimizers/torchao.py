@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from .step import OptimizerStep
 
 
-def torchao_adamw(optimizer_name: str, bits: Literal[4, 8], *aliases: str) -> Optimizer:
-    """Returns the record of AdamW with states of `bits` bits per element."""
-    codes_per_byte, map_entries = 8 // bits, 2**bits
+def torchao_adamw(optimizer_name: str, bits_per_state: Literal[4, 8], *aliases: str) -> Optimizer:
+    """Returns the record of AdamW with states of `bits_per_state` bits per element."""
+    codes_per_byte, map_entries = 8 // bits_per_state, 2**bits_per_state
 
     def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
         """Returns the bytes of two states per element: quantized codes, scales and code map, or plain numbers."""
-        codes = sum_over(tensors, lambda t: _is_quantized(t) * floor_div(t.size, codes_per_byte))
-        other_states = bytes_of(sum_over(tensors, lambda t: (1 - _is_quantized(t)) * t.size), dtype)
-        scales = 4 * sum_over(tensors, lambda t: _is_quantized(t) * floor_div(t.size, BLOCK))
+        code_bytes = sum_over(tensors, lambda tensor: _is_quantized(tensor) * floor_div(tensor.size, codes_per_byte))
+        other_state_bytes = bytes_of(sum_over(tensors, lambda tensor: (1 - _is_quantized(tensor)) * tensor.size), dtype)
+        scale_bytes = 4 * sum_over(tensors, lambda tensor: _is_quantized(tensor) * floor_div(tensor.size, BLOCK))
         map_bytes = 2 * 4 * map_entries * sum_over(tensors, _is_quantized)
-        moment_bytes = codes + other_states
-        return {"exp_avg": moment_bytes, "exp_avg_sq": moment_bytes, "scales": 2 * scales, "qmaps": map_bytes}
+        moment_bytes = code_bytes + other_state_bytes
+        return {"exp_avg": moment_bytes, "exp_avg_sq": moment_bytes, "scales": 2 * scale_bytes, "qmaps": map_bytes}
 
     def step(optimizer_step: OptimizerStep) -> None:
         """Runs `_AdamBase.step`, which allocates the states just before a tensor's first update."""
@@ -44,12 +44,12 @@ def torchao_adamw(optimizer_name: str, bits: Literal[4, 8], *aliases: str) -> Op
 
         aten = optimizer_step.t
         for parameter in optimizer_step.loop_over(optimizer_step.updated):
-            element_count, tensor = parameter.tensor.count, parameter.tensor
+            element_count, stored_tensor = parameter.tensor.count, parameter.tensor
             is_quantized = element_count >= LEAST_8BIT and element_count % BLOCK == 0
             with optimizer_step.counted_as_states():
                 for _ in range(0 if parameter.states else 2):
                     if not is_quantized:
-                        parameter.states.append(aten.like(tensor, dtype=optimizer_step.dtype))
+                        parameter.states.append(aten.like(stored_tensor, dtype=optimizer_step.dtype))
                     else:
                         parameter.states.append(aten.new_tensor((element_count // codes_per_byte,), UINT8))
                         parameter.states += [
@@ -57,7 +57,7 @@ def torchao_adamw(optimizer_name: str, bits: Literal[4, 8], *aliases: str) -> Op
                             aten.new_tensor((map_entries,), FLOAT32),
                         ]
             if is_quantized:
-                _run_compiled_step(optimizer_step, element_count, INT64 if bits == 4 else None)
+                _run_compiled_step(optimizer_step, element_count, INT64 if bits_per_state == 4 else None)
 
     return Optimizer(
         name=optimizer_name,
@@ -68,18 +68,18 @@ def torchao_adamw(optimizer_name: str, bits: Literal[4, 8], *aliases: str) -> Op
         aliases=aliases,
         by_rows=True,  # `_new_buffer` quantizes the states of the local tensor
         note=f"tensors of under {LEAST_8BIT:,} elements, or not in whole blocks of {BLOCK}, have states in their own "
-        f"format; the others {bits} bits per element and an fp32 scale per block",
+        f"format; the others {bits_per_state} bits per element and an fp32 scale per block",
         witness=by_source("torchao/optim/adam.py, and its compiled step on an H200", COMPARISON),
     )
 
 
-def _run_compiled_step(optimizer_step: OptimizerStep, size: Number, code_format: Dtype | None) -> None:
+def _run_compiled_step(optimizer_step: OptimizerStep, element_count: Number, code_format: Dtype | None) -> None:
     """Makes and frees the tensors of a compiled step: new states with their scales, and the codes in a wide format."""
     from ...simulator.tensor import FLOAT32
 
-    formats = [FLOAT32, FLOAT32, *([] if code_format is None else [code_format, code_format])]
-    tensors = [optimizer_step.t.new_tensor((size,), number_format) for number_format in formats]
-    tensors += [optimizer_step.t.new_tensor((size // BLOCK,), FLOAT32) for _ in range(2)]
+    number_formats = [FLOAT32, FLOAT32, *([] if code_format is None else [code_format, code_format])]
+    tensors = [optimizer_step.t.new_tensor((element_count,), number_format) for number_format in number_formats]
+    tensors += [optimizer_step.t.new_tensor((element_count // BLOCK,), FLOAT32) for _ in range(2)]
     del tensors
 
 

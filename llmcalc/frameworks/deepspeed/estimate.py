@@ -54,7 +54,7 @@ def transient_bytes(
         group_share = min(1, settings.sub_group_size / max(1, shard_size))
         live_bytes = element_bytes * min(settings.stage3_max_live_parameters, parameters)
         flattened = (
-            optimizer_step.gradient_copy + optimizer_step.gradient_width
+            optimizer_step.gradient_copy + optimizer_step.gradient_element_bytes
         ) * shard_size  # gradients, and their copy, before the step
         layers = max(0, parameters - sum(stage.outside_layers for stage in stage_parameters))
         return TransientBytes(
@@ -75,12 +75,12 @@ def transient_bytes(
             later_micro_batches=outside_shard,
             backward_end=buffer_bytes + outside_shard,
             gradient_reduction=buffer_bytes + element_bytes * min(bucket, parameters) + outside_shard,
-            optimizer_step=step_bytes - optimizer_step.gradient_width * shard_size,
+            optimizer_step=step_bytes - optimizer_step.gradient_element_bytes * shard_size,
         )
     return TransientBytes(
         from_first_gradient=buffer_bytes,
         later_micro_batches=buffer_bytes,
         backward_end=buffer_bytes,
         gradient_reduction=buffer_bytes + element_bytes * whole_tensors,
-        optimizer_step=step_bytes - optimizer_step.gradient_width * parameters,
+        optimizer_step=step_bytes - optimizer_step.gradient_element_bytes * parameters,
     )

@@ -13,7 +13,7 @@ from ...components.mixers.mla import MLA
 from ...components.position import Rope
 from ...costs.cache import CacheGroup, kv
 from ...costs.context_length import longest_sequence
-from ...costs.quantization.base import named_weight_sites, weight_sites_of
+from ...costs.quantization.base import named_weight_tensors, weight_tensors_of
 from ...costs.quantization.formats import IndivisibleMatrix
 from ...costs.trained_tensors import bytes_of
 from ...device_memory.settings import Settings
@@ -175,8 +175,8 @@ class EngineRank:
         model = self.model if layout is None else rank_model(self.preset.model, layout, 0)
         checkpoint = self.preset.checkpoint
         names = None if checkpoint is None else checkpoint.names(model.tree(), model.kind)
-        rank_sites = named_weight_sites(model, quantized.scheme, include, names)
-        whole_sites = weight_sites_of(self.preset.model.tree(), include)
+        rank_sites = named_weight_tensors(model, quantized.scheme, include, names)
+        whole_sites = weight_tensors_of(self.preset.model.tree(), include)
         reason = quantized.scheme.refuses_shards(rank_sites, {site.path: site.tensor.shape for site in whole_sites})
         if reason:
             remedy = "experts that ranks do not divide (--ep), " if ".experts." in reason else ""

@@ -218,14 +218,14 @@ class FsdpProfile(RingAttention):
         return MODEL
 
     def norm(
-        self, x: Tensor, spec: Norm, name: str, shape: Any, groups: Any = 1, module_path: Path | None = None
+        self, x: Tensor, spec: Norm, norm_name: str, shape: Any, groups: Any = 1, module_path: Path | None = None
     ) -> Tensor:
         """Runs a norm. torchtitan compiles norms inside layers only (`apply_compile`)."""
         kernel_choices = self.choices
         if kernel_choices.compiled and self.current_layer == MODEL:
             self.choices = replace(kernel_choices, compiled=False)
         try:
-            return super().norm(x, spec, name, shape, groups, module_path)
+            return super().norm(x, spec, norm_name, shape, groups, module_path)
         finally:
             self.choices = kernel_choices
 
@@ -307,7 +307,9 @@ class FsdpProfile(RingAttention):
         super().do_dispatch(operation)
         dispatched_rows = operation.outs[0]
         if self.sends_rows and operation.ins[0].rows != dispatched_rows.rows:
-            received_rows = self._exchange_rows(self.by_row(self.tensor_of(dispatched_rows), len(dispatched_rows.axes)))
+            received_rows = self._exchange_rows(
+                self.flat_rows(self.tensor_of(dispatched_rows), len(dispatched_rows.axes))
+            )
             self.store_tensor(dispatched_rows, self._reorder_rows(received_rows))
 
     @compared(BY_TORCH)
@@ -315,7 +317,7 @@ class FsdpProfile(RingAttention):
         """Sends the experts' output rows back to the ranks of their tokens, in the original order."""
         if self.sends_rows:
             expert_rows = operation.ins[0]
-            combined_rows = self.by_row(self.tensor_read_by(operation, expert_rows), len(expert_rows.axes))
+            combined_rows = self.flat_rows(self.tensor_read_by(operation, expert_rows), len(expert_rows.axes))
             self.values[id(expert_rows)] = self._exchange_rows(self._reorder_rows(combined_rows))
         super().do_combine(operation)
 

@@ -144,9 +144,9 @@ class Parameter:
         with counted_as(memory_meter, "weights"):
             shard_storage = Storage(memory_meter, 0 if fsdp_sharding.offloads else self.shard_elements * dtype.bytes)
         shard_shape = (row_shape[0], shard_rows, *row_shape[1:]) if divides_matrices else (shard_rows, *row_shape)
-        self.shard: Tensor = Tensor(shard_shape, dtype, shard_storage, leaf=template.leaf)
+        self.shard: Tensor = Tensor(shard_shape, dtype, shard_storage, is_leaf=template.leaf)
         storage = GatheredStorage(memory_meter, self.shard_elements * fsdp_sharding.shards * element_bytes)
-        self.unsharded_param: Tensor = Tensor(template.shape, gathered_dtype, storage, leaf=template.leaf)
+        self.unsharded_param: Tensor = Tensor(template.shape, gathered_dtype, storage, is_leaf=template.leaf)
         self.accumulated_grad: Tensor | None = None
 
     @property

@@ -26,7 +26,7 @@ from ...simulator.layer_loops import LayerStack, layer_stacks, program_stacks
 from ...simulator.layer_pattern import RECORDED_REPEATS
 from ...simulator.lowering import ENTRY
 from ...simulator.meter import Meter, Place
-from ...simulator.profiles.context_parallel import ring_of_rank, tokens_of_rank
+from ...simulator.profiles.context_parallel import rank_ring, tokens_of_rank
 from ...simulator.repeat_layers import NotRepeating, RepeatAnalysis
 from ...simulator.replay_result import PHASES
 from ...simulator.tensor import Tensor, empty
@@ -87,7 +87,7 @@ class ShardedChunk(Chunk):
 
     def __init__(self, sharded_setup: ShardedSetup, stage: Stage, memory_meter: Meter | Recorder) -> None:
         super().__init__(sharded_setup, stage, memory_meter)
-        self.lowering.ring = ring_of_rank(sharded_setup.layout, sharded_setup.rank)
+        self.lowering.ring = rank_ring(sharded_setup.layout, sharded_setup.rank)
         self.fsdp: Fsdp = sharded_setup.fsdp
         self.reshard: bool = sharded_setup.layout.reshard
         other_streams = ALL_REDUCE * stage.chunk
@@ -343,7 +343,7 @@ def stage_memory(sharded_setup: ShardedSetup, cuda_runtime: Runtime, tensors_ter
                 model_chunk.program.root, sharded_setup.training.layer_period, model_chunk.lowering.first_layer_index
             )
             layers_to_run = {
-                i: chunk_loop.kind_repeats(RECORDED_REPEATS)
+                i: chunk_loop.repeats_of_layer_types(RECORDED_REPEATS)
                 for i, chunk_loop in enumerate(chunk_loops)
                 if shortens_loops and chunk_loop.repeats > RECORDED_REPEATS
             }

@@ -18,7 +18,13 @@ from ...simulator.layer_loops import LayerStack
 from ...simulator.layer_pattern import RECORDED_REPEATS
 from ...simulator.meter import Block
 from ...simulator.pass_trace import PassCase, PassId, PassTrace
-from ...simulator.record_microbatches import PassCounter, PassRecorder, RecordedPass, TraceReader, without_storage
+from ...simulator.record_microbatches import (
+    PassCounter,
+    PassRecorder,
+    RecordedPass,
+    TraceReader,
+    output_without_storage,
+)
 from ...simulator.repeat_layers import NotRepeating
 from ...simulator.repeat_microbatches import EventMeter, PassPlayer
 from ...simulator.replay_result import ReplayResult
@@ -95,7 +101,7 @@ class RecordedSchedule(SchedulePasses, PassRecorder):
     def _surviving_outputs(self, chunk: int, stage_output: Tensor) -> list[tuple[int, Tensor, int]]:
         """Returns the pass's output, and the parameters gathered in the pass."""
         gathered_parameters = [
-            without_storage(i, parameter.unsharded_param)
+            output_without_storage(i, parameter.unsharded_param)
             for i, parameter in enumerate(self.parameters[chunk], 1)
             if isinstance(parameter.unsharded_param.storage, GatheredStorage)
             and parameter.unsharded_param.storage.block is not None
@@ -264,7 +270,9 @@ def _recorded_traces(
     ):  # of one chunk some are always in flight
         training_run = ReplayedRank(sharded_setup, recorder := Recorder())
         for chunk, chunk_stacks in zip(training_run.chunks, stacks, strict=True):
-            chunk.lowering.run_only = {i: stack.kind_repeats(RECORDED_REPEATS) for i, stack in enumerate(chunk_stacks)}
+            chunk.lowering.run_only = {
+                i: stack.repeats_of_layer_types(RECORDED_REPEATS) for i, stack in enumerate(chunk_stacks)
+            }
         recorded_passes = _record_passes(training_run, recorder, group_size)
         recorded_events: Sequence[Event] = recorder.events
         if any(stacks):

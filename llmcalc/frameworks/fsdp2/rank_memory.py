@@ -29,7 +29,7 @@ from ...parallel.rank_program import rank_program
 from ...simulator.event_log import RecordedEvents, Recorder
 from ...simulator.layer_loops import LayerStack, layer_stacks
 from ...simulator.layer_pattern import RECORDED_REPEATS
-from ...simulator.profiles.context_parallel import ring_of_rank, tokens_of_rank
+from ...simulator.profiles.context_parallel import rank_ring, tokens_of_rank
 from ...simulator.repeat_layers import NotRepeating
 from ..framework import RunOnRanks
 from .evidence import evidence_for
@@ -150,7 +150,7 @@ def _count_rank(sharded_setup: ShardedSetup, cuda_runtime: Runtime) -> CountedRu
     spec, layout, rank, fsdp_settings = sharded_setup.spec, sharded_setup.layout, sharded_setup.rank, sharded_setup.fsdp
     rank_sharding = sharding(sharded_setup.training, layout, rank, fsdp_settings)
     program = rank_program(spec, layout, rank) if layout.tp * layout.ep > 1 else None
-    ring = ring_of_rank(layout, rank)
+    ring = rank_ring(layout, rank)
     rank_training = replace(sharded_setup.training, seq=tokens_of_rank(layout, sharded_setup.training.seq))
 
     def record_few_layers(layers: Mapping[int, int], workspace: int) -> Sequence[RecordedEvents]:
@@ -336,7 +336,7 @@ def _run_of_few_layers(sharded_setup: ShardedSetup) -> FsdpRun:
     spec, training, layout, rank = sharded_setup.spec, sharded_setup.training, sharded_setup.layout, sharded_setup.rank
     rank_flow = rank_program(spec, layout, rank) if layout.tp * layout.ep > 1 else None
     layers = {
-        i: layer_stack.kind_repeats(RECORDED_REPEATS)
+        i: layer_stack.repeats_of_layer_types(RECORDED_REPEATS)
         for i, layer_stack in enumerate(layer_stacks(spec))
         if layer_stack.repeats > RECORDED_REPEATS
     }

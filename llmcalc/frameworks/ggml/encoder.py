@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...costs.quantization.base import weight_sites_of
+from ...costs.quantization.base import weight_tensors_of
 from ...errors import InputError, shown
 from ...optional import TOWERS
 from ...sources.checkpoints.read import read_checkpoint
@@ -32,7 +32,7 @@ def encoder_bytes(flags: Mapping[str, Any], preset: Preset) -> int:
         return sum(tensor.nbytes for tensor in read_checkpoint(encoder_path).tensors)
     model_encoders = [
         weight_site
-        for weight_site in weight_sites_of(preset.model.tree(), frozenset({TOWERS.name}))
+        for weight_site in weight_tensors_of(preset.model.tree(), frozenset({TOWERS.name}))
         if weight_site.optional == TOWERS.name
     ]
     if not model_encoders:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...costs.context_length import longest_sequence
-from ...costs.quantization.base import WeightSite, weight_sites_of
+from ...costs.quantization.base import WeightTensor, weight_tensors_of
 from ...costs.quantization.gguf import GGUFMix
 from ...costs.quantization.named import scheme_named
 from ...errors import InputError
@@ -256,13 +256,13 @@ class GgufModel:
             return tuple(
                 tensor for tensor in self.stored_tensors if tensor.layer is not None and tensor.layer >= layer_count
             )
-        every_site = weight_sites_of(self.preset.model.tree(), frozenset({MTP.name}))
+        every_site = weight_tensors_of(self.preset.model.tree(), frozenset({MTP.name}))
         modules = [
             replace(weight_site, optional="", layer=layer_count + (weight_site.layer or 0))
             for weight_site in every_site
             if weight_site.optional == MTP.name
         ]
-        weight_sizes = self._weight_sizes([*weight_sites_of(self.preset.model.tree()), *modules])[-len(modules) :]
+        weight_sizes = self._weight_sizes([*weight_tensors_of(self.preset.model.tree()), *modules])[-len(modules) :]
         return tuple(GgufTensor(_gguf_name(site), tensor_bytes, site.layer) for site, tensor_bytes in weight_sizes)
 
     @property
@@ -272,10 +272,10 @@ class GgufModel:
 
     def _loaded_tensors(self) -> Iterator[GgufTensor]:
         """Yields the tensors in the formats that llama-quantize chooses, or in the published format."""
-        for weight_site, tensor_bytes in self._weight_sizes(list(weight_sites_of(self.preset.model.tree()))):
+        for weight_site, tensor_bytes in self._weight_sizes(list(weight_tensors_of(self.preset.model.tree()))):
             yield GgufTensor(_gguf_name(weight_site), tensor_bytes, weight_site.layer)
 
-    def _weight_sizes(self, weight_sites: list[WeightSite]) -> list[tuple[WeightSite, int]]:
+    def _weight_sizes(self, weight_sites: list[WeightTensor]) -> list[tuple[WeightTensor, int]]:
         """Returns each weight with its bytes."""
         model = self.preset.model
         scheme = self._gguf_mix or (scheme_named(MXFP4) if self.scheme == MXFP4 else None)
@@ -363,7 +363,7 @@ def _layer_shape(layer: Place) -> LayerShape:
     return layer_shape
 
 
-def _gguf_name(weight_site: WeightSite) -> str:
+def _gguf_name(weight_site: WeightTensor) -> str:
     """Returns the name of a weight in a GGUF file."""
     is_weight = weight_site.tensor.role != "vector" or weight_site.name.endswith("norm") or weight_site.name == "sinks"
     name_ending = "weight" if is_weight else "bias"

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...costs.draft import check_draft, states_of
+from ...costs.draft import check_draft, states_reader_of
 from ...errors import InputError, shown
 from ...sources.preset import Preset
 from ..engines.drafts import read_draft
@@ -84,7 +84,7 @@ def draft_model_of(flags: Mapping[str, Any], target: Preset) -> Preset | None:
     if not draft_name:
         return None
     draft = read_draft(str(draft_name), "--model-draft", "a GGUF file, a folder or a hub id as its model")
-    if states_of(draft.model) is not None:
+    if states_reader_of(draft.model) is not None:
         raise InputError(f"--model-draft {draft.name}: reads hidden states of its target, which is not modelled")
     check_draft(target.model, draft.model, target.name, f"--model-draft: {draft.name}")
     return draft

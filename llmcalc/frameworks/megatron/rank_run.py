@@ -532,7 +532,9 @@ class RankRun:
                 tensor.grad = output_gradient
             return (None,)
 
-        hidden_states.node = Node(self.graph, "received", (empty(NoMeter(), (), BFLOAT16, leaf=True),), store_gradient)
+        hidden_states.node = Node(
+            self.graph, "received", (empty(NoMeter(), (), BFLOAT16, is_leaf=True),), store_gradient
+        )
         return hidden_states
 
     def _new_hidden(self) -> Tensor:

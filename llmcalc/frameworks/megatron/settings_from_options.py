@@ -21,7 +21,7 @@ from ...model import ModelSpec
 from ...optional import MTP
 from ...parallel.layout import ImpossibleLayout, Layout
 from ...parallel.layout_request import version_date
-from ...parallel.rank_program import divides_groups, model_axes
+from ...parallel.rank_program import divides_state_space_groups, model_axes
 from ...parallel.search import routed_experts
 from ...units import dtype, short_dtype
 from ...workload.lora import PARALLEL_LIBRARIES
@@ -144,7 +144,7 @@ def _check_options(memory_estimate: Memory, layout: Layout) -> None:
     if experts and experts % layout.ep:
         divisor_text = ", ".join(str(divisor) for divisor in range(1, experts + 1) if experts % divisor == 0)
         raise ImpossibleLayout(f"--ep {layout.ep}: does not divide {experts} experts; expected one of {divisor_text}")
-    if not divides_groups(model_axes(memory_estimate.spec), layout):
+    if not divides_state_space_groups(model_axes(memory_estimate.spec), layout):
         raise InputError(
             f"--tp {layout.tp}: does not divide n_groups, which Megatron does not copy; expected a divisor of n_groups"
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ...costs.draft import check_draft, states_of
+from ...costs.draft import check_draft, states_reader_of
 from ...errors import InputError
 from ...sources.preset import Preset
 from ..engines.drafts import read_draft
@@ -62,7 +62,7 @@ def speculation_of(
             )
         return Speculation(tokens, with_mtp=True)
     draft = read_draft(draft_path, f"{FLAG}:", "a folder or a hub id")
-    if draft_algorithm != "standalone" and states_of(draft.model) is None:
+    if draft_algorithm != "standalone" and states_reader_of(draft.model) is None:
         if preset.model.mtp is None:
             raise InputError(
                 f"{FLAG}: {draft.name} reads no hidden states of its target; expected --speculative-algorithm "

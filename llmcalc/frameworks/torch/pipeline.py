@@ -20,7 +20,7 @@ from ...frozen import frozen
 from ...model import ModelSpec
 from ...parallel.layout import Layout, Stage, stages
 from ...parallel.rank_program import rank_program
-from ...parallel.schedules import Action, effective_schedule, pipeline, torch_group
+from ...parallel.schedules import Action, effective_schedule, pipeline, torch_group_size
 from ...simulator.autograd import backward, record
 from ...simulator.event_log import Recorder
 from ...simulator.lowering import ENTRY
@@ -253,7 +253,7 @@ class RankRun:
         for chunk_index, model_chunk in enumerate(self.chunks):
             model_chunk.number, model_chunk.workspace = chunk_index, rank_setup.workspace
             model_chunk.workspaces = self.chunks[0].workspaces
-        group_size = torch_group(layout.pp, training_config.microbatches) if layout.vpp > 1 else None
+        group_size = torch_group_size(layout.pp, training_config.microbatches) if layout.vpp > 1 else None
         self.order: Sequence[Action] = pipeline(layout, training_config.microbatches, group_size).orders[coordinates.pp]
         self.buckets: list[Storage] = []
 

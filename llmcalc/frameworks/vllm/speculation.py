@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ...components.draft_heads import MedusaHeads, SpeculatorHeads
 from ...components.head import LMHead
-from ...costs.draft import check_draft, states_of
+from ...costs.draft import check_draft, states_reader_of
 from ...errors import InputError, shown
 from ...sources.preset import Preset
 from ..engines.drafts import read_draft
@@ -84,7 +84,7 @@ def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
 def draft_flags(drafting: str, draft: Preset | None, draft_tokens: int) -> dict[str, Any]:
     """Returns the flags of speculative decoding. drafting: `mtp`, `ngram` or `model`. draft: the draft model's name."""
     if draft is not None:
-        drafting = "draft_model" if states_of(draft.model) is None else STATE_METHODS[1]
+        drafting = "draft_model" if states_reader_of(draft.model) is None else STATE_METHODS[1]
     return {"speculative_config": {"method": drafting, "model": draft, "num_speculative_tokens": draft_tokens}}
 
 
@@ -105,7 +105,7 @@ def _check_draft(target_model: Preset, draft_model: Preset, method: str, same_vo
             f"{FLAG}: method {method}: {draft_model.name} is {'a' if draft_heads else 'no'} draft of Medusa; expected "
             f"the method {MEDUSA} for such drafts alone"
         )
-    if method in STATE_METHODS and states_of(draft_model.model) is None:
+    if method in STATE_METHODS and states_reader_of(draft_model.model) is None:
         raise InputError(
             f"{FLAG}: method {method}: the model {draft_model.name} reads no hidden states of its target; expected "
             "draft_model for a model of its own"

@@ -99,7 +99,7 @@ class Elementwise(Views):
         return record(self.graph, "rsqrt", (x,), output, backward, output)
 
     def _with_factor_of_output(self, name: str, x: Tensor) -> Tensor:
-        """Runs a function whose gradient is the output's, times a factor that is computed from the saved output."""
+        """Runs a function whose gradient is the output gradient times a factor of the saved output."""
         output = self.like(x)
 
         def backward(output_gradient: Tensor, _: Needs, output: Tensor) -> Sequence[Gradient]:

@@ -119,7 +119,7 @@ class Products(Elementwise):
         return output if bias is None else self.add(output, bias)
 
     def _runs_as_matrix(self, x: Tensor, weight: Tensor) -> bool:
-        """Whether a batched linear layer runs as one matrix product: for a trained weight, or an uncopied x.
+        """Whether a batched linear layer runs as one product: for a trained weight, or if x flattens without a copy.
 
         Source: aten/src/ATen/native/LinearAlgebra.cpp, `should_fold`.
         """

@@ -63,7 +63,7 @@ class Ring:
         ]
 
 
-def ring_of_rank(layout: Layout, rank: int) -> Ring | None:
+def rank_ring(layout: Layout, rank: int) -> Ring | None:
     """Returns the context-parallel ring of a rank; None without context parallelism."""
     return None if layout.cp == 1 else Ring(layout.cp, layout.coordinates(rank).cp, layout.cp_comm == "allgather")
 
@@ -73,15 +73,15 @@ def tokens_of_rank(layout: Layout, seq: int) -> int:
 
     Raises `InputError` where torch fails, and for a ring of more than `MOST_RANKS`.
     """
-    chunks = CHUNKS * layout.cp
+    chunk_count = CHUNKS * layout.cp
     if layout.cp > MOST_RANKS:
         raise InputError(
             f"--cp {layout.cp}: a round of torch's ring is replayed for each rank; expected at most {MOST_RANKS}"
         )
     if layout.cp > 1 and layout.cp_comm == "a2a":
         raise InputError("--cp-comm a2a: torch exchanges keys and values in a ring or all at once; expected p2p")
-    if layout.cp > 1 and seq % chunks:
-        nearest_length = max(chunks, seq - seq % chunks)
+    if layout.cp > 1 and seq % chunk_count:
+        nearest_length = max(chunk_count, seq - seq % chunk_count)
         raise InputError(
             f"--seq {seq}: each rank of --cp {layout.cp} has {CHUNKS} parts of it; expected {nearest_length}"
         )
@@ -129,7 +129,7 @@ class RingAttention(Eager):
             return super().flash(q, k, v, sinks)
         if sinks is not None:
             raise self.unsupported(f"--cp {self.ring.ranks} takes attention without sinks")
-        autograd_graph, name = self.graph, "flash_attention"
+        autograd_graph, kernel_name = self.graph, "flash_attention"
         ring_kernels = Kernels(autograd_graph, self.ring, self.choices.on_gpu)
         kernel_outputs: list[Tensor] = []
 
@@ -141,7 +141,7 @@ class RingAttention(Eager):
 
         saved_results = autograd_graph.results
         outputs = [
-            result(i) if saved_results is None else saved_results.operation_result(name, partial(result, i))
+            result(i) if saved_results is None else saved_results.operation_result(kernel_name, partial(result, i))
             for i in range(4)
         ]
         kernel_outputs.clear()
@@ -151,24 +151,26 @@ class RingAttention(Eager):
         def backward(output_gradient: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
             return ring_kernels.backward(output_gradient, *saved_tensors[:5])
 
-        return record(autograd_graph, name, (q, k, v), output, backward, q, k, v, output, *other_outputs)
+        return record(autograd_graph, kernel_name, (q, k, v), output, backward, q, k, v, output, *other_outputs)
 
 
 class Rotater:
-    """The exchange of keys and values between ranks. gathers: whether one all-gather replaces the ring's exchanges."""
+    """The exchange of keys and values between ranks. uses_all_gather: one all-gather replaces the ring's exchanges."""
 
-    def __init__(self, autograd_graph: Graph, ranks: int, gathers: bool) -> None:
+    def __init__(self, autograd_graph: Graph, ranks: int, uses_all_gather: bool) -> None:
         self.graph: Graph = autograd_graph
         self.ranks: int = ranks
-        self.gathers: bool = gathers
+        self.gathers: bool = uses_all_gather
         self.buffer: Tensor | None = None
 
     def exchange_buffers(self, curr_buffer: Tensor) -> None:
         """Runs `_AllToAllRotater` or `_AllGatherRotater`, which gathers once."""
         if self.gathers and self.buffer is not None:
             return
-        n = curr_buffer.shape[0]
-        self.buffer = self.graph.new_tensor((n * self.ranks if self.gathers else n,), curr_buffer.dtype)
+        buffer_size = curr_buffer.shape[0]
+        self.buffer = self.graph.new_tensor(
+            (buffer_size * self.ranks if self.gathers else buffer_size,), curr_buffer.dtype
+        )
 
     def next_buffer(self, template: Tensor) -> Tensor:
         """Returns the received buffer or one rank's part. template: a tensor like the buffer's first half."""
@@ -188,15 +190,15 @@ class Merger:
         """Merges the output of one round. is_partial: whether the output covers only the second half of the queries."""
         self.dtype: Dtype = output.dtype
         output = self.t.to(output, FLOAT32)
-        self._merge_one(output, self.t.unsqueeze(lse, -1), is_partial)
+        self._merge_block_output(output, self.t.unsqueeze(lse, -1), is_partial)
 
-    def _merge_one(self, block_out: Tensor, block_lse: Tensor, is_partial: bool) -> None:
+    def _merge_block_output(self, block_out: Tensor, block_lse: Tensor, is_partial: bool) -> None:
         aten = self.t
         if self.lse is None or self.out is None:
             self.lse, self.out = block_lse, block_out
             return
-        lse = half_the_rows(aten, self.lse) if is_partial else self.lse
-        output = half_the_rows(aten, self.out) if is_partial else self.out
+        lse = half_of_rows(aten, self.lse) if is_partial else self.lse
+        output = half_of_rows(aten, self.out) if is_partial else self.out
         output = aten.like(output, self._merge_weights(output, lse, block_out, block_lse))
         lse = aten.like(lse, aten.like(aten.like(lse, block_lse)))
         if is_partial:
@@ -218,19 +220,19 @@ class Merger:
         return output, Tensor(self.lse.shape[:-1], self.lse.dtype, self.lse.storage, self.lse.strides[:-1])
 
 
-def half_the_rows(aten: Aten, x: Tensor) -> Tensor:
+def half_of_rows(aten: Aten, x: Tensor) -> Tensor:
     """Returns half of a tensor's rows on this rank."""
     return aten.slice(x, x.shape[ROWS] // CHUNKS, ROWS)
 
 
 def partial_update(aten: Aten, whole_output: Tensor) -> Tensor:
     """Replaces part of a tensor in a copy, or adds to the part in place (`_partial_update`)."""
-    half_outputs = [half_the_rows(aten, whole_output)] * CHUNKS
+    half_outputs = [half_of_rows(aten, whole_output)] * CHUNKS
     return aten.cat(half_outputs, ROWS)
 
 
 class Kernels:
-    """The kernels of ring attention. allocates_workspace: whether allocations equal those on a GPU."""
+    """The kernels of ring attention. allocates_workspace: whether kernels also allocate their GPU workspaces."""
 
     def __init__(self, autograd_graph: Graph, ring: Ring, allocates_workspace: bool) -> None:
         self.graph: Graph = autograd_graph
@@ -255,9 +257,9 @@ class Kernels:
             if i == 0:
                 q, _k, _v, is_partial = query, key, value, False
             elif i <= rank:
-                q, _k, _v, is_partial = query, half_the_rows(aten, key), half_the_rows(aten, value), False
+                q, _k, _v, is_partial = query, half_of_rows(aten, key), half_of_rows(aten, value), False
             else:
-                q, _k, _v, is_partial = half_the_rows(aten, query), key, value, True
+                q, _k, _v, is_partial = half_of_rows(aten, query), key, value, True
             output, logsumexp, *other_outputs = self._flash_forward(q)
             sdpa_merger.step(output, logsumexp, is_partial)
         seed, offset = other_outputs
@@ -277,7 +279,7 @@ class Kernels:
         grad_query, grad_key, grad_value = (aten.like(x, dtype=FLOAT32) for x in (query, key, value))
         key, value = aten.contiguous(key), aten.contiguous(value)
         kv_rotater = Rotater(self.graph, ring_size, self.ring.gathers)
-        dkv_rotater = Rotater(self.graph, ring_size, gathers=False)
+        dkv_rotater = Rotater(self.graph, ring_size, uses_all_gather=False)
         for i in self.ring.rounds():
             if i > 0:
                 buffer = kv_rotater.next_buffer(key)
@@ -288,9 +290,9 @@ class Kernels:
             if i == 0:
                 q, k, v, _lse = query, key, value, logsumexp
             elif i <= rank:
-                q, k, v, _lse = query, half_the_rows(aten, key), half_the_rows(aten, value), logsumexp
+                q, k, v, _lse = query, half_of_rows(aten, key), half_of_rows(aten, value), logsumexp
             else:
-                q, k, v, _lse = half_the_rows(aten, query), key, value, self._second_half(logsumexp)
+                q, k, v, _lse = half_of_rows(aten, query), key, value, self._second_half(logsumexp)
             _grad_query, _grad_key, _grad_value = self._op_backward(q, k, v)
             if i > 0:
                 next_grad_kv = dkv_rotater.next_buffer(grad_key)

@@ -28,7 +28,7 @@ from ...flow.program import NEVER_RUN, Alternatives, Item, Scope, Step
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...parallel.placements import Collective, CollectiveKind, Placements, has_tokens
-from ...parallel.rank_program import FIELDS, RankFlow, Shard, flat_axes, has_copies, is_divided
+from ...parallel.rank_program import FIELDS, RankFlow, Shard, flat_axes, has_equal_shards, is_divided
 from ...workload.rows import TOKENS
 from ..autograd import record
 from ..lowering import Frame, Path
@@ -162,19 +162,19 @@ class Divided(Eager):
         )
         self.messages.append(Message(current_place, collective))
 
-    def all_gather(self, x: Tensor, in_float8: bool = False) -> Tensor:
+    def all_gather(self, x: Tensor, sends_float8: bool = False) -> Tensor:
         """Gathers all tokens (`funcol.all_gather_single`). The ranks' parts arrive in turn, and are then joined.
 
-        in_float8: whether they are cast to 8 bits first, false by default; what reads them computes in the format of x.
+        sends_float8: whether tokens are cast to 8 bits first (default false); readers compute in the format of x.
         """
         batch, rows, *row_shape = x.shape
-        shape, dtype = (batch, rows * self.tokens, *row_shape), FLOAT8 if in_float8 else x.dtype
-        sent_part = self.graph.new_tensor(x.shape, dtype) if in_float8 else x
+        shape, dtype = (batch, rows * self.tokens, *row_shape), FLOAT8 if sends_float8 else x.dtype
+        sent_part = self.graph.new_tensor(x.shape, dtype) if sends_float8 else x
         gathered_x = self.graph.new_tensor((batch * self.tokens, rows, *row_shape), dtype)
         del sent_part
         self.record_message("all_gather", gathered_x.bytes)
-        in_place = is_size_one(batch) and (self.in_products or not self.copies_gathered)
-        storage = gathered_x.storage if in_place else self.graph.new_tensor(shape, dtype).storage
+        is_in_place = is_size_one(batch) and (self.in_products or not self.copies_gathered)
+        storage = gathered_x.storage if is_in_place else self.graph.new_tensor(shape, dtype).storage
         return Tensor(shape, x.dtype, storage)
 
     @property
@@ -186,13 +186,13 @@ class Divided(Eager):
         """Whether a linear layer's input and output gradient are gathered in 8 bits."""
         return False
 
-    def reduce_scatter(self, x: Tensor, product: bool = False) -> Tensor:
+    def reduce_scatter(self, x: Tensor, follows_product: bool = False) -> Tensor:
         """Runs `funcol.reduce_scatter_single`: sums over ranks, and keeps this rank's tokens.
 
-        product: whether x is a product.
+        follows_product: whether x is a product.
         """
         batch, rows, *row_shape = x.shape
-        chunks = None if product and self.in_products else self.graph.new_tensor(x.shape, x.dtype)
+        sent_chunks = None if follows_product and self.in_products else self.graph.new_tensor(x.shape, x.dtype)
         rank_results = self.graph.results
 
         def make_local_rows() -> Tensor:
@@ -204,7 +204,7 @@ class Divided(Eager):
             if rank_results is None
             else rank_results.operation_result("reduce_scatter", make_local_rows)
         )
-        del chunks
+        del sent_chunks
         return local_rows
 
     def linear_output(self, operation: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -226,7 +226,7 @@ class Divided(Eager):
             raise self.unsupported(
                 "--sequence-parallel: a bias beside a sum over ranks is not modelled", operation.name
             )
-        in_float8, reduced_output = self.gathers_in_8_bits(operation), self.reduce_scatter(output, product=True)
+        in_float8, reduced_output = self.gathers_in_8_bits(operation), self.reduce_scatter(output, follows_product=True)
         return record(
             self.graph, "redistribute", [output], reduced_output, lambda g, _: [self.all_gather(g, in_float8)]
         )
@@ -250,9 +250,9 @@ class Divided(Eager):
         axis = next((axis for axis in flat_axes(flow_value.axes) if isinstance(axis, Shard)), None)
         if axis is None or axis.degree == 1:
             return logits
-        allocate, (*rows, width), vocabulary_size = self.graph.new_tensor, logits.shape, axis.full_size
+        allocate, (*rows, local_width), vocabulary_size = self.graph.new_tensor, logits.shape, axis.full_size
         logits_per_rank = ceil_div(vocabulary_size, axis.degree)
-        local_tensor = logits if width == logits_per_rank else allocate((*rows, logits_per_rank), logits.dtype)
+        local_tensor = logits if local_width == logits_per_rank else allocate((*rows, logits_per_rank), logits.dtype)
         gathered_logits = allocate((rows[0] * axis.degree, *rows[1:], logits_per_rank), logits.dtype)
         self.record_message("all_gather", gathered_logits.bytes)
         gathered_copy = allocate((*rows, logits_per_rank * axis.degree), logits.dtype)
@@ -301,12 +301,12 @@ class Divided(Eager):
         return dtensor
 
     def norm(
-        self, x: Tensor, spec: Norm, name: str, shape: Any, groups: Any = 1, module_path: Path | None = None
+        self, x: Tensor, spec: Norm, norm_name: str, shape: Any, groups: Any = 1, module_path: Path | None = None
     ) -> Tensor:
         """Runs a norm, on distributed tensors if tokens are sharded (`SequenceParallel`)."""
         self.graph.subclasses = self.tokens > 1 and not self.choices.compiled
         try:
-            return super().norm(x, spec, name, shape, groups, module_path)
+            return super().norm(x, spec, norm_name, shape, groups, module_path)
         finally:
             self.graph.subclasses = False
 
@@ -370,10 +370,10 @@ class Divided(Eager):
         weight_axes = (
             () if operation.weight is None else (*flat_axes(operation.weight.ins), *flat_axes(operation.weight.out))
         )
-        rows = [axis for axis in weight_axes if isinstance(axis, Shard) and axis.name == "vocab"]
-        if not rows or rows[0].degree == 1:
+        row_axes = [axis for axis in weight_axes if isinstance(axis, Shard) and axis.name == "vocab"]
+        if not row_axes or row_axes[0].degree == 1:
             return super().look_up_rows(operation, weight, index)
-        vocabulary_size, width = rows[0].full_size, weight.shape[1]
+        vocabulary_size, width = row_axes[0].full_size, weight.shape[1]
         mask, masked_tensor = self._mask_tensor(index)
         tensor = self.graph.new_tensor((*index.shape, width), weight.dtype)
         del masked_tensor, mask
@@ -494,11 +494,11 @@ def named_steps(scope_items: Iterable[Item], path: str = "") -> Iterator[tuple[s
         elif scope_item.about.get("optional") or scope_item.about.get("role") in NEVER_RUN:
             continue
         else:
-            name = ".".join(filter(None, (path, scope_item.name)))
+            step_path = ".".join(filter(None, (path, scope_item.name)))
             if isinstance(scope_item, Step):
-                yield name, scope_item
+                yield step_path, scope_item
             else:
-                yield from named_steps(scope_item.items, name)
+                yield from named_steps(scope_item.items, step_path)
 
 
 def check_divided(program: RankFlow) -> None:
@@ -507,9 +507,9 @@ def check_divided(program: RankFlow) -> None:
     for operation in program.root.steps():
         if operation.verb == "experts":
             raise InputError(f"--tp {layout.tp}: experts divided by torch's own tensors are not modelled; expected 1")
-        if operation.outs and has_copies(operation.outs[0].axes):
+        if operation.outs and has_equal_shards(operation.outs[0].axes):
             axes = (axis for axis in flat_axes(operation.outs[0].axes) if isinstance(axis, Shard))
-            axis = next(axis for axis in axes if has_copies((axis,)))
+            axis = next(axis for axis in axes if has_equal_shards((axis,)))
             raise InputError(
                 f"--tp {layout.tp}: torch gives no part to several ranks, and {FIELDS[axis.name]} is {axis.full_size}; "
                 "expected a divisor"

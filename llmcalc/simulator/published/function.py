@@ -56,6 +56,6 @@ def record_function(
     )
 
 
-def power_of_two(n: Number) -> int:
+def power_of_two(lower_bound: Number) -> int:
     """Returns the smallest power of two that is at least n (triton.next_power_of_2)."""
-    return 1 << max(int(n) - 1, 0).bit_length()
+    return 1 << max(int(lower_bound) - 1, 0).bit_length()

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ...costs.params import total_of
+from ...costs.params import total_params_of
 from ...errors import InputError
 from ...model import ModelSpec
 from ...parallel.layout import Layout
@@ -47,7 +47,7 @@ def build_job(
     job.require_supported()
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", layout.world))
     total_bytes = (
-        DTYPE_BITS[DTYPE] // 8 * spec.tree().total(total_of) * processes
+        DTYPE_BITS[DTYPE] // 8 * spec.tree().total(total_params_of) * processes
     )  # every process starts with all weights
     if total_bytes <= LARGEST_REAL:
         total_bytes = max(total_bytes, processes * max(simulate_rank(job, 0).values()))

@@ -16,7 +16,7 @@ import torch
 from llmcalc import load, params
 from llmcalc.costs.encoders import encoded_inputs
 from llmcalc.costs.flops import forward_of
-from llmcalc.costs.params import buffers_of, total_of
+from llmcalc.costs.params import buffers_of, total_params_of
 from llmcalc.flow.tree import Node
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import family_of, model_types, read_config
@@ -152,7 +152,7 @@ def test_towers_hold_what_their_class_holds(kind: str, shape: dict[str, Any]) ->
     assert not [note for note in notes if "not counted" not in note]
     assert sorted(nodes) == sorted(name for names in known.values() for name in names)
     for place, names in known.items():
-        assert sum(nodes[name].total(total_of) for name in names) == held(model, place), place
+        assert sum(nodes[name].total(total_params_of) for name in names) == held(model, place), place
     assert params(spec, with_towers=True).total == counted[""] == params(spec).total + params(spec).left_out["towers"]
     elements = sum(count for path, count in buffers(model).items() if path.removeprefix("model.") in known)
     assert sum(node.total(buffers_of) for node in nodes.values()) == elements
@@ -233,11 +233,11 @@ def test_every_wrapper_has_its_towers_read_or_named_as_uncounted() -> None:
 
 def test_published_totals_hold_their_towers() -> None:
     gemma3, gemma4 = load("gemma3-27b"), load("gemma4-31b")
-    assert {k: v.total(total_of) for k, v in towers_of(gemma3.model).items()} == {
+    assert {k: v.total(total_params_of) for k, v in towers_of(gemma3.model).items()} == {
         "vision_tower": 416_866_032,
         "multi_modal_projector": 6_194_304,
     }
-    assert {k: v.total(total_of) for k, v in towers_of(gemma4.model).items()} == {
+    assert {k: v.total(total_params_of) for k, v in towers_of(gemma4.model).items()} == {
         "vision_tower": 569_548_080,
         "embed_vision": 6_193_152,
     }
@@ -265,7 +265,7 @@ CASE_TOWERS = {
 @pytest.mark.parametrize("name", CASE_TOWERS)
 def test_towers_of_published_configs(name: str) -> None:
     preset = load(str(Path(__file__).parents[2] / "data/cases" / name / "config.json"))
-    assert tuple(node.total(total_of) for node in towers_of(preset.model).values()) == CASE_TOWERS[name]
+    assert tuple(node.total(total_params_of) for node in towers_of(preset.model).values()) == CASE_TOWERS[name]
     assert not any("tower" in note or "vision" in note for note in preset.notes)
 
 
@@ -402,7 +402,7 @@ def test_gemma3n_has_the_modules_of_its_classes_and_of_timm() -> None:
                 "audio_tower": Gemma3nAudioEncoder(heard), "embed_audio": Gemma3nMultimodalEmbedder(heard, text),
             }  # fmt: skip
         spec = ModelSpec.model_validate(table)
-        assert {name: node.total(total_of) for name, node in towers_of(spec).items()} == {
+        assert {name: node.total(total_params_of) for name, node in towers_of(spec).items()} == {
             "vision_tower": TIMM["parameters"],
             **{name: parameters(m)[""] for name, m in modules.items()},
         }
@@ -414,13 +414,13 @@ def test_gemma3n_has_the_modules_of_its_classes_and_of_timm() -> None:
 def test_every_block_of_gemma3n_has_the_parameters_and_flops_of_timms() -> None:
     spec = ModelSpec.model_validate(read_config(wrapped("gemma3n", {"vision_config": {}, "audio_config": {}}))[0])
     encoder, run = towers_of(spec)["vision_tower"], encoded_inputs(spec, Inputs(image="1024x300")).runs[0]
-    assert (encoder.total(total_of), run.total(forward_of)) == (TIMM["parameters"], TIMM["flops"])
+    assert (encoder.total(total_params_of), run.total(forward_of)) == (TIMM["parameters"], TIMM["flops"])
     sizes, flop_counts = dict[str, int](), dict[str, int]()
     for stage in (node for node in encoder.children if node.name.startswith("stage_")):
         blocks = [block for group in stage.children for block in group.children * group.repeat]
         for i, block in enumerate(blocks):
             name = f"blocks.{int(stage.name.removeprefix('stage_')) - 1}.{i}"
-            sizes[name], flop_counts[name] = block.total(total_of), block.total(forward_of, run.run_config)
+            sizes[name], flop_counts[name] = block.total(total_params_of), block.total(forward_of, run.run_config)
     blocks_of_timm = {name: counts for name, counts in TIMM["modules"].items() if name.startswith("blocks.")}
     assert sizes == {name: counts["parameters"] for name, counts in blocks_of_timm.items()}
     assert flop_counts == {name: counts["flops"] for name, counts in blocks_of_timm.items()}
@@ -541,7 +541,11 @@ def test_a_class_that_projects_every_token_agrees_with_what_is_counted(kind: str
     assert any("vision_config" in note for note in notes)  # its encoder is not counted, as it says
     whole = dict(build(config, is_to_run=False).named_parameters())
     text = {name: p for name, p in whole.items() if "vision_model" not in name and "connector" not in name}
-    assert spec.tree().total(total_of) == sum(p.numel() for p in text.values()) < sum(p.numel() for p in whole.values())
+    assert (
+        spec.tree().total(total_params_of)
+        == sum(p.numel() for p in text.values())
+        < sum(p.numel() for p in whole.values())
+    )
 
 
 def test_minimax_vl_has_llava_next_encoders_without_the_last_norm() -> None:
@@ -554,6 +558,6 @@ def test_minimax_vl_has_llava_next_encoders_without_the_last_norm() -> None:
     sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16}
     with torch.device("meta"):
         clip = CLIPVisionModel(CLIPVisionConfig(**sizes, image_size=336, patch_size=14))
-    nodes = {node.name: node.total(total_of) for node in towers_of(spec).values()}
+    nodes = {node.name: node.total(total_params_of) for node in towers_of(spec).values()}
     assert nodes["vision_tower"] == sum(weight.numel() for weight in clip.parameters()) - 2 * 1024
     assert nodes["multi_modal_projector"] == 1024 * 64 + 64 + 64 * 64 + 64 + 64

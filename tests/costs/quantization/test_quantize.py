@@ -18,7 +18,7 @@ from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.networks.moe import MoE
 from llmcalc.costs.params import params
 from llmcalc.costs.quantization import COMMON, PARTS, Parts, quantized_size, scheme_named, scheme_of_config
-from llmcalc.costs.quantization.base import WeightSite, weight_sites_of
+from llmcalc.costs.quantization.base import WeightTensor, weight_tensors_of
 from llmcalc.model import ModelSpec
 from llmcalc.sources.checkpoints.safetensors import read_safetensors
 from tests.contracts.test_parts import decoder
@@ -214,14 +214,14 @@ PART_OF = {
 """Name of a tensor → the part that it belongs to."""
 
 
-def linear_sites(spec: ModelSpec, gates: bool) -> Iterator[tuple[WeightSite, bool]]:
+def linear_sites(spec: ModelSpec, gates: bool) -> Iterator[tuple[WeightTensor, bool]]:
     """Yields every tensor, and whether a published checkpoint would quantise it, judged by its name in the reference
     model.
     """
     names = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj") + (
         ("shared_expert_gate",) if gates else ()
     )
-    for site in weight_sites_of(spec.tree()):
+    for site in weight_tensors_of(spec.tree()):
         yield site, site.name in names and site.tensor.role == "matrix"
 
 

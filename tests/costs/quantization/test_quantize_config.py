@@ -12,7 +12,7 @@ import pytest
 import llmcalc
 from llmcalc.costs.params import params
 from llmcalc.costs.quantization import COMMON, PARTS, Parts, quantized_size, scheme_named, scheme_of_config
-from llmcalc.costs.quantization.base import weight_sites_of
+from llmcalc.costs.quantization.base import weight_tensors_of
 from llmcalc.device_memory.settings import Settings
 from llmcalc.device_memory.static import memory
 from llmcalc.errors import InputError
@@ -289,11 +289,11 @@ def test_a_scheme_that_cannot_be_is_refused(name: str, spec: ModelSpec, message:
 def test_memory_takes_the_configs_scheme_unless_told_otherwise() -> None:
     config = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
     plain = 2 * params(DENSE).total
-    assert memory(DENSE, config=config).weights == size(DENSE, "fp8-block128").total
-    assert memory(DENSE, Settings(quantize="int8"), config=config).weights == size(DENSE, "int8").total
-    assert memory(DENSE, Settings(quantize="none"), config=config).weights == plain
-    assert memory(DENSE, Settings(dtype="bf16"), config=config).weights == plain
-    assert memory(DENSE, Settings("training"), config=config).weights == plain
+    assert memory(DENSE, model_config=config).weights == size(DENSE, "fp8-block128").total
+    assert memory(DENSE, Settings(quantize="int8"), model_config=config).weights == size(DENSE, "int8").total
+    assert memory(DENSE, Settings(quantize="none"), model_config=config).weights == plain
+    assert memory(DENSE, Settings(dtype="bf16"), model_config=config).weights == plain
+    assert memory(DENSE, Settings("training"), model_config=config).weights == plain
     assert memory(DENSE, Settings(quantize="int8", dtype="fp32")).weights == size(DENSE, "int8", "float32").total
     assert memory(DENSE, Settings(quantize="int8"), published_dtype="float8").weights == size(DENSE, "int8").total
     with pytest.raises(InputError, match="--quantize: a quantised weight takes no gradient"):
@@ -322,12 +322,14 @@ def test_the_command(run: Any) -> None:
 def test_optional_parts() -> None:
     """An MTP module's layer is converted, its input projection is not; llama.cpp's rules do not cover MTP modules."""
     spec, mtp = llmcalc.load("deepseek-v3").model, frozenset({"mtp"})
-    more, less = (quantized_size(spec, scheme_named("fp8"), include=which).by_part for which in (mtp, frozenset[str]()))
+    more, less = (
+        quantized_size(spec, scheme_named("fp8"), extra_parts=which).by_part for which in (mtp, frozenset[str]())
+    )
     assert more.unconverted - less.unconverted == 2 * (
         14_336 * 7_168 + 256 * 7_168 + 5 * 7_168 + 1_536 + 512
     )  # eh_proj, router, norms
     with pytest.raises(InputError, match="expected no --with-mtp"):
-        quantized_size(spec, scheme_named("q4_k_m"), include=mtp)
+        quantized_size(spec, scheme_named("q4_k_m"), extra_parts=mtp)
 
 
 @pytest.mark.parametrize("model", ["qwen3-30b-a3b", "mixtral-8x7b", "deepseek-v3", "llama3-8b", "gpt2"])
@@ -417,7 +419,7 @@ def test_mlx_converts_routers_where_its_table_says_so() -> None:
 
 def test_mlx_converts_no_router_that_is_a_bare_parameter() -> None:
     """`MoEGate` of mlx-lm's deepseek_v3.py has a bare `weight`, and `mlp.gate` of qwen3_moe.py is a linear layer."""
-    routers = sum(site.tensor.size for site in weight_sites_of(MIXTURE.tree()) if site.kind == "router")
+    routers = sum(site.tensor.size for site in weight_tensors_of(MIXTURE.tree()) if site.kind == "router")
     bare, usual = (
         quantized_size(MIXTURE, _mlx({"model_type": kind, "quantization": MLX})).by_part
         for kind in ("deepseek_v3", "qwen3_moe")
@@ -432,7 +434,7 @@ def test_mlx_converts_no_router_that_is_a_bare_parameter() -> None:
 @pytest.mark.parametrize("case", ["mamba-130m", "mamba2-2.7b"])
 def test_mlx_converts_the_linear_layers_of_a_recurrence_and_no_convolution(case: str) -> None:
     spec = llmcalc.load(str(Path(__file__).parents[2] / "data/cases" / case)).model
-    matrices = [p for p in weight_sites_of(spec.tree()) if p.tensor.role != "vector" and p.tensor.shape[-1] % 32 == 0]
+    matrices = [p for p in weight_tensors_of(spec.tree()) if p.tensor.role != "vector" and p.tensor.shape[-1] % 32 == 0]
     bits = of_config(spec, **MLX)
     assert bits.weights * 2 == sum(p.tensor.size for p in matrices)
     assert {p.name for p in matrices} >= {"in_proj", "out_proj"}

@@ -17,7 +17,7 @@ from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.costs.params import params
 from llmcalc.costs.quantization import quantized_size, scheme_named, scheme_of_config
-from llmcalc.costs.quantization.base import weight_sites_of
+from llmcalc.costs.quantization.base import weight_tensors_of
 from llmcalc.costs.quantization.gguf import BLOCKS, MIXES, GGUFMix, _ModelRules
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
@@ -57,7 +57,7 @@ def gguf_file(spec: ModelSpec, types: Callable[[str, int], str], path: Path) -> 
     import numpy
 
     writer = gguf.GGUFWriter(path, "llama")
-    for n, site in enumerate(weight_sites_of(spec.tree())):
+    for n, site in enumerate(weight_tensors_of(spec.tree())):
         kind = types(site.name, -1 if site.layer is None else site.layer) if site.tensor.role != "vector" else "F32"
         name = {"embed_tokens": "token_embd.weight", "lm_head": "output.weight"}.get(
             site.path, f"blk.{site.layer}.{NAMES.get(site.name, f'norm{n}')}"
@@ -150,7 +150,7 @@ def mix(name: str) -> GGUFMix:
 
 def types_by_place(spec: ModelSpec, name: str) -> dict[str, list[str]]:
     """Path → the types of the matrices, stacked matrices and embeddings there."""
-    sites = list(weight_sites_of(spec.tree()))
+    sites = list(weight_tensors_of(spec.tree()))
     model = _ModelRules(mix(name), spec, sites)
     return {site.path: model.types(site) for site in sites if len(site.tensor.shape) > 1}
 
@@ -378,7 +378,7 @@ def test_deepseek_v3_checkpoint() -> None:
         module's own copies of embedding and output head.
     """
     spec = llmcalc.load("deepseek-v3").model
-    got = quantized_size(spec, scheme_named("fp8-block128"), include=frozenset({"mtp"})).by_part
+    got = quantized_size(spec, scheme_named("fp8-block128"), extra_parts=frozenset({"mtp"})).by_part
     assert got.weights == 680_571_043_840
     assert got.scales == 4 * (41_555_600 - 59 * 256)
     assert got.unconverted == 2 * (3_918_786_560 - 2 * 129_280 * 7_168)

@@ -17,7 +17,7 @@ import pytest
 import llmcalc
 from llmcalc.costs.params import params
 from llmcalc.costs.quantization import Parts, QuantizedSize, quantized_size, scheme_of_config
-from llmcalc.costs.quantization.base import weight_sites_of
+from llmcalc.costs.quantization.base import weight_tensors_of
 from llmcalc.device_memory.settings import Settings
 from llmcalc.device_memory.static import memory
 from llmcalc.errors import InputError
@@ -251,11 +251,11 @@ def test_modules_of_multi_token_prediction_are_excluded_by_their_names(entry: st
         scheme = scheme_of_config({**PREDICTING, "quantization_config": table})
         assert scheme is not None
         names = checkpoint_of(PREDICTING).names(spec.tree(), spec.kind)
-        return quantized_size(spec, scheme, include=include, names=names)
+        return quantized_size(spec, scheme, extra_parts=include, names=names)
 
     with_module = size(entry, include=frozenset({"mtp"}))
     module = (
-        sum(site.tensor.size * site.times for site in weight_sites_of(spec.tree(), frozenset({"mtp"})))
+        sum(site.tensor.size * site.times for site in weight_tensors_of(spec.tree(), frozenset({"mtp"})))
         - params(spec).total
     )
     assert with_module.total - size(entry).total == 2 * module
@@ -343,7 +343,7 @@ def test_an_index_of_qwen_36_has_the_counted_bytes(name: str) -> None:
     scheme = scheme_of_config({**config, "quantization_config": table})
     assert scheme is not None
     names = checkpoint_of(config).names(spec.tree(), spec.kind)
-    assert quantized_size(spec, scheme, include=frozenset({"towers"}), names=names).total == total
+    assert quantized_size(spec, scheme, extra_parts=frozenset({"towers"}), names=names).total == total
 
 
 def test_an_index_of_qwen_25_in_3_bits_has_the_counted_bytes() -> None:
@@ -359,7 +359,7 @@ def test_an_index_of_qwen_35_in_8_bits_has_the_counted_bytes() -> None:
     spec, scheme = load("qwen3.5-9b").model, scheme_of_config({**config, "quantization": EIGHT_BITS})
     assert scheme is not None
     names = checkpoint_of(config).names(spec.tree(), spec.kind)
-    counted = quantized_size(spec, scheme, include=frozenset({"towers"}), names=names).total
+    counted = quantized_size(spec, scheme, extra_parts=frozenset({"towers"}), names=names).total
     assert counted + 24 * 32 * (4 - 2) == 10_426_433_504
 
 

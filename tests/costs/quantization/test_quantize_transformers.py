@@ -13,7 +13,7 @@ import pytest
 
 import llmcalc
 from llmcalc.costs.quantization import quantized_size, scheme_named, scheme_of_config
-from llmcalc.costs.quantization.base import weight_sites_of
+from llmcalc.costs.quantization.base import weight_tensors_of
 from llmcalc.costs.quantization.linear import LinearScheme
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import family_of, read_config
@@ -135,7 +135,7 @@ def test_routers_alone_are_what_is_not_converted() -> None:
         assert scheme is not None
         routers = sum(
             site.tensor.size
-            for site in weight_sites_of(spec.tree())
+            for site in weight_tensors_of(spec.tree())
             if site.kind == "router" and site.tensor.role == "matrix"
         )
         assert real - quantized_size(spec, scheme).by_part.weights == routers

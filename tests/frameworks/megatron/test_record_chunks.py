@@ -16,7 +16,7 @@ from llmcalc.frameworks.megatron.settings_from_options import settings_of
 from llmcalc.parallel.layout import Layout
 from llmcalc.simulator.event_log import Recorder
 from llmcalc.simulator.pass_trace import PassTrace
-from llmcalc.simulator.repeat_microbatches import in_later_layer
+from llmcalc.simulator.repeat_microbatches import place_in_later_layer
 
 MIXTURE = "deepseek-v2-lite?num_hidden_layers=8"
 DENSE = "qwen3-0.6b?num_hidden_layers=8"
@@ -60,7 +60,7 @@ def in_later_layers(trace: PassTrace, layers: int) -> PassTrace:
     """The trace of a chunk with more layers before it."""
     return replace(
         trace,
-        start=in_later_layer(trace.start, layers),
-        end=in_later_layer(trace.end, layers),
-        peaks=[(in_later_layer(place, layers), *rest) for place, *rest in trace.peaks],
+        start=place_in_later_layer(trace.start, layers),
+        end=place_in_later_layer(trace.end, layers),
+        peaks=[(place_in_later_layer(place, layers), *rest) for place, *rest in trace.peaks],
     )

@@ -13,7 +13,7 @@ from llmcalc.frameworks import ranks
 from llmcalc.frameworks.ranks import Cluster
 from llmcalc.frameworks.torch import pipeline_replay
 from llmcalc.parallel.layout import Layout
-from llmcalc.parallel.schedules import torch_group
+from llmcalc.parallel.schedules import torch_group_size
 from llmcalc.simulator.caching_allocator import CachingAllocator
 from tests.in_process import command
 
@@ -70,7 +70,7 @@ def test_micro_batches_on_the_allocator_fill_the_schedule(stages: int, chunks: i
         count = pipeline_replay.micro_batches_on_allocator(layout, [], micro_batches)
         assert min(micro_batches, 2 * stages * chunks + 2) <= count <= micro_batches
         if chunks > 1:
-            assert torch_group(stages, count) == torch_group(stages, micro_batches)
+            assert torch_group_size(stages, count) == torch_group_size(stages, micro_batches)
 
 
 def test_of_a_long_pipeline_the_ranks_that_may_need_most_are_replayed(monkeypatch: pytest.MonkeyPatch) -> None:

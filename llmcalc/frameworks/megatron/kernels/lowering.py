@@ -112,7 +112,7 @@ def detached_argument(
         argument_gradients[i] = output_gradient
         return (None,)
 
-    leaf_tensor = empty(UncountedMeter(), (), BFLOAT16, leaf=True)
+    leaf_tensor = empty(UncountedMeter(), (), BFLOAT16, is_leaf=True)
     argument.node = Node(autograd_graph, "argument", (leaf_tensor,), store_gradient)
     return argument
 
@@ -348,7 +348,7 @@ class RankKernels(Lowering):
         """Returns a parameter, created on first use."""
         if parameter_key not in self.weights:
             is_trained = self.rank_choices.adapters is None or self.in_adapter
-            self.weights[parameter_key] = tensor = empty(UncountedMeter(), shape, BFLOAT16, leaf=is_trained)
+            self.weights[parameter_key] = tensor = empty(UncountedMeter(), shape, BFLOAT16, is_leaf=is_trained)
             is_fp8 = self.rank_choices.fp8_weights and self.runs_in_fp8 and len(shape) == 2 and self.role in PRODUCTS
             self.ordered_parameters.append(Parameter(parameter_key, tensor, self.in_expert, self.role, is_fp8))
         return self.weights[parameter_key]

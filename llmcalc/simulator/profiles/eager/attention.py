@@ -129,12 +129,12 @@ class AttentionKernels(Lowering):
         if self.paged:
             return self._write_to_pages(cache_name, new_rows, self.cached(cache_name), kept_tokens)
         aten, cache_key = self.t, (*self.cache_path, cache_name)
-        rows = [[new_tensor] for new_tensor in self.store.pop(cache_key, ())] or [[] for _ in new_rows]
+        rows_by_tensor = [[new_tensor] for new_tensor in self.store.pop(cache_key, ())] or [[] for _ in new_rows]
         with counted_as(self.graph.meter, "cache"):
             if kept_tokens is None:
                 for i, new_row in enumerate(new_rows):
-                    rows[i] = [self._concatenate([*rows[i], new_row])]
-                all_rows = self.store[cache_key] = tuple(new_tensor for (new_tensor,) in rows)
+                    rows_by_tensor[i] = [self._concatenate([*rows_by_tensor[i], new_row])]
+                all_rows = self.store[cache_key] = tuple(new_tensor for (new_tensor,) in rows_by_tensor)
                 return all_rows
             all_rows = tuple(  # the oldest token leaves the window when a new one enters
                 self._concatenate(
@@ -146,7 +146,7 @@ class AttentionKernels(Lowering):
                         new_row,
                     ]
                 )
-                for cached_tensors, new_row in zip(rows, new_rows, strict=True)
+                for cached_tensors, new_row in zip(rows_by_tensor, new_rows, strict=True)
             )
             self.store[cache_key] = tuple(
                 aten.slice(new_tensor, min(new_tensor.shape[1], kept_tokens), 1) for new_tensor in all_rows
@@ -203,10 +203,10 @@ class AttentionKernels(Lowering):
 
     def do_attention(self, operation: Step) -> None:
         """Runs attention by the profile's method that is named after the attention operation."""
-        name = type(operation.op).__name__
-        kernel = getattr(self, f"attention_{name}", None)
+        op_name = type(operation.op).__name__
+        kernel = getattr(self, f"attention_{op_name}", None)
         if kernel is None:
-            raise self.not_modelled(operation, name)
+            raise self.not_modelled(operation, op_name)
         kernel(operation)
 
     def attention_AttentionCore(self, operation: Step) -> None:
@@ -287,11 +287,11 @@ class AttentionKernels(Lowering):
         k: Tensor,
         v: Tensor,
         mask: Tensor | None,
-        cap: float | None = None,
+        score_cap: float | None = None,
         sinks: Tensor | None = None,
         bias: Tensor | None = None,
         dropout: float = 0.0,
-        float32: bool = True,
+        softmax_in_float32: bool = True,
         float32_scores: bool = False,
         is_floored: bool = False,
         is_named: bool = False,
@@ -299,7 +299,7 @@ class AttentionKernels(Lowering):
         """Computes softmax(q·kᵀ)·v. sinks: per head, the score of an additional key without a value.
 
         bias: the term added to the scores. dropout: the probability of dropout, which runs on the probabilities.
-        float32: whether the softmax is in float32, or in the scores' number format.
+        softmax_in_float32: whether the softmax is in float32, or in the scores' number format.
         float32_scores: whether queries and keys are copied to float32 for their scores.
         is_floored: whether masked scores are limited from below.
         is_named: whether the scores without their mask live until the end.
@@ -308,7 +308,7 @@ class AttentionKernels(Lowering):
         if float32_scores:
             q, k = aten.to(q, FLOAT32), aten.to(k, FLOAT32)
         scores = aten.scale(aten.matmul(q, aten.transpose(k, -1, -2)))
-        if cap is not None:
+        if score_cap is not None:
             scores = aten.scale(aten.function("tanh", aten.scale(scores)))
         if bias is not None:
             scores = aten.add(scores, aten.to(bias, scores.dtype))
@@ -319,8 +319,10 @@ class AttentionKernels(Lowering):
             )
             if is_floored:
                 scores = aten.minimum(scores, aten.new_tensor((), scores.dtype))
-        in_float32 = float32 or (sinks is None and self.autocasts_to_float32)  # with sinks the call states its format
-        number_format = FLOAT32 if in_float32 else scores.dtype
+        uses_float32 = softmax_in_float32 or (
+            sinks is None and self.autocasts_to_float32
+        )  # with sinks the call states its format
+        number_format = FLOAT32 if uses_float32 else scores.dtype
         if sinks is not None:
             sink = self.sink(sinks, scores)
             keys = scores.shape[-1]

@@ -78,15 +78,15 @@ class AttentionVariantKernels(AttentionKernels):
 
     def _tokens_of_pools(self, operation: Step, scores: Tensor) -> Tensor:
         """Runs the end of PooledIndexerReference.forward, from the scores of pools, [batch, queries, pools]."""
-        aten, pool, keys = self.t, operation.options["pool"], self.tensor_of(operation.ins[1]).shape[1]
+        aten, pool_tokens, keys = self.t, operation.options["pool"], self.tensor_of(operation.ins[1]).shape[1]
         batch, queries, pools = scores.shape
         visible_tokens = aten.add_number(aten.unsqueeze(self.token_positions(queries), 1))
         top_pools = aten.sort(aten.masked_fill(scores, aten.compare(aten.new_tensor((pools,), INT64), visible_tokens)))[
             1
         ]
-        chosen_pools = aten.slice(top_pools, minimum(pools, operation.options["top_k"] // pool))
-        tokens = aten.new_tensor((batch, queries, chosen_pools.shape[-1] * pool), INT64)
-        last_pool_tokens = keys % pool if is_size_one(queries) else pool - 1
+        chosen_pools = aten.slice(top_pools, minimum(pools, operation.options["top_k"] // pool_tokens))
+        tokens = aten.new_tensor((batch, queries, chosen_pools.shape[-1] * pool_tokens), INT64)
+        last_pool_tokens = keys % pool_tokens if is_size_one(queries) else pool_tokens - 1
         return aten.cat([tokens, aten.new_tensor((batch, queries, last_pool_tokens), INT64)])
 
     def do_selected(self, operation: Step) -> None:
@@ -100,23 +100,23 @@ class AttentionVariantKernels(AttentionKernels):
                 selected_count = selected_indices.shape[-1]
                 selected_rows = [aten.new_tensor((k.shape[0], selected_count, *k.shape[2:]), k.dtype) for k in keys]
                 self.bind(operation.outs[0], aten.new_tensor((1, selected_count), BOOL))
-                self._bind_selected(operation, selected_rows)
+                self._store_selected_keys(operation, selected_rows)
                 return
             index = aten.unsqueeze(aten.select(selected_indices, 1), -1)
             selected_rows = [aten.gather(k, aten.expand(index, (*index.shape[:-1], k.shape[-1]))) for k in keys]
             self.bind(operation.outs[0], aten.slice(mask, index.shape[1]))
-            self._bind_selected(operation, selected_rows)
+            self._store_selected_keys(operation, selected_rows)
             return
         selected_mask = aten.scatter(aten.expand(aten.like(mask), (q.shape[0], *mask.shape)), selected_indices)
         self.bind(operation.outs[0], aten.unsqueeze(aten.like(mask, selected_mask), 1))
-        self._bind_selected(operation, keys)
+        self._store_selected_keys(operation, keys)
 
     def reads_selected(self, queries: Any) -> bool:
         """Whether the reference reads only selected keys, as when decoding one token."""
         return self.has_earlier_tokens and is_size_one(queries)
 
-    def _bind_selected(self, operation: Step, keys: Sequence[Tensor]) -> None:
-        """Keeps the selected keys and values and frees the others."""
+    def _store_selected_keys(self, operation: Step, keys: Sequence[Tensor]) -> None:
+        """Stores the selected keys and values, and frees all keys and values."""
         for flow_value, output, tensor in zip(operation.ins[1:], operation.outs[1:], keys, strict=True):
             self.values.pop(id(flow_value), None)
             self.bind(output, tensor)
@@ -133,11 +133,11 @@ class AttentionVariantKernels(AttentionKernels):
         scores = aten.masked_fill(
             scores, aten.compare(aten.unsqueeze(key_positions, 0), aten.unsqueeze(query_positions, 1))
         )
-        blocks = ceil_div(key_count, block)
-        scores = aten.new_tensor((*scores.shape[:-1], blocks * block), FLOAT32)
-        block_scores = aten.new_tensor((*scores.shape[:-1], blocks), FLOAT32)
+        block_count = ceil_div(key_count, block)
+        scores = aten.new_tensor((*scores.shape[:-1], block_count * block), FLOAT32)
+        block_scores = aten.new_tensor((*scores.shape[:-1], block_count), FLOAT32)
         block_distances = aten.like(
-            aten.unsqueeze(aten.like(query_positions), 1), aten.unsqueeze(aten.new_tensor((blocks,), INT64), 0)
+            aten.unsqueeze(aten.like(query_positions), 1), aten.unsqueeze(aten.new_tensor((block_count,), INT64), 0)
         )
         block_scores = aten.masked_fill(
             aten.masked_fill(block_scores, aten.compare(aten.compare(block_distances), aten.compare(block_distances))),
@@ -156,11 +156,11 @@ class AttentionVariantKernels(AttentionKernels):
         """Runs BlockIndexerReference.narrow. Keys and values: [batch, heads, keys, d]."""
         aten = self.t
         visible_mask = self.tensor_of(operation.ins[0])
-        block, blocks = operation.options["block"], operation.options["blocks"]
+        block, block_count = operation.options["block"], operation.options["blocks"]
         keys = [self.heads_first(self.tensor_of(input_value)) for input_value in operation.ins[1:]]
         if self.reads_selected(visible_mask.shape[-2]):
             key_count = keys[0].shape[2]
-            rows_read = minimum(key_count, (blocks - 1) * block + (key_count - 1) % block + 1)
+            rows_read = minimum(key_count, (block_count - 1) * block + (key_count - 1) % block + 1)
             selected_index = aten.unsqueeze(
                 aten.slice(aten.sort(aten.to(aten.select(visible_mask, 2), UINT8))[1], rows_read), -1
             )
@@ -170,7 +170,7 @@ class AttentionVariantKernels(AttentionKernels):
             visible_mask = aten.like(aten.slice(visible_mask, rows_read))
         self.values.pop(id(operation.ins[0]), None)
         self.bind(operation.outs[0], visible_mask)
-        self._bind_selected(operation, [self.heads_first(k) for k in keys])
+        self._store_selected_keys(operation, [self.heads_first(k) for k in keys])
 
     def attention_BlockCore(self, operation: Step) -> None:
         self.attention_AttentionCore(operation)
@@ -187,26 +187,26 @@ class AttentionVariantKernels(AttentionKernels):
                 "one softmax over the scores of several cores runs step by step; expected --attn-implementation eager, "
                 "and another --recompute than attention"
             )
-        aten, options, local_tensors = self.t, operation.options, self.frames[-1].local_tensors
-        score_values = operation.ins[: options["parts"]]
-        q, v, *selection = (self.tensor_of(input_value) for input_value in operation.ins[options["parts"] :])
+        aten, step_options, local_tensors = self.t, operation.options, self.frames[-1].local_tensors
+        score_values = operation.ins[: step_options["parts"]]
+        q, v, *selection = (self.tensor_of(input_value) for input_value in operation.ins[step_options["parts"] :])
         scores = self._join_scores(score_values)
         scores = aten.scale(scores)
-        if options["cap"] is not None:
+        if step_options["cap"] is not None:
             scores = aten.scale(aten.function("tanh", aten.scale(scores)))
         visible_mask = local_tensors["seen"] = self._joint_mask(
             self.mask(operation, q.shape[1], v.shape[1]), scores, selection
         )
-        if options["sinks"]:
+        if step_options["sinks"]:
             local_tensors["sink"] = self.sink(self.weight("sinks", (scores.shape[1],)), scores)
         scores = local_tensors["scores"] = aten.masked_fill(scores, aten.like(visible_mask))
-        if options["sinks"]:
+        if step_options["sinks"]:
             joint_probs = aten.softmax(aten.cat([scores, local_tensors["sink"]]))
             probs = aten.slice(joint_probs, scores.shape[-1])
-            self.bind(operation.outs[0], self.apply_dropout(probs, options["dropout"]))
+            self.bind(operation.outs[0], self.apply_dropout(probs, step_options["dropout"]))
             return
         probs = aten.to(aten.softmax(aten.to(scores, FLOAT32)), v.dtype)
-        self.bind(operation.outs[0], self.apply_dropout(probs, options["dropout"]))
+        self.bind(operation.outs[0], self.apply_dropout(probs, step_options["dropout"]))
 
     def _join_scores(self, score_values: Sequence[Value]) -> Tensor:
         """Concatenates the scores of all attention cores, and drops the separate tensors."""

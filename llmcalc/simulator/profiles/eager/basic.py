@@ -34,9 +34,9 @@ class BasicKernels(Lowering):
             lending_layer = operation.options.get("lent")
             path = self.module_path(levels_up=1 if lending_layer else 0)
             bias = self.weight(f"{lending_layer or operation.name}.bias", (output.width,), path)
-        rows = self.output_rows(operation)
-        if len(x.shape) == 3 and x.shape[1] != rows:
-            x = self.t.slice(x, rows, 1)
+        computed_rows = self.output_rows(operation)
+        if len(x.shape) == 3 and x.shape[1] != computed_rows:
+            x = self.t.slice(x, computed_rows, 1)
         self.modules[id(output)] = self.module_path(), operation.name
         weight = self.matrix(operation)
         if operation.options.get("float32"):
@@ -44,16 +44,16 @@ class BasicKernels(Lowering):
         self.store_tensor(output, self.linear_output(operation, x, weight, bias))
 
     def output_rows(self, operation: Step) -> Number:
-        """Returns the rows per sequence, the last ones, that a linear layer computes."""
+        """Returns the number of last rows per sequence that a linear layer computes."""
         return self.run_config.new_rows(operation.outs[0].rows)
 
     def do_again(self, operation: Step) -> None:
         """Runs the linear layer of another operation a second time."""
         x, output = self.flat_tensor(operation.ins[0]), operation.outs[0]
-        module, name = self.modules[id(operation.options["like"])]
-        bias = self.weight(f"{name}.bias", (output.width,), module) if operation.options["bias"] else None
-        weight = self.weight(f"{name}.weight", (output.width, x.shape[-1]), module)
-        self.store_tensor(output, self.repeat_linear(name, module, x, weight, bias))
+        module_path, linear_name = self.modules[id(operation.options["like"])]
+        bias = self.weight(f"{linear_name}.bias", (output.width,), module_path) if operation.options["bias"] else None
+        weight = self.weight(f"{linear_name}.weight", (output.width, x.shape[-1]), module_path)
+        self.store_tensor(output, self.repeat_linear(linear_name, module_path, x, weight, bias))
 
     def repeat_linear(self, name: str, module_path: Path, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Computes x·Wᵀ + b with the linear layer of this name in this module."""
@@ -109,8 +109,8 @@ class BasicKernels(Lowering):
         local_tensors = self.frames[-1].local_tensors
         if index_kind == "positions" or index_kind not in local_tensors:
             local_tensors[index_kind] = self.t.new_tensor((self.run_config.new_rows(rows),), INT64)
-        index: Tensor = local_tensors[index_kind]
-        return self.t.like(index) if index_kind == "positions" else index  # positions have an offset
+        row_indices: Tensor = local_tensors[index_kind]
+        return self.t.like(row_indices) if index_kind == "positions" else row_indices  # positions have an offset
 
     def do_unread_table(self, operation: Step) -> None:
         self.table(operation)
@@ -147,9 +147,11 @@ class BasicKernels(Lowering):
             x = self.flat_tensor(flow_value)
         shape = x.shape[-1:] if heads is None else (heads, 1, x.shape[-1])
         groups, shape_source = operation.options.get("groups"), operation.options.get("like")
-        module, name = (self.module_path(), operation.name) if shape_source is None else self.modules[id(shape_source)]
-        self.modules[id(operation.outs[0])] = module, name
-        y = self.norm(x, spec, name, shape, 1 if groups is None else groups.size, module)
+        module_path, norm_name = (
+            (self.module_path(), operation.name) if shape_source is None else self.modules[id(shape_source)]
+        )
+        self.modules[id(operation.outs[0])] = module_path, norm_name
+        y = self.norm(x, spec, norm_name, shape, 1 if groups is None else groups.size, module_path)
         self.store_tensor(operation.outs[0], self.t.transpose(y, 1, 2) if is_heads_first else y)
 
     def norms_heads_first(self, flow_value: Value, normed_shape: Shape) -> bool:
@@ -157,15 +159,19 @@ class BasicKernels(Lowering):
         return False
 
     def norm(
-        self, x: Tensor, spec: Norm, name: str, shape: Any, groups: Any = 1, module_path: Path | None = None
+        self, x: Tensor, spec: Norm, norm_name: str, shape: Any, groups: Any = 1, module_path: Path | None = None
     ) -> Tensor:
         """Runs a norm as NormReference.forward does.
 
         module_path: the module with the norm's parameters; default the running module.
         """
         y = x if spec.type == "affine" else self._normalize(x, spec, groups)
-        y = self.t.mul(y, self.norm_factor(spec, name, shape, module_path, spec.float32_product)) if spec.weight else y
-        y = self.t.add(y, self.weight(f"{name}.bias", shape, module_path)) if spec.has_bias else y
+        y = (
+            self.t.mul(y, self.norm_factor(spec, norm_name, shape, module_path, spec.float32_product))
+            if spec.weight
+            else y
+        )
+        y = self.t.add(y, self.weight(f"{norm_name}.bias", shape, module_path)) if spec.has_bias else y
         return self.t.to(y, x.dtype) if spec.float32_product else y
 
     def norm_factor(
@@ -177,18 +183,18 @@ class BasicKernels(Lowering):
             return weight
         return self.t.add_number(self.t.to(weight, FLOAT32) if in_float32 else weight)
 
-    def _normalize(self, x: Tensor, spec: Norm, groups: Any) -> Tensor:
-        aten, width = self.t, x.shape[-1]
-        y = aten.unflatten(aten.to(x, FLOAT32), -1, (groups, width // groups))
-        scaled = aten.unflatten(x, -1, (groups, width // groups)) if spec.scales_x else y
+    def _normalize(self, x: Tensor, spec: Norm, group_count: Any) -> Tensor:
+        aten, norm_width = self.t, x.shape[-1]
+        y = aten.unflatten(aten.to(x, FLOAT32), -1, (group_count, norm_width // group_count))
+        scaled_x = aten.unflatten(x, -1, (group_count, norm_width // group_count)) if spec.scales_x else y
         if spec.type == "layernorm":
             mean = aten.mean(y)
-            scaled = centered = aten.sub(y, mean)
+            scaled_x = centered = aten.sub(y, mean)
             y = aten.sub(y, mean) if spec.float32_product and spec.weight else centered
             del centered, mean
         dtype = FLOAT32 if spec.float32_product else x.dtype
         return aten.to(
-            aten.flatten(aten.mul(scaled, aten.rsqrt(aten.add_number(aten.mean(aten.square(y))))), -2), dtype
+            aten.flatten(aten.mul(scaled_x, aten.rsqrt(aten.add_number(aten.mean(aten.square(y))))), -2), dtype
         )
 
     # --- elementwise ------------------------------------------------------------------------------------------------
@@ -261,8 +267,8 @@ class BasicKernels(Lowering):
             part_tensors = self.t.split(x, [shape[axis] for shape in shapes], axis)
         else:
             part_tensors = self.t.split(self.flat_tensor(operation.ins[0]), [output.width for output in operation.outs])
-        for output, view in zip(operation.outs, part_tensors, strict=True):
-            self.store_tensor(output, view)
+        for output, part_tensor in zip(operation.outs, part_tensors, strict=True):
+            self.store_tensor(output, part_tensor)
 
     def do_cat(self, operation: Step) -> None:
         xs = list(map(self.tensor_of, operation.ins))
@@ -302,10 +308,10 @@ class BasicKernels(Lowering):
 
     def do_core(self, operation: Step) -> None:
         """Runs a matrix product or a scan by the profile's method that is named after the operation."""
-        name = type(operation.op).__name__
-        kernel = getattr(self, f"core_{name}", None)
+        op_name = type(operation.op).__name__
+        kernel = getattr(self, f"core_{op_name}", None)
         if kernel is None:
-            raise self.not_modelled(operation, name)
+            raise self.not_modelled(operation, op_name)
         kernel(operation)
 
     def do_state(self, operation: Step) -> None:

@@ -31,7 +31,9 @@ class CapacityKernels(ExpertKernels):
             super().do_dispatch(operation)
             return
         aten, local_tensors, experts = self.t, self.frames[-1].local_tensors, operation.options["experts"].size
-        weights, chosen_experts = (aten.flatten(local_tensors[name], 0, 1) for name in ("weights", "chosen"))
+        weights, chosen_experts = (
+            aten.flatten(local_tensors[tensor_name], 0, 1) for tensor_name in ("weights", "chosen")
+        )
         tokens, top_k = chosen_experts.shape
         zeros = aten.new_tensor((tokens, experts), weights.dtype)
         weights_by_expert = aten.scatter(zeros, chosen_experts, weights)
@@ -43,8 +45,8 @@ class CapacityKernels(ExpertKernels):
         local_tensors["weight"] = aten.transpose(sent_weights, 0, 1)
         local_tensors["token"] = aten.flatten(aten.transpose(token_indices, 0, 1))
         del sent_weights, token_indices
-        rows = aten.index_select(aten.flatten(self.tensor_of(x), 0, -2), local_tensors["token"])
-        self.bind(operation.outs[0], aten.unflatten(rows, 0, local_tensors["weight"].shape))
+        sent_rows = aten.index_select(aten.flatten(self.tensor_of(x), 0, -2), local_tensors["token"])
+        self.bind(operation.outs[0], aten.unflatten(sent_rows, 0, local_tensors["weight"].shape))
 
     def do_to_tokens(self, operation: Step) -> None:
         if self.choices.capacity is not None:

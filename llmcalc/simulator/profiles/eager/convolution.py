@@ -28,11 +28,12 @@ class ConvolutionKernels(Lowering):
         convolution_output = self.convolve(x, operation, self.run_config.new_rows(output.rows))
         self.store_tensor(output, self.t.transpose(convolution_output, 1, 2))
 
-    def convolve(self, x: Tensor, operation: Step, length: Number) -> Tensor:
+    def convolve(self, x: Tensor, operation: Step, output_length: Number) -> Tensor:
         """Convolves [batch, channels, rows, …] → [batch, out, length, …]."""
-        options, width = operation.options, operation.outs[0].width
+        conv_options, channel_count = operation.options, operation.outs[0].width
         weight = self.weight(
-            f"{operation.name}.weight", (width // options["shared"], x.shape[1] // options["groups"], options["kernel"])
+            f"{operation.name}.weight",
+            (channel_count // conv_options["shared"], x.shape[1] // conv_options["groups"], conv_options["kernel"]),
         )
-        bias = self.weight(f"{operation.name}.bias", (width,)) if options["bias"] else None
-        return self.t.convolution(x, weight, bias, length)
+        bias = self.weight(f"{operation.name}.bias", (channel_count,)) if conv_options["bias"] else None
+        return self.t.convolution(x, weight, bias, output_length)

@@ -30,10 +30,10 @@ class EntryKernels(AttentionVariantKernels):
         )
 
     def do_weighted_mean(self, operation: Step) -> None:
-        aten, (values, gate) = self.t, map(self.tensor_of, operation.ins)
+        aten, (entry_values, gate) = self.t, map(self.tensor_of, operation.ins)
         self.store_tensor(
             operation.outs[0],
-            aten.sum(aten.mul(values, aten.to(aten.softmax(aten.to(gate, FLOAT32)), values.dtype)), 2),
+            aten.sum(aten.mul(entry_values, aten.to(aten.softmax(aten.to(gate, FLOAT32)), entry_values.dtype)), 2),
         )
 
     def do_with_rest(self, operation: Step) -> None:
@@ -96,8 +96,10 @@ class EntryKernels(AttentionVariantKernels):
             positions = aten.cat(candidate_slices)
             del in_blocks, candidate_slices
             positions = aten.sort(positions)[0]
-            index = aten.unsqueeze(positions, -1)
-            gathered_entries = aten.gather(keys, aten.expand(index, (*index.shape[:-1], keys.shape[-1])))
+            entry_indices = aten.unsqueeze(positions, -1)
+            gathered_entries = aten.gather(
+                keys, aten.expand(entry_indices, (*entry_indices.shape[:-1], keys.shape[-1]))
+            )
             self.frames[-1].local_tensors["positions"] = positions
             self.bind(operation.outs[0], gathered_entries)
             self.bind(operation.outs[1], aten.slice(visible_mask, positions.shape[-1]))
@@ -108,11 +110,11 @@ class EntryKernels(AttentionVariantKernels):
         self.bind(operation.outs[0], keys)
         self.bind(operation.outs[1], aten.compare(visible_mask, in_blocks))
 
-    def _find_blocks(self, masked_scores: Tensor, block_count: Number, size: Number) -> None:
+    def _find_blocks(self, masked_scores: Tensor, block_count: Number, block_size: Number) -> None:
         """Runs Chooser._find_blocks: stores each token's best blocks for higher layers."""
-        aten, (batch, tokens, entries) = self.t, masked_scores.shape
-        blocks_of_all = -(-entries // size)
-        padded_scores = aten.pad(masked_scores, blocks_of_all * size)
+        aten, (batch, tokens, entry_count) = self.t, masked_scores.shape
+        blocks_of_all = -(-entry_count // block_size)
+        padded_scores = aten.pad(masked_scores, blocks_of_all * block_size)
         block_maxima = aten.new_tensor((batch, tokens, blocks_of_all), FLOAT32)
         del padded_scores
         blocks_of_tokens = aten.like(self.token_positions(tokens))
@@ -144,9 +146,10 @@ class EntryKernels(AttentionVariantKernels):
         aten, (visible_mask, chosen_entries, entries) = self.t, map(self.tensor_of, operation.ins)
         self.values.pop(id(operation.ins[2]), None)
         if self.reads_selected(chosen_entries.shape[1]):
-            index = aten.unsqueeze(aten.select(chosen_entries, 1), -1)
+            entry_indices = aten.unsqueeze(aten.select(chosen_entries, 1), -1)
             self.bind(
-                operation.outs[1], aten.gather(entries, aten.expand(index, (*index.shape[:-1], entries.shape[-1])))
+                operation.outs[1],
+                aten.gather(entries, aten.expand(entry_indices, (*entry_indices.shape[:-1], entries.shape[-1]))),
             )
             self.bind(operation.outs[0], aten.slice(visible_mask, chosen_entries.shape[-1]))
             return

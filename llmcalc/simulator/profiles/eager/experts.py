@@ -31,7 +31,7 @@ GATE_AND_UP = ("gate_proj", "up_proj")
 class ExpertKernels(Lowering):
     """Experts as in the reference with `grouped_experts`."""
 
-    def by_row(self, x: Tensor, axes: int = 1) -> Tensor:
+    def flat_rows(self, x: Tensor, axes: int = 1) -> Tensor:
         """Flattens [batch, rows, …] to [batch · rows, elements], except rows sorted by expert.
 
         axes: the axes of one row.
@@ -43,23 +43,23 @@ class ExpertKernels(Lowering):
     # --- routers ----------------------------------------------------------------------------------------------------
 
     def do_route(self, operation: Step) -> None:
-        aten, options = self.t, operation.options
-        inputs = dict(zip(options["beside"], operation.ins[1:], strict=True))
-        if options["scoring"] == "softmax of chosen":
+        aten, route_options = self.t, operation.options
+        inputs = dict(zip(route_options["beside"], operation.ins[1:], strict=True))
+        if route_options["scoring"] == "softmax of chosen":
             logits, expert_indices = aten.topk(
-                aten.to(self.tensor_read_by(operation, operation.ins[0]), FLOAT32), options["top_k"]
+                aten.to(self.tensor_read_by(operation, operation.ins[0]), FLOAT32), route_options["top_k"]
             )
             weights = aten.softmax(logits)
         else:
-            scores = self.router_scores(self.tensor_read_by(operation, operation.ins[0]), options["scoring"])
+            scores = self.router_scores(self.tensor_read_by(operation, operation.ins[0]), route_options["scoring"])
             if "table" in inputs:
-                expert_indices = aten.new_tensor((*scores.shape[:-1], options["top_k"]), INT64)
+                expert_indices = aten.new_tensor((*scores.shape[:-1], route_options["top_k"]), INT64)
             else:
-                expert_indices = self.top_experts(scores, options["top_k"], inputs.get("correction"))
+                expert_indices = self.top_experts(scores, route_options["top_k"], inputs.get("correction"))
             weights = self.weights_of_experts(scores, expert_indices)
             if "scale" in inputs:
                 weights = aten.mul(weights, aten.index_select(self.tensor_of(inputs["scale"]), expert_indices))
-            if options["skip"]:
+            if route_options["skip"]:
                 is_skipped = aten.compare(expert_indices)
                 weights, expert_indices = aten.masked_fill(weights, is_skipped), aten.like(expert_indices)
         for flow_value, x in zip(operation.outs, (weights, expert_indices), strict=True):
@@ -121,30 +121,30 @@ class ExpertKernels(Lowering):
         x, output = operation.ins[0], operation.outs[0]
         if x.rows == output.rows:  # they are in the order of the tokens
             sorted_order = self.expert_row_index("order")
-            self.store_tensor(output, self.t.index_select(self.by_row(self.tensor_of(x), len(x.axes)), sorted_order))
+            self.store_tensor(output, self.t.index_select(self.flat_rows(self.tensor_of(x), len(x.axes)), sorted_order))
             return
         local_tensors = self.frames[-1].local_tensors
         local_tensors["expert"], local_tensors["order"] = self.t.sort(self.t.flatten(self.tensor_of(operation.ins[1])))
         local_tensors["token"] = self.t.like(local_tensors["order"])
-        rows = self.t.index_select(self.t.flatten(self.tensor_of(x), 0, -2), local_tensors["token"])
+        sent_rows = self.t.index_select(self.t.flatten(self.tensor_of(x), 0, -2), local_tensors["token"])
         if self.choices.like_classes:
-            local_tensors["rows"] = rows
-        self.store_tensor(output, rows)
+            local_tensors["rows"] = sent_rows
+        self.store_tensor(output, sent_rows)
 
-    def expert_row_index(self, name: str) -> Tensor:
+    def expert_row_index(self, index_name: str) -> Tensor:
         """Returns one index per row that is sent to an expert: its expert, its token, or its position in token order.
 
-        name: which.
+        index_name: which.
         """
-        for frame in reversed(self.frames):
-            if name in frame.local_tensors:
-                tensor: Tensor = frame.local_tensors[name]
+        for module_frame in reversed(self.frames):
+            if index_name in module_frame.local_tensors:
+                tensor: Tensor = module_frame.local_tensors[index_name]
                 return tensor
         raise self.unsupported("no kernels for experts without a router")
 
     def do_to_tokens(self, operation: Step) -> None:
         flow_value = operation.ins[0]
-        x = self.by_row(self.tensor_read_by(operation, flow_value), len(flow_value.axes))
+        x = self.flat_rows(self.tensor_read_by(operation, flow_value), len(flow_value.axes))
         self.store_tensor(operation.outs[0], self.t.index_add(x.shape[0], x, self.expert_row_index("order")))
 
     def do_combine(self, operation: Step) -> None:
@@ -154,7 +154,7 @@ class ExpertKernels(Lowering):
         Until then they name the experts' inputs and outputs (integrations/moe.py, `grouped_mm_experts_forward`).
         """
         aten, weights = self.t, self.tensor_of(operation.ins[1])
-        outputs = self.by_row(self.tensor_read_by(operation, operation.ins[0]), len(operation.ins[0].axes))
+        outputs = self.flat_rows(self.tensor_read_by(operation, operation.ins[0]), len(operation.ins[0].axes))
         dtype = outputs.dtype
         y = aten.mul(
             outputs,
@@ -168,12 +168,12 @@ class ExpertKernels(Lowering):
         )
         if self.choices.like_classes:
             y = aten.index_select(y, aten.like(self.expert_row_index("order")))
-            *rows, top_k = weights.shape
-            tokens = rows[0] if len(rows) == 1 else rows[0] * rows[1]
+            *token_shape, top_k = weights.shape
+            tokens = token_shape[0] if len(token_shape) == 1 else token_shape[0] * token_shape[1]
             token_sums = aten.sum(aten.unflatten(y, 0, (tokens, top_k)), 1)
             self.store_tensor(operation.outs[0], aten.to(token_sums, dtype))
-            for frame in self.frames:
-                frame.local_tensors.pop("rows", None)
+            for module_frame in self.frames:
+                module_frame.local_tensors.pop("rows", None)
             return
         del outputs
         token_sums = aten.index_add(weights.shape[0] * weights.shape[1], y, self.expert_row_index("token"))
@@ -183,7 +183,7 @@ class ExpertKernels(Lowering):
 
     def do_experts(self, operation: Step) -> None:
         aten, output, experts = self.t, operation.outs[0], operation.options["experts"].size
-        x = self.by_row(self.tensor_of(operation.ins[0]), len(operation.ins[0].axes))
+        x = self.flat_rows(self.tensor_of(operation.ins[0]), len(operation.ins[0].axes))
         inputs, outputs = x.shape[1], element_count(output.axes)
         for row_width in (inputs, outputs):
             if isinstance(row_width, int) and row_width * x.dtype.bytes % ALIGNED:
@@ -230,7 +230,7 @@ class ExpertKernels(Lowering):
         self.store_tensor(output, y)
 
     def slices_of_experts(self, operation: Step, weight: Tensor) -> Tensor:
-        """Returns the weight, of whose slices autograd adds gradients of the size of all experts.
+        """Returns the experts' weight, to whose gradient each expert's slice adds a tensor of the size of all experts.
 
         Each slice has a gradient of that size, of zeros beside its expert. The first two are added to a third tensor,
         the others are added to the sum in its place (torch/csrc/autograd/input_buffer.cpp, `accumulate`).
@@ -271,13 +271,13 @@ class ExpertKernels(Lowering):
             if has_identities:
                 local_tensors["identity"] = aten.compare(self.expert_row_index("expert"))
                 local_tensors["expert"] = aten.like(self.expert_row_index("expert"))
-            counts = aten.histogram(self.expert_row_index("expert"), experts)
-            local_tensors["ends"] = aten.to(counts, INT32)
+            rows_per_expert = aten.histogram(self.expert_row_index("expert"), experts)
+            local_tensors["ends"] = aten.to(rows_per_expert, INT32)
         group_ends: Tensor = local_tensors["ends"]
         return group_ends
 
     def core_IdentityExperts(self, operation: Step) -> None:
-        rows, y = (self.by_row(self.tensor_of(input_value), len(input_value.axes)) for input_value in operation.ins)
+        rows, y = (self.flat_rows(self.tensor_of(input_value), len(input_value.axes)) for input_value in operation.ins)
         identity_rows = self.frames[-1].local_tensors["identity"]
         self.store_tensor(operation.outs[0], self.t.where(self.t.unsqueeze(identity_rows, 1), rows, y))
 
@@ -285,18 +285,18 @@ class ExpertKernels(Lowering):
         """Runs experts of one hidden unit, with input and output vectors looked up per token."""
         aten, op, (x, expert_indices) = self.t, operation.op, operation.ins
         assert isinstance(op, ExpertRows)
-        table = self.weight(f"{operation.name}.weight", (op.num_experts, op.width))
+        vector_table = self.weight(f"{operation.name}.weight", (op.num_experts, op.width))
         if operation.outs[0].axes == expert_indices.axes:
             output = aten.select(
                 aten.matmul(
-                    aten.embedding(table, self.tensor_of(expert_indices)), aten.unsqueeze(self.tensor_of(x), 3)
+                    aten.embedding(vector_table, self.tensor_of(expert_indices)), aten.unsqueeze(self.tensor_of(x), 3)
                 ),
                 3,
             )
         else:
             output = aten.select(
                 aten.matmul(
-                    aten.unsqueeze(self.tensor_of(x), 2), aten.embedding(table, self.tensor_of(expert_indices))
+                    aten.unsqueeze(self.tensor_of(x), 2), aten.embedding(vector_table, self.tensor_of(expert_indices))
                 ),
                 2,
             )

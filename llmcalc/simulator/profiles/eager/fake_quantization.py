@@ -18,7 +18,7 @@ from .basic import BasicKernels
 
 
 class FakeQuantizationKernels(BasicKernels):
-    """Rounding of the operands of linear layers, in the number format that they have."""
+    """Kernels that round the operands of linear layers, and keep their number format."""
 
     def rounded(self, operation: Step, x: Tensor, weight: Tensor, has_adapter: bool) -> tuple[Tensor, Tensor]:
         """Returns a linear layer's input, rounded by token, and its weight, rounded by groups of a row.
@@ -33,12 +33,14 @@ class FakeQuantizationKernels(BasicKernels):
             return x, weight
         if weight.dtype is UINT8:
             raise self.unsupported("--fake-quantize rounds no quantized weights; expected --base none", operation.name)
-        rows, columns = weight.shape
+        row_count, columns = weight.shape
         if columns % qat_scheme.group_size:
             return x, weight
         group_size, path = qat_scheme.group_size, (*self.module_path(), operation.name)
         x = self._round_by_groups(x, x.shape, (*path, "activation_fake_quantizer"), is_symmetric=False)
-        grouped_shape = (rows, columns) if group_size == columns else (rows, columns // group_size, group_size)
+        grouped_shape = (
+            (row_count, columns) if group_size == columns else (row_count, columns // group_size, group_size)
+        )
         return x, self._round_by_groups(weight, grouped_shape, (*path, "weight_fake_quantizer"), is_symmetric=True)
 
     def _round_by_groups(self, x: Tensor, grouped_shape: Shape, quantizer_path: Path, is_symmetric: bool) -> Tensor:
@@ -91,7 +93,7 @@ class FakeQuantizationKernels(BasicKernels):
         return aten.to(aten.reshape(decoded, template.shape), template.dtype)
 
     def _round_to_integers(self, x: Tensor) -> Tensor:
-        """Rounds x, whose gradient is that of the result (`_Round`)."""
+        """Rounds x; the gradient of x equals the gradient of the result (`_Round`)."""
 
         def backward(output_gradient: Tensor, _: Needs) -> Sequence[Gradient]:
             return (output_gradient,)

@@ -52,9 +52,9 @@ LIGER_ROWS, LIGER_VOCABULARY = 2048, 4096
 """Tokens and words of the vocabulary whose logits Liger-Kernel's GRPO computes at a time."""
 
 
-def _parts(size: int, part_size: int) -> list[int]:
+def _part_sizes(axis_size: int, part_size: int) -> list[int]:
     """Returns the sizes of the parts of an axis, of which the last may be smaller."""
-    return [min(part_size, size - first) for first in range(0, size, part_size)]
+    return [min(part_size, axis_size - part_start) for part_start in range(0, axis_size, part_size)]
 
 
 @kernels_compared(BY_TORCH)
@@ -79,7 +79,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
 
     @compared(CHOSEN, norm="fused")
     def norm(
-        self, x: Tensor, spec: Norm, name: str, shape: Any, groups: Any = 1, module_path: Path | None = None
+        self, x: Tensor, spec: Norm, norm_name: str, shape: Any, groups: Any = 1, module_path: Path | None = None
     ) -> Tensor:
         """Runs a fused norm, which saves the input and row statistics.
 
@@ -90,13 +90,15 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         layer_norm = spec.type == "layernorm" and self.choices.fused_layer_norm and not is_unfused
         is_unfused_norm = self.choices.norm == "eager" and not self.choices.compiled and not layer_norm
         if is_unfused_norm or spec.type == "affine" or groups != 1 or len(shape) > 1:
-            return super().norm(x, spec, name, shape, groups, module_path)
+            return super().norm(x, spec, norm_name, shape, groups, module_path)
         if layer_norm and spec.float32_product and x.dtype is not FLOAT32:
             copy_spec = spec.model_copy(update={"float32_product": False})
-            return self.t.to(self.norm(self.t.to(x, FLOAT32), copy_spec, name, shape, groups, module_path), x.dtype)
+            return self.t.to(
+                self.norm(self.t.to(x, FLOAT32), copy_spec, norm_name, shape, groups, module_path), x.dtype
+            )
         autograd_graph, rows = self.graph, (*x.shape[:-1], 1)
-        weight = self.norm_factor(spec, name, shape, module_path) if spec.weight else None
-        bias = self.weight(f"{name}.bias", shape, module_path) if spec.has_bias else None
+        weight = self.norm_factor(spec, norm_name, shape, module_path) if spec.weight else None
+        bias = self.weight(f"{norm_name}.bias", shape, module_path) if spec.has_bias else None
         inputs = [tensor for tensor in (x, weight, None if spec.type == "rmsnorm" else bias) if tensor is not None]
         shapes = [(tensor.shape, tensor.dtype) for tensor in inputs]
 
@@ -130,7 +132,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         return self.choices.compiled or self.choices.fused_gate
 
     def do_act(self, operation: Step) -> None:
-        if self._fuses_gates and self._in_this_module("mul", operation.outs[0]):
+        if self._fuses_gates and self._is_read_in_module("mul", operation.outs[0]):
             self.bind(operation.outs[0], self.tensor_of(operation.ins[0]))  # the product reads the gate itself
         else:
             super().do_act(operation)
@@ -140,7 +142,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
 
         Source: linkedin/Liger-Kernel 0.8.5, ops/swiglu.py, which writes the gradients over the gate and the projection.
         """
-        autograd_graph, in_place = self.graph, self.choices.fused_gate
+        autograd_graph, is_in_place = self.graph, self.choices.fused_gate
         if not (self._fuses_gates and any(map(self._is_activation_output, operation.ins))):
             super().do_mul(operation)
             return
@@ -149,7 +151,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         shapes = [(input_value.shape, input_value.dtype) for input_value in (gate, up_projection)]
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, *inputs: Tensor) -> Sequence[Gradient]:
-            if in_place:
+            if is_in_place:
                 return [x if needs_grad else None for x, needs_grad in zip(inputs, needs_input_grad, strict=True)]
             return [
                 autograd_graph.new_tensor(*shape_and_dtype) if needs_grad else None
@@ -194,8 +196,8 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
 
     def output_rows(self, operation: Step) -> Number:
         rows, last_rows = super().output_rows(operation), self.choices.logits_to_keep
-        is_cut = self.choices.cross_entropy == "selective" and operation.outs[0] is self.result
-        return min(rows, last_rows + 1) if is_cut and last_rows is not None else rows
+        skips_prompt = self.choices.cross_entropy == "selective" and operation.outs[0] is self.result
+        return min(rows, last_rows + 1) if skips_prompt and last_rows is not None else rows
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         if self.choices.cross_entropy == "selective":
@@ -207,9 +209,9 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         if self.choices.cross_entropy == "flash-in-place":
             return self._loss_in_place(self._rows_of_logits(logits), labels)
         if self.head is not None:
-            (head, weight, bias), self.head = self.head, None
+            (head_step, weight, bias), self.head = self.head, None
             if self.choices.cross_entropy == "split":
-                return self._loss_chunk_by_chunk(head, logits, weight, bias, labels)
+                return self._loss_chunk_by_chunk(head_step, logits, weight, bias, labels)
             if self.choices.cross_entropy == "selective-chunked":
                 return self._chunked_log_probabilities(logits, weight, bias)
             return self._fused_linear_loss(self.t.flatten(logits, 0, 1), weight, bias, labels)
@@ -288,10 +290,10 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
     def _entropies(self, logits: Tensor) -> Tensor:
         """Computes entropies of logits, 128 rows at a time."""
         aten = self.t
-        rows = aten.reshape(logits, (logits.shape[0] * logits.shape[1], logits.shape[2]))
+        logit_rows = aten.reshape(logits, (logits.shape[0] * logits.shape[1], logits.shape[2]))
         entropies: list[Tensor] = []
-        for first_row in range(0, rows.shape[0], ENTROPY_ROWS):
-            log_probs = aten.log_softmax(aten.slice(rows, min(ENTROPY_ROWS, rows.shape[0] - first_row), 0))
+        for first_row in range(0, logit_rows.shape[0], ENTROPY_ROWS):
+            log_probs = aten.log_softmax(aten.slice(logit_rows, min(ENTROPY_ROWS, logit_rows.shape[0] - first_row), 0))
             probabilities = aten.scale(log_probs, "exp")
             product = aten.mul(probabilities, log_probs)
             del probabilities
@@ -302,12 +304,12 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         return aten.cat(entropies, 0)
 
     @compared(FLASH_LOSS, cross_entropy="flash")
-    def _flash_loss(self, logits: Tensor, labels: Tensor, in_place: bool = False) -> Tensor:
+    def _flash_loss(self, logits: Tensor, labels: Tensor, is_in_place: bool = False) -> Tensor:
         """Runs flash-attn's cross-entropy, which saves two numbers per row beside the logits.
 
         Source: Dao-AILab/flash-attention, flash_attn/ops/triton/cross_entropy.py, `CrossEntropyLoss`.
 
-        in_place: whether the backward pass writes the gradient over the logits; false by default.
+        is_in_place: whether the backward pass writes the gradient over the logits; false by default.
         """
         aten, autograd_graph = self.t, self.graph
         losses, log_sums, squared_log_sums = (aten.new_tensor(logits.shape[:1], FLOAT32) for _ in range(3))
@@ -316,7 +318,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
             gradient_of_squares = aten.new_tensor(
                 logits.shape[:1], FLOAT32
             )  # zeros, which autograd makes for any function
-            gradient = logits if in_place else aten.like(logits)
+            gradient = logits if is_in_place else aten.like(logits)
             del gradient_of_squares
             return (gradient,)
 
@@ -326,44 +328,46 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
 
     @compared(FLASH_LOSS, cross_entropy="flash-in-place")
     def _loss_in_place(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return self._flash_loss(logits, labels, in_place=True)
+        return self._flash_loss(logits, labels, is_in_place=True)
 
     @compared(CHUNKS_KEPT, cross_entropy="split")
     def _loss_chunk_by_chunk(
-        self, head: Step, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor
+        self, head_step: Step, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor
     ) -> Tensor:
         """Runs output head and loss chunk by chunk, as LitGPT and torchtune do.
 
         Source: lit_gpt/lora.py, `GPT.forward`, and lit_gpt/utils.py, `chunked_cross_entropy`; torchtune/modules/
         transformer.py, `chunked_output`, and modules/loss/ce_chunked_output_loss.py.
 
-        head: the step of the output head. x: its input, [batch, tokens, hidden]. weight, bias: the head's.
+        head_step: the step of the output head. x: its input, [batch, tokens, hidden]. weight, bias: the head's.
         """
         aten, (batch, tokens) = self.t, x.shape[:2]
         chunk_tokens = self.choices.loss_chunk or ceil_div(tokens, CHUNKS)
         loss_dtype = DTYPES[self.choices.logits_dtype or (x.dtype if self.choices.compiles_loss else FLOAT32).name]
         chunk_sizes = [min(chunk_tokens, tokens - first_row) for first_row in range(0, tokens, chunk_tokens)]
-        chunks = [self._chunk_logits(head, chunk_input, weight, bias) for chunk_input in aten.split(x, chunk_sizes, 1)]
+        chunks = [
+            self._chunk_logits(head_step, chunk_input, weight, bias) for chunk_input in aten.split(x, chunk_sizes, 1)
+        ]
         if self.choices.keeps_logits:
             self.logits = chunks = [aten.to(chunk, loss_dtype) for chunk in chunks]
         loss_sum: Tensor | None = None
         for chunk in chunks:
-            rows = aten.flatten(aten.slice(aten.reshape(labels, (batch, tokens)), chunk.shape[1], 1))
+            chunk_labels = aten.flatten(aten.slice(aten.reshape(labels, (batch, tokens)), chunk.shape[1], 1))
             flat_logits = aten.flatten(aten.to(chunk, loss_dtype), 0, 1)
             loss = (
                 self._compiled_loss(flat_logits)
                 if self.choices.compiles_loss
-                else self.cross_entropy(flat_logits, rows)
+                else self.cross_entropy(flat_logits, chunk_labels)
             )
             del flat_logits
             loss_sum = loss if loss_sum is None else aten.add(loss_sum, loss)
         assert loss_sum is not None
         return loss_sum
 
-    def _chunk_logits(self, head: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def _chunk_logits(self, head_step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Returns the logits of a chunk of hidden states."""
-        x, weight = self.rounded(head, x, weight, has_adapter=False)
-        return self.product(x, weight, bias, head.outs[0].width)
+        x, weight = self.rounded(head_step, x, weight, has_adapter=False)
+        return self.product(x, weight, bias, head_step.outs[0].width)
 
     @compared(LIGER, cross_entropy="chunked")
     def _fused_linear_loss(self, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
@@ -448,44 +452,44 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
 
         return record(autograd_graph, "linear_log_probabilities", inputs, output, backward, input_gradient, *gradients)
 
-    def _vocabulary_logits(self, rows: Tensor, weight: Tensor, bias: Tensor | None, size: int) -> Tensor:
+    def _vocabulary_logits(self, rows: Tensor, weight: Tensor, bias: Tensor | None, part_size: int) -> Tensor:
         """Returns the float32 logits of rows [tokens, hidden] for a part of the vocabulary of this size."""
         aten = self.t
-        weight_part = aten.to(aten.slice(weight, size, 0), rows.dtype)
+        weight_part = aten.to(aten.slice(weight, part_size, 0), rows.dtype)
         logits = aten.product(rows, aten.transpose(weight_part, 0, 1))
         del weight_part
         logits = aten.to(logits, FLOAT32)
         if bias is not None:
-            aten.to(aten.slice(bias, size, 0), FLOAT32)
+            aten.to(aten.slice(bias, part_size, 0), FLOAT32)
         return logits
 
     def _streamed_log_probabilities(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """Computes the labels' log-probabilities and the logarithms of the sums of x [tokens, hidden], part by part."""
         aten = self.t
         log_probabilities, log_sums = (aten.new_tensor(x.shape[:1], FLOAT32) for _ in range(2))
-        for row_count in _parts(x.shape[0], LIGER_ROWS):
-            rows, number = aten.slice(x, row_count, 0), (row_count,)
-            maxima, sums, label_logits = (aten.new_tensor(number, FLOAT32) for _ in range(3))
-            row_indices = aten.new_tensor(number, INT64)
-            logits = exponentials = largest = rescaling = is_label = label_indices = None
-            for size in _parts(weight.shape[0], LIGER_VOCABULARY):
-                logits = self._vocabulary_logits(rows, weight, bias, size)
-                largest = aten.new_tensor(number, FLOAT32)
-                new_maxima = aten.new_tensor(number, FLOAT32)
-                rescaling = aten.scale(aten.sub(maxima, new_maxima), "exp")
+        for row_count in _part_sizes(x.shape[0], LIGER_ROWS):
+            rows, row_shape = aten.slice(x, row_count, 0), (row_count,)
+            row_maxima, exponential_sums, label_logits = (aten.new_tensor(row_shape, FLOAT32) for _ in range(3))
+            row_indices = aten.new_tensor(row_shape, INT64)
+            logits = exponentials = max_logits = rescale = is_label = label_indices = None
+            for part_size in _part_sizes(weight.shape[0], LIGER_VOCABULARY):
+                logits = self._vocabulary_logits(rows, weight, bias, part_size)
+                max_logits = aten.new_tensor(row_shape, FLOAT32)
+                new_maxima = aten.new_tensor(row_shape, FLOAT32)
+                rescale = aten.scale(aten.sub(row_maxima, new_maxima), "exp")
                 exponentials = aten.scale(aten.sub(logits, aten.unsqueeze(new_maxima, 1)), "exp")
-                sums = aten.add(aten.mul(sums, rescaling), aten.sum(exponentials))
-                maxima = new_maxima
+                exponential_sums = aten.add(aten.mul(exponential_sums, rescale), aten.sum(exponentials))
+                row_maxima = new_maxima
                 is_label, label_indices = self._labels_in_part(row_count)
-                label_logits_of_part = aten.new_tensor(number, FLOAT32)
+                label_logits_of_part = aten.new_tensor(row_shape, FLOAT32)
                 aten.like(label_logits_of_part)
                 del label_logits_of_part
-            aten.add(maxima, aten.scale(sums, "log"))
-            del logits, exponentials, largest, rescaling, is_label, label_indices, row_indices, label_logits
+            aten.add(row_maxima, aten.scale(exponential_sums, "log"))
+            del logits, exponentials, max_logits, rescale, is_label, label_indices, row_indices, label_logits
         return log_probabilities, log_sums
 
     def _labels_in_part(self, row_count: int) -> tuple[Tensor, Tensor]:
-        """Returns whether labels of rows are in a part of the vocabulary, and their indices in it."""
+        """Returns two tensors: whether each label is in a vocabulary part, and the label's index in this part."""
         aten, shape = self.t, (row_count,)
         is_above, is_below = (aten.new_tensor(shape, BOOL) for _ in range(2))
         is_label = aten.like(is_above)
@@ -505,23 +509,23 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         input_gradient = aten.new_tensor(x.shape, FLOAT32)
         weight_gradient = aten.new_tensor(weight.shape, FLOAT32) if weight.needs_grad else None
         bias_gradient = aten.new_tensor(weight.shape[:1], FLOAT32) if trains_bias else None
-        for row_count in _parts(x.shape[0], LIGER_ROWS):
-            rows, number = aten.slice(x, row_count, 0), (row_count,)
-            row_indices = aten.new_tensor(number, INT64)
+        for row_count in _part_sizes(x.shape[0], LIGER_ROWS):
+            rows, row_shape = aten.slice(x, row_count, 0), (row_count,)
+            row_indices = aten.new_tensor(row_shape, INT64)
             logits = probabilities = gradient = is_label = label_indices = None
-            for size in _parts(weight.shape[0], LIGER_VOCABULARY):
-                logits = self._vocabulary_logits(rows, weight, bias, size)
+            for part_size in _part_sizes(weight.shape[0], LIGER_VOCABULARY):
+                logits = self._vocabulary_logits(rows, weight, bias, part_size)
                 row_log_sums = aten.unsqueeze(aten.slice(log_sums, row_count, 0), 1)
                 probabilities = aten.scale(aten.sub(logits, row_log_sums), "exp")
-                negated = aten.scale(aten.slice(row_gradients, row_count, 0), "neg")
-                gradient = aten.mul(aten.unsqueeze(negated, 1), probabilities)
-                del negated
+                negated_gradients = aten.scale(aten.slice(row_gradients, row_count, 0), "neg")
+                gradient = aten.mul(aten.unsqueeze(negated_gradients, 1), probabilities)
+                del negated_gradients
                 is_label, label_indices = self._labels_in_part(row_count)
-                aten.product(gradient, aten.to(aten.slice(weight, size, 0), FLOAT32))
+                aten.product(gradient, aten.to(aten.slice(weight, part_size, 0), FLOAT32))
                 if weight_gradient is not None:
                     aten.product(aten.transpose(gradient, 0, 1), aten.to(rows, FLOAT32))
                 if bias_gradient is not None:
-                    aten.new_tensor((size,), FLOAT32)
+                    aten.new_tensor((part_size,), FLOAT32)
             del logits, probabilities, gradient, is_label, label_indices, row_indices
         rounded_gradient = aten.to(input_gradient, x.dtype)
         if weight_gradient is not None:

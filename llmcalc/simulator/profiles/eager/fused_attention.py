@@ -11,7 +11,7 @@ from ....evidence import by_source, by_torch, compared, kernels_compared
 from ....flow.program import Step
 from ....flow.value import Value
 from ...autograd import record, recorded
-from ...sdpa import SdpaCall, sdpa_backend, takes_as_mask
+from ...sdpa import SdpaCall, sdpa_backend, takes_input_as_mask
 from ...strides import Shape as Sizes
 from ...strides import elementwise, is_size_one
 from ...tensor import BOOL, FLOAT32, INT64, UINT8, Dtype, Gradient, Needs, Tensor
@@ -41,14 +41,14 @@ class FusedAttention(AttentionKernels):
     def do_repeat(self, operation: Step) -> None:
         """Skips the repetition of key heads that flash attention does not need."""
         is_read_by_attention = any(
-            self._in_this_module(verb, operation.outs[0]) for verb in ("attention", "only_selected")
+            self._is_read_in_module(verb, operation.outs[0]) for verb in ("attention", "only_selected")
         )
         if self.choices.attention in ("flash", "sdpa") and not operation.options["tiled"] and is_read_by_attention:
             self.bind(operation.outs[0], self.tensor_of(operation.ins[0]))
         else:
             super().do_repeat(operation)
 
-    def _in_this_module(self, verb: str, flow_value: Value) -> bool:
+    def _is_read_in_module(self, verb: str, flow_value: Value) -> bool:
         """Whether an operation of that name in the current module reads a value."""
         scope_items = self.frames[-1].scope.items
         return any(
@@ -61,7 +61,7 @@ class FusedAttention(AttentionKernels):
             super().attention_AttentionCore(operation)
             return
         uses_flash = self.choices.attention == "flash"
-        has_mask = self.choices.attention == "sdpa" and takes_as_mask(operation)
+        has_mask = self.choices.attention == "sdpa" and takes_input_as_mask(operation)
         changes_scores = not has_mask and (operation.options.get("selected") is not None or len(operation.ins) > 3)
         sinks = self.weight("sinks", (operation.outs[0].axes[0].size,)) if operation.options.get("sinks") else None
         if not (uses_flash and not self.trained) and (changes_scores or (sinks is not None and not uses_flash)):
@@ -112,11 +112,11 @@ class FusedAttention(AttentionKernels):
         autograd_graph, allocates_workspace = self.graph, self.choices.on_gpu
         batch, heads, queries, _ = q.shape
         strides = elementwise(((q.shape, q.strides),), q.shape) if q.shape[-1] == v.shape[-1] else None
-        name = "flash_attention"
-        output = autograd_graph.operation_result(name, (*q.shape[:-1], v.shape[-1]), q.dtype, strides)
-        logsumexp = autograd_graph.operation_result(name, (batch, heads, queries), FLOAT32)
-        seed = autograd_graph.operation_result(name, (2,), INT64)
-        unused_offset = autograd_graph.operation_result(name, (), INT64)
+        kernel_name = "flash_attention"
+        output = autograd_graph.operation_result(kernel_name, (*q.shape[:-1], v.shape[-1]), q.dtype, strides)
+        logsumexp = autograd_graph.operation_result(kernel_name, (batch, heads, queries), FLOAT32)
+        seed = autograd_graph.operation_result(kernel_name, (2,), INT64)
+        unused_offset = autograd_graph.operation_result(kernel_name, (), INT64)
         shapes, repeats_keys = [(x.shape, x.strides) for x in (q, k, v)], k.shape[1] != heads
         sink_inputs = [] if sinks is None else [sinks]
 
@@ -135,7 +135,9 @@ class FusedAttention(AttentionKernels):
             return outputs
 
         inputs = (q, k, v, *sink_inputs)
-        return record(autograd_graph, name, inputs, output, backward, *inputs, output, logsumexp, seed, unused_offset)
+        return record(
+            autograd_graph, kernel_name, inputs, output, backward, *inputs, output, logsumexp, seed, unused_offset
+        )
 
     @compared(SDPA, attention="sdpa")
     def scaled_dot_product(self, operation: Step, q: Tensor, k: Tensor, v: Tensor, is_cross_attention: bool) -> Tensor:
@@ -147,8 +149,11 @@ class FusedAttention(AttentionKernels):
             raise self.unsupported("--attn-implementation sdpa takes no soft cap; expected eager", operation.name)
         kernel_choices, queries, keys, heads = self.choices, q.shape[2], k.shape[2], q.shape[1]
         causal = operation.options["causal"] and not is_cross_attention and not is_size_one(queries)
-        window_sizes = [operation.options.get(name) for name in ("window", "chunk")]
-        is_limited = any(isinstance(n, int) and isinstance(keys, int) and n < keys for n in window_sizes)
+        window_sizes = [operation.options.get(option_name) for option_name in ("window", "chunk")]
+        is_limited = any(
+            isinstance(window_size, int) and isinstance(keys, int) and window_size < keys
+            for window_size in window_sizes
+        )
         is_limited = is_limited and not is_size_one(queries)
         is_masked = is_limited or (causal and queries != keys)
         dropout = operation.options["dropout"] if self.run_config.workload.phase == "training" else 0.0
@@ -231,18 +236,22 @@ class FusedAttention(AttentionKernels):
         """
         autograd_graph, allocates_workspace = self.graph, self.choices.on_gpu
         batch, heads, queries, _ = q.shape
-        name = "efficient_attention" if is_efficient else "cudnn_attention"
+        kernel_name = "efficient_attention" if is_efficient else "cudnn_attention"
         bias = [] if mask is None else [self._additive_mask(mask, q, is_efficient)]
         trained_masks = [] if trained_mask is None else [self._expanded_mask(trained_mask, batch, is_efficient)]
         mask_shapes = [(x.shape, x.dtype) for x in trained_masks]
         output_shape = (*q.shape[:-1], v.shape[-1])
-        output = self._by_token(name, output_shape, q.dtype) if is_efficient else self._as_queries(name, q, v)
+        output = (
+            self._by_token(kernel_name, output_shape, q.dtype) if is_efficient else self._as_queries(kernel_name, q, v)
+        )
         padded_queries = ceil_div(queries, 32) * 32 if is_efficient else queries
         needs_gradient = recorded(autograd_graph, (q, k, v))
-        rows = (batch, heads, (padded_queries if needs_gradient else 0)) if is_efficient else (batch, heads, queries, 1)
-        sums = autograd_graph.operation_result(name, rows, FLOAT32)
+        row_sum_shape = (
+            (batch, heads, (padded_queries if needs_gradient else 0)) if is_efficient else (batch, heads, queries, 1)
+        )
+        row_sums = autograd_graph.operation_result(kernel_name, row_sum_shape, FLOAT32)
         seed_count = 0 if allocates_workspace and is_efficient else 2
-        seeds = [autograd_graph.operation_result(name, (), INT64) for _ in range(seed_count)]
+        seeds = [autograd_graph.operation_result(kernel_name, (), INT64) for _ in range(seed_count)]
         if allocates_workspace and not is_efficient:
             autograd_graph.new_tensor((CUDNN_WORKSPACE,), UINT8)
         shapes = [(x.shape, elementwise(((x.shape, x.strides),), x.shape)) for x in (q, k, v)]
@@ -265,7 +274,7 @@ class FusedAttention(AttentionKernels):
             return outputs
 
         inputs = (q, k, v, *trained_masks)
-        return record(autograd_graph, name, inputs, output, backward, *inputs, *bias, output, sums, *seeds)
+        return record(autograd_graph, kernel_name, inputs, output, backward, *inputs, *bias, output, row_sums, *seeds)
 
     def _expanded_mask(self, mask: Tensor, batch: Any, is_aligned: bool) -> Tensor:
         """Returns one mask per sequence of the batch. Aligned masks are views with rows padded to a multiple of 16."""
@@ -277,25 +286,25 @@ class FusedAttention(AttentionKernels):
 
     def cpu_attention(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Runs `_scaled_dot_product_flash_attention_for_cpu` (aten/src/ATen/native/transformers/attention.cpp)."""
-        autograd_graph, name = self.graph, "flash_attention_for_cpu"
+        autograd_graph, kernel_name = self.graph, "flash_attention_for_cpu"
         batch, heads, queries = q.shape[:3]
         bias = [] if mask is None else [self._additive_mask(mask, q, False)]
-        output = self._by_token(name, (*q.shape[:-1], v.shape[-1]), q.dtype)
-        sums = autograd_graph.operation_result(name, (batch, queries, heads), FLOAT32)
+        output = self._by_token(kernel_name, (*q.shape[:-1], v.shape[-1]), q.dtype)
+        row_sums = autograd_graph.operation_result(kernel_name, (batch, queries, heads), FLOAT32)
         shapes = [x.shape for x in (q, k, v)]
 
         def backward(output_gradient: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
             return [self._by_token("", shape, output_gradient.dtype) for shape in shapes]
 
-        return record(autograd_graph, name, (q, k, v), output, backward, q, k, v, output, sums, *bias)
+        return record(autograd_graph, kernel_name, (q, k, v), output, backward, q, k, v, output, row_sums, *bias)
 
     def _by_token(self, operation_name: str, shape: Sizes, dtype: Dtype) -> Tensor:
         """Allocates [batch, heads, tokens, size], stored as [batch, tokens, heads, size].
 
         operation_name: its operation.
         """
-        _, heads, tokens, size = shape
-        strides = (tokens * heads * size, size, heads * size, 1)
+        _, heads, tokens, head_size = shape
+        strides = (tokens * heads * head_size, head_size, heads * head_size, 1)
         if operation_name:
             return self.graph.operation_result(operation_name, shape, dtype, strides)
         return self.graph.new_tensor(shape, dtype, strides)

@@ -19,8 +19,8 @@ class LocalKernels(PositionKernels):
 
     def _block_sum_indices(self, tokens: Any, block_size: Any) -> tuple[Tensor, Tensor]:
         """Returns each token's block index and all block indices, computed once per pass."""
-        key = ("of_token", tokens, block_size)
-        block_of_token = self.computed_once(key, lambda: self.t.like(self.t.like(self.token_positions(tokens))))
+        index_key = ("of_token", tokens, block_size)
+        block_of_token = self.computed_once(index_key, lambda: self.t.like(self.t.like(self.token_positions(tokens))))
         return block_of_token, self.token_positions(floor_div(tokens, block_size))
 
     def core_BlockSums(self, operation: Step) -> None:
@@ -35,13 +35,13 @@ class LocalKernels(PositionKernels):
     # --- blocks -----------------------------------------------------------------------------------------------------
 
     def do_in_blocks(self, operation: Step) -> None:
-        flow_value, output, block = operation.ins[0], operation.outs[0], operation.options["block"]
+        flow_value, output, block_size = operation.ins[0], operation.outs[0], operation.options["block"]
         x, heads, tokens = self.flat_tensor(flow_value), output.axes[0].size, self.run_config.new_rows(output.rows)
         if not operation.options["around"]:
-            self.bind(output, self._by_head(self._split_into_blocks(x, block), heads))
+            self.bind(output, self._by_head(self._split_into_blocks(x, block_size), heads))
             return
         neighbour_blocks = self._by_head(
-            self._join_neighbour_blocks(self._split_into_blocks(self._cut_to_rows(x, tokens), block)), heads
+            self._join_neighbour_blocks(self._split_into_blocks(self._cut_to_rows(x, tokens), block_size)), heads
         )
         self.bind(
             output,
@@ -62,11 +62,11 @@ class LocalKernels(PositionKernels):
         """Returns the first rows of x, or x if it has no more rows."""
         return x if x.shape[1] == rows else self.t.slice(x, rows, 1)
 
-    def _split_into_blocks(self, x: Tensor, block: Any) -> Tensor:
+    def _split_into_blocks(self, x: Tensor, block_size: Any) -> Tensor:
         """Splits tokens into blocks: [batch, tokens, …] → [batch, blocks, block, …], padded at the end."""
-        block_count = ceil_div(x.shape[1], block)
-        padding_rows = self.t.new_tensor((x.shape[0], block_count * block - x.shape[1], *x.shape[2:]), x.dtype)
-        return self.t.unflatten(self.t.cat([x, padding_rows], 1), 1, (block_count, block))
+        block_count = ceil_div(x.shape[1], block_size)
+        padding_rows = self.t.new_tensor((x.shape[0], block_count * block_size - x.shape[1], *x.shape[2:]), x.dtype)
+        return self.t.unflatten(self.t.cat([x, padding_rows], 1), 1, (block_count, block_size))
 
     def _join_neighbour_blocks(self, x: Tensor) -> Tensor:
         """Joins each block with its neighbours: [batch, blocks, block, …] → [batch, blocks, 3 · block, …]."""
@@ -88,10 +88,10 @@ class LocalKernels(PositionKernels):
     # --- scores -----------------------------------------------------------------------------------------------------
 
     def do_local_mask(self, operation: Step) -> None:
-        options, tokens = operation.options, self.run_config.new_rows(operation.options["of"])
-        sizes = tokens, options["radius"], options["block_sums"]
+        mask_options, tokens = operation.options, self.run_config.new_rows(operation.options["of"])
+        mask_sizes = tokens, mask_options["radius"], mask_options["block_sums"]
         self.computed_once(
-            ("blocks", *sizes), lambda: self._local_mask(*sizes, list(map(self.tensor_of, operation.ins)))
+            ("blocks", *mask_sizes), lambda: self._local_mask(*mask_sizes, list(map(self.tensor_of, operation.ins)))
         )
 
     def _local_mask(
@@ -100,13 +100,13 @@ class LocalKernels(PositionKernels):
         """Builds the local attention mask, as LocalReference._mask_and_bias does."""
         aten, block = self.t, local_radius + 1
         token_positions = self._split_into_blocks(aten.like(aten.unsqueeze(self.token_positions(tokens), 0)), block)
-        keys = self._join_neighbour_blocks(token_positions)
+        key_positions = self._join_neighbour_blocks(token_positions)
         window_positions = aten.new_tensor((3 * block,), INT64)
         block_positions = aten.slice(window_positions, block)
         is_in_radius = aten.compare(
             aten.like(aten.like(aten.unsqueeze(window_positions, 0), aten.unsqueeze(block_positions, 1)))
         )
-        neighbour_mask = aten.compare(is_in_radius, aten.unsqueeze(aten.compare(aten.select(keys, 0)), 1))
+        neighbour_mask = aten.compare(is_in_radius, aten.unsqueeze(aten.compare(aten.select(key_positions, 0)), 1))
         del is_in_radius
         mask, bias = aten.unsqueeze(neighbour_mask, 1), None
         if bias_tables:

@@ -107,19 +107,19 @@ class LoraKernels(FakeQuantizationKernels):
         """Whether a linear layer has an adapter."""
         return self.adapters is not None and self.layer_name(operation) in self.adapters.targets
 
-    def unread_parameters(self, name: str, parameter_use: OpUse) -> list[Tensor]:
+    def unread_parameters(self, module_name: str, parameter_use: OpUse) -> list[Tensor]:
         """Returns unread parameters with adapters, because PEFT adapts layers by name."""
-        adapters, tensors = self.adapters, super().unread_parameters(name, parameter_use)
+        adapters, tensors = self.adapters, super().unread_parameters(module_name, parameter_use)
         if (
             adapters is None
             or adapters.library != "peft"
             or not isinstance(parameter_use.op, Linear)
-            or name not in adapters.targets
+            or module_name not in adapters.targets
         ):
             return tensors
         shapes: list[Shape] = [(adapters.rank, parameter_use.op.n_in), (parameter_use.op.n_out, adapters.rank)]
         shapes += [(parameter_use.op.n_out,)] if adapters.has_magnitudes else []
-        return [*tensors, *(empty(self.graph.meter, shape, adapters.dtype, leaf=self.trained) for shape in shapes)]
+        return [*tensors, *(empty(self.graph.meter, shape, adapters.dtype, is_leaf=self.trained) for shape in shapes)]
 
     def adapter(self, parameter_name: str, shape: Shape, module_path: Path | None = None) -> Tensor:
         """Returns a module's trained adapter matrix. Default: the current module."""
@@ -231,8 +231,8 @@ class LoraKernels(FakeQuantizationKernels):
             ]
             input_gradient = autograd_graph.new_tensor(shape, output_gradient.dtype) if needs_input_grad[0] else None
             bias_gradients = [
-                autograd_graph.sum_to_shape((width,), self.t.slice(output_gradient, width))
-                for width in widths[: len(bias_tensors)]
+                autograd_graph.sum_to_shape((output_width,), self.t.slice(output_gradient, output_width))
+                for output_width in widths[: len(bias_tensors)]
             ]
             return input_gradient, *weight_gradients, *bias_gradients
 
@@ -262,8 +262,10 @@ class LoraKernels(FakeQuantizationKernels):
         if adapters.library == "litgpt":
             return self._run_grouped_adapter(x, product, [operation.outs[0].width for operation in adapted_steps])
         if len(adapted_steps) < len(operations):
-            names = ", ".join(operation.name for operation in operations)
-            raise self.unsupported(f"one product has one adapter; expected all of {names} in --lora-targets, or none")
+            layer_names = ", ".join(operation.name for operation in operations)
+            raise self.unsupported(
+                f"one product has one adapter; expected all of {layer_names} in --lora-targets, or none"
+            )
         return self._add_adapter(self._joined_layer(operations[0]) or TOGETHER, x, product, weight, bias)
 
     def _run_grouped_adapter(self, x: Tensor, pretrained_output: Tensor, widths: list[Any]) -> Tensor:
@@ -278,13 +280,15 @@ class LoraKernels(FakeQuantizationKernels):
             aten.transpose(low_rank_output, -1, -2), aten.unsqueeze(lora_b, -1), None, x.shape[1]
         )
         adapter_output = aten.transpose(adapter_output, -1, -2)
-        width = pretrained_output.shape[-1]
+        output_width = pretrained_output.shape[-1]
         lora = aten.scale(
-            adapter_output if same(total_width, width) else self._pad_adapter_output(adapter_output, width)
+            adapter_output
+            if same(total_width, output_width)
+            else self._pad_adapter_output(adapter_output, output_width)
         )
         return aten.add(pretrained_output, lora)
 
-    def _pad_adapter_output(self, x: Tensor, width: Number) -> Tensor:
+    def _pad_adapter_output(self, x: Tensor, output_width: Number) -> Tensor:
         """Pads an adapter's output [batch, tokens, …] with zeros, and saves a copy for the gradient's shape.
 
         Source: derivatives.yaml, `index_copy`.
@@ -292,41 +296,41 @@ class LoraKernels(FakeQuantizationKernels):
         aten = self.t
         transposed_x = aten.transpose(x, 0, 1)
         rows, adapter_width = transposed_x.shape[0] * transposed_x.shape[1], transposed_x.shape[2]
-        padded_output = aten.new_tensor((rows, width), x.dtype)
-        adapter_rows, index = (
+        padded_output = aten.new_tensor((rows, output_width), x.dtype)
+        adapter_rows, row_index = (
             aten.reshape(transposed_x, (rows, adapter_width)),
             aten.new_tensor((adapter_width,), INT64),
         )
 
         backward = aten.new_gradient((rows, adapter_width))
         padded_output = record(
-            self.graph, "index_copy", (adapter_rows,), aten.like(padded_output), backward, index, adapter_rows
+            self.graph, "index_copy", (adapter_rows,), aten.like(padded_output), backward, row_index, adapter_rows
         )
-        del adapter_rows, index
-        return aten.transpose(aten.reshape(padded_output, (*transposed_x.shape[:2], width)), 0, 1)
+        del adapter_rows, row_index
+        return aten.transpose(aten.reshape(padded_output, (*transposed_x.shape[:2], output_width)), 0, 1)
 
     # --- products ---------------------------------------------------------------------------------------------------
 
     def linear_output(self, operation: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Computes x·Wᵀ plus the adapter's output, if the layer has an adapter."""
-        width, has_adapter = operation.outs[0].width, self.has_adapter(operation)
+        output_width, has_adapter = operation.outs[0].width, self.has_adapter(operation)
         rounded_x, rounded_weight = self.rounded(operation, x, weight, has_adapter)
         if not has_adapter:
-            return self.product(rounded_x, rounded_weight, bias, width)
+            return self.product(rounded_x, rounded_weight, bias, output_width)
         return self._add_adapter(
-            operation.name, x, self.product(rounded_x, rounded_weight, bias, width), weight, bias
+            operation.name, x, self.product(rounded_x, rounded_weight, bias, output_width), weight, bias
         )  # frees the product
 
     def repeat_linear(self, name: str, module_path: Path, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         adapters = self.adapters
         if adapters is not None and adapters.library == "litgpt" and name in adapters.targets:
             raise self.unsupported("no adapters of LitGPT on a layer that runs twice", name)
-        width = weight.shape[0]
+        output_width = weight.shape[0]
         if self.choices.fake_quantization is not None:
             raise self.unsupported("--fake-quantize is not modelled for a layer that runs twice; expected none", name)
         if adapters is None or name not in adapters.targets:
-            return self.product(x, weight, bias, width)
-        return self._add_adapter(name, x, self.product(x, weight, bias, width), weight, bias, module_path)
+            return self.product(x, weight, bias, output_width)
+        return self._add_adapter(name, x, self.product(x, weight, bias, output_width), weight, bias, module_path)
 
     def _add_adapter(
         self,
@@ -380,11 +384,11 @@ class LoraKernels(FakeQuantizationKernels):
         """
         aten, adapters, output_dtype = self.t, self.adapters, base_output.dtype
         assert adapters is not None
-        is_peft, casts = adapters.library == "peft", self.graph.autocast is None or weight.dtype is not UINT8
+        is_peft, casts_operands = adapters.library == "peft", self.graph.autocast is None or weight.dtype is not UINT8
         if is_peft and weight.dtype is UINT8:
             base_output = aten.copy(base_output)
-        result = base_output
-        if is_peft and casts:
+        scaled_output = base_output
+        if is_peft and casts_operands:
             x = aten.to(x, adapters.dtype)
         if adapters.dropout:
             x = aten.dropout(x)
@@ -405,8 +409,8 @@ class LoraKernels(FakeQuantizationKernels):
         base_part = aten.mul(aten.add_number(magnitude_scale), base_output)
         decomposed = aten.add(base_part, aten.scale(aten.mul(magnitude_scale, low_rank_output)))
         del base_part, lora_weight, weight, low_rank_output, magnitude_scale, base_output, x
-        output = aten.add(result, decomposed)
-        return aten.to(output, output_dtype) if is_peft and casts else output
+        output = aten.add(scaled_output, decomposed)
+        return aten.to(output, output_dtype) if is_peft and casts_operands else output
 
     def _row_norms(self, weight: Tensor, lora_weight: Tensor) -> Tensor:
         """Returns the norm of each row of the adapted weight, through which no gradient flows."""
@@ -450,7 +454,7 @@ class LoraKernels(FakeQuantizationKernels):
         del x, output
         return self.t.to(product, module_dtype)
 
-    def _product_in_8_bits(self, x: Tensor, weight: Tensor, width: Number) -> Tensor:
+    def _product_in_8_bits(self, x: Tensor, weight: Tensor, output_width: Number) -> Tensor:
         """Computes x·Wᵀ in int8, without the columns of outliers, whose number depends on the values.
 
         Sources: bitsandbytes/autograd/_functions.py, `MatMul8bitLt`, which keeps its input as an attribute of the node;
@@ -460,8 +464,8 @@ class LoraKernels(FakeQuantizationKernels):
         rows, columns = count(x.shape[:-1]), x.shape[-1]
 
         def backward(output_gradient: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
-            decoded_weight = autograd_graph.new_tensor((width, columns), dtype)
-            scales = autograd_graph.new_tensor((width, 1), FLOAT32)
+            decoded_weight = autograd_graph.new_tensor((output_width, columns), dtype)
+            scales = autograd_graph.new_tensor((output_width, 1), FLOAT32)
             del scales
             output = autograd_graph.new_tensor(input_shape, dtype)
             del decoded_weight
@@ -473,12 +477,17 @@ class LoraKernels(FakeQuantizationKernels):
         is_outlier = aten.new_tensor((rows, columns), BOOL)
         del magnitudes
         del is_outlier, float16_input
-        int32_products = aten.new_tensor((rows, width), INT32)
-        decoded_product = aten.new_tensor((rows, width), FLOAT16)
-        output = decoded_product if dtype is FLOAT16 else aten.new_tensor((rows, width), dtype)
+        int32_products = aten.new_tensor((rows, output_width), INT32)
+        decoded_product = aten.new_tensor((rows, output_width), FLOAT16)
+        output = decoded_product if dtype is FLOAT16 else aten.new_tensor((rows, output_width), dtype)
         del int32_products, decoded_product, codes, row_scales
         product = record(
-            autograd_graph, "matmul_8bit", (x,), aten.reshape(output, (*input_shape[:-1], width)), backward, weight
+            autograd_graph,
+            "matmul_8bit",
+            (x,),
+            aten.reshape(output, (*input_shape[:-1], output_width)),
+            backward,
+            weight,
         )
         if product.node is not None:
             product.node.attributes.append(x.detached())

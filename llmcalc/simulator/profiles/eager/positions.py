@@ -44,16 +44,17 @@ class PositionKernels(AttentionVariantKernels):
         )
 
     def do_distance_bias(self, operation: Step) -> None:
-        table, q = operation.ins
+        bias_table, q = operation.ins
         queries, keys = (
             self.token_positions(self.run_config.new_rows(q.rows)),
             self.token_positions(self.run_config.available_rows(q.rows)),
         )
         self.bind(
-            operation.outs[0], self.bias_by_distance(self.tensor_of(table), queries, keys, operation.options["causal"])
+            operation.outs[0],
+            self.bias_by_distance(self.tensor_of(bias_table), queries, keys, operation.options["causal"]),
         )
 
-    def bias_by_distance(self, table: Tensor, queries: Tensor, keys: Tensor, causal: bool) -> Tensor:
+    def bias_by_distance(self, bias_table: Tensor, queries: Tensor, keys: Tensor, causal: bool) -> Tensor:
         """Computes T5's relative bias [heads, queries, keys]: a table row per distance bucket."""
         aten = self.t
         distance = aten.like(aten.unsqueeze(keys, 0), aten.unsqueeze(queries, 1))
@@ -66,7 +67,7 @@ class PositionKernels(AttentionVariantKernels):
             aten.like(aten.like(aten.like(aten.like(aten.like(distance), dtype=FLOAT32))), dtype=INT64)
         )
         bucket_indices = aten.like(aten.like(aten.compare(distance), distance, aten.like(log_buckets)), *offset)
-        return aten.permute(aten.embedding(table, bucket_indices), (2, 0, 1))
+        return aten.permute(aten.embedding(bias_table, bucket_indices), (2, 0, 1))
 
     # --- scores by distance -----------------------------------------------------------------------------------------
 
@@ -98,8 +99,8 @@ class PositionKernels(AttentionVariantKernels):
 
     def core_DistanceScores(self, operation: Step) -> None:
         """Multiplies every query by the projected distances of the sequence."""
-        x, r = (self.heads_first(self.tensor_of(input_value)) for input_value in operation.ins)
-        self.bind(operation.outs[0], self.t.matmul(x, self.t.transpose(r, -1, -2)))
+        x, distance_rows = (self.heads_first(self.tensor_of(input_value)) for input_value in operation.ins)
+        self.bind(operation.outs[0], self.t.matmul(x, self.t.transpose(distance_rows, -1, -2)))
 
     def core_PairScores(self, operation: Step) -> None:
         """Multiplies every query by the keys of its pairs, in one product per query position."""
@@ -116,17 +117,21 @@ class PositionKernels(AttentionVariantKernels):
         )
 
     def do_distances(self, operation: Step) -> None:
-        aten, options, (queries, keys) = self.t, operation.options, self._query_and_key_counts(operation)
-        table_key = ("distance", queries, keys, options["binned"])
+        aten, distance_options, (queries, keys) = self.t, operation.options, self._query_and_key_counts(operation)
+        table_key = ("distance", queries, keys, distance_options["binned"])
         if table_key in self.memo:
-            index = self.memo[table_key]
+            distance_indices = self.memo[table_key]
         else:
-            index = self._bin_distances(queries, keys) if options["binned"] else self._relative_positions(queries, keys)
-        if options["stored"]:
-            self.memo[table_key] = index
-        for changes_index in (options["shifted"], options["clamped"]):
-            index = aten.like(index) if changes_index else index
-        self.bind(operation.outs[0], index)
+            distance_indices = (
+                self._bin_distances(queries, keys)
+                if distance_options["binned"]
+                else self._relative_positions(queries, keys)
+            )
+        if distance_options["stored"]:
+            self.memo[table_key] = distance_indices
+        for changes_index in (distance_options["shifted"], distance_options["clamped"]):
+            distance_indices = aten.like(distance_indices) if changes_index else distance_indices
+        self.bind(operation.outs[0], distance_indices)
 
     def _bin_distances(self, queries: Any, keys: Any) -> Tensor:
         """Assigns distances to bins. Far distances share logarithmic bins."""
@@ -138,9 +143,11 @@ class PositionKernels(AttentionVariantKernels):
         return aten.like(is_near, distance, aten.like(bin_indices, aten.like(distance)))
 
     def do_at_distance(self, operation: Step) -> None:
-        aten, (scores, index) = self.t, map(self.tensor_of, operation.ins)
-        index = aten.expand(index, (*scores.shape[:-1], index.shape[-1]))
+        aten, (scores, distance_indices) = self.t, map(self.tensor_of, operation.ins)
+        distance_indices = aten.expand(distance_indices, (*scores.shape[:-1], distance_indices.shape[-1]))
         if operation.options["by_key"]:
-            self.bind(operation.outs[0], aten.transpose(aten.gather(scores, aten.transpose(index, -1, -2)), -1, -2))
+            self.bind(
+                operation.outs[0], aten.transpose(aten.gather(scores, aten.transpose(distance_indices, -1, -2)), -1, -2)
+            )
         else:
-            self.bind(operation.outs[0], aten.gather(scores, index))
+            self.bind(operation.outs[0], aten.gather(scores, distance_indices))

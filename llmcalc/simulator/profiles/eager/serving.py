@@ -83,10 +83,10 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
 
     @compared(BY_TORCH)
     def do_hold(self, operation: Step) -> None:
-        frame = self.frames[-2 if operation.options["outside"] else -1]
+        module_frame = self.frames[-2 if operation.options["outside"] else -1]
         for operation_name, flow_value in zip(operation.options["names"], operation.ins, strict=True):
             if self.is_computed(flow_value) and not self.is_from_earlier_pass(flow_value):
-                frame.local_tensors[operation_name] = self.tensor_of(flow_value)
+                module_frame.local_tensors[operation_name] = self.tensor_of(flow_value)
 
     @compared(BY_TORCH)
     def do_keep(self, operation: Step) -> None:
@@ -109,7 +109,7 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
 
     def serve_selected(self, operation: Step) -> None:
         """Passes all keys and values to the kernel, which reads the selected keys by index."""
-        self._bind_selected(operation, list(map(self.tensor_of, operation.ins[1:])))
+        self._store_selected_keys(operation, list(map(self.tensor_of, operation.ins[1:])))
 
     serve_only_selected = serve_selected
 
@@ -117,9 +117,9 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
         """Allocates each block's highest score, and the indices of the selected blocks."""
         output, keys = operation.outs[0], self.tensor_of(operation.ins[1])
         shape = (keys.shape[0], output.axes[0].size, self.run_config.new_rows(operation.ins[1].rows))
-        blocks = ceil_div(keys.shape[1], operation.options["block"])
-        scores = self.t.new_tensor((*shape, blocks), FLOAT32)
-        self.bind(output, self.t.new_tensor((*shape, minimum(blocks, operation.options["blocks"])), INT32))
+        block_count = ceil_div(keys.shape[1], operation.options["block"])
+        scores = self.t.new_tensor((*shape, block_count), FLOAT32)
+        self.bind(output, self.t.new_tensor((*shape, minimum(block_count, operation.options["blocks"])), INT32))
         del scores
 
     def serve_choose_entries(self, operation: Step) -> None:
@@ -137,7 +137,7 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
         del logits
 
     def serve_candidates(self, operation: Step) -> None:
-        """Notes the number of keys in the blocks selected by a lower layer. The kernel reads these keys in place."""
+        """Stores the number of keys in the blocks that a lower layer selected. The kernel reads these keys in place."""
         keys = self.tensor_of(operation.ins[0])
         chosen_blocks = self.memo["candidate blocks"].shape[-1]
         self.selectable_entries = minimum(keys.shape[1], chosen_blocks * operation.options["block_size"])
@@ -147,10 +147,10 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
         self.selectable_entries = self.tensor_of(operation.ins[1]).shape[1]
 
     def serve_among(self, operation: Step) -> None:
-        selected_mask, entries = map(self.tensor_of, operation.ins[1:])
+        selected_mask, entry_vectors = map(self.tensor_of, operation.ins[1:])
         self.values.pop(id(operation.ins[2]), None)
         self.bind(operation.outs[0], selected_mask)
-        self.bind(operation.outs[1], entries)
+        self.bind(operation.outs[1], entry_vectors)
 
     # --- one softmax over several kinds of keys -----------------------------------------------------------------------
 

@@ -28,17 +28,17 @@ DECODED = by_torch("tests/simulator/test_inference.py")
 class StepKernels(ScanKernels):
     """Kernels for decoding one token of a recurrence."""
 
-    def state_before(self, name: str) -> Tensor:
+    def state_before(self, state_name: str) -> Tensor:
         """Returns the single tensor of a recurrent state."""
-        cached_states = self.cached(name)
+        cached_states = self.cached(state_name)
         assert cached_states is not None
         return cached_states[0]
 
     def norm_output(self, operations: Steps, x: Tensor, width: Any) -> Tensor:
         """Runs a norm on a module's output, group by group if the norm has groups."""
         norm = operations["norm"]
-        groups = norm.options.get("groups")
-        return self.norm(x, norm.options["spec"], norm.name, (width,), 1 if groups is None else groups.size)
+        group_count = norm.options.get("groups")
+        return self.norm(x, norm.options["spec"], norm.name, (width,), 1 if group_count is None else group_count.size)
 
     # --- Mamba --------------------------------------------------------------------------------------------------------
 
@@ -205,11 +205,11 @@ class StepKernels(ScanKernels):
 
     def _convolved_qkv(self, operations: Steps, x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns concatenated queries, keys and values [batch, channels, tokens] and their convolution."""
-        qkv = self.t.transpose(self.t.cat([self.project(operations[name], x) for name in QKV]), 1, 2)
+        qkv = self.t.transpose(self.t.cat([self.project(operations[proj_name], x) for proj_name in QKV]), 1, 2)
         return qkv, self.t.function("silu", self.conv_with_state(operations["conv1d"], qkv, "conv_state"))
 
-    def _split_and_repeat_heads(self, x: Tensor, size: Any, heads_per_group: Any) -> Tensor:
-        return self.t.repeat_interleave(self.t.transpose(self.by_head(x, size), 1, 2), heads_per_group, 1)
+    def _split_and_repeat_heads(self, x: Tensor, head_size: Any, heads_per_group: Any) -> Tensor:
+        return self.t.repeat_interleave(self.t.transpose(self.by_head(x, head_size), 1, 2), heads_per_group, 1)
 
     def _decode_kimi_delta(self, operations: Steps, x: Tensor) -> Tensor:
         """Decodes one token of Kimi Delta Attention, as KimiDeltaAttentionReference.forward does."""
@@ -395,10 +395,10 @@ class StepKernels(ScanKernels):
 
     def decode_rglru(self, operations: Steps, x: Tensor) -> Tensor:
         """Decodes one token of RG-LRU, as RGLRUReference.forward does."""
-        aten, conv = self.t, operations["conv_1d"]
+        aten, conv_step = self.t, operations["conv_1d"]
         gate = self.apply_activation(self.project(operations["linear_y"], x), operations.acts[0])
         u = aten.transpose(self.project(operations["linear_x"], x), 1, 2)
-        u = aten.transpose(self.conv_with_state(conv, u, "conv_state", conv.options["kernel"] - 1), 1, 2)
+        u = aten.transpose(self.conv_with_state(conv_step, u, "conv_state", conv_step.options["kernel"] - 1), 1, 2)
         recurrent_gate = aten.to(aten.function("sigmoid", self._block_linear(operations["recurrent_gate"], u)), FLOAT32)
         recurrent_gate = aten.scale(recurrent_gate)
         recurrent_param = self.weight("recurrent_param", (u.shape[-1],))
@@ -425,10 +425,10 @@ class StepKernels(ScanKernels):
         """Applies a block-diagonal linear layer, as BlockMap.forward does."""
         aten, op = self.t, operation.op
         assert isinstance(op, BlockLinear)
-        size = exact_div(x.shape[-1], op.blocks)
-        weight = self.weight(f"{operation.name}.weight", (op.blocks, size, size))
-        bias = self.weight(f"{operation.name}.bias", (op.blocks, size))
-        input_blocks = aten.transpose(aten.flatten(aten.unflatten(x, -1, (op.blocks, size)), 0, 1), 0, 1)
+        block_width = exact_div(x.shape[-1], op.blocks)
+        weight = self.weight(f"{operation.name}.weight", (op.blocks, block_width, block_width))
+        bias = self.weight(f"{operation.name}.bias", (op.blocks, block_width))
+        input_blocks = aten.transpose(aten.flatten(aten.unflatten(x, -1, (op.blocks, block_width)), 0, 1), 0, 1)
         output = aten.baddbmm(aten.unsqueeze(bias, 1), input_blocks, aten.transpose(weight, 1, 2))
         return aten.unflatten(aten.flatten(aten.transpose(output, 0, 1), 1), 0, x.shape[:2])
 

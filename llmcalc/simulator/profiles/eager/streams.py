@@ -75,8 +75,8 @@ class StreamKernels(Lowering):
 
     def do_root_mean_square(self, operation: Step) -> None:
         aten, x = self.t, self.tensor_of(operation.ins[0])
-        size = aten.sqrt(aten.clamp(aten.mean(aten.square(aten.to(x, FLOAT32)))))
-        self.store_tensor(operation.outs[0], aten.to(size, x.dtype))
+        root_mean_square = aten.sqrt(aten.clamp(aten.mean(aten.square(aten.to(x, FLOAT32)))))
+        self.store_tensor(operation.outs[0], aten.to(root_mean_square, x.dtype))
 
     def do_sinkhorn(self, operation: Step) -> None:
         """Runs HyperLayer's Connection.forward, where each division allocates a new matrix."""

@@ -86,8 +86,8 @@ class DecayKernels(AttentionKernels, ScanModules):
     def module_MatrixMemory(self, operations: Steps, x: Tensor) -> Tensor:
         """Runs transformers/models/xlstm/modeling_xlstm.py (`xLSTMLayer.forward`), with the library's kernel."""
         aten, op = self.t, operations.op("core", MatrixMemory)
-        rows = x.shape[1] if self.store is None else op.chunk
-        if not mlstm_kernels.supports(rows, op.chunk):
+        chunk_rows = x.shape[1] if self.store is None else op.chunk
+        if not mlstm_kernels.supports(chunk_rows, op.chunk):
             lengths, smallest_chunk = f"chunks of {op.chunk} tokens in sequences of {x.shape[1]}", mlstm_kernels.LEAST
             raise self.unsupported(
                 f"mlstm_kernels has no kernel for {lengths}; expected powers of two from {smallest_chunk}", "core"
@@ -117,9 +117,9 @@ class DecayKernels(AttentionKernels, ScanModules):
         """Returns the shapes of each head's matrix memory, normalizer and largest exponent."""
         return (op.heads, op.key_dim, op.value_dim), (op.heads, op.key_dim), (op.heads, 1)
 
-    def _memory_states(self, state: Step) -> list[Tensor] | None:
+    def _memory_states(self, state_step: Step) -> list[Tensor] | None:
         """Returns the states in float32; None at a sequence's first token."""
-        cached_states = self.cached(state.name)
+        cached_states = self.cached(state_step.name)
         return None if cached_states is None else [self.t.to(x, FLOAT32) for x in cached_states]
 
     def _soft_cap(self, x: Tensor) -> Tensor:
@@ -128,8 +128,8 @@ class DecayKernels(AttentionKernels, ScanModules):
 
     def scan_wkv(self, operation: Step) -> None:
         key, value, time_first, decay = map(self.tensor_of, operation.ins)
-        state, head_size = self.find_step("recurrent_state"), key.shape[-1:]
-        self.states(state, head_size, head_size, head_size)
+        state_step, head_size = self.find_step("recurrent_state"), key.shape[-1:]
+        self.states(state_step, head_size, head_size, head_size)
         has_cache = self.store is not None
         self.store_tensor(
             operation.outs[0], rwkv.rwkv_linear_attention(self.t, decay, time_first, key, value, has_cache)

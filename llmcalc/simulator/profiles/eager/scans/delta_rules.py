@@ -40,8 +40,8 @@ class DeltaRuleKernels(ScanModules):
             kernel = operations["conv1d"].options["kernel"]
             qkv_weight = aten.cat(
                 [
-                    self._convolution_weight(operation_name, n, kernel)
-                    for operation_name, n in zip("qkv", widths, strict=True)
+                    self._convolution_weight(operation_name, part_width, kernel)
+                    for operation_name, part_width in zip("qkv", widths, strict=True)
                 ],
                 0,
             )
@@ -118,19 +118,19 @@ class DeltaRuleKernels(ScanModules):
             g = aten.mul(aten.scale(rate, "neg"), g)
         return aten.to(g, x.dtype) if "f_proj" in operations else g
 
-    def _gated_float32_norm(self, norm: Step, x: Tensor, gate: Tensor) -> Tensor:
+    def _gated_float32_norm(self, norm_step: Step, x: Tensor, gate: Tensor) -> Tensor:
         """Runs a norm in float32, multiplied by the sigmoid of a gate (`KimiLinearRMSNormGated.forward`)."""
-        aten, spec = self.t, norm.options["spec"].model_copy(update={"float32_product": True})
+        aten, spec = self.t, norm_step.options["spec"].model_copy(update={"float32_product": True})
         y = self._normalize(x, spec, 1)
         _variance = aten.new_tensor((*x.shape[:-1], 1), FLOAT32)
-        y = aten.mul(aten.to(self.weight(f"{norm.name}.weight", x.shape[-1:]), FLOAT32), y)
+        y = aten.mul(aten.to(self.weight(f"{norm_step.name}.weight", x.shape[-1:]), FLOAT32), y)
         y = aten.mul(y, aten.function("sigmoid", aten.to(gate, FLOAT32)))
         return aten.to(y, x.dtype)
 
     def _convolved_heads(self, operations: Steps, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns queries, keys and values by head, behind one convolution of causal-conv1d."""
         aten, op = self.t, operations.op("core", DeltaRule)
-        projections = [self.project(operations[f"{name}_proj"], x) for name in "qkv"]
+        projections = [self.project(operations[f"{proj_name}_proj"], x) for proj_name in "qkv"]
         widths = [projection.shape[-1] for projection in projections]
         qkv = aten.transpose(aten.cat(projections), 1, 2)
         del projections
@@ -138,13 +138,13 @@ class DeltaRuleKernels(ScanModules):
         q, k, v = aten.split(qkv, widths)
         return self.by_head(q, op.key_dim), self.by_head(k, op.key_dim), self.by_head(v, op.value_dim)
 
-    def _gated_norm(self, norm: Step, x: Tensor, gate: Tensor) -> Tensor:
+    def _gated_norm(self, norm_step: Step, x: Tensor, gate: Tensor) -> Tensor:
         """Runs a norm whose output is multiplied by SiLU of a gate in float32 (`OlmoHybridRMSNormGated.forward`).
 
         The class names the variance until it returns.
         """
         aten = self.t
-        y = self._normalize_with(norm, x)
+        y = self._normalize_with(norm_step, x)
         _variance = aten.new_tensor((*x.shape[:-1], 1), FLOAT32)
         y = aten.mul(y, self.apply_activation(aten.to(gate, FLOAT32), "silu"))
         return aten.to(y, x.dtype)
@@ -154,7 +154,7 @@ class DeltaRuleKernels(ScanModules):
         if self.store is not None:
             self.refuse_dynamic_filters(operations)
         aten, op = self.t, operations.op("core", DeltaRule)
-        q, k = (self.apply_activation(self.project(operations[f"{name}_proj"], x), "silu") for name in "qk")
+        q, k = (self.apply_activation(self.project(operations[f"{proj_name}_proj"], x), "silu") for proj_name in "qk")
         v = self.project(operations["v_proj"], x)
         filters = self.project(operations["w2"], self.apply_activation(self.project(operations["w1"], x), "silu"))
         v = self.apply_activation(jet_nemotron.dynamic_conv(aten, v, filters), "silu")
@@ -168,7 +168,7 @@ class DeltaRuleKernels(ScanModules):
     def _delta_rule_behind_gates(
         self, operations: Steps, x: Tensor, q: Tensor, k: Tensor, v: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Runs the delta rule on a strength and a log decay that torch has computed, and returns the latter too."""
+        """Runs the delta rule with β and log decay from torch operations. Returns the output and the log decay."""
         aten, op = self.t, operations.op("core", DeltaRule)
         beta = self.apply_activation(self.project(operations["b_proj"], x), "sigmoid")
         decay = self.decay((op.heads,))
@@ -180,12 +180,12 @@ class DeltaRuleKernels(ScanModules):
 
     def _keep_convolved(self, operations: Steps) -> None:
         """Caches the last inputs of a layer's three convolutions in one tensor."""
-        convolution = operations["conv1d"]
-        self.states(operations["conv_state"], (convolution.outs[0].width, convolution.options["kernel"]))
+        conv_step = operations["conv1d"]
+        self.states(operations["conv_state"], (conv_step.outs[0].width, conv_step.options["kernel"]))
 
-    def _convolution_weight(self, name: str, width: Any, kernel: Any) -> Tensor:
+    def _convolution_weight(self, proj_name: str, width: Any, kernel: Any) -> Tensor:
         """Returns the weight of one of a layer's three convolutions."""
-        return self.t.reshape(self.weight(f"{name}_conv1d.weight", (width, 1, kernel)), (width, kernel))
+        return self.t.reshape(self.weight(f"{proj_name}_conv1d.weight", (width, 1, kernel)), (width, kernel))
 
     def kimi_delta(self, operations: Steps, x: Tensor) -> Tensor:
         """Runs fla/layers/kda.py:186 (`KimiDeltaAttention.forward`)."""
@@ -206,14 +206,14 @@ class DeltaRuleKernels(ScanModules):
         o = aten.flatten(o, 2)
         return self.project(operations["o_proj"], o)
 
-    def _convolve_by_name(self, name: str, operations: Steps, x: Tensor) -> Tensor:
-        y = self.project(operations[f"{name}_proj"], x)
+    def _convolve_by_name(self, proj_name: str, operations: Steps, x: Tensor) -> Tensor:
+        y = self.project(operations[f"{proj_name}_proj"], x)
         return fla.causal_conv1d(
-            self.t, y, self._convolution_weight(name, y.shape[-1], operations["conv1d"].options["kernel"])
+            self.t, y, self._convolution_weight(proj_name, y.shape[-1], operations["conv1d"].options["kernel"])
         )
 
-    def _gate_projection(self, name: str, operations: Steps, x: Tensor) -> Tensor:
+    def _gate_projection(self, proj_name: str, operations: Steps, x: Tensor) -> Tensor:
         """Projects to a gate, by one linear layer or two low-rank layers."""
-        if f"{name}_proj" in operations:
-            return self.project(operations[f"{name}_proj"], x)
-        return self.project(operations[f"{name}_b_proj"], self.project(operations[f"{name}_a_proj"], x))
+        if f"{proj_name}_proj" in operations:
+            return self.project(operations[f"{proj_name}_proj"], x)
+        return self.project(operations[f"{proj_name}_b_proj"], self.project(operations[f"{proj_name}_a_proj"], x))

@@ -32,38 +32,38 @@ class MambaKernels(ScanModules):
 
     def mamba(self, operations: Steps, x: Tensor) -> Tensor:
         """Runs mamba_ssm/modules/mamba_simple.py:119 (`Mamba.forward`)."""
-        aten, op, conv, out_proj = (
+        aten, op, conv_step, out_proj_step = (
             self.t,
             operations.op("scan", SelectiveScan),
             operations["conv1d"],
             operations["out_proj"],
         )
         batch = x.shape[0]
-        hidden = aten.flatten(aten.transpose(aten.transpose(x, 1, 2), 0, 1), 1, 2)
-        xz = mamba_ssm.split_tokens(aten, aten.mm(self.raw_weight(operations["in_proj"]), hidden), batch)
-        del hidden
+        hidden_columns = aten.flatten(aten.transpose(aten.transpose(x, 1, 2), 0, 1), 1, 2)
+        xz = mamba_ssm.split_tokens(aten, aten.mm(self.raw_weight(operations["in_proj"]), hidden_columns), batch)
+        del hidden_columns
         bias = self.bias(operations["in_proj"])
         if bias is not None:
             xz = aten.add(xz, aten.unsqueeze(bias, 1))
         a = self.decay((op.inner, op.state))
         d, dt_bias = self.weight("D", (op.inner,)), self.bias(operations["dt_proj"])
         assert dt_bias is not None
-        if self.bias(out_proj) is None and self.store is None:
+        if self.bias(out_proj_step) is None and self.store is None:
             return mamba_ssm.mamba_inner_fn(
                 aten,
                 xz,
-                self.filters(conv),
-                self.bias(conv),
+                self.filters(conv_step),
+                self.bias(conv_step),
                 self.raw_weight(operations["x_proj"]),
                 self.raw_weight(operations["dt_proj"]),
-                self.raw_weight(out_proj),
+                self.raw_weight(out_proj_step),
                 a,
                 aten.to(d, FLOAT32),
                 aten.to(dt_bias, FLOAT32),
             )
         u, z = mamba_ssm.split_halves(aten, xz)
         self.keep_inputs(operations["conv_state"], u)
-        u = self.causal_conv(conv, u)
+        u = self.causal_conv(conv_step, u)
         x_dbl = self.project(operations["x_proj"], mamba_ssm.tokens_first(aten, u))
         dt, b, c = aten.split(x_dbl, [operations["x_proj"].outs[0].width - 2 * op.state, op.state, op.state])
         dt = aten.mm(self.raw_weight(operations["dt_proj"]), aten.transpose(dt, 0, 1))
@@ -76,7 +76,7 @@ class MambaKernels(ScanModules):
             del _last_state
         self.states(operations["ssm_state"], (op.inner, op.state))
         y = aten.transpose(y, 1, 2)
-        return self.project(out_proj, y)
+        return self.project(out_proj_step, y)
 
     def _dense_parameter(self, x: Tensor, batch: Any) -> Tensor:
         """Reorders and copies a tensor: rearrange(x, "(b l) dstate -> b dstate l").contiguous()."""
@@ -123,21 +123,21 @@ class MambaKernels(ScanModules):
         """Runs transformers/models/zamba/modeling_zamba.py (`ZambaMambaMixer.forward`), with one scan per head."""
         aten, op, activation_name = self.t, operations.op("scan", SelectiveScan), operations.acts[0]
         heads = operations["x_proj"].options["experts"].size
-        (batch, tokens), size = x.shape[:2], exact_div(op.inner, heads)
+        (batch, tokens), head_width = x.shape[:2], exact_div(op.inner, heads)
         rank = operations["x_proj"].outs[0].width - 2 * op.state
         projected = aten.transpose(self.project(operations["in_proj"], x), 1, 2)
         u, gate = aten.split(aten.unflatten(projected, 1, (op.inner, 2)), [1, 1], 2)
         u = aten.contiguous(aten.reshape(u, (batch, op.inner, tokens)))
-        gate = aten.transpose(aten.reshape(gate, (batch, heads, size, tokens)), 0, 1)
+        gate = aten.transpose(aten.reshape(gate, (batch, heads, head_width, tokens)), 0, 1)
         u = self.convolve_with_cached(operations, u, activation_name)
-        u = aten.transpose(aten.reshape(u, (batch, heads, size, tokens)), 0, 1)
-        x_proj = self.weight("x_proj.weight", (heads, rank + 2 * op.state, size))
+        u = aten.transpose(aten.reshape(u, (batch, heads, head_width, tokens)), 0, 1)
+        x_proj = self.weight("x_proj.weight", (heads, rank + 2 * op.state, head_width))
         dt_b_c = aten.transpose(aten.matmul(aten.unsqueeze(x_proj, 1), u), 2, 3)
         dt, b, c = aten.split(dt_b_c, [rank, op.state, op.state])
-        dt_proj = self.weight("dt_proj.weight", (heads, size, rank))
+        dt_proj = self.weight("dt_proj.weight", (heads, head_width, rank))
         dt = aten.matmul(aten.unsqueeze(dt_proj, 1), aten.transpose(dt, 2, 3))
-        dt_bias = aten.to(self.weight("dt_proj.bias", (heads, size)), FLOAT32)
-        a, d = self.decay((heads, size, op.state)), self.weight("D", (heads, size))
+        dt_bias = aten.to(self.weight("dt_proj.bias", (heads, head_width)), FLOAT32)
+        a, d = self.decay((heads, head_width, op.state)), self.weight("D", (heads, head_width))
         outputs, _states = [], []
         for _ in range(heads):
             y, last_state = mamba_ssm.selective_scan_with_states(
@@ -175,15 +175,15 @@ class MambaKernels(ScanModules):
     @compared(PUBLISHED, mamba2="steps")
     def mamba2(self, operations: Steps, x: Tensor) -> Tensor:
         """Runs mamba_ssm/modules/mamba2.py:154 (`Mamba2.forward`)."""
-        aten, op, conv, out_proj = (
+        aten, op, conv_step, out_proj_step = (
             self.t,
             operations.op("scan", ChunkedScan),
             operations["conv1d"],
             operations["out_proj"],
         )
         inner_width, heads = op.heads * op.head_dim, (op.heads,)
-        group_width = exact_div(conv.outs[0].width - inner_width, 2)
-        groups = exact_div(group_width, op.state)
+        group_width = exact_div(conv_step.outs[0].width - inner_width, 2)
+        group_count = exact_div(group_width, op.state)
         zxbcdt = self.project(operations["in_proj"], x)
         a, d, dt_bias = self.decay(heads), self.weight("D", heads), self.weight("dt_bias", heads)
         norm = self.weight("norm.weight", (inner_width,)) if "norm" in operations else None
@@ -191,22 +191,22 @@ class MambaKernels(ScanModules):
             return mamba_ssm.mamba_split_conv1d_scan_combined(
                 aten,
                 zxbcdt,
-                self.filters(conv),
-                self.bias(conv),
+                self.filters(conv_step),
+                self.bias(conv_step),
                 dt_bias,
                 a,
                 d,
                 op.chunk,
                 op.head_dim,
-                groups,
+                group_count,
                 norm,
-                self.raw_weight(out_proj),
-                self.bias(out_proj),
+                self.raw_weight(out_proj_step),
+                self.bias(out_proj_step),
                 self.accelerator,
             )
         z, xbc, dt = aten.split(zxbcdt, [inner_width, inner_width + 2 * group_width, op.heads])
         self.keep_inputs(operations["conv_state"], aten.transpose(xbc, 1, 2))
-        xbc = aten.transpose(self.causal_conv(conv, aten.transpose(xbc, 1, 2)), 1, 2)
+        xbc = aten.transpose(self.causal_conv(conv_step, aten.transpose(xbc, 1, 2)), 1, 2)
         x, b, c = aten.split(xbc, [inner_width, group_width, group_width])
         y, _last_state = mamba_ssm.mamba_chunk_scan_with_state(
             aten,
@@ -226,24 +226,24 @@ class MambaKernels(ScanModules):
         self.states(operations["ssm_state"], (op.heads, op.head_dim, op.state))
         y = aten.flatten(y, 2)
         if norm is not None:
-            y = mamba_ssm.rmsnorm_fn(aten, y, norm, z, groups, self.accelerator)
-        return self.project(out_proj, y)
+            y = mamba_ssm.rmsnorm_fn(aten, y, norm, z, group_count, self.accelerator)
+        return self.project(out_proj_step, y)
 
     def mamba2_of_steps(self, operations: Steps, x: Tensor) -> Tensor:
         """Runs `Mamba2.forward` of the reference, with the library's convolution and scan."""
-        aten, op, conv, activation_name = (
+        aten, op, conv_step, activation_name = (
             self.t,
             operations.op("scan", ChunkedScan),
             operations["conv1d"],
             operations.acts[0],
         )
         inner_width, heads = op.heads * op.head_dim, (op.heads,)
-        group_width = exact_div(conv.outs[0].width - inner_width, 2)
+        group_width = exact_div(conv_step.outs[0].width - inner_width, 2)
         gate, xbc, dt = aten.split(
             self.project(operations["in_proj"], x), [inner_width, inner_width + 2 * group_width, op.heads]
         )
         self.keep_inputs(operations["conv_state"], aten.transpose(xbc, 1, 2))
-        xbc = aten.transpose(self.causal_conv(conv, aten.transpose(xbc, 1, 2), activation_name), 1, 2)
+        xbc = aten.transpose(self.causal_conv(conv_step, aten.transpose(xbc, 1, 2), activation_name), 1, 2)
         x, b, c = aten.split(xbc, [inner_width, group_width, group_width])
         x, b, c = self.by_head(x, op.head_dim), self.by_head(b, op.state), self.by_head(c, op.state)
         a, d, dt_bias = self.decay(heads), self.weight("D", heads), self.weight("dt_bias", heads)

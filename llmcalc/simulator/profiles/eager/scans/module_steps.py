@@ -22,15 +22,15 @@ class Steps:
         self.named: dict[str, Step] = {operation.name: operation for operation in self.all if operation.name}
         self.acts: list[str] = [operation.options["kind"] for operation in self.all if operation.verb == "act"]
 
-    def __contains__(self, name: str) -> bool:
-        return name in self.named
+    def __contains__(self, step_name: str) -> bool:
+        return step_name in self.named
 
-    def __getitem__(self, name: str) -> Step:
-        return self.named[name]
+    def __getitem__(self, step_name: str) -> Step:
+        return self.named[step_name]
 
-    def op(self, name: str, op_class: type[OpClass]) -> OpClass:
+    def op(self, step_name: str, op_class: type[OpClass]) -> OpClass:
         """Returns the op of a named operation. op_class: the op's class."""
-        op = self.named[name].op
+        op = self.named[step_name].op
         assert isinstance(op, op_class)
         return op
 

@@ -30,8 +30,8 @@ class ScanModules(ConvolutionKernels, BasicKernels):
 
     accelerator: Accelerator = H100
 
-    def __init__(self, *run: Any, **options: Any) -> None:
-        super().__init__(*run, **options)
+    def __init__(self, *lowering_arguments: Any, **lowering_options: Any) -> None:
+        super().__init__(*lowering_arguments, **lowering_options)
         self.left: dict[Any, Tensor] = {}
 
     def module_kernel(self, module_scope: Scope) -> Callable[[], None] | None:
@@ -97,12 +97,14 @@ class ScanModules(ConvolutionKernels, BasicKernels):
 
     def filters(self, operation: Step) -> Tensor:
         """Returns the weight of a depthwise convolution: rearrange(weight, "d 1 w -> d w")."""
-        width, kernel = operation.outs[0].width, operation.options["kernel"]
-        return self.t.reshape(self.weight(f"{operation.name}.weight", (width, 1, kernel)), (width, kernel))
+        channel_count, kernel = operation.outs[0].width, operation.options["kernel"]
+        return self.t.reshape(
+            self.weight(f"{operation.name}.weight", (channel_count, 1, kernel)), (channel_count, kernel)
+        )
 
-    def by_head(self, x: Tensor, size: Any) -> Tensor:
+    def by_head(self, x: Tensor, head_size: Any) -> Tensor:
         """Splits the last axis into heads: rearrange(x, "... (h d) -> ... h d")."""
-        return self.t.unflatten(x, -1, (exact_div(x.shape[-1], size), size))
+        return self.t.unflatten(x, -1, (exact_div(x.shape[-1], head_size), head_size))
 
     def decay(self, shape: tuple[Any, ...]) -> Tensor:
         """Computes the decay of a state-space mixer: A = -exp(A_log.float())."""
@@ -123,12 +125,12 @@ class ScanModules(ConvolutionKernels, BasicKernels):
 
     def convolve_with_cached(self, operations: Steps, x: Tensor, activation_name: str) -> Tensor:
         """Convolves with the inputs that earlier passes cached (transformers/cache_utils.py, `update_conv_state`)."""
-        aten, state, tokens = self.t, operations["conv_state"], x.shape[2]
+        aten, state_step, tokens = self.t, operations["conv_state"], x.shape[2]
         if self.store is None:
             return self.causal_conv(operations["conv1d"], x, activation_name)
-        assert isinstance(state.op, State)
-        cached_tokens, cached_inputs = exact_div(state.op.size, x.shape[1]), self.cached(state.name)
-        (state_tensor,) = self.states(state, (x.shape[1], cached_tokens))
+        assert isinstance(state_step.op, State)
+        cached_tokens, cached_inputs = exact_div(state_step.op.size, x.shape[1]), self.cached(state_step.name)
+        (state_tensor,) = self.states(state_step, (x.shape[1], cached_tokens))
         if cached_inputs is not None:
             x = aten.cat([state_tensor, x])
         elif tokens < cached_tokens:
@@ -153,8 +155,8 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         """Runs CausalConv1d.forward of the references. x: [batch, channels, tokens]."""
         aten, kernel, stored_inputs = self.t, operation.options["kernel"], self.cached(state)
         cached_inputs = kernel if cached_inputs is None else cached_inputs
-        width, tokens = operation.outs[0].width, x.shape[2]
-        weight = self.conv_weight(operation, (width, 1, kernel))
+        channel_count, tokens = operation.outs[0].width, x.shape[2]
+        weight = self.conv_weight(operation, (channel_count, 1, kernel))
         if stored_inputs is None:
             output = aten.slice(aten.convolution(x, weight, self.bias(operation), tokens + kernel - 1), tokens)
             padded_input = aten.pad(x, tokens + cached_inputs)
@@ -173,18 +175,18 @@ class ScanModules(ConvolutionKernels, BasicKernels):
             return self.new_pool_tensor(shape, self.dtype)
         return self.weight(f"{operation.name}.weight", shape)
 
-    def keep_inputs(self, state: Step, x: Tensor) -> None:
+    def keep_inputs(self, state_step: Step, x: Tensor) -> None:
         """Caches the last inputs of a convolution: conv_state.copy_(F.pad(x, (kernel - tokens, 0)))."""
         if self.store is not None:
-            assert isinstance(state.op, State)
-            cached_tokens = exact_div(state.op.size, x.shape[1])
-            self.states(state, (x.shape[1], cached_tokens))
+            assert isinstance(state_step.op, State)
+            cached_tokens = exact_div(state_step.op.size, x.shape[1])
+            self.states(state_step, (x.shape[1], cached_tokens))
             _padded_input = self.t.new_tensor((*x.shape[:2], cached_tokens), x.dtype)
 
-    def final_state(self, state: Step, *shape: Any) -> Optional:
+    def final_state(self, state_step: Step, *shape: Any) -> Optional:
         """Returns the tensor for a kernel's last state: the cache's tensor, or one copied to the cache."""
-        is_first_pass = self.cached(state.name) is None
-        states = self.states(state, shape)
+        is_first_pass = self.cached(state_step.name) is None
+        states = self.states(state_step, shape)
         if not states or is_first_pass:
             return states[0] if states else None
         return self.graph.new_tensor((self.run_config.batch, *shape), states[0].dtype)
@@ -205,9 +207,9 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         self._check_number_formats()
         kernel(operation)
 
-    def find_step(self, name: str) -> Step:
+    def find_step(self, step_name: str) -> Step:
         """Returns an operation of the current module by name."""
-        return next(operation for operation in module_steps(self.frames[-1].scope) if operation.name == name)
+        return next(operation for operation in module_steps(self.frames[-1].scope) if operation.name == step_name)
 
     def do_shift(self, operation: Step) -> None:
         aten, x, state = self.t, self.tensor_of(operation.ins[0]), operation.options["state"]

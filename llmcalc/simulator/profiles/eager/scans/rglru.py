@@ -30,11 +30,11 @@ class RgLruKernels(ScanModules):
         aten = self.t
         y = self.apply_activation(self.project(operations["linear_y"], x), operations.acts[0])
         u = aten.transpose(self.project(operations["linear_x"], x), 1, 2)
-        conv = operations["conv_1d"]
-        weight = self.weight("conv_1d.weight", (conv.outs[0].width, 1, conv.options["kernel"]))
-        self.states(operations["recurrent_state"], (conv.outs[0].width,))
+        conv_step = operations["conv_1d"]
+        weight = self.weight("conv_1d.weight", (conv_step.outs[0].width, 1, conv_step.options["kernel"]))
+        self.states(operations["recurrent_state"], (conv_step.outs[0].width,))
         self.keep_inputs(operations["conv_state"], u)
-        u = aten.convolution(u, weight, self.bias(conv), u.shape[2] + conv.options["kernel"] - 1)
+        u = aten.convolution(u, weight, self.bias(conv_step), u.shape[2] + conv_step.options["kernel"] - 1)
         u = self._rglru(aten.transpose(aten.slice(u, x.shape[1]), 1, 2), operations["input_gate"])
         output = aten.mul(u, y)
         return self.project(operations["linear_out"], output)
@@ -43,14 +43,16 @@ class RgLruKernels(ScanModules):
         """Runs the recurrence as `RecurrentGemmaRglru.forward` does."""
         aten, (batch, tokens, width) = self.t, u.shape
         assert isinstance(gate.op, BlockLinear)
-        blocks = gate.op.blocks
-        size = exact_div(width, blocks)
+        block_count = gate.op.blocks
+        block_width = exact_div(width, block_count)
         reset_mask = aten.new_tensor((1, tokens, 1), BOOL)
-        input_blocks = aten.transpose(aten.reshape(u, (batch * tokens, blocks, size)), 0, 1)
+        input_blocks = aten.transpose(aten.reshape(u, (batch * tokens, block_count, block_width)), 0, 1)
 
-        def sigmoid_gate(name: str) -> tuple[Tensor, Tensor]:
-            bias = aten.unsqueeze(self.weight(f"{name}.bias", (blocks, size)), 1)
-            gate_logits = aten.baddbmm(bias, input_blocks, self.weight(f"{name}.weight", (blocks, size, size)))
+        def sigmoid_gate(gate_name: str) -> tuple[Tensor, Tensor]:
+            bias = aten.unsqueeze(self.weight(f"{gate_name}.bias", (block_count, block_width)), 1)
+            gate_logits = aten.baddbmm(
+                bias, input_blocks, self.weight(f"{gate_name}.weight", (block_count, block_width, block_width))
+            )
             return gate_logits, aten.function(
                 "sigmoid", aten.reshape(aten.transpose(gate_logits, 0, 1), (batch, tokens, width))
             )
