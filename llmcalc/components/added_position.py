@@ -75,7 +75,7 @@ class Axial(Component):
         row_axes, column_axes = (Axis("row_part", self.row_size),), (Axis("column_part", self.column_size),)
         looked_up_parts = []
         for table_name, length, axes in (
-            ("flatten_rows", self.rows, row_axes),
+            ("by_row", self.rows, row_axes),
             ("by_column", self.columns, column_axes),
         ):
             position_table, _ = recorder.table(
@@ -134,11 +134,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def __init__(self, spec: Axial) -> None:
             super().__init__()
             self.columns = spec.columns
-            self.flat_rows = nn.Embedding(spec.rows, spec.row_size)
+            self.by_row = nn.Embedding(spec.rows, spec.row_size)
             self.by_column = nn.Embedding(spec.columns, spec.column_size)
 
         def forward(self, positions: Tensor) -> Tensor:
-            row, column = self.flat_rows(positions // self.columns), self.by_column(positions % self.columns)
+            row, column = self.by_row(positions // self.columns), self.by_column(positions % self.columns)
             return torch.cat([row, column], -1)
 
     class SinusoidalReference(nn.Module):
