@@ -232,7 +232,7 @@ def test_every_part_is_counted_or_refused(layout: Layout, framework: str) -> Non
     for example in EXAMPLES.values():
         spec = around_a_model(example)
         try:
-            told = communication(spec, layout, Workload(batch=2, seq=24), 4, framework, include=EVERY_PART)
+            told = communication(spec, layout, Workload(batch=2, seq=24), 4, framework, extra_parts=EVERY_PART)
         except InputError as error:
             refused.append(str(error))
             continue
