@@ -234,7 +234,7 @@ def plan_of(
     """Plans the training of a model on `layout_request.devices` accelerators with the request's framework.
 
     layout_request: parallelism options; group sizes in it apply to every layout.
-    global_batch: sequences per step; None for one micro-batch per accelerator, of at most about 4M tokens.
+    global_batch: sequences per step; None for one micro-batch per accelerator, of at most a usual step (`step_size`).
     rows: number of layouts to replay on the allocator.
     estimates: peak estimates of the model under that framework; default new ones.
     nearest: see `LayoutOrder.plan`.
