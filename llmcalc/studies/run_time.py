@@ -21,7 +21,7 @@ from ..device_memory.simulated_run import supports_sdpa
 from ..errors import InputError
 from ..frozen import frozen
 from ..model import ModelSpec
-from ..parallel.layout import Layout
+from ..parallel.layout import Layout, Schedule
 from ..timing.calibration import UNCHANGED, Factors
 from ..timing.device import Device, device_of
 from ..timing.inference import InferencePass, decode, prefill
@@ -29,7 +29,14 @@ from ..timing.kernels import Adapters, RankPass, RankWork
 from ..timing.price import QUANTIZED, Formats, TimedOperation, TimedPass, TimeEstimator
 from ..timing.records import Stack
 from ..timing.spread import Range, expected_range, untested_ranks
-from ..timing.stack import find_stack, stack_of_vendor, with_attention, with_gradient_buffers, with_overlap
+from ..timing.stack import (
+    find_stack,
+    stack_of_vendor,
+    with_attention,
+    with_gradient_buffers,
+    with_overlap,
+    with_schedule,
+)
 from ..timing.step import Step, StepPlan, StepTimer, host_wait
 from ..timing.traffic import Traffic, kernel_traffic
 from ..timing.work import rank_work
@@ -334,6 +341,16 @@ class TrainingTimes:
         copy_of_times.recompute = memory.settings.recomputed()
         return copy_of_times
 
+    def of_schedule(self, schedule: Schedule) -> TrainingTimes:
+        """Returns the time estimates with the messages that a pipeline's schedule hides; `--overlap` prevails."""
+        stack = self.stack if self.settings.overlap is not None else with_schedule(self.stack, schedule)
+        if stack is self.stack:
+            return self
+        times_of_schedule = copy(self)
+        times_of_schedule.stack = stack
+        times_of_schedule.step_timer = StepTimer(self.memory.spec, self.device, times_of_schedule.stack)
+        return times_of_schedule
+
     def plan(self, layout: Layout, micro_batches: int) -> StepPlan:
         """Returns the step plan of a layout."""
         workload, include = self.memory.states.workload, self.memory.states.count.include
@@ -463,9 +480,12 @@ def _adapters_of_run(memory: Memory) -> Adapters | None:
     low_rank = memory.states.adapters
     if low_rank is None:
         return None
-    if low_rank.base == "int8" or (low_rank.base != "none" and not memory.settings.has_kbit_base):
+    if low_rank.base == "int8":
+        raise InputError("--base int8: its time is not modelled; expected --base nf4, nf4-dq or none")
+    if low_rank.base != "none" and not memory.settings.has_kbit_base:
         raise InputError(
-            f"--base {low_rank.base}: its time is not modelled; expected --base nf4, nf4-dq or none of PEFT"
+            f"--lora-library {low_rank.library}: the time of adapters beside its --base {low_rank.base} is not "
+            "modelled; expected --lora-library peft, or --base none"
         )
     if low_rank.copies:
         modules = ",".join(sorted(low_rank.copies))
@@ -530,7 +550,7 @@ def time_training(
     memory: Memory, hardware: Hardware, layout: Layout, micro_batches: int, settings: TimeSettings
 ) -> TimedRun:
     """Returns the timed run of a training step. Raises `InputError` for a run that is not modelled."""
-    return TrainingTimes(memory, hardware, settings).timed_run(layout, micro_batches)
+    return TrainingTimes(memory, hardware, settings).of_schedule(layout.schedule).timed_run(layout, micro_batches)
 
 
 def in_format_of_stack(memory: Memory, stack: Stack) -> Memory:
