@@ -193,7 +193,8 @@ class LayoutPlan:
         """Returns the range of a layout's seconds per step; None without a time estimate."""
         if self.times is None or candidate.seconds is None:
             return None
-        return self.times.range(candidate.seconds, candidate.layout)
+        times = self.times.of_run(self.estimates.with_recompute(candidate.recompute).memory)
+        return times.range(candidate.seconds, candidate.layout, candidate.micro_batches)
 
     @cached_property
     def recomputed(self) -> int | None:

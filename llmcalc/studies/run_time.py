@@ -320,7 +320,7 @@ class TrainingTimes:
         self.device: Device = settings.device(hardware)
         stack = _with_class_attention(settings.supporting_stack("training"), memory)
         self.stack: Stack = with_gradient_buffers(stack, _gradient_buffer_bytes(memory))
-        self.step_timer: StepTimer = StepTimer(memory.spec, self.device, self.stack)
+        self._set_timers()
         self.recompute: Recompute = memory.settings.recomputed()
         _refuse_wide_products(memory)
         if memory.settings.fake_quantize is not None:
@@ -333,6 +333,13 @@ class TrainingTimes:
                 f"--precision mxfp8: {hardware.name} (compute capability {hardware.compute_capability}) has no units "
                 "for products with a scale per 32 elements; expected fp8, bf16-master or another --hardware"
             )
+
+    def _set_timers(self) -> None:
+        spec, fast_host_stack = self.memory.spec, self.stack.on_fastest_host
+        self.step_timer: StepTimer = StepTimer(spec, self.device, self.stack)
+        self.fast_host_timer: StepTimer | None = (
+            None if fast_host_stack is None else StepTimer(spec, self.device, fast_host_stack)
+        )
 
     def of_run(self, memory: Memory) -> TrainingTimes:
         """Returns the time estimates of the same model with other recomputation."""
@@ -348,7 +355,7 @@ class TrainingTimes:
             return self
         times_of_schedule = copy(self)
         times_of_schedule.stack = stack
-        times_of_schedule.step_timer = StepTimer(self.memory.spec, self.device, times_of_schedule.stack)
+        times_of_schedule._set_timers()
         return times_of_schedule
 
     def plan(self, layout: Layout, micro_batches: int) -> StepPlan:
@@ -371,16 +378,28 @@ class TrainingTimes:
         """Returns the training step with its seconds. Raises `InputError` for a layout that is not modelled."""
         return self.step_timer.step(self.plan(layout, micro_batches))
 
-    def range(self, seconds: float, layout: Layout) -> Range:
+    def range(self, seconds: float, layout: Layout, micro_batches: int) -> Range:
         """Returns the range of an estimate in seconds of a layout's step.
 
-        It is the widest one for schedules and pairs of stack and accelerator that were never measured.
+        Its low end is that of the fastest measured host. It is the widest one for schedules and pairs of stack and
+        accelerator that were never measured.
         """
         stack_of_accelerator = stack_of_vendor(self.hardware.vendor, "training")
         untested = f"the schedule {layout.schedule}" if layout.schedule in UNMEASURED_SCHEDULES else ""
         if stack_of_accelerator not in ("", self.stack.name):
             untested = f"{self.hardware.title} devices"
-        return expected_range(seconds, "training", self.device, self.stack, self.memory.spec, untested)
+        fast_host_seconds = None
+        if self.fast_host_timer is not None:
+            fast_host_seconds = self.fast_host_timer.step(self.plan(layout, micro_batches)).seconds
+        return expected_range(
+            seconds,
+            "training",
+            self.device,
+            self.stack,
+            self.memory.spec,
+            untested,
+            fast_host_seconds=fast_host_seconds,
+        )
 
     def timed_run(self, layout: Layout, micro_batches: int) -> TimedRun:
         """Returns the timed run of a layout with all of its parts."""
@@ -403,7 +422,7 @@ class TrainingTimes:
             0,
             Formats(plan.dtype),
             plan,
-            self.range(float(timed_step.seconds), layout),
+            self.range(float(timed_step.seconds), layout, micro_batches),
             parts_of_run,
             tuple((float(count * scale), operation) for count, operation in runs),
             hidden_host=host * scale,
