@@ -151,6 +151,9 @@ MUCH_WAITING = 0.2
 def _host_notes(timed_run: TimedRun) -> list[str]:
     """Returns a note on the host's speed where a training step waits much for it; its range begins on a faster one."""
     stack = timed_run.stack
+    tested = timed_run.range.tested
+    if tested is not None and tested.eager:
+        return []
     if stack.on_fastest_host is None or timed_run.hidden_host < MUCH_WAITING * timed_run.seconds:
         return []
     kernel_seconds = 1e6 * stack.host_kernel
