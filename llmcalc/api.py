@@ -456,7 +456,8 @@ def plan(
 ) -> ReportedAnswer:
     """Ranks the layouts over many devices that fit, best first, in `.result.plan`. `.ok` says whether any fits.
 
-    global_batch: sequences of a step of all devices; default a micro-batch of each, at most about 4M tokens.
+    global_batch: sequences of a step of all devices; default a micro-batch of each, at most about 4M tokens, or
+        1,024 of each device if that is more.
     rows: layouts that are replayed.
     by: order of the layouts; default time where it can be estimated. where: sizes of a layout whose place in the order
         is asked for, such as "tp=8,pp=16". stack, overlap, nic, calibrate: as of `time`.
@@ -617,7 +618,8 @@ def cost(
     tokens: of a training run ("15T"), with the fastest layout of `devices` that fits. step: seconds of a measured step.
     requests: to serve, each with `input` and `output` tokens, on the cheapest server. concurrency, engine: of it.
     price: money of a device and hour. power: watts of a device; default its TDP.
-    global_batch: sequences of a step; default about 4M tokens. stack, overlap, nic: as of `time`.
+    global_batch: sequences of a step; default about 4M tokens, or 1,024 of each device if that is more.
+    stack, overlap, nic: as of `time`.
     options: as of `memory`.
     Raises `InputError` for what is not modelled, and where nothing fits.
     """

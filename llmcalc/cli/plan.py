@@ -31,7 +31,8 @@ def command(
         int | None,
         length_option(
             "--global-batch",
-            help="Sequences per step of all devices; default one micro-batch per device, at most about 4M tokens.",
+            help="Sequences per step of all devices; default one micro-batch per device, at most about 4M tokens "
+            "(1,024 per device if that is more).",
         ),
     ] = None,
     rows: Annotated[

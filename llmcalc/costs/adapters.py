@@ -90,7 +90,7 @@ class LowRank:
         PEFT gives a fused weight the rank of all matrices in it (peft/utils/transformers_weight_conversion.py).
         """
         tensors = []
-        for product in _joined(_expert_layers(tree, include), _megatron_layer):
+        for product in _joined(_expert_layers(tree, include), _library_layer):
             node_position, experts = product[0]
             if node_position.node.name in self.targets or self.experts:
                 number = experts.num_experts if self.experts or self.library == "mcore-bridge" else 1
@@ -151,7 +151,7 @@ class LowRank:
 
     def _layer_products(self, tree: Node, include: frozenset[str]) -> Iterator[list[tuple[Place, Linear]]]:
         """Yields groups of linear layers in transformer layers; the layers of a group run as one product."""
-        yield from _joined(linear_layers(tree, include), _megatron_layer if self.is_parallel else self._joined_layer)
+        yield from _joined(linear_layers(tree, include), _library_layer if self.is_parallel else self._joined_layer)
 
     def _joined_layer(self, node_position: Place) -> str:
         """Returns the name of the layer that has a projection and its neighbours; empty for a layer of its own."""
@@ -172,7 +172,7 @@ class LowRank:
 Layer = TypeVar("Layer", Linear, ExpertLinear)
 
 
-def _megatron_layer(node_position: Place) -> str:
+def _library_layer(node_position: Place) -> str:
     """Returns one name for the neighbours that Megatron-Core has in one layer; empty for a layer of its own."""
     return "joined" if node_position.node.name in JOINED_PROJECTIONS else ""
 
@@ -289,7 +289,7 @@ def _check_magnitudes(adapters: LowRank) -> None:
 
 def _check_joined_targets(tree: Node, adapters: LowRank, names: Sequence[str], include: frozenset[str]) -> None:
     """Raises `InputError` for some targets of several that the library has as one layer with one adapter."""
-    layers = _joined(linear_layers(tree, include), _megatron_layer) if adapters.is_parallel else ()
+    layers = _joined(linear_layers(tree, include), _library_layer) if adapters.is_parallel else ()
     for joined_layer in layers:
         fused_names = [node_position.node.name for node_position, _ in joined_layer]
         if 0 < len(set(fused_names) & set(names)) < len(fused_names):

@@ -162,6 +162,10 @@ class Settings:
             TRAINING,
             metavar="WORD",
             common=True,
+            replacements=dict.fromkeys(
+                ("fp16", "float16", "half"),
+                "no --precision, or autocast: bf16 has as many bytes, and is timed as fp16 where bf16 has no units",
+            ),
         ),
     ] = None
     quantize: Annotated[

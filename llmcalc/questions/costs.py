@@ -8,7 +8,7 @@ from typing import Any
 from ..costs.context_length import learned_positions, longest_sequence
 from ..errors import InputError
 from ..reports.answer import ReportedAnswer
-from ..studies.cost import Cost, RunCost
+from ..studies.cost import Cost, RunCost, with_lost_time
 from ..studies.step_size import default_batch, is_pretraining, usual_batch
 from ..timing.spread import Amount
 from ..workload.setting import declared, option
@@ -72,6 +72,7 @@ def _training_cost(run: RunQuestion, options: CostOptions, watts: float | None, 
     time_estimate: dict[str, Any] = {"is_measured": True}
     if options.step is not None:
         step_seconds = Amount.without_range(options.step)
+        run_seconds = step_seconds.scaled_by(step_count)
     else:
         time_options = TimeOptions(stack=options.stack, overlap=options.overlap, nic=options.nic)
         layout_plan = fastest_plan(run, time_options, batch)
@@ -80,8 +81,9 @@ def _training_cost(run: RunQuestion, options: CostOptions, watts: float | None, 
         assert layout_plan.times is not None
         step_seconds = seconds.amount
         time_estimate = {"range": seconds, "stack_title": layout_plan.times.stack.title, "plan": layout_plan}
+        run_seconds = with_lost_time(step_seconds.scaled_by(step_count), devices)
     return RunCost(
-        Cost(step_seconds.scaled_by(step_count), devices, watts, hourly_price),
+        Cost(run_seconds, devices, watts, hourly_price),
         options.tokens,
         steps=step_count,
         step=step_seconds,

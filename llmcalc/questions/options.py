@@ -275,8 +275,8 @@ class CostOptions:
     global_batch: Annotated[
         int | None,
         listed(
-            "Sequences per training step. Default about 4M tokens, of --seq 4096; of adapters and encoders a "
-            "micro-batch of each device."
+            "Sequences per training step. Default about 4M tokens, or 1,024 of each device if that is more, of --seq "
+            "4096; of adapters and encoders a micro-batch of each device."
         ),
     ] = None
     engine: EngineName = None

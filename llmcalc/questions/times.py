@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..device_memory.settings import NARROW_PRODUCTS, Settings
+from ..device_memory.settings import NARROW_PRODUCTS, Settings, users_in_training
 from ..errors import InputError, shown
 from ..parallel.layout import ONE_DEVICE, Layout
 from ..reports.answer import ReportedAnswer
@@ -42,7 +42,10 @@ def time_phase(run: RunQuestion, options: TimeOptions, is_setting_given: Callabl
     from ..timing.stack import stack_names
 
     can_train = options.stack in stack_names("training")
-    if options.global_batch is not None or can_train:
+    framework = run.layout.framework
+    if framework is not None and is_setting_given("users"):
+        raise users_in_training(f"--framework {framework}")
+    if options.global_batch is not None or can_train or framework is not None:
         return settings.with_(phase="training")
     reads_prompt = bool(run.preset.model.model_without_tokens) or options.server or options.context is not None
     return settings.with_(phase="prefill" if reads_prompt else "decode")

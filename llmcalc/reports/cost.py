@@ -7,8 +7,9 @@ from typing import Any
 from .. import units
 from ..accelerator import Hardware
 from ..sources.preset import Preset
-from ..studies.cost import NOT_COUNTED, RunCost
+from ..studies.cost import LEAST_TIME_IN_STEPS, NOT_COUNTED, RunCost
 from ..studies.plan import LayoutPlan
+from ..studies.step_size import DEVICE_TOKENS, STEP_TOKENS, usual_step_tokens
 from ..timing.spread import Amount
 from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell
 from .notes import float16_notes, plural, several
@@ -120,8 +121,15 @@ def _aside_text(hardware: Hardware, run_cost: RunCost) -> str:
     layout = "" if run_cost.plan is None else f", {_planned_layout(run_cost.plan)}"
     return (
         f"{run_cost.steps:,} steps of {run_cost.step_tokens:,} tokens, {step_origin} {step_text} each, on "
-        f"{devices_text}{layout}"
+        f"{devices_text}{layout}; {_lost_time_text(run_cost)}"
     )
+
+
+def _lost_time_text(run_cost: RunCost) -> str:
+    """Says what beside steps the amounts of a training run include."""
+    if run_cost.cost.includes_lost_time:
+        return f"high: {units.percent(1 - LEAST_TIME_IN_STEPS, 0)} of the time lost to restarts and the like"
+    return "without restarts, data loading, checkpoints"
 
 
 def _planned_layout(layout_plan: LayoutPlan) -> str:
@@ -140,6 +148,8 @@ def _step_text(run_cost: RunCost) -> str:
     if not is_usual_batch:
         return ""
     if run_cost.is_pretraining:
+        if usual_step_tokens(run_cost.cost.devices) > STEP_TOKENS:
+            return f" (a step of about {DEVICE_TOKENS:,} tokens a device, as of Llama 3 405B on 16,384)"
         return " (a step of about 4M tokens, as of Llama 2 and 3)"
     return " (a micro-batch of each device)"
 
@@ -152,6 +162,7 @@ def _cost_notes(hardware: Hardware, run_cost: RunCost) -> list[str]:
     if run_cost.assumed_options:
         notes.append(f"assumed: {' '.join(run_cost.assumed_options)}{_step_text(run_cost)}")
     cost_of_run = run_cost.cost
+    notes.append(_not_counted_text(run_cost))
     if cost_of_run.price is None:
         notes.append("no --price: no money; it is the price of a device and hour")
     if cost_of_run.power is None:
@@ -161,8 +172,19 @@ def _cost_notes(hardware: Hardware, run_cost: RunCost) -> list[str]:
             f"energy: {cost_of_run.power:,.0f} W of each accelerator (its TDP, or --power), without "
             f"{', '.join(NOT_COUNTED['power'])}"
         )
-    amount_kind = "training" if run_cost.tokens else "requests"
-    return [*notes, f"not counted: {', '.join(NOT_COUNTED[amount_kind])}"]
+    return notes
+
+
+def _not_counted_text(run_cost: RunCost) -> str:
+    """Names what the amounts leave out, and how much of it the upper end of a training run includes."""
+    not_counted = f"not counted: {', '.join(NOT_COUNTED['training' if run_cost.tokens else 'requests'])}"
+    if not run_cost.tokens or not run_cost.cost.includes_lost_time:
+        return not_counted
+    least_time = units.percent(LEAST_TIME_IN_STEPS, 0)
+    return (
+        f"{not_counted}; high alone has time for them: of six published long runs five spent {least_time} or "
+        "more of their time in steps that count"
+    )
 
 
 def _cost_data(preset: Preset, hardware: Hardware, run_cost: RunCost) -> dict[str, Any]:

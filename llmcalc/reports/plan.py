@@ -12,6 +12,7 @@ from ..frameworks.registry import FOR_PLANS, WITHOUT_A_NAME, framework
 from ..sources.preset import Preset
 from ..studies.layout_candidates import ENOUGH_HEADROOM, Candidate, position_of_layout, tie_flags
 from ..studies.plan import FEWER_LAYOUTS, UNTRIED, LayoutPlan, Plan
+from ..studies.step_size import DEVICE_TOKENS, STEP_TOKENS, usual_step_tokens
 from ..timing.spread import TIE, Range
 from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell, without_repetitions
 from .memory_notes import run_text
@@ -72,7 +73,7 @@ def report(
             if layout_plan.assumed_batch
             else "",
             f"assumed: a micro-batch of each device, {layout_plan.step_tokens:,} tokens a step; pre-training, and "
-            f"cost, take about 4M: --global-batch {layout_plan.batch_of_cost}"
+            f"cost, take about {_usual_step_text(layout_plan.devices)}: --global-batch {layout_plan.batch_of_cost}"
             if layout_plan.batch_of_cost
             else "",
             *_plan_notes(layout_plan),
@@ -142,6 +143,11 @@ def _fitting_count(plan: Plan) -> str:
     if not plan.unreplayed:
         return f"{len(plan.feasible):,} of {plan.tried:,} layouts {fits_verb}" if plan.feasible else "no layout fits"
     return f"{len(plan.feasible) or 'none'} of {plural(plan.replays, 'replayed layout')} {fits_verb}"
+
+
+def _usual_step_text(devices: int) -> str:
+    """Writes the tokens of a usual step: `4M`, or `1,024 of each device`."""
+    return "4M" if usual_step_tokens(devices) == STEP_TOKENS else f"{DEVICE_TOKENS:,} of each device"
 
 
 def _layout_row(layout_plan: LayoutPlan, candidate: Candidate, is_tie: bool = False, framework_title: str = "") -> Row:

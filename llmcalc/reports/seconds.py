@@ -145,6 +145,26 @@ def class_text(seconds_range: Range, title: str) -> str:
     )
 
 
+MUCH_WAITING = 0.2
+"""Share of a step that waits for the host above which a note names the host's assumed speed."""
+
+
+def _host_notes(timed_run: TimedRun) -> list[str]:
+    """Returns a note on the host's speed where a training step waits much for it; its range begins on a faster one."""
+    stack = timed_run.stack
+    tested = timed_run.range.tested
+    if tested is not None and tested.eager:
+        return []
+    if stack.on_fastest_host is None or timed_run.hidden_host < MUCH_WAITING * timed_run.seconds:
+        return []
+    kernel_seconds = 1e6 * stack.host_kernel
+    share = units.percent(timed_run.hidden_host / timed_run.seconds, 0)
+    return [
+        f"{share} waits for the host at {kernel_seconds:.0f} µs an operation; the "
+        f" low end has the fastest measured host, {kernel_seconds * stack.fastest_host:.0f} µs"
+    ]
+
+
 def exchange_notes(software_stack: Stack, layout: Layout) -> list[str]:
     """Returns a note on the exchange of experts' tokens where a server is assumed to run another one than usual."""
     if not software_stack.gathers_tokens or software_stack.gathers_on(layout.dp, layout.ep):
@@ -172,6 +192,7 @@ def report(
     notes = [
         *warnings,
         class_text(timed_run.range, timed_run.stack.title),
+        *_host_notes(timed_run),
         *_measured_notes(timed_run, measured_run),
         *exchange_notes(timed_run.stack, timed_run.layout),
         *float16_notes(timed_run.hardware, timed_run.formats.dtype),

@@ -198,7 +198,8 @@ class LayoutPlan:
         """Returns the range of a layout's seconds per step; None without a time estimate."""
         if self.times is None or candidate.seconds is None:
             return None
-        return self.times.range(candidate.seconds, candidate.layout)
+        times = self.times.of_run(self.estimates.with_recompute(candidate.recompute).memory)
+        return times.range(candidate.seconds, candidate.layout, candidate.micro_batches)
 
     @cached_property
     def recomputed(self) -> int | None:
@@ -239,7 +240,7 @@ def plan_of(
     """Plans the training of a model on `layout_request.devices` accelerators with the request's framework.
 
     layout_request: parallelism options; group sizes in it apply to every layout.
-    global_batch: sequences per step; None for one micro-batch per accelerator, of at most about 4M tokens.
+    global_batch: sequences per step; None for one micro-batch per accelerator, of at most a usual step (`step_size`).
     rows: number of layouts to replay on the allocator.
     estimates: peak estimates of the model under that framework; default new ones.
     nearest: see `LayoutOrder.plan`.

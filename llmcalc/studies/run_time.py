@@ -21,7 +21,7 @@ from ..device_memory.simulated_run import supports_sdpa
 from ..errors import InputError
 from ..frozen import frozen
 from ..model import ModelSpec
-from ..parallel.layout import Layout
+from ..parallel.layout import Layout, Schedule
 from ..timing.calibration import UNCHANGED, Factors
 from ..timing.device import Device, device_of
 from ..timing.inference import InferencePass, decode, prefill
@@ -29,7 +29,14 @@ from ..timing.kernels import Adapters, RankPass, RankWork
 from ..timing.price import QUANTIZED, Formats, TimedOperation, TimedPass, TimeEstimator
 from ..timing.records import Stack
 from ..timing.spread import Range, expected_range, untested_ranks
-from ..timing.stack import find_stack, stack_of_vendor, with_attention, with_gradient_buffers, with_overlap
+from ..timing.stack import (
+    find_stack,
+    stack_of_vendor,
+    with_attention,
+    with_gradient_buffers,
+    with_overlap,
+    with_schedule,
+)
 from ..timing.step import Step, StepPlan, StepTimer, host_wait
 from ..timing.traffic import Traffic, kernel_traffic
 from ..timing.work import rank_work
@@ -313,7 +320,7 @@ class TrainingTimes:
         self.device: Device = settings.device(hardware)
         stack = _with_class_attention(settings.supporting_stack("training"), memory)
         self.stack: Stack = with_gradient_buffers(stack, _gradient_buffer_bytes(memory))
-        self.step_timer: StepTimer = StepTimer(memory.spec, self.device, self.stack)
+        self._set_timers()
         self.recompute: Recompute = memory.settings.recomputed()
         _refuse_wide_products(memory)
         if memory.settings.fake_quantize is not None:
@@ -327,12 +334,29 @@ class TrainingTimes:
                 "for products with a scale per 32 elements; expected fp8, bf16-master or another --hardware"
             )
 
+    def _set_timers(self) -> None:
+        spec, fast_host_stack = self.memory.spec, self.stack.on_fastest_host
+        self.step_timer: StepTimer = StepTimer(spec, self.device, self.stack)
+        self.fast_host_timer: StepTimer | None = (
+            None if fast_host_stack is None else StepTimer(spec, self.device, fast_host_stack)
+        )
+
     def of_run(self, memory: Memory) -> TrainingTimes:
         """Returns the time estimates of the same model with other recomputation."""
         copy_of_times = copy(self)
         copy_of_times.memory = memory
         copy_of_times.recompute = memory.settings.recomputed()
         return copy_of_times
+
+    def of_schedule(self, schedule: Schedule) -> TrainingTimes:
+        """Returns the time estimates with the messages that a pipeline's schedule hides; `--overlap` prevails."""
+        stack = self.stack if self.settings.overlap is not None else with_schedule(self.stack, schedule)
+        if stack is self.stack:
+            return self
+        times_of_schedule = copy(self)
+        times_of_schedule.stack = stack
+        times_of_schedule._set_timers()
+        return times_of_schedule
 
     def plan(self, layout: Layout, micro_batches: int) -> StepPlan:
         """Returns the step plan of a layout."""
@@ -354,16 +378,28 @@ class TrainingTimes:
         """Returns the training step with its seconds. Raises `InputError` for a layout that is not modelled."""
         return self.step_timer.step(self.plan(layout, micro_batches))
 
-    def range(self, seconds: float, layout: Layout) -> Range:
+    def range(self, seconds: float, layout: Layout, micro_batches: int) -> Range:
         """Returns the range of an estimate in seconds of a layout's step.
 
-        It is the widest one for schedules and pairs of stack and accelerator that were never measured.
+        Its low end is that of the fastest measured host. It is the widest one for schedules and pairs of stack and
+        accelerator that were never measured.
         """
         stack_of_accelerator = stack_of_vendor(self.hardware.vendor, "training")
         untested = f"the schedule {layout.schedule}" if layout.schedule in UNMEASURED_SCHEDULES else ""
         if stack_of_accelerator not in ("", self.stack.name):
             untested = f"{self.hardware.title} devices"
-        return expected_range(seconds, "training", self.device, self.stack, self.memory.spec, untested)
+        fast_host_seconds = None
+        if self.fast_host_timer is not None:
+            fast_host_seconds = self.fast_host_timer.step(self.plan(layout, micro_batches)).seconds
+        return expected_range(
+            seconds,
+            "training",
+            self.device,
+            self.stack,
+            self.memory.spec,
+            untested,
+            fast_host_seconds=fast_host_seconds,
+        )
 
     def timed_run(self, layout: Layout, micro_batches: int) -> TimedRun:
         """Returns the timed run of a layout with all of its parts."""
@@ -390,7 +426,7 @@ class TrainingTimes:
             0,
             Formats(plan.dtype),
             plan,
-            self.range(float(timed_step.seconds), layout),
+            self.range(float(timed_step.seconds), layout, micro_batches),
             parts_of_run,
             tuple((float(run_count * seconds_scale), operation) for run_count, operation in repeated_operations),
             hidden_host=host * seconds_scale,
@@ -467,9 +503,12 @@ def _adapters_of_run(memory: Memory) -> Adapters | None:
     low_rank = memory.states.adapters
     if low_rank is None:
         return None
-    if low_rank.base == "int8" or (low_rank.base != "none" and not memory.settings.has_kbit_base):
+    if low_rank.base == "int8":
+        raise InputError("--base int8: its time is not modelled; expected --base nf4, nf4-dq or none")
+    if low_rank.base != "none" and not memory.settings.has_kbit_base:
         raise InputError(
-            f"--base {low_rank.base}: its time is not modelled; expected --base nf4, nf4-dq or none of PEFT"
+            f"--lora-library {low_rank.library}: the time of adapters beside its --base {low_rank.base} is not "
+            "modelled; expected --lora-library peft, or --base none"
         )
     if low_rank.copies:
         modules = ",".join(sorted(low_rank.copies))
@@ -543,7 +582,7 @@ def time_training(
     memory: Memory, hardware: Hardware, layout: Layout, micro_batches: int, settings: TimeSettings
 ) -> TimedRun:
     """Returns the timed run of a training step. Raises `InputError` for a run that is not modelled."""
-    return TrainingTimes(memory, hardware, settings).timed_run(layout, micro_batches)
+    return TrainingTimes(memory, hardware, settings).of_schedule(layout.schedule).timed_run(layout, micro_batches)
 
 
 def in_format_of_stack(memory: Memory, stack: Stack) -> Memory:

@@ -11,12 +11,23 @@ from ..model import ModelSpec
 from ..parallel.layout import Layout
 
 STEP_TOKENS = 2**22
-"""Tokens of a usual training step: 4M, as of Llama 2 (arXiv:2307.09288) and of most of Llama 3's training."""
+"""Tokens of a usual training step: 4M, as of Llama 2 (arXiv:2307.09288) and of the first steps of Llama 3 405B."""
+
+DEVICE_TOKENS = 2**10
+"""Fewest tokens of a device in a usual step: Llama 3 405B had 16M tokens on 16,384 H100 (arXiv:2407.21783, table 4).
+
+With fewer, most of a step on many devices is the pipeline's bubble and messages, so a run takes more tokens.
+"""
+
+
+def usual_step_tokens(devices: int) -> int:
+    """Returns the tokens of a usual step: 4M, or 1,024 of each device where these are more."""
+    return max(STEP_TOKENS, DEVICE_TOKENS * devices)
 
 
 def usual_batch(seq: int, devices: int) -> int:
-    """Returns the sequences of a step of about 4M tokens: a multiple or a divisor of the number of devices."""
-    sequences = max(1, STEP_TOKENS // seq)
+    """Returns the sequences of a usual step: a multiple or a divisor of the number of devices."""
+    sequences = max(1, usual_step_tokens(devices) // seq)
     if devices <= sequences:
         return round(sequences / devices) * devices
     return next(batch_size for batch_size in range(sequences, 0, -1) if devices % batch_size == 0)
@@ -28,7 +39,7 @@ def default_batch(seq: int, devices: int, micro_batch: int) -> int:
 
 
 def is_pretraining(spec: ModelSpec, lora_rank: int | None) -> bool:
-    """Whether a run trains all weights of a language model, for which usual steps have about 4M tokens."""
+    """Whether a run trains all weights of a language model, as runs with usual steps do."""
     return spec.kind == "decoder" and not spec.model_without_tokens and lora_rank is None
 
 

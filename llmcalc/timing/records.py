@@ -170,6 +170,7 @@ class Stack(Record):
     kernels: dict[str, tuple[float, float]] = {}
     host_kernel: float = 0.0
     host_prompt_kernel: float = 0.0
+    fastest_host: Share = 1.0
     host_step: float = 0.0
     hides_host: bool = False
     host_sequence: float = 0.0
@@ -200,6 +201,13 @@ class Stack(Record):
         if (self.rows == 0) != (self.sets == 0):
             raise ValueError(f"{self.name}: rows and sets; expected both or none")
         return self
+
+    @property
+    def on_fastest_host(self) -> Stack | None:
+        """The stack on the fastest host whose launches were measured; None where the host's speed is not a range."""
+        if self.fastest_host == 1.0:
+            return None
+        return self.model_copy(update={"host_kernel": self.host_kernel * self.fastest_host})
 
     def gathers_on(self, replicas: int, expert_ranks: int) -> bool:
         """Whether expert ranks gather the tokens of all attention replicas, in place of exchanging routed rows."""

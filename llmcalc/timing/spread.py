@@ -171,12 +171,15 @@ def expected_range(
     spec: ModelSpec,
     untested: str = "",
     burst_seconds: Number | None = None,
+    fast_host_seconds: Number | None = None,
 ) -> Range:
     """Returns the range of a time estimate.
 
     untested: what of the run was never measured on any device; default nothing.
     burst_seconds: of a first token beside other requests, the estimate where all of them arrive at once, of which the
         upper end is a multiple; None (default) for all other times.
+    fast_host_seconds: of a step that waits for the host, the estimate on the fastest measured host, of which the lower
+        end is a multiple where the class has no steps of eager stacks alone; None (default) for all other times.
     """
     if phase != "training" and spec.encoder is not None and spec.decoder is not None:
         untested = untested or "an encoder beside the decoder"
@@ -194,5 +197,9 @@ def expected_range(
     )
     bounds = tested_class or _tested_classes().widest_bounds(phase)
     latest_seconds = seconds if burst_seconds is None else max(float(seconds), float(burst_seconds))
-    low, high = seconds * bounds.low, latest_seconds * bounds.high
+    holds_hosts = tested_class is not None and bool(tested_class.eager)  # its rows are of steps that wait for hosts
+    earliest_seconds = seconds
+    if fast_host_seconds is not None and not holds_hosts:
+        earliest_seconds = min(float(seconds), float(fast_host_seconds))
+    low, high = earliest_seconds * bounds.low, latest_seconds * bounds.high
     return Range(seconds, low, high, phase, device.evidence, stack.name, tested_class, untested)

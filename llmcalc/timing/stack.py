@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..errors import InputError, suggest
 from ..frozen import frozen
+from ..parallel.layout import Schedule
 from .records import Stack, stacks
 
 OVERLAPS = ("none", "dp", "tp", "ep", "all")
@@ -58,6 +59,19 @@ def with_attention(stack: Stack, implementation: str | None) -> Stack:
         verb: stack.kernels[f"eager_{verb}"] for verb in ("attention",) if f"eager_{verb}" in stack.kernels
     }
     return stack.model_copy(update={"attention": "scores", "kernels": stack.kernels | eager_kernels})
+
+
+def with_schedule(stack: Stack, schedule: Schedule) -> Stack:
+    """Returns a software stack whose pipeline hides the exchanges of experts, if that is what the schedule is for.
+
+    DualPipe runs each exchange beside the products of a micro-batch in the other direction (DeepSeek-V3,
+    arXiv:2412.19437, §3.2.1). It says that all of it is hidden; measured is what Megatron-Core hides in the same way.
+    """
+    if schedule != "dualpipe":
+        return stack
+    return stack.model_copy(
+        update={"hidden": {**stack.hidden, "ep": max(stack.hidden.get("ep", 0.0), WITH_OVERLAP.ep)}}
+    )
 
 
 def with_gradient_buffers(stack: Stack, buffer_bytes: float | None) -> Stack:

@@ -57,6 +57,7 @@ class Setting:
         with kernels of its own refuses it, or has some of its values.
     parse: what reads a value, and checks it, in place of the check of its type.
     instead: what says the same in the phases in which it means nothing; empty for nothing.
+    replacements: word that it does not take → what an error says to type in its place; none by default.
     """
 
     help: str
@@ -76,6 +77,7 @@ class Setting:
     every_framework: bool = False
     parse: Check | None = None
     instead: str = ""
+    replacements: Mapping[str, str] | None = None
 
 
 @frozen(slots=True)
@@ -107,6 +109,9 @@ class Declared:
         if self.setting.parse is not None:
             return self.setting.parse(option_name, raw_value)
         if self.words:
+            replacement = (self.setting.replacements or {}).get(raw_value) if isinstance(raw_value, str) else None
+            if replacement is not None:
+                raise InputError(f"{option_name}: {shown(raw_value)} is not supported; expected {replacement}")
             return one_of(option_name, raw_value, self.kind)
         if self.kind is int:
             return whole(option_name, length_of(option_name, raw_value), self.setting.least, self.setting.most)

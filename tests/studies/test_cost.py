@@ -41,6 +41,41 @@ def test_training_costs_its_steps_under_the_fastest_layout(run: Any) -> None:
     assert document["cost"]["days"]["estimate"] == pytest.approx(days)
 
 
+# Published device-hours of whole runs, with the devices and the tokens of a step that their papers state.
+PUBLISHED_HOURS = {
+    "llama2-7b": ("a100", 256, "2T", (), 184_320),  # arXiv:2307.09288, table 2
+    "llama3.1-405b": ("h100", 16384, "15.6T", ("--seq", "8k"), 30_840_000),  # the card; 16M tokens a step are assumed
+}
+
+
+@pytest.mark.parametrize("model", PUBLISHED_HOURS)
+def test_the_hours_of_published_runs_are_in_the_range(run: Any, model: str) -> None:
+    """The range of a step in a benchmark ended below them: 150,000 and 30.6M, or 54M with 256 tokens of a device."""
+    hardware, devices, tokens, words, hours = PUBLISHED_HOURS[model]
+    document = cost(run, model, "--hardware", hardware, "--devices", str(devices), "--tokens", tokens, *words)
+    amount = document["cost"]["device_hours"]
+    assert amount["low"] < hours < amount["high"]
+    steps = document["steps"] * document["step"]["high"]
+    assert amount["high"] * 3600 / devices == pytest.approx(steps / 0.78)
+    assert any("high alone has time for them: of six published long runs five spent 78 %" in note
+               for note in document["notes"])  # fmt: skip
+
+
+def test_a_run_on_one_node_has_the_range_of_its_steps(run: Any) -> None:
+    words = ("llama3-8b", "--tokens", "1B", "--hardware", "h100", "--devices", "8", "--seq", "8k")
+    document = cost(run, *words)
+    assert document["cost"]["days"]["high"] * 86400 == pytest.approx(document["steps"] * document["step"]["high"])
+    assert "without restarts, data loading, checkpoints" in " ".join(run("cost", *words).out.split())
+
+
+def test_a_usual_step_grows_with_devices(run: Any) -> None:
+    words = ("llama3-8b", "--tokens", "1T", "--hardware", "h100", "--step", "9s", "--seq", "8k", "--devices")
+    assert cost(run, *words, "4096")["assumed"] == ["--global-batch 512"]
+    document = cost(run, *words, "16384")
+    assert document["assumed"] == ["--global-batch 2048"]  # 1,024 of 16,384 devices, as Llama 3 405B
+    assert cost(run, *words[:-3], *words[-1:], "16384", "--seq", "1k")["assumed"] == ["--global-batch 16384"]
+
+
 def test_a_measured_step_has_no_range(run: Any) -> None:
     document = cost(run, *TRAIN, "--step", "20s", "--power", "1000", "--price", "2")
     amounts = document["cost"]

@@ -404,6 +404,8 @@ REFUSED = {
     "time gpt2 --hardware h100 --measured soon": "--measured: 'soon'; expected a duration",
     "time gpt2 --hardware h100 --measured -1": "--measured",
     "time gpt2 --hardware h100 --by-node 99": "--by-node: 99 is too large; expected at most 8",
+    "time gpt2 --hardware h100 --framework torch --users 4": "--users: training has no users, and --framework torch",
+    "time gpt2 --hardware t4 --precision fp16": "expected no --precision, or autocast: bf16 has as many bytes",
     "time gpt2 --hardware h100 --nic fast": "--nic: 'fast'; expected GB/s",
     "time gpt2 --hardware h100 --overlap pp": "--overlap: 'pp' is not known",
     "time gpt2 --hardware h100 --phase training --stack vllm": "--stack vllm: is for inference",
@@ -564,3 +566,55 @@ def test_a_stack_or_schedule_that_no_run_has_is_never_tested(
     document = answer(run, "time", SMALL, "--phase", "training", "--seq", "512", *size, *words)
     assert document["class"]["stack"] == stack
     assert bool(document["class"]["tested_rows"]) == tested
+
+
+def test_every_framework_that_is_named_trains(run: Any) -> None:
+    """`--framework torch` alone timed a token of vLLM, where the others timed a step."""
+    for framework in ("torch", "deepspeed", "megatron", "fsdp2"):
+        document = run("time", "gpt2", "--hardware", "h100", "--framework", framework, "--format", "json").document
+        assert document["class"]["phase"] == "training", framework
+
+
+DUALPIPE = (
+    "time", "deepseek-v3", "--hardware", "h800", "--devices", "128", "--pp", "4", "--ep", "32", "--pp-layout",
+    "15x3,16", "--framework", "megatron", "--global-batch", "512", "--seq", "4k", "--precision", "fp8",
+)  # fmt: skip
+
+
+def test_dualpipe_hides_exchanges_of_experts(run: Any) -> None:
+    """arXiv:2412.19437, §3.2.1; alone it was slower than 1F1B with --overlap all."""
+
+    def seconds(*words: str) -> float:
+        return float(run(*DUALPIPE, *words, "--format", "json").document["seconds"]["estimate"])
+
+    hidden = seconds("--schedule", "dualpipe")
+    assert hidden == seconds("--schedule", "dualpipe", "--overlap", "all")  # --tp 1: of tp there are no messages
+    assert hidden < seconds("--overlap", "all") < seconds()
+    assert seconds("--schedule", "dualpipe", "--overlap", "none") > hidden
+
+
+LORA_STEP = (
+    "time", "qwen1.5-7b", "--hardware", "a100", "--lora-rank", "64", "--lora-targets", "all-linear",
+    "--num-microbatches", "8", "--recompute", "full", "--seq",
+)  # fmt: skip
+
+
+def test_the_range_of_a_step_that_waits_for_the_host_begins_on_a_fast_one(run: Any) -> None:
+    """Qwen's table has 1.2 s an iteration with fewer adapters; the range was 2.4 to 4.7 s."""
+    short = run(*LORA_STEP, "256", "--format", "json").document
+    low, estimate = short["seconds"]["low"], short["seconds"]["estimate"]
+    assert low < 0.6 * estimate
+    text = " ".join(run(*LORA_STEP, "256").out.split())
+    assert "waits for the host at 40 µs an operation; the low end has the fastest measured host, 22 µs" in text
+    long = run(*LORA_STEP, "8192", "--format", "json").document
+    assert long["seconds"]["low"] > 0.8 * long["seconds"]["estimate"]
+    assert "waits for the host" not in run(*LORA_STEP, "8192", "--notes").out
+
+
+def test_a_plan_has_the_range_of_time(run: Any) -> None:
+    words = ("smollm-135m", "--hardware", "a100", "--seq", "512", "--format", "json", "--framework", "fsdp2")
+    first = run("plan", *words, "--devices", "2", "--rows", "1").document["feasible"][0]
+    timed = run(
+        "time", *words, *first["options"].split(), "--num-microbatches", str(first["num_microbatches"])
+    ).document
+    assert timed["seconds"] == first["seconds"]

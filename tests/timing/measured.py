@@ -24,6 +24,7 @@ from .measured_rows import (
     Row,
     device_of_row,
     estimate,
+    fast_host_seconds,
     full_server,
     load_of,
     naive,
@@ -51,7 +52,8 @@ def range_of(row: Row, seconds: float) -> Range:
     device = device_of_row(row["hardware"], row["nic_gb_s"])
 
     def expected(phase: str, burst_seconds: float | None = None) -> Range:
-        return expected_range(seconds, phase, device, row.stack, spec_of(row["model"]), burst_seconds=burst_seconds)
+        return expected_range(seconds, phase, device, row.stack, spec_of(row["model"]), burst_seconds=burst_seconds,
+                              fast_host_seconds=fast_host_seconds(row) if row.trains else None)  # fmt: skip
 
     if row["measure"] in PARTS:
         prompts, tokens, share = expected("prefill"), expected("decode"), prompt_share(row)

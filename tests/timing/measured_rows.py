@@ -54,6 +54,8 @@ STACKS = {
     "fms-fsdp": "fsdp2-compile",
     "olmo-core": "fsdp2-compile",
     "deepspeed": "deepspeed",
+    "qwen-2023": "torch",
+    "qwen-2023-zero3": "deepspeed",
     "deepspeed-offload": "deepspeed-offload",
     "automodel": "fsdp2-liger",
     "trl": "fsdp2-liger",
@@ -72,9 +74,9 @@ STACKS = {
 }
 """Software of the rows → stack of `presets/timing`; others have its name. Servers without one have the default."""
 
-ONE_CONNECTION = {"halo", "trl"}
-"""Software of rows with CUDA_DEVICE_MAX_CONNECTIONS=1 (Halo's image sets it): all kernels and messages of FSDP are in
-one queue, so none hides another; Megatron-LM refuses to run FSDP with it.
+ONE_CONNECTION = {"halo", "trl", "qwen-2023-zero3"}
+"""Software of rows with CUDA_DEVICE_MAX_CONNECTIONS=1 (Halo's image and Qwen's script set it): all kernels and messages
+of FSDP are in one queue, so none hides another; Megatron-LM refuses to run FSDP with it.
 """
 
 GRADIENTS_IN_16_BITS = {"megatron-bridge", "megatron-bridge-graphs", "nemo-perf"}
@@ -113,6 +115,9 @@ ADAPTED = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
 
 ALL_ADAPTED = ADAPTED | {"gate_proj", "up_proj", "down_proj"}
 """Those of rows that adapt every linear layer but the head."""
+
+TARGETS = {"": ADAPTED, "all": ALL_ADAPTED, "joined": ALL_ADAPTED - {"k_proj", "v_proj"}}
+"""Adapted layers of a row → their names; `joined`: queries, keys and values are one layer with one adapter."""
 
 STEP_TOKENS = 8192
 """Most tokens of a step of a server: the default of vLLM and TensorRT-LLM on the rows' accelerators."""
@@ -289,9 +294,12 @@ def device_of_row(name: str, nic: str) -> Device:
 
 @cache
 def _prices(
-    model: str, device: tuple[str, str], software: str, overlap: str, attention: str, factors: Factors
-) -> StepTimer:
+    model: str, device: tuple[str, str], software: str, overlap: str, attention: str, factors: Factors,
+    on_fastest_host: bool = False,
+) -> StepTimer:  # fmt: skip
     stack = with_attention(with_overlap(_stack(software), overlap or None), attention or None)
+    if on_fastest_host:
+        stack = stack.on_fastest_host or stack
     return StepTimer(spec_of(model), factors.device(device_of_row(*device)), factors.stack(stack))
 
 
@@ -308,7 +316,12 @@ def estimate(row: Row, factors: Factors = UNCHANGED) -> float:
     return _step_seconds(row, factors) if row.trains else _inference_seconds(row, factors)
 
 
-def _step_seconds(row: Row, factors: Factors) -> float:
+def fast_host_seconds(row: Row) -> float:
+    """The estimate of a training step on the fastest measured host."""
+    return _step_seconds(row, UNCHANGED, on_fastest_host=True)
+
+
+def _step_seconds(row: Row, factors: Factors, on_fastest_host: bool = False) -> float:
     zero, dp = row.whole("zero"), row.whole("dp")
     layout = Layout(
         tp=row.whole("tp"),
@@ -328,7 +341,7 @@ def _step_seconds(row: Row, factors: Factors) -> float:
     precision = row["precision"]
     dtype = {"fp16": "bf16", "mxfp8": "fp8", "nvfp4": "fp4"}.get(precision, precision)
     device = row["hardware"], row["nic_gb_s"]
-    prices = _prices(row["model"], device, row["stack"], row["overlap"], row["attention"], factors)
+    prices = _prices(row["model"], device, row["stack"], row["overlap"], row["attention"], factors, on_fastest_host)
     micro_batch = float(row["micro_batch"])
     plan = StepPlan.from_layout(
         layout,
@@ -338,7 +351,7 @@ def _step_seconds(row: Row, factors: Factors) -> float:
         dtype=dtype,
         recompute=RECOMPUTED[row["recompute"]],
         include=frozenset({"mtp"} if row["mtp"] else ()),
-        adapters=Adapters(int(row["lora"]), ALL_ADAPTED if row["lora_targets"] else ADAPTED) if row["lora"] else None,
+        adapters=Adapters(int(row["lora"]), TARGETS[row["lora_targets"]]) if row["lora"] else None,
         recompute_nodes=_recomputed_modules(row["model"], row["recompute_modules"]),
     )
     return float(prices.step(plan).seconds)

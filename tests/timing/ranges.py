@@ -141,14 +141,19 @@ def calibration(tested: TestedClass, sources: Mapping[str, Sequence[Ratios]]) ->
 
 
 def calibrations(scores: Iterable[Score]) -> list[Calibration]:
-    """Of each class with measured rows. Rows of whole requests with long prompts have ranges of two classes."""
+    """Of each class with measured rows. Rows of whole requests with long prompts have ranges of two classes.
+
+    The class of new stacks has the errors of stacks whose figures come from their code, whatever rows a new one has.
+    """
     classes: dict[str, TestedClass] = {}
     ratios: dict[str, dict[str, list[Ratios]]] = defaultdict(lambda: defaultdict(list))
     for score in scores:
         row = score.row
         expected = measured.range_of(row, score.seconds)
         tested = expected.tested
-        if tested is None or row.kind == measured_rows.DEBUGGED or _has_two_classes(row):
+        if tested is None or tested.stack == "new" or row.kind == measured_rows.DEBUGGED:
+            continue
+        if _has_two_classes(row):
             continue
         classes[tested.words] = tested
         low = row.seconds * tested.low / float(expected.low)
