@@ -12,6 +12,7 @@ from ..accelerator import Hardware
 from ..errors import InputError, shown
 from ..frameworks.engines.engine import Change, Engine, EngineVersion
 from ..frameworks.engines.flags import read_values
+from ..frameworks.engines.rank import MissingKernels
 from ..frameworks.engines.registry import engine_and_version
 from ..frameworks.engines.use import EngineOption, EngineUse
 from ..frameworks.server_files.server import LaunchedServer
@@ -233,14 +234,15 @@ def ask_engine_fit(
         return flags if receipt is None else receipt.with_receipt(flags, hardware)
 
     max_devices = devices or MOST_DEVICES
-    options = [
-        option
-        for hardware in accelerators
-        if record.runs_on(hardware)
-        for option in _fewest_devices(
-            question.preset, record, version, hardware, flags_on(hardware), user_count, max_devices
-        )
-    ]
+    options: list[EngineOption] = []
+    for hardware in filter(record.runs_on, accelerators):
+        try:
+            options += _fewest_devices(
+                question.preset, record, version, hardware, flags_on(hardware), user_count, max_devices
+            )
+        except MissingKernels:
+            if question.hardware is not None:
+                raise
     if not options:
         if question.hardware is not None:
             hardware = _served_accelerator(record, find_hardware(question.hardware))

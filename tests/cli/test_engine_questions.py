@@ -117,10 +117,58 @@ def test_users_on_screens_are_those_of_all_data_parallel_ranks() -> None:
 
 @pytest.mark.parametrize("engine", ["vllm==0.11.0", "vllm", "sglang"])
 def test_blocks_with_a_scale_that_ranks_divide_are_refused(engine: str, run: Callable[..., Result]) -> None:
-    """vllm#17569: "output_size of gate's and up's weight = 192 is not divisible by weight quantization block_n = 128"."""
+    """vllm#17569: "gate's and up's weight = 192 is not divisible by weight quantization block_n = 128"."""
     words = f"memory qwen3-30b-a3b --quantize fp8-block128 --engine {engine} --hardware l40s".split()
     assert "192 rows are not a multiple of the block of 128" in run(*words, "--tp", "4").error
     whole_experts = "--enable-expert-parallel" if engine.startswith("vllm") else "--ep-size=4"
     for layout in (["--tp", "2"], ["--tp", "4", whole_experts]):
         assert run(*words, *layout, "--format", "json").document["kv_tokens"] > 0
     assert "192 rows" in run("fit", *words[1:], "--tp", "4").error
+
+
+@pytest.mark.parametrize(
+    ("words", "least_capability"),
+    [
+        ("memory qwen2.5-7b --quantize awq-int4-g128 --hardware v100-32gb --engine vllm", "awq from 7.5"),
+        ("memory qwen2.5-7b --quantize fp8 --hardware t4 --engine vllm==0.11.0", "fp8 from 8.0"),
+        ("memory qwen2.5-7b --quantize nvfp4 --hardware v100-32gb --engine vllm", "nvfp4 from 7.5"),
+        ("memory gpt-oss-20b --hardware t4 --tp 2 --engine vllm", "mxfp4 from 8.0"),
+        ("kv qwen2.5-7b --kv-dtype fp8 --hardware v100-32gb --engine vllm", "a cache in fp8 from 8.0"),
+        ("memory minicpm3-4b --kv-dtype fp8 --hardware a100-80gb --engine vllm", "latents in fp8 from 8.9"),
+        ("fit deepseek-v3.2 --hardware a100-80gb --devices 16 --engine vllm", "an indexer from 9.0"),
+        ("memory qwen2.5-7b --quantize fp8 --hardware t4 --engine sglang", "fp8 from 8.0"),
+        ("memory deepseek-v3.2 --hardware a100-80gb --tp 8 --engine sglang", "an indexer from 9.0"),
+        ("memory qwen2.5-7b --quantize fp8 --hardware a100-80gb --engine tensorrt-llm", "fp8 from 8.9"),
+        ("memory llama3.1-8b --hardware v100-32gb --engine tensorrt-llm", "NVIDIA (8.0 or higher)"),
+        (
+            "serve qwen2.5-7b --quantize awq-int4-g128 --hardware v100-32gb --input 1000 --output 200 --concurrency 8",
+            "awq from 7.5",
+        ),
+    ],
+)
+def test_kernels_that_an_accelerator_lacks_are_refused(
+    words: str, least_capability: str, run: Callable[..., Result]
+) -> None:
+    """`get_min_capability` of the engine's quantization methods, `supports_compute_capability` of its attention."""
+    result = run(*words.split())
+    assert result.code == 2
+    assert least_capability in result.error.replace("compute capability ", "")
+
+
+def test_kernels_that_an_accelerator_lacks_are_not_advised(run: Callable[..., Result]) -> None:
+    document = run("memory", "qwen2.5-7b", "--hardware", "v100-32gb", "--engine", "vllm", "--format", "json").document
+    flags = {change["flag"] for change in document["changes"]}
+    assert "--enforce-eager" in flags
+    assert not {"--kv-cache-dtype fp8", "--quantization fp8"} & flags
+
+
+def test_a_search_over_accelerators_passes_those_without_kernels(run: Callable[..., Result]) -> None:
+    options = run("fit", "gpt-oss-20b", "--engine", "vllm", "--format", "json").document["options"]
+    names = {option["hardware"] for option in options}
+    assert "h100-sxm" in names
+    assert not {"t4", "v100-32gb"} & names
+
+
+def test_a_server_is_sought_among_the_formats_that_an_accelerator_runs(run: Callable[..., Result]) -> None:
+    words = "serve qwen2.5-7b --quantize auto,awq-int4-g128 --hardware v100-32gb --input 1000 --output 200"
+    assert run(*words.split(), "--concurrency", "8").code == 0

@@ -17,7 +17,7 @@ from ...costs.quantization.base import named_weight_sites, weight_sites_of
 from ...costs.quantization.formats import IndivisibleMatrix
 from ...costs.trained_tensors import bytes_of
 from ...device_memory.settings import Settings
-from ...device_memory.static import MemoryUse
+from ...device_memory.static import MemoryUse, quantization_scheme
 from ...device_memory.static import memory as static_memory
 from ...errors import InputError, MissingExtra
 from ...frozen import frozen
@@ -65,6 +65,10 @@ class ReserveWithoutRest(InputError):
     def __init__(self, option_name: str, message: str) -> None:
         super().__init__(message)
         self.option_name: str = option_name
+
+
+class MissingKernels(InputError):
+    """Raised for an accelerator on which an engine has no kernels for the weights, the cache or the attention."""
 
 
 class TokenCache(NamedTuple):
@@ -147,6 +151,12 @@ class EngineRank:
         return "mxfp4" if is_mxfp4 else None
 
     @cached_property
+    def weight_kernels(self) -> frozenset[str]:
+        """The kernels that compute with the quantized weights, such as `awq`; empty for plain weights."""
+        scheme = quantization_scheme(self._settings(self.scheme), self.preset.checkpoint)
+        return frozenset() if scheme is None else scheme.kernels
+
+    @cached_property
     def weights(self) -> int:
         """Bytes of the rank's weights, including its image and audio encoders."""
         if self.scheme == "mxfp4" and self.layout.tp > 1:
@@ -196,12 +206,15 @@ class EngineRank:
         return int(self._memory_use(model, scheme).weights)
 
     def _memory_use(self, model: ModelSpec, scheme: str | None) -> MemoryUse:
+        include = included(self.with_mtp, self.with_towers and bool(self.preset.model.towers))
+        return static_memory(model, self._settings(scheme), self.preset.dtype, include, self.preset.checkpoint)
+
+    def _settings(self, scheme: str | None) -> Settings:
+        """Returns the settings of a model in a quantization scheme, None for the checkpoint's own."""
         scheme_fields: dict[str, Any] = {} if scheme is None else {"quantize": scheme}
         if self.dtype is not None:
             scheme_fields["dtype"] = self.dtype
-        include = included(self.with_mtp, self.with_towers and bool(self.preset.model.towers))
-        memory_settings = Settings(phase="inference", **scheme_fields)
-        return static_memory(model, memory_settings, self.preset.dtype, include, self.preset.checkpoint)
+        return Settings(phase="inference", **scheme_fields)
 
     @cached_property
     def weights_by_component(self) -> dict[str, int]:

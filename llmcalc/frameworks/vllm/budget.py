@@ -137,6 +137,7 @@ class Server(EngineServer):
         if self.dp > 1 and self.pp > 1 and self.flags.get("enable_expert_parallel"):
             raise InputError("--enable-expert-parallel: with --data-parallel-size and stages is not modelled")
 
+        self.check_kernels(self.rank_of_stage(0))
         self.check_context_ranks()
         if self.flags.get("disable_sliding_window") and any(
             cache.window for cache in self.rank_of_stage(0).token_caches
