@@ -172,3 +172,29 @@ def test_a_search_over_accelerators_passes_those_without_kernels(run: Callable[.
 def test_a_server_is_sought_among_the_formats_that_an_accelerator_runs(run: Callable[..., Result]) -> None:
     words = "serve qwen2.5-7b --quantize auto,awq-int4-g128 --hardware v100-32gb --input 1000 --output 200"
     assert run(*words.split(), "--concurrency", "8").code == 0
+
+
+@pytest.mark.parametrize(("target", "is_float32"), [("gemma3-1b", True), ("qwen2.5-1.5b", False)])
+def test_classes_that_refuse_float16_run_in_float32_without_bfloat16(
+    target: str, is_float32: bool, run: Callable[..., Result]
+) -> None:
+    """vllm/config/model.py, `_FLOAT16_NOT_SUPPORTED_MODELS` and `_resolve_auto_dtype`."""
+    words = ("memory", target, "--engine", "vllm", "--max-model-len", "8192", "--format", "json")
+    t4, l4, t4_in_float32 = (
+        run(*words, "--hardware", *rest).document["memory"]["by_kind"]["weights"]
+        for rest in (["t4"], ["l4"], ["t4", "--dtype", "float32"])
+    )
+    assert t4 == (t4_in_float32 if is_float32 else l4)
+    assert (t4_in_float32 - l4) == pytest.approx(l4, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("gemma3-1b --hardware h100 --dtype half", "--dtype half: vLLM refuses it for Gemma3ForCausalLM"),
+        ("gemma3-1b --hardware t4 --quantize fp8", "in float32 it runs no quantized weights"),
+        ("qwen2.5-1.5b --hardware t4 --dtype bfloat16", "--dtype bfloat16: vLLM refuses it on T4"),
+    ],
+)
+def test_number_formats_that_vllm_refuses(words: str, reason: str, run: Callable[..., Result]) -> None:
+    assert reason in run("memory", *words.split(), "--engine", "vllm").error
