@@ -16,6 +16,7 @@ from ..frameworks.engines.rank import MissingKernels
 from ..frameworks.engines.registry import engine_and_version
 from ..frameworks.engines.use import EngineOption, EngineUse
 from ..frameworks.server_files.server import LaunchedServer
+from ..parallel.layout import ImpossibleLayout
 from ..reports.answer import ReportedAnswer
 from ..sources.hardware import COMMON_HARDWARE, find_hardware, load_hardware
 from ..sources.preset import Preset
@@ -37,6 +38,8 @@ class EngineQuestion:
     hardware: the accelerator; None if none is named. quantize: scheme of the weights; default the checkpoint's.
     receipt: a log whose measured terms stand in place of estimates; None for none.
     launch: the launch file that starts the server; default None.
+    has_sizes_of_name: whether the sizes are those of the preset that the name of a quantized checkpoint names, because
+        the checkpoint is not here; default false.
     """
 
     preset: Preset
@@ -46,6 +49,7 @@ class EngineQuestion:
     quantize: str | None = None
     receipt: str | None = None
     launch: LaunchedServer | None = None
+    has_sizes_of_name: bool = False
 
     @contextmanager
     def place_in_errors(self) -> Iterator[None]:
@@ -55,7 +59,18 @@ class EngineQuestion:
         except InputError as error:
             if self.launch is None or str(error).startswith((self.launch.where, "--hardware")):
                 raise
-            raise InputError(f"{self.launch.location}: {error}") from None
+            remark = self._remark_on_sizes if isinstance(error, ImpossibleLayout) else ""
+            raise InputError(f"{self.launch.location}: {error}{remark}") from None
+
+    @property
+    def _remark_on_sizes(self) -> str:
+        """The addition to an error about sizes if they may not be those of the checkpoint; else empty."""
+        if self.launch is None or not self.has_sizes_of_name:
+            return ""
+        return (
+            f". These are the sizes of {self.preset.name}, as {shown(self.launch.target)} is not here: quantized "
+            "checkpoints may have padded ones; expected its config.json as TARGET"
+        )
 
     def engine_uses(self, with_changes: bool = True) -> Iterator[EngineUse]:
         """Yields the memory use of each engine. Raises `InputError` without an accelerator and for an unknown flag."""
@@ -135,6 +150,7 @@ def engine_questions(
                 {**server.values, **values},
                 hardware or server.hardware or None,
                 quantize or scheme,
+                has_sizes_of_name=scheme is not None,
                 launch=replace(
                     server, overridden=overridden, notes=(*server.notes, *_notes_on_model_name(preset, server))
                 ),
@@ -246,7 +262,8 @@ def ask_engine_fit(
     if not options:
         if question.hardware is not None:
             hardware = _served_accelerator(record, find_hardware(question.hardware))
-            record.memory_on(question.preset, hardware, version, flags_on(hardware))  # raises for sizes that were typed
+            with question.place_in_errors():  # raises for sizes that were typed
+                record.memory_on(question.preset, hardware, version, flags_on(hardware))
         raise InputError("--devices: no layout divides the model over so many; expected another number")
     options.sort(key=lambda option: (not option.serves, option.memory.devices, option.hardware.capacity_bytes))
     hardware, memory = options[0].hardware, options[0].memory

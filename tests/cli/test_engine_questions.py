@@ -198,3 +198,20 @@ def test_classes_that_refuse_float16_run_in_float32_without_bfloat16(
 )
 def test_number_formats_that_vllm_refuses(words: str, reason: str, run: Callable[..., Result]) -> None:
     assert reason in run("memory", *words.split(), "--engine", "vllm").error
+
+
+def test_layouts_whose_ranks_divide_groups_are_passed(run: Callable[..., Result]) -> None:
+    """Ranks of 29,568 / 2 and / 4 columns have no whole groups of 128, so stages divide the model."""
+    words = ("qwen2.5-72b", "--quantize", "awq-int4-g128", "--engine", "vllm", "--max-model-len", "8192")
+    option = run("fit", *words, "--hardware", "rtx-4090", "--format", "json").document["options"][0]
+    assert option["flags"] == {"--pipeline-parallel-size": 4}
+
+
+@pytest.mark.parametrize("command", ["fit", "memory"])
+def test_sizes_that_a_checkpoint_may_have_padded(command: str, tmp_path: Path, run: Callable[..., Result]) -> None:
+    """QwenLM/Qwen3-VL#231: intermediate_size is 29,696 in quantized checkpoints, not 29,568, which 4 ranks divide."""
+    script = tmp_path / "serve.sh"
+    script.write_text("vllm serve Qwen/Qwen2.5-72B-Instruct-AWQ --tensor-parallel-size 4 --max-model-len 8192\n")
+    error = run(command, "--launch", str(script), "--hardware", "a100-40gb").error
+    assert "7,392 columns are not a multiple of group_size 128" in error
+    assert "quantized checkpoints may have padded ones; expected its config.json as TARGET" in error

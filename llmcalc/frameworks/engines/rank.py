@@ -13,7 +13,7 @@ from ...components.mixers.mla import MLA
 from ...components.position import Rope
 from ...costs.cache import CacheGroup, kv
 from ...costs.context_length import longest_sequence
-from ...costs.quantization.base import named_weight_sites, weight_sites_of
+from ...costs.quantization.base import Scheme, named_weight_sites, weight_sites_of
 from ...costs.quantization.formats import IndivisibleMatrix
 from ...costs.trained_tensors import bytes_of
 from ...device_memory.settings import Settings
@@ -153,8 +153,12 @@ class EngineRank:
     @cached_property
     def weight_kernels(self) -> frozenset[str]:
         """The kernels that compute with the quantized weights, such as `awq`; empty for plain weights."""
-        scheme = quantization_scheme(self._settings(self.scheme), self.preset.checkpoint)
-        return frozenset() if scheme is None else scheme.kernels
+        return frozenset() if self._quantization is None else self._quantization.kernels
+
+    @property
+    def _quantization(self) -> Scheme | None:
+        """The quantization scheme of the weights, named or of the checkpoint; None for plain weights."""
+        return quantization_scheme(self._settings(self.scheme), self.preset.checkpoint)
 
     @cached_property
     def weights(self) -> int:
@@ -178,16 +182,16 @@ class EngineRank:
         """
         if self.layout.tp == 1 or self.scheme == "mxfp4":
             return
-        quantized = self._memory_use(self.model, self.scheme).quantized
-        if quantized is None:
+        scheme = self._quantization
+        if scheme is None:
             return
         include = included(self.with_mtp, self.with_towers and bool(self.preset.model.towers))
         model = self.model if layout is None else rank_model(self.preset.model, layout, 0)
         checkpoint = self.preset.checkpoint
         names = None if checkpoint is None else checkpoint.names(model.tree(), model.kind)
-        rank_sites = named_weight_sites(model, quantized.scheme, include, names)
+        rank_sites = named_weight_sites(model, scheme, include, names)
         whole_sites = weight_sites_of(self.preset.model.tree(), include)
-        reason = quantized.scheme.refuses_shards(rank_sites, {site.path: site.tensor.shape for site in whole_sites})
+        reason = scheme.refuses_shards(rank_sites, {site.path: site.tensor.shape for site in whole_sites})
         if reason:
             remedy = "experts that ranks do not divide (--ep), " if ".experts." in reason else ""
             raise ImpossibleLayout(
