@@ -20,7 +20,7 @@ from ..parallel.layout import ImpossibleLayout
 from ..reports.answer import ReportedAnswer
 from ..sources.hardware import COMMON_HARDWARE, find_hardware, load_hardware
 from ..sources.preset import Preset
-from ..sources.presets import known_checkpoint
+from ..sources.presets import known_checkpoint, scheme_in_name
 from .engine_times import option_time
 from .receipts import ReceiptFile
 
@@ -150,7 +150,7 @@ def engine_questions(
                 {**server.values, **values},
                 hardware or server.hardware or None,
                 quantize or scheme,
-                has_sizes_of_name=scheme is not None,
+                has_sizes_of_name=scheme is not None and target in (None, ""),
                 launch=replace(
                     server, overridden=overridden, notes=(*server.notes, *_notes_on_model_name(preset, server))
                 ),
@@ -174,7 +174,8 @@ def _model_of_server(
     from .runs import model_of_file
 
     try:
-        return model_of_file(target, server.target, server.location, read_model), None
+        preset = model_of_file(target, server.target, server.location, read_model)
+        return (preset, None) if target in (None, "") else _target_in_format_of_file(preset, server)
     except InputError:
         preset_and_scheme = known_checkpoint(server.target) if target in (None, "") else None
         if preset_and_scheme is None:
@@ -185,6 +186,23 @@ def _model_of_server(
         f"{preset.name} in {scheme or 'its published format'}, which a TARGET or --quantize replaces"
     )
     return preset.model_copy(update={"notes": (*preset.notes, note)}), scheme or None
+
+
+def _target_in_format_of_file(preset: Preset, server: LaunchedServer) -> tuple[Preset, str | None]:
+    """Returns a TARGET, and the scheme in the name of the checkpoint in its place; None where another is stated.
+
+    The name of another model is replaced with its scheme.
+    """
+    named_checkpoint = known_checkpoint(server.target)
+    is_other_model = named_checkpoint is not None and named_checkpoint[0].name != preset.name
+    states_scheme = preset.stored_as is not None or preset.target.partition("?")[0].endswith(".gguf")
+    scheme = None if is_other_model or states_scheme else scheme_in_name(server.target, preset)
+    if scheme is None:
+        return preset, None
+    note = (
+        f"the model is TARGET, in {scheme}, as {shown(server.target)} of {server.location} says; --quantize replaces it"
+    )
+    return preset.model_copy(update={"notes": (*preset.notes, note)}), scheme
 
 
 def ask_servers(questions: Sequence[EngineQuestion], ask: Callable[[EngineQuestion], ReportedAnswer]) -> ReportedAnswer:
