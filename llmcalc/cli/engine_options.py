@@ -65,7 +65,12 @@ class EngineCommand(Command):
 
             record, _ = engine_and_version(engines[0])
             other_args, flag_values = split_arguments(
-                record.title, record.known_flags(), args, self._llmcalc_options(ctx), record.flags_by_option
+                record.title,
+                record.known_flags(),
+                args,
+                self._llmcalc_options(ctx),
+                record.flags_by_option,
+                other_ways=record.other_ways,
             )
             self._refuse_idle_short_flags(ctx, record, args)
             args = other_args

@@ -102,7 +102,9 @@ class EngineQuestion:
     def flags(self, record: Engine) -> dict[str, Any]:
         """Returns the values of an engine's flags. Raises `InputError` for an unknown flag."""
         with self.place_in_errors():
-            flags = read_values(record.title, record.known_flags(), self.values, record.flags_by_option)
+            flags = read_values(
+                record.title, record.known_flags(), self.values, record.flags_by_option, record.other_ways
+            )
         return flags | ({} if self.quantize is None else {"quantize": self.quantize})
 
 

@@ -215,3 +215,23 @@ def test_sizes_that_a_checkpoint_may_have_padded(command: str, tmp_path: Path, r
     error = run(command, "--launch", str(script), "--hardware", "a100-40gb").error
     assert "7,392 columns are not a multiple of group_size 128" in error
     assert "quantized checkpoints may have padded ones; expected its config.json as TARGET" in error
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        ("--engine vllm --tp 8 --draft mtp", '--speculative-config \'{"method": "mtp", "num_speculative_tokens": 1}\''),
+        ("--engine vllm --dp 8 --ep 8", "--enable-expert-parallel alone"),
+        ("--engine sglang --tp 8 --draft mtp", "--speculative-algorithm nextn"),
+    ],
+)
+def test_options_that_an_engine_lacks_name_what_says_the_same(
+    words: str, remedy: str, run: Callable[..., Result]
+) -> None:
+    assert remedy in run("memory", "deepseek-v3", "--hardware", "h200", *words.split()).error
+
+
+def test_llama_cpp_runs_on_gpus_alone(run: Callable[..., Result]) -> None:
+    words = ("memory", "llama3.2-1b", "--engine", "llama.cpp", "--hardware")
+    assert "expected a GPU of NVIDIA or AMD or Apple or Intel" in run(*words, "gaudi3").error
+    assert run(*words, "arc-pro-b60").code == 0
