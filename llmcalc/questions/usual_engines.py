@@ -12,6 +12,7 @@ from ..device_memory.estimate import Memory
 from ..errors import InputError
 from ..frameworks.engines.engine import Engine, EngineMemory
 from ..frameworks.engines.flags import read_values
+from ..frameworks.engines.rank import MissingKernels
 from ..frameworks.engines.registry import FOLDERS, engine, engine_and_version
 from ..sources.preset import Preset
 from ..studies.decoding import has_gguf_weights, usual_stack
@@ -75,6 +76,16 @@ class UsualEngine:
         flags = self.record.flags_for_users(self.preset, flags, users, self.seq)
         _, version = engine_and_version(self.record.name)
         return self.record.server(self.preset, self.hardware, version, flags)
+
+    def lacks_kernels(self, users: int) -> bool:
+        """Whether it has no kernels on the accelerator for the weights, the cache or the attention."""
+        try:
+            self._server_of(users)
+        except MissingKernels:
+            return True
+        except InputError:
+            return False
+        return False
 
     def most_users(self, users: int) -> int:
         """Returns how many of the users its cache holds; all of them where its memory is not known."""
@@ -172,6 +183,10 @@ class ServedUsers:
         numbers = [users for users in dict.fromkeys((run_users if is_fitting else 0, fitting.batch)) if users]
         if usual_engine is None:
             return cls(tuple(numbers))
+        if usual_engine.lacks_kernels(run_users):
+            title = usual_engine.record.title
+            remark = f"{title} has no kernels for it on this accelerator (--engine {usual_engine.record.name} says why)"
+            return cls(tuple(numbers), (remark,))
         change = None if is_fitting else usual_engine.change(run_users)
         most_users = {users: usual_engine.most_users(users) for users in numbers}
         notes = [
