@@ -77,6 +77,13 @@ class Configuration(Record):
     compute_units: ComputeUnits | None = None
 
 
+VENDORS_WITHOUT_GPUS = ("Google", "AWS", "Huawei")
+"""Vendors whose accelerators are no GPUs."""
+
+UNITS_OF_OTHERS = ("MME",)
+"""Names of the compute units of accelerators that are no GPUs, of vendors of GPUs."""
+
+
 class Hardware(Record):
     """The specification of one accelerator.
 
@@ -167,6 +174,22 @@ class Hardware(Record):
     def lacks_bfloat16(self) -> bool:
         """Whether products in 16 bits run at the peak of float16, because no peak of bfloat16 is known."""
         return "float16" in self.peak_flops and "bfloat16" not in self.peak_flops
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether it is a GPU, and no TPU, Trainium, Inferentia, Ascend or Gaudi; true for a bare memory size."""
+        unit_name = "" if self.compute_units is None else self.compute_units.name
+        return self.vendor not in VENDORS_WITHOUT_GPUS and unit_name not in UNITS_OF_OTHERS
+
+    @property
+    def stores_nf4(self) -> bool:
+        """Whether bitsandbytes stores weights in nf4 on it: GPUs but Apple's, and Gaudi (its installation guide)."""
+        return self.vendor == "Intel" or self.has_8bit_optimizers
+
+    @property
+    def has_8bit_optimizers(self) -> bool:
+        """Whether bitsandbytes has optimizers for it: GPUs of NVIDIA, AMD and Intel (its installation guide)."""
+        return self.is_gpu and self.vendor != "Apple"
 
     @property
     def runs_fp8_weights(self) -> bool:

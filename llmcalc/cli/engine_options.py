@@ -65,7 +65,12 @@ class EngineCommand(Command):
 
             engine, _ = engine_and_version(engine_texts[0])
             other_args, flag_values = split_arguments(
-                engine.title, engine.known_flags(), args, self._llmcalc_options(ctx), engine.flags_by_option
+                engine.title,
+                engine.known_flags(),
+                args,
+                self._llmcalc_options(ctx),
+                engine.flags_by_option,
+                other_ways=engine.other_ways,
             )
             self._refuse_idle_short_flags(ctx, engine, args)
             args = other_args

@@ -238,7 +238,7 @@ def _inference_memory(
 ) -> MemoryUse:
     """Counts the weights, adapters and cache of inference."""
     weight_format, stored_bytes = dtype(settings.dtype or published_dtype), None
-    scheme = _quantization_scheme(settings, model_config)
+    scheme = quantization_scheme(settings, model_config)
     if scheme is not None:
         weight_format = _unconverted_format(settings, published_dtype)
         size_key = settings.quantize, weight_format, params.include
@@ -264,7 +264,7 @@ def _inference_memory(
     )
 
 
-def _quantization_scheme(settings: Settings, model_config: Mapping[str, Any] | Checkpoint | None) -> Scheme | None:
+def quantization_scheme(settings: Settings, model_config: Mapping[str, Any] | Checkpoint | None) -> Scheme | None:
     """Returns the quantization scheme of `quantize` or of the config; None if only `dtype` is set."""
     if settings.quantize is not None:
         return None if settings.quantize.strip().lower() == "none" else scheme_named(settings.quantize)

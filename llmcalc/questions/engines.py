@@ -12,13 +12,15 @@ from ..accelerator import Hardware
 from ..errors import InputError, shown
 from ..frameworks.engines.engine import Change, Engine, EngineVersion
 from ..frameworks.engines.flags import read_values
+from ..frameworks.engines.rank import MissingKernels
 from ..frameworks.engines.registry import engine_and_version
 from ..frameworks.engines.use import EngineOption, EngineUse
 from ..frameworks.server_files.server import LaunchedServer
+from ..parallel.layout import ImpossibleLayout
 from ..reports.answer import ReportedAnswer
 from ..sources.hardware import COMMON_HARDWARE, find_hardware, load_hardware
 from ..sources.preset import Preset
-from ..sources.presets import known_checkpoint
+from ..sources.presets import known_checkpoint, scheme_in_name
 from .engine_times import option_time
 from .receipts import ReceiptFile
 
@@ -36,6 +38,8 @@ class EngineQuestion:
     hardware: the accelerator; None if none is named. quantize: scheme of the weights; default the checkpoint's.
     receipt: a log whose measured terms stand in place of estimates; None for none.
     launch: the launch file that starts the server; default None.
+    has_sizes_of_name: whether the sizes are those of the preset that the name of a quantized checkpoint names, because
+        the checkpoint is not here; default false.
     """
 
     preset: Preset
@@ -45,6 +49,7 @@ class EngineQuestion:
     quantize: str | None = None
     receipt: str | None = None
     launch: LaunchedServer | None = None
+    has_sizes_of_name: bool = False
 
     @contextmanager
     def place_in_errors(self) -> Iterator[None]:
@@ -54,7 +59,18 @@ class EngineQuestion:
         except InputError as error:
             if self.launch is None or str(error).startswith((self.launch.where, "--hardware")):
                 raise
-            raise InputError(f"{self.launch.location}: {error}") from None
+            remark = self._remark_on_sizes if isinstance(error, ImpossibleLayout) else ""
+            raise InputError(f"{self.launch.location}: {error}{remark}") from None
+
+    @property
+    def _remark_on_sizes(self) -> str:
+        """The addition to an error about sizes if they may not be those of the checkpoint; else empty."""
+        if self.launch is None or not self.has_sizes_of_name:
+            return ""
+        return (
+            f". These are the sizes of {self.preset.name}, as {shown(self.launch.target)} is not here: quantized "
+            "checkpoints may have padded ones; expected its config.json as TARGET"
+        )
 
     def engine_uses(self, includes_changes: bool = True) -> Iterator[EngineUse]:
         """Yields the memory use of each engine. Raises `InputError` without an accelerator and for an unknown flag."""
@@ -86,7 +102,9 @@ class EngineQuestion:
     def flags(self, engine: Engine) -> dict[str, Any]:
         """Returns the values of an engine's flags. Raises `InputError` for an unknown flag."""
         with self.place_in_errors():
-            flags = read_values(engine.title, engine.known_flags(), self.values, engine.flags_by_option)
+            flags = read_values(
+                engine.title, engine.known_flags(), self.values, engine.flags_by_option, engine.other_ways
+            )
         return flags | ({} if self.quantize is None else {"quantize": self.quantize})
 
 
@@ -137,6 +155,7 @@ def engine_questions(
                 {**server.values, **flag_values},
                 hardware or server.hardware or None,
                 quantize or quantization_scheme,
+                has_sizes_of_name=quantization_scheme is not None and target in (None, ""),
                 launch=replace(
                     server, overridden=overridden_flags, notes=(*server.notes, *_notes_on_model_name(preset, server))
                 ),
@@ -160,7 +179,8 @@ def _model_of_server(
     from .runs import model_of_file
 
     try:
-        return model_of_file(target, server.target, server.location, read_model), None
+        preset = model_of_file(target, server.target, server.location, read_model)
+        return (preset, None) if target in (None, "") else _target_in_format_of_file(preset, server)
     except InputError:
         preset_and_scheme = known_checkpoint(server.target) if target in (None, "") else None
         if preset_and_scheme is None:
@@ -171,6 +191,23 @@ def _model_of_server(
         f"{preset.name} in {quantization_scheme or 'its published format'}, which a TARGET or --quantize replaces"
     )
     return preset.model_copy(update={"notes": (*preset.notes, name_note)}), quantization_scheme or None
+
+
+def _target_in_format_of_file(preset: Preset, server: LaunchedServer) -> tuple[Preset, str | None]:
+    """Returns a TARGET, and the scheme in the name of the checkpoint in its place; None where another is stated.
+
+    The name of another model is replaced with its scheme.
+    """
+    named_checkpoint = known_checkpoint(server.target)
+    is_other_model = named_checkpoint is not None and named_checkpoint[0].name != preset.name
+    states_scheme = preset.stored_as is not None or preset.target.partition("?")[0].endswith(".gguf")
+    scheme = None if is_other_model or states_scheme else scheme_in_name(server.target, preset)
+    if scheme is None:
+        return preset, None
+    note = (
+        f"the model is TARGET, in {scheme}, as {shown(server.target)} of {server.location} says; --quantize replaces it"
+    )
+    return preset.model_copy(update={"notes": (*preset.notes, note)}), scheme
 
 
 def ask_servers(questions: Sequence[EngineQuestion], ask: Callable[[EngineQuestion], ReportedAnswer]) -> ReportedAnswer:
@@ -236,20 +273,20 @@ def ask_engine_fit(
         return flags if receipt is None else receipt.with_receipt(flags, hardware)
 
     max_devices = devices or MOST_DEVICES
-    options = [
-        option
-        for hardware in accelerators
-        if engine.runs_on(hardware)
-        for option in _fewest_devices(
-            engine_question.preset, engine, version, hardware, flags_on(hardware), user_count, max_devices
-        )
-    ]
+    options: list[EngineOption] = []
+    for hardware in filter(engine.runs_on, accelerators):
+        try:
+            options += _fewest_devices(
+                engine_question.preset, engine, version, hardware, flags_on(hardware), user_count, max_devices
+            )
+        except MissingKernels:
+            if engine_question.hardware is not None:
+                raise
     if not options:
         if engine_question.hardware is not None:
             hardware = _served_accelerator(engine, find_hardware(engine_question.hardware))
-            engine.memory_on(
-                engine_question.preset, hardware, version, flags_on(hardware)
-            )  # raises for sizes that were typed
+            with engine_question.place_in_errors():  # raises for sizes that were typed
+                engine.memory_on(engine_question.preset, hardware, version, flags_on(hardware))
         raise InputError("--devices: no layout divides the model over so many; expected another number")
     options.sort(key=lambda option: (not option.serves, option.memory.devices, option.hardware.capacity_bytes))
     hardware, memory = options[0].hardware, options[0].memory

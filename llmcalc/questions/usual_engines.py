@@ -12,6 +12,7 @@ from ..device_memory.estimate import Memory
 from ..errors import InputError
 from ..frameworks.engines.engine import Engine, EngineMemory
 from ..frameworks.engines.flags import read_values
+from ..frameworks.engines.rank import MissingKernels
 from ..frameworks.engines.registry import FOLDERS, engine, engine_and_version
 from ..sources.preset import Preset
 from ..studies.decoding import has_gguf_weights, usual_stack
@@ -79,6 +80,16 @@ class UsualEngine:
         flags = self.record.flags_for_users(self.preset, flags, users, self.seq)
         _, version = engine_and_version(self.record.name)
         return self.record.server(self.preset, self.hardware, version, flags)
+
+    def lacks_kernels(self, users: int) -> bool:
+        """Whether it has no kernels on the accelerator for the weights, the cache or the attention."""
+        try:
+            self._server_of(users)
+        except MissingKernels:
+            return True
+        except InputError:
+            return False
+        return False
 
     def most_users(self, users: int) -> int:
         """Returns the number of users whose requests the engine's cache holds; all users if its memory is unknown."""
@@ -176,6 +187,10 @@ class ServedUsers:
         user_counts = [users for users in dict.fromkeys((run_users if is_fitting else 0, fit_result.batch)) if users]
         if usual_engine is None:
             return cls(tuple(user_counts))
+        if usual_engine.lacks_kernels(run_users):
+            title = usual_engine.record.title
+            remark = f"{title} has no kernels for it on this accelerator (--engine {usual_engine.record.name} says why)"
+            return cls(tuple(user_counts), (remark,))
         engine_change = None if is_fitting else usual_engine.change(run_users)
         most_users = {users: usual_engine.most_users(users) for users in user_counts}
         notes = [

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .. import units
-from ..accelerator import Fit
+from ..accelerator import Fit, Hardware
 from ..device_memory.estimate import Memory
+from ..frameworks.engines.registry import FOLDERS, engine
 from ..frameworks.ranks import attention_of
 from ..sources.preset import Preset
 from ..studies.decoding import has_gguf_weights
@@ -21,7 +22,7 @@ from .memory import fit_verdict_text, verdict_notes
 from .memory_data import device_data, execution_data, workload_data
 from .memory_notes import concatenation_note, run_text, settings_text
 from .notes import plural, several, too_long_notes, warnings_of_notes
-from .plan import advice_on_shards
+from .plan import advice_on_shards, notes_on_other_accelerators
 from .seconds import DECODING_COLUMNS, class_text, decoding_cells, decoding_data
 from .share import layout_cell, layout_text
 from .summary import model_data
@@ -170,8 +171,14 @@ def _decoding_table(fit_answer: Fitting, heading_aside: str) -> Table:
     table_rows = [Row([timed_run.sequences, *decoding_cells(timed_run)]) for timed_run in timed_runs]
     notes = [f"tokens/s of the estimate; {class_text(timed_runs[0].range, timed_runs[0].stack.title)}"]
     notes += _halving_notes(fit_answer.memory, timed_runs[0])
-    title = f"A token of every user under {timed_runs[0].stack.title}"
+    title = f"A token of every user under {timed_runs[0].stack.title}{_plugin_remark(fit_answer.fit.hardware, timed_runs[0])}"
     return Table(title, USERS_COLUMNS, table_rows, heading_aside, notes, name="decoding")
+
+
+def _plugin_remark(hardware: Hardware, timed_run: TimedRun) -> str:
+    """Returns the addition to an engine's title on accelerators where a package beside it runs; else empty."""
+    engines = [record for record in map(engine, FOLDERS) if record.title == timed_run.stack.title]
+    return "" if not engines or engines[0].runs_on(hardware) else "'s plugin, whose memory is not modelled"
 
 
 def _halving_notes(memory: Memory, timed_run: TimedRun) -> list[str]:
@@ -210,6 +217,7 @@ def devices_report(preset: Preset, fit_answer: DeviceFitting) -> Report:
         else f"the first of {layout_count:,} layouts in the order of plan{recompute_option}"
     )
     notes = [
+        *notes_on_other_accelerators(layout_plan),
         f"kernels and buffers of {framework_title}; {layout_position}",
         f"fewest: halves and doubles of {layout_plan.devices:,} devices were tried; each maximum changes one number",
     ]

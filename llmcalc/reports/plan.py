@@ -66,6 +66,7 @@ def report(
     layout_position = None if requested_sizes is None else _place_in_order(layout_plan, requested_sizes)
     notes = without_repetitions(
         [
+            *notes_on_other_accelerators(layout_plan),
             *warnings,
             other_way_text,
             *([] if layout_position is None else [_order_position_text(layout_position)]),
@@ -181,6 +182,17 @@ def _order_notes(layout_plan: LayoutPlan) -> list[str]:
         *([] if first_time is None else [class_text(first_time, software_stack.title)]),
         f"=: within {TIE * 100:g} % of the first row of its tie; ranges move together, so the order is surer than the "
         "seconds: measure the first three",
+    ]
+
+
+def notes_on_other_accelerators(layout_plan: LayoutPlan) -> list[str]:
+    """Returns a note if layouts are planned for an accelerator on which their framework does not run."""
+    hardware = layout_plan.hardware
+    if hardware is None or (hardware.is_gpu and hardware.vendor != "Apple"):
+        return []
+    return [
+        f"{layout_plan.framework.title} runs on GPUs of NVIDIA and AMD: for {hardware.title}, which it does not "
+        "support, these are the bytes of its kernels there"
     ]
 
 

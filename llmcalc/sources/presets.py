@@ -108,7 +108,7 @@ def known_model(name: str) -> Preset | None:
     return None if preset_name is None else load_preset(preset_name)
 
 
-_GGUF_TYPE = r"(?P<mix>(?:i?q[1-8]_(?:[01k]|xxs|xs|nl|s|m)(?:_[sml])?|f16|bf16))"
+_GGUF_TYPE = r"(?P<mix>(?:i?q[1-8]_(?:[01k]|xxs|xs|nl|s|m)(?:_[sml])?|f16|fp16|bf16))"
 
 SCHEMES_IN_NAMES = (
     (r"awq(?:[-_]?int4|[-_]?4bit)?|int4[-_]awq", "awq-int4-g128"),
@@ -129,16 +129,34 @@ takes Q4_K_M.
 """
 
 
-def known_checkpoint(preset_name: str) -> tuple[Preset, str] | None:
+SCHEMES_IN_TAGS = ((_GGUF_TYPE, ""), ("qat", "q4_0"))
+"""End of a tag of Ollama's library, such as `llama3.3:70b-instruct-q4_K_M` → its scheme of `--quantize`."""
+
+
+def scheme_in_name(name: str, preset: Preset) -> str | None:
+    """Returns the scheme of `--quantize` in the name of a checkpoint's file or repository; None if it names none.
+
+    preset: the model that the checkpoint has, whatever its name says.
+    """
+    preset_and_scheme = _checkpoint_of_name(name, lambda _: preset)
+    return None if preset_and_scheme is None else preset_and_scheme[1] or None
+
+
+def known_checkpoint(checkpoint_name: str) -> tuple[Preset, str] | None:
     """Returns the preset and the quantization scheme in the name or path of a checkpoint; None if unknown.
 
     `/models/Qwen3-8B-AWQ` is the preset qwen3-8b in awq-int4-g128. The group sizes are the usual ones. The scheme is
     empty for weights as they are published.
     """
-    last_segment = preset_name.strip().rstrip("/").rpartition("/")[2]
-    for scheme_pattern, scheme in SCHEMES_IN_NAMES:
+    return _checkpoint_of_name(checkpoint_name, known_model)
+
+
+def _checkpoint_of_name(checkpoint_name: str, model_of: Callable[[str], Preset | None]) -> tuple[Preset, str] | None:
+    """Returns the preset and the scheme in a checkpoint's name. model_of: the model's part of the name → its preset."""
+    last_segment = checkpoint_name.strip().rstrip("/").rpartition("/")[2]
+    for scheme_pattern, scheme in (*SCHEMES_IN_NAMES, *(SCHEMES_IN_TAGS if ":" in last_segment else ())):
         name_match = re.fullmatch(rf"(?P<model>.{{2,200}}?)[-_.](?:{scheme_pattern})", last_segment, re.IGNORECASE)
-        preset = None if name_match is None else known_model(name_match["model"])
+        preset = None if name_match is None else model_of(name_match["model"])
         if name_match is not None and preset is not None:
             scheme_words = name_match.groupdict()
             if (
@@ -146,7 +164,7 @@ def known_checkpoint(preset_name: str) -> tuple[Preset, str] | None:
             ):  # gpt-oss: its files have its own format
                 continue
             scheme = scheme or (scheme_words.get("mix") or scheme_words["mix_of_repository"]).lower()
-            if scheme in ("f16", "bf16"):  # experts that are published in MXFP4 stay so
+            if scheme in ("f16", "fp16", "bf16"):  # experts that are published in MXFP4 stay so
                 return preset, "none" if (preset.quantization_config or {}).get("quant_method") != "mxfp4" else ""
             return preset, scheme
     return None

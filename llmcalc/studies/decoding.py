@@ -35,6 +35,11 @@ def usual_stack(hardware: Hardware, memory: Memory | None = None) -> str:
     return TRANSFORMERS_STACK if has_both_stacks else USUAL_ENGINE
 
 
+def runs_llama_cpp(hardware: Hardware) -> bool:
+    """Whether llama.cpp runs on an accelerator."""
+    return engine("llama.cpp").runs_on(hardware)
+
+
 def has_gguf_weights(memory: Memory) -> bool:
     """Whether the weights come from a GGUF file, the format of llama.cpp."""
     return memory.states.quantized is not None and isinstance(memory.states.quantized.scheme, GGUFMix)

@@ -19,7 +19,7 @@ from ..frozen import frozen
 from ..parallel.layout import Layout
 from ..workload.lora import ALL_LINEAR
 from ..workload.setting import option
-from .decoding import LLAMA_CPP_STACK, decoded_token, usual_stack
+from .decoding import LLAMA_CPP_STACK, decoded_token, runs_llama_cpp, usual_stack
 from .run_time import TimedRun
 from .selection import has_experts
 
@@ -373,10 +373,10 @@ def single_changes(
 def _possible_setting_changes(memory: Memory, hardware: Hardware) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Returns changes that keep the results, and changes of number formats, optimizer and trained tensors."""
     is_training = memory.settings.phase == "training"
-    return _training_changes(memory) if is_training else _inference_changes(memory, hardware)
+    return _training_changes(memory, hardware) if is_training else _inference_changes(memory, hardware)
 
 
-def _training_changes(memory: Memory) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _training_changes(memory: Memory, hardware: Hardware) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Returns changes that keep the results, and changes of optimizer, number formats and trained tensors."""
     settings = memory.settings
     cheap_changes: list[dict[str, Any]] = []
@@ -393,14 +393,14 @@ def _training_changes(memory: Memory) -> tuple[list[dict[str, Any]], list[dict[s
         cheap_changes.append({"batch": 1, "num_microbatches": batch * (settings.num_microbatches or 1)})
     costly_changes: list[dict[str, Any]] = []
     if settings.lora_rank is None:
-        if settings.optimizer in (None, "adamw"):
+        if settings.optimizer in (None, "adamw") and hardware.has_8bit_optimizers:
             costly_changes.append({"optimizer": "adamw-8bit", "optimizer_impl": None})
         pure_precisions = {None: "bf16", "fp16-master": "fp16"}
         if settings.precision in pure_precisions and settings.dtype is None:
             costly_changes.append({"precision": pure_precisions[settings.precision]})
         adapters = {"lora_rank": RANK, "lora_targets": (ALL_LINEAR,), "master_weights": None}
-        costly_changes += [adapters, {**adapters, "base": "nf4"}]
-    elif settings.base is None:
+        costly_changes += [adapters, *([{**adapters, "base": "nf4"}] if hardware.stores_nf4 else [])]
+    elif settings.base is None and hardware.stores_nf4:
         costly_changes.append({"base": "nf4"})
     elif settings.keeps_experts_in_16_bits and has_experts(memory.spec):
         costly_changes.append({"quantized_experts": True})
@@ -426,8 +426,8 @@ def _inference_changes(memory: Memory, hardware: Hardware) -> tuple[list[dict[st
     if settings.dtype is None:
         has_kernels = {
             "fp8": not only_llama_cpp and hardware.runs_fp8_weights,
-            "q8_0": True,
-            "q4_k_m": True,
+            "q8_0": runs_llama_cpp(hardware),
+            "q4_k_m": runs_llama_cpp(hardware),
             "awq-int4-g128": not only_llama_cpp
             and float(hardware.compute_capability or LEAST_CAPABILITY_OF_AWQ) >= LEAST_CAPABILITY_OF_AWQ,
         }

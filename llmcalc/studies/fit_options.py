@@ -33,6 +33,9 @@ MOST_COMPUTERS = 4
 (https://ml-explore.github.io/mlx/build/html/usage/launching_distributed.html).
 """
 
+MOST_TRAINING_COMPUTERS = 1
+"""The number of such computers that train: torch has no messages between them (NCCL), so no sharded training."""
+
 RuntimeOf = Callable[[Hardware], Runtime]
 """The CUDA runtime of a run on an accelerator."""
 
@@ -158,7 +161,7 @@ def hardware_options(
             continue
         # runs are made as far as an accelerator needs them, and once for all
         divided_runs, candidates = tee(divided_runs)
-        usual_runs = _runs_on_usual_number(candidates, hardware, request)
+        usual_runs = _runs_on_usual_number(candidates, hardware, request, training)
         options.append(_hardware_option(usual_runs, hardware, memory.runtime, runtime_of(hardware)))
     return tuple(
         sorted(
@@ -175,12 +178,13 @@ def hardware_options(
 
 
 def _runs_on_usual_number(
-    divided_runs: Iterable[_DividedRun], hardware: Hardware, request: LayoutRequest
+    divided_runs: Iterable[_DividedRun], hardware: Hardware, request: LayoutRequest, training: bool
 ) -> Iterable[_DividedRun]:
     """Returns the runs on a usual number of accelerators of this kind; all runs if the user states a number."""
     if hardware.vendor not in WHOLE_COMPUTERS or request.devices or not replace(request, devices=1).is_undivided:
         return divided_runs
-    return takewhile(lambda divided_run: divided_run.devices <= MOST_COMPUTERS, divided_runs)
+    most_computers = MOST_TRAINING_COMPUTERS if training else MOST_COMPUTERS
+    return takewhile(lambda divided_run: divided_run.devices <= most_computers, divided_runs)
 
 
 def _hardware_option(
@@ -266,7 +270,8 @@ def _fitting_runs(
     memory: Memory, hardware: Hardware, request: LayoutRequest, runtime_of: RuntimeOf, most_devices: int
 ) -> Iterator[tuple[_DividedRun, Fit]]:
     """Yields fitting runs on 2 to `most_devices` accelerators: all tight runs, then the first that fits well."""
-    divided_runs = _runs_on_usual_number(_divided_runs(memory, request), hardware, request)
+    training = memory.settings.phase == "training"
+    divided_runs = _runs_on_usual_number(_divided_runs(memory, request), hardware, request, training)
     for divided_run in takewhile(lambda divided_run: divided_run.devices <= most_devices, divided_runs):
         is_too_large = max(divided_run.static_bytes, divided_run.least_bytes(memory.runtime)) > hardware.capacity_bytes
         if divided_run.devices > 1 and not is_too_large:

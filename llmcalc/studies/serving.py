@@ -16,7 +16,7 @@ from ..accelerator import Hardware
 from ..device_memory.estimate import Memory
 from ..errors import InputError
 from ..frameworks.engines.engine import Engine, EngineVersion
-from ..frameworks.engines.rank import ReserveOfAllMemory, StageWithoutCache
+from ..frameworks.engines.rank import MissingKernels, ReserveOfAllMemory, StageWithoutCache
 from ..frozen import frozen
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.rank_program import no_pipeline_reason
@@ -272,6 +272,10 @@ class ServeStudy:
                     why_not[f"the layout does not divide the model{details}"] += 1
                 except StageWithoutCache:
                     why_not["a pipeline stage without keys and values is not modelled"] += 1
+                except MissingKernels as reason:
+                    if len(self.runs) == 1:
+                        raise
+                    why_not[str(reason)] += 1
                 except DoesNotFit as reason:
                     why_not[str(reason)] += 1
 

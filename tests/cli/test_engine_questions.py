@@ -124,3 +124,114 @@ def test_blocks_with_a_scale_that_ranks_divide_are_refused(engine: str, run: Cal
     for layout in (["--tp", "2"], ["--tp", "4", whole_experts]):
         assert run(*words, *layout, "--format", "json").document["kv_tokens"] > 0
     assert "192 rows" in run("fit", *words[1:], "--tp", "4").error
+
+
+@pytest.mark.parametrize(
+    ("words", "least_capability"),
+    [
+        ("memory qwen2.5-7b --quantize awq-int4-g128 --hardware v100-32gb --engine vllm", "awq from 7.5"),
+        ("memory qwen2.5-7b --quantize fp8 --hardware t4 --engine vllm==0.11.0", "fp8 from 8.0"),
+        ("memory qwen2.5-7b --quantize nvfp4 --hardware v100-32gb --engine vllm", "nvfp4 from 7.5"),
+        ("memory gpt-oss-20b --hardware t4 --tp 2 --engine vllm", "mxfp4 from 8.0"),
+        ("kv qwen2.5-7b --kv-dtype fp8 --hardware v100-32gb --engine vllm", "a cache in fp8 from 8.0"),
+        ("memory minicpm3-4b --kv-dtype fp8 --hardware a100-80gb --engine vllm", "latents in fp8 from 8.9"),
+        ("fit deepseek-v3.2 --hardware a100-80gb --devices 16 --engine vllm", "an indexer from 9.0"),
+        ("memory qwen2.5-7b --quantize fp8 --hardware t4 --engine sglang", "fp8 from 8.0"),
+        ("memory deepseek-v3.2 --hardware a100-80gb --tp 8 --engine sglang", "an indexer from 9.0"),
+        ("memory qwen2.5-7b --quantize fp8 --hardware a100-80gb --engine tensorrt-llm", "fp8 from 8.9"),
+        ("memory llama3.1-8b --hardware v100-32gb --engine tensorrt-llm", "NVIDIA (8.0 or higher)"),
+        (
+            "serve qwen2.5-7b --quantize awq-int4-g128 --hardware v100-32gb --input 1000 --output 200 --concurrency 8",
+            "awq from 7.5",
+        ),
+    ],
+)
+def test_kernels_that_an_accelerator_lacks_are_refused(
+    words: str, least_capability: str, run: Callable[..., Result]
+) -> None:
+    """`get_min_capability` of the engine's quantization methods, `supports_compute_capability` of its attention."""
+    result = run(*words.split())
+    assert result.code == 2
+    assert least_capability in result.error.replace("compute capability ", "")
+
+
+def test_kernels_that_an_accelerator_lacks_are_not_advised(run: Callable[..., Result]) -> None:
+    document = run("memory", "qwen2.5-7b", "--hardware", "v100-32gb", "--engine", "vllm", "--format", "json").document
+    flags = {change["flag"] for change in document["changes"]}
+    assert "--enforce-eager" in flags
+    assert not {"--kv-cache-dtype fp8", "--quantization fp8"} & flags
+
+
+def test_a_search_over_accelerators_passes_those_without_kernels(run: Callable[..., Result]) -> None:
+    options = run("fit", "gpt-oss-20b", "--engine", "vllm", "--format", "json").document["options"]
+    names = {option["hardware"] for option in options}
+    assert "h100-sxm" in names
+    assert not {"t4", "v100-32gb"} & names
+
+
+def test_a_server_is_sought_among_the_formats_that_an_accelerator_runs(run: Callable[..., Result]) -> None:
+    words = "serve qwen2.5-7b --quantize auto,awq-int4-g128 --hardware v100-32gb --input 1000 --output 200"
+    assert run(*words.split(), "--concurrency", "8").code == 0
+
+
+@pytest.mark.parametrize(("target", "is_float32"), [("gemma3-1b", True), ("qwen2.5-1.5b", False)])
+def test_classes_that_refuse_float16_run_in_float32_without_bfloat16(
+    target: str, is_float32: bool, run: Callable[..., Result]
+) -> None:
+    """vllm/config/model.py, `_FLOAT16_NOT_SUPPORTED_MODELS` and `_resolve_auto_dtype`."""
+    words = ("memory", target, "--engine", "vllm", "--max-model-len", "8192", "--format", "json")
+    t4, l4, t4_in_float32 = (
+        run(*words, "--hardware", *rest).document["memory"]["by_kind"]["weights"]
+        for rest in (["t4"], ["l4"], ["t4", "--dtype", "float32"])
+    )
+    assert t4 == (t4_in_float32 if is_float32 else l4)
+    assert (t4_in_float32 - l4) == pytest.approx(l4, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("gemma3-1b --hardware h100 --dtype half", "--dtype half: vLLM refuses it for Gemma3ForCausalLM"),
+        ("gemma3-1b --hardware t4 --quantize fp8", "in float32 it runs no quantized weights"),
+        ("qwen2.5-1.5b --hardware t4 --dtype bfloat16", "--dtype bfloat16: vLLM refuses it on T4"),
+    ],
+)
+def test_number_formats_that_vllm_refuses(words: str, reason: str, run: Callable[..., Result]) -> None:
+    assert reason in run("memory", *words.split(), "--engine", "vllm").error
+
+
+def test_layouts_whose_ranks_divide_groups_are_passed(run: Callable[..., Result]) -> None:
+    """Ranks of 29,568 / 2 and / 4 columns have no whole groups of 128, so stages divide the model."""
+    words = ("qwen2.5-72b", "--quantize", "awq-int4-g128", "--engine", "vllm", "--max-model-len", "8192")
+    option = run("fit", *words, "--hardware", "rtx-4090", "--format", "json").document["options"][0]
+    assert option["flags"] == {"--pipeline-parallel-size": 4}
+
+
+@pytest.mark.parametrize("command", ["fit", "memory"])
+def test_sizes_that_a_checkpoint_may_have_padded(command: str, tmp_path: Path, run: Callable[..., Result]) -> None:
+    """QwenLM/Qwen3-VL#231: intermediate_size is 29,696 in quantized checkpoints, not 29,568, which 4 ranks divide."""
+    script = tmp_path / "serve.sh"
+    script.write_text("vllm serve Qwen/Qwen2.5-72B-Instruct-AWQ --tensor-parallel-size 4 --max-model-len 8192\n")
+    error = run(command, "--launch", str(script), "--hardware", "a100-40gb").error
+    assert "7,392 columns are not a multiple of group_size 128" in error
+    assert "quantized checkpoints may have padded ones; expected its config.json as TARGET" in error
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        ("--engine vllm --tp 8 --draft mtp", '--speculative-config \'{"method": "mtp", "num_speculative_tokens": 1}\''),
+        ("--engine vllm --dp 8 --ep 8", "--enable-expert-parallel alone"),
+        ("--engine sglang --tp 8 --draft mtp", "--speculative-algorithm nextn"),
+    ],
+)
+def test_options_that_an_engine_lacks_name_what_says_the_same(
+    words: str, remedy: str, run: Callable[..., Result]
+) -> None:
+    assert remedy in run("memory", "deepseek-v3", "--hardware", "h200", *words.split()).error
+
+
+def test_llama_cpp_runs_on_gpus_alone(run: Callable[..., Result]) -> None:
+    words = ("memory", "llama3.2-1b", "--engine", "llama.cpp", "--hardware")
+    assert "expected a GPU of NVIDIA or AMD or Apple or Intel" in run(*words, "gaudi3").error
+    assert run(*words, "arc-pro-b60").code == 0

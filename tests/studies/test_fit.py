@@ -115,6 +115,7 @@ def test_runs_of_a_deep_model_that_cannot_fit_are_not_replayed(monkeypatch: pyte
         ("t4", "", ["q8_0", "q4_k_m", "awq-int4-g128"]),
         ("v100-32gb", "", ["q8_0", "q4_k_m"]),
         ("rx-7900-xtx", "", ["q8_0", "q4_k_m", "awq-int4-g128"]),  # RDNA 3 multiplies no fp8, RDNA 4 does
+        ("gaudi3", "fp8", ["fp8", "awq-int4-g128"]),  # llama.cpp runs on no Gaudi
         ("rx-9070", "fp8", ["fp8", "q8_0", "q4_k_m", "awq-int4-g128"]),
         ("24GiB", "fp8", ["fp8", "q8_0", "q4_k_m", "awq-int4-g128"]),
     ],
@@ -213,6 +214,25 @@ def test_changes_are_ranked_and_each_makes_it_fit(run: Any) -> None:
         )  # fmt: skip
         (one,) = json.loads(out)["fits"]
         assert (one["device_bytes"], one["verdict"]) == (change["device_bytes"], change["verdict"])
+
+
+@pytest.mark.parametrize(
+    ("hardware", "has_nf4", "has_8_bits", "has_devices"),
+    [
+        ("v100-32gb", True, True, True),
+        ("gaudi2", True, False, True),
+        ("tpu-v5e", False, False, True),
+        ("m4-max-64gb", False, False, False),
+    ],
+)
+def test_advised_training_is_what_runs_on_the_accelerator(
+    hardware: str, has_nf4: bool, has_8_bits: bool, has_devices: bool, run: Any
+) -> None:
+    """bitsandbytes' installation guide names the accelerators; torch has no messages between Macs."""
+    answer = asked(run, "llama3-8b", "--phase", "training", "--seq", "256", "--hardware", hardware, code=1)
+    options = " ".join(change["option"] for change in answer["changes"])
+    assert ("nf4" in options, "--devices" in options) == (has_nf4, has_devices)
+    assert has_8_bits or "adamw-8bit" not in options
 
 
 def test_experts_beside_weights_of_4_bits_are_advised_in_4_bits(run: Any) -> None:

@@ -70,3 +70,9 @@ def test_llama_cpp_is_timed_with_the_weights_that_it_loads() -> None:
     ]
     assert timed[0] == timed[1] != timed[2]
     assert "mxfp4-moe" in command(*f"memory {run}".split()).out
+
+
+def test_times_say_where_the_engine_has_no_kernels_or_is_a_plugin() -> None:
+    assert "vLLM has no kernels for it on this accelerator" in fit_screen("gpt-oss-20b --hardware v100-32gb --seq 4k")
+    assert "has no kernels" not in fit_screen("gpt-oss-20b --hardware a100-40gb --seq 4k")
+    assert "under vLLM's plugin, whose memory is not modelled" in fit_screen("llama3.2-1b --hardware tpu-v6e --seq 4k")

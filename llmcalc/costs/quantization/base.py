@@ -177,6 +177,11 @@ class Scheme:
         """
         raise TypeError(f"{type(self).__name__} stores nothing")
 
+    @property
+    def kernels(self) -> frozenset[str]:
+        """The kernels of serving engines for the scheme's formats, such as `awq`; empty for any others."""
+        return frozenset()
+
     def refuses_shards(self, params: Iterable[WeightTensor], whole_shapes: Mapping[str, tuple[Number, ...]]) -> str:
         """Returns the first weight of a rank, and why kernels cannot compute it; empty if they can compute all.
 

@@ -64,6 +64,11 @@ class LinearFormat:
         """
         return ""
 
+    @property
+    def kernels(self) -> str:
+        """The kernels of serving engines that compute with the format, such as `awq`; empty for any others."""
+        return ""
+
     def describe(self) -> str:
         raise TypeError(f"{type(self).__name__} describes nothing")
 
@@ -130,10 +135,18 @@ class FP8(LinearFormat):
         )
         return next(filter(None, reasons), "")
 
+    @property
+    def kernels(self) -> str:
+        return "fp8"
+
     def describe(self) -> str:
         scale_format = {None: "in the model's format", 4: "fp32", 1: "e8m0"}[self.scale_bytes]
         scale_extent = f"block of {self.over[0]} × {self.over[1]}" if isinstance(self.over, tuple) else self.over
         return f"fp8, one scale ({scale_format}) per {scale_extent}"
+
+
+NVFP4_BLOCK = 16
+"""Weights that share a scale in NVFP4; 32 in MXFP4."""
 
 
 @frozen(slots=True)
@@ -162,6 +175,10 @@ class FP4(LinearFormat):
     def refuses(self, n_out: Number, n_in: Number) -> str:
         return _indivisible_reason("columns", n_in, self.block, "group_size")
 
+    @property
+    def kernels(self) -> str:
+        return "nvfp4" if self.block == NVFP4_BLOCK else "mxfp4"
+
     def describe(self) -> str:
         return f"4 bits, one scale of {8 * self.scale_bytes} bits per block of {self.block}" + (
             ", one fp32 scale per tensor" if self.tensor_scales else ""
@@ -184,6 +201,10 @@ class AWQ(LinearFormat):
         return _indivisible_reason("columns", n_in, self.group or 1, "group_size") or _indivisible_reason(
             "rows", n_out, 32 // self.bits
         )
+
+    @property
+    def kernels(self) -> str:
+        return "awq"
 
     def describe(self) -> str:
         return f"AWQ int{self.bits}, one fp16 scale and one zero point per {_group_text(self.group)}"
@@ -292,6 +313,10 @@ class PackedInt(LinearFormat):
         weights = n_out * ceil_div(n_in * self.bits, 32) * INT32
         zeros = 0 if self.symmetric else ceil_div(scaled_rows * self.bits, 32) * INT32 * groups
         return Parts(weights, scaled_rows * groups * plain_bytes, zeros, 2 * 8 + (n_in * INT32 if self.indexed else 0))
+
+    @property
+    def kernels(self) -> str:
+        return "packed-int"
 
     def describe(self) -> str:
         zero = "" if self.symmetric else " and one zero point"

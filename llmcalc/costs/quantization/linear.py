@@ -115,6 +115,11 @@ class LinearScheme(Scheme):
             scope_text = "routed experts" if self.scope == "experts" else "linear layers that are not excluded"
             raise self._unsupported_error(f"converts {scope_text}, and this model has none; expected another scheme")
 
+    @property
+    def kernels(self) -> frozenset[str]:
+        formats = (linear_format for group in self.groups for linear_format in (group.format, group.experts))
+        return frozenset(linear_format.kernels for linear_format in formats if linear_format is not None) - {""}
+
     def refuses_shards(
         self, weight_sites: Iterable[WeightTensor], whole_shapes: Mapping[str, tuple[Number, ...]]
     ) -> str:

@@ -144,6 +144,7 @@ class Engine:
         flags.
     layouts: (server, most devices) → flags of layouts with more devices and their `EngineMemory`, the fewest first.
     flags_by_option: option of llmcalc → the engine's flag that it sets, or several flags with spaces between.
+    other_ways: option of llmcalc that the engine lacks → what says the same, as users type it.
     flag_of: term → the flag that changes it.
     serving_flags: (preset, flags, users, seq) → the flags of a server for so many users of so many tokens (None: the
         longest request); default the flag of the length.
@@ -173,6 +174,7 @@ class Engine:
     flag_changes: FromFile
     layouts: FromFile
     flags_by_option: Mapping[str, str] = field(default_factory=dict)
+    other_ways: Mapping[str, str] = field(default_factory=dict)
     flag_of: Mapping[str, str] = field(default_factory=dict)
     serving_flags: FromFile | None = None
     vendors: tuple[str, ...] = ("NVIDIA", "AMD")
@@ -190,10 +192,10 @@ class Engine:
     applied_schemes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def runs_on(self, hardware: Hardware) -> bool:
-        """Whether the engine runs on this accelerator, by vendor and compute capability; true if both are unknown."""
+        """Whether the engine runs on this GPU, by vendor and compute capability; true if both are unknown."""
         if float(hardware.compute_capability or self.least_capability) < self.least_capability:
             return False
-        return self._has_vendor(self.vendors, hardware)
+        return hardware.is_gpu and self._has_vendor(self.vendors, hardware)
 
     def is_timed_on(self, hardware: Hardware) -> bool:
         """Whether times are estimated on this accelerator: the engine runs on it, or a plugin of the engine does."""

@@ -227,10 +227,11 @@ def read_values(
     flags: Sequence[Flag],
     typed_values: Mapping[str, Any],
     renamed_flags: Mapping[str, str] = MappingProxyType({}),
+    other_ways: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Returns the values of flags by Python keyword names, such as `max_model_len`.
 
-    renamed_flags: option of llmcalc → the flags that it sets, as in `split_arguments`; default none.
+    renamed_flags, other_ways: as in `split_arguments`; default none.
     Raises `InputError` for an unknown flag, with the nearest name.
     """
     flags_by_name = flags_by_spelling(flags)
@@ -248,7 +249,7 @@ def read_values(
             spellings = (flag_spelling for flag in flags for flag_spelling in flag.names)
             suggestion = suggest(flag_name, {keyword_of(flag_spelling): flag_spelling for flag_spelling in spellings})
             typed_flag = flag_name if flag_name.isupper() else f"--{flag_name.replace('_', '-')}"
-            raise InputError(f"{typed_flag}: {engine_title} has no such flag.{suggestion}")
+            raise _unknown_flag_error(engine_title, typed_flag, suggestion, other_ways)
         if flag_value is not None and flag_value is not False:
             field_values[flags_by_keyword[flag_name].field] = flags_by_keyword[flag_name].read(flag_value)
         elif flag_value is False:
@@ -256,6 +257,15 @@ def read_values(
     return {
         flag_name: flag_value for flag_name, flag_value in field_values.items() if not _is_idle_field(flags, flag_name)
     }
+
+
+def _unknown_flag_error(
+    engine_title: str, flag_name: str, suggestion: str, other_ways: Mapping[str, str]
+) -> InputError:
+    """Returns the error for a flag that an engine lacks, with what says the same, else with the nearest names."""
+    if flag_name in other_ways:
+        return InputError(f"{flag_name}: {engine_title} has no such flag; expected {other_ways[flag_name]}")
+    return InputError(f"{flag_name}: {engine_title} has no such flag.{suggestion}")
 
 
 def _is_idle_field(flags: Sequence[Flag], field_name: str) -> bool:
@@ -303,6 +313,7 @@ def split_arguments(
     other_arguments: Mapping[str, bool],
     renamed_flags: Mapping[str, str],
     unknown: dict[str, str] | None = None,
+    other_ways: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[list[str], dict[str, Any]]:
     """Splits command-line arguments into llmcalc's arguments and engine flag values by field name.
 
@@ -310,6 +321,7 @@ def split_arguments(
     renamed_flags: options of llmcalc, each → the engine's flags that it sets, with spaces between. Their values are
         kept under their own names, for `read_values`.
     unknown: takes the reasons of unknown flags, by their names; None (default) to raise.
+    other_ways: option of llmcalc that the engine lacks → what says the same, as users type it; default none.
     Raises `InputError` for an unknown flag, with the nearest name, for a flag without its value, and for a number
     behind a flag that takes none.
     """
@@ -354,7 +366,7 @@ def split_arguments(
             }
             suggestion = suggest(hyphenated(option), known_spellings)
             if unknown is None:
-                raise InputError(f"{option}: {engine_title} has no such flag.{suggestion}")
+                raise _unknown_flag_error(engine_title, option, suggestion, other_ways)
             unknown[option] = f"{engine_title} has no such flag"
             _take_values(argument_queue)
             continue
@@ -362,8 +374,8 @@ def split_arguments(
         flag_value = attached_value if equals_sign else _take_value(option, flag, argument_queue)
         if flag_value is True and unknown is None and argument_queue and re.fullmatch(r"[0-9]+", argument_queue[0]):
             raise InputError(
-                f"{option} {argument_queue[0]}: {flag.names[0]} of {engine_title} takes no value; remove "
-                f"{argument_queue[0]}"
+                f"{option} {argument_queue[0]}: {flag.names[0]} of {engine_title} takes no value; "
+                f"{f'expected {other_ways[option]}' if option in other_ways else f'remove {argument_queue[0]}'}"
             )
         if matched_flag.keys:
             _set_key(flag_values, (flag.field, *matched_flag.keys), flag_value)

@@ -13,11 +13,11 @@ from ...components.mixers.mla import MLA
 from ...components.position import Rope
 from ...costs.cache import CacheGroup, kv
 from ...costs.context_length import longest_sequence
-from ...costs.quantization.base import named_weight_tensors, weight_tensors_of
+from ...costs.quantization.base import Scheme, named_weight_tensors, weight_tensors_of
 from ...costs.quantization.formats import IndivisibleMatrix
 from ...costs.trained_tensors import bytes_of
 from ...device_memory.settings import Settings
-from ...device_memory.static import MemoryUse
+from ...device_memory.static import MemoryUse, quantization_scheme
 from ...device_memory.static import memory as static_memory
 from ...errors import InputError, MissingExtra
 from ...frozen import frozen
@@ -65,6 +65,10 @@ class ReserveOfAllMemory(InputError):
     def __init__(self, option_name: str, problem: str) -> None:
         super().__init__(problem)
         self.option_name: str = option_name
+
+
+class MissingKernels(InputError):
+    """Raised for an accelerator on which an engine has no kernels for the weights, the cache or the attention."""
 
 
 class TokenCache(NamedTuple):
@@ -147,6 +151,16 @@ class EngineRank:
         return "mxfp4" if is_mxfp4 else None
 
     @cached_property
+    def weight_kernels(self) -> frozenset[str]:
+        """The kernels that compute with the quantized weights, such as `awq`; empty for plain weights."""
+        return frozenset() if self._quantization is None else self._quantization.kernels
+
+    @property
+    def _quantization(self) -> Scheme | None:
+        """The quantization scheme of the weights, named or of the checkpoint; None for plain weights."""
+        return quantization_scheme(self._settings(self.scheme), self.preset.checkpoint)
+
+    @cached_property
     def weights(self) -> int:
         """Bytes of the rank's weights, including its image and audio encoders."""
         if self.scheme == "mxfp4" and self.layout.tp > 1:
@@ -168,16 +182,16 @@ class EngineRank:
         """
         if self.layout.tp == 1 or self.scheme == "mxfp4":
             return
-        quantized = self._memory_use(self.model, self.scheme).quantized
-        if quantized is None:
+        scheme = self._quantization
+        if scheme is None:
             return
         include = included(self.with_mtp, self.with_towers and bool(self.preset.model.towers))
         model = self.model if layout is None else rank_model(self.preset.model, layout, 0)
         checkpoint = self.preset.checkpoint
         names = None if checkpoint is None else checkpoint.names(model.tree(), model.kind)
-        rank_sites = named_weight_tensors(model, quantized.scheme, include, names)
+        rank_sites = named_weight_tensors(model, scheme, include, names)
         whole_sites = weight_tensors_of(self.preset.model.tree(), include)
-        reason = quantized.scheme.refuses_shards(rank_sites, {site.path: site.tensor.shape for site in whole_sites})
+        reason = scheme.refuses_shards(rank_sites, {site.path: site.tensor.shape for site in whole_sites})
         if reason:
             remedy = "experts that ranks do not divide (--ep), " if ".experts." in reason else ""
             raise ImpossibleLayout(
@@ -196,12 +210,15 @@ class EngineRank:
         return int(self._memory_use(model, scheme).weights)
 
     def _memory_use(self, model: ModelSpec, scheme: str | None) -> MemoryUse:
+        include = included(self.with_mtp, self.with_towers and bool(self.preset.model.towers))
+        return static_memory(model, self._settings(scheme), self.preset.dtype, include, self.preset.checkpoint)
+
+    def _settings(self, scheme: str | None) -> Settings:
+        """Returns the settings of a model in a quantization scheme, None for the checkpoint's own."""
         scheme_fields: dict[str, Any] = {} if scheme is None else {"quantize": scheme}
         if self.dtype is not None:
             scheme_fields["dtype"] = self.dtype
-        included_parts = included(self.with_mtp, self.with_towers and bool(self.preset.model.towers))
-        memory_settings = Settings(phase="inference", **scheme_fields)
-        return static_memory(model, memory_settings, self.preset.dtype, included_parts, self.preset.checkpoint)
+        return Settings(phase="inference", **scheme_fields)
 
     @cached_property
     def weights_by_component(self) -> dict[str, int]:

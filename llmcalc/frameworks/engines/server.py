@@ -18,6 +18,7 @@ from .context_length import has_unknown_length, stated_length
 from .engine import EngineVersion, Term
 from .flags import AUTO_WORDS
 from .logged_sizes import RECEIPT_FIELD, LoggedSizes
+from .rank import EngineRank, MissingKernels
 from .registry import engine
 from .versions import Numbers, numbers_of
 
@@ -64,6 +65,35 @@ class EngineServer:
                 f"--engine {self.name}: the cache of entries that layers share (DeepSeek-V4.1) is not modelled; "
                 "expected another model, or kv without an engine"
             )
+
+    def check_kernels(self, rank: EngineRank) -> None:
+        """Raises `MissingKernels` if the version has no kernels on the accelerator for weights, cache or attention.
+
+        Of accelerators other than NVIDIA's nothing is known. rank: the model on a rank.
+        """
+        capability = self.hardware.compute_capability
+        if capability is None:
+            return
+        serving_engine = engine(self.name)
+        missing_kernels = serving_engine.rules().missing_kernels(float(capability), self.version_numbers)
+        used_kernels = self.used_kernels(rank) if missing_kernels else frozenset()
+        for kernels in missing_kernels:
+            if kernels.kernels in used_kernels:
+                name = self.hardware.name or self.hardware.title
+                raise MissingKernels(
+                    f"--hardware {name}: {serving_engine.title} {self.version.version} runs {kernels.use} from compute "
+                    f"capability {kernels.capability} on ({kernels.source}), and it has {capability}; expected another "
+                    f"accelerator{kernels.remedy}"
+                )
+
+    def used_kernels(self, rank: EngineRank) -> frozenset[str]:
+        """Returns what kernels have to compute with, as `LeastCapability.kernels` names it."""
+        used_kernels = set(rank.weight_kernels)
+        if self.cached_element_bytes == 1:
+            used_kernels.add("fp8 latents" if rank.latent_projections else "fp8 cache")
+        if rank.selects_latents:
+            used_kernels.add("sparse attention")
+        return frozenset(used_kernels)
 
     def with_flags(self, **changed_flags: Any) -> Self:
         """Returns a copy of the server with changed flags."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Generic, Self, TypeVar
+from typing import Generic, Literal, Self, TypeAlias, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -123,6 +123,40 @@ class AddedClasses(Record):
     classes: tuple[str, ...] = Field(min_length=1)
 
 
+KernelUse: TypeAlias = Literal[
+    "awq", "fp8", "packed-int", "nvfp4", "mxfp4", "fp8 cache", "fp8 latents", "sparse attention"
+]
+"""What kernels compute with: weights in a format, a cache in fp8 of heads or of latents, attention with an indexer."""
+
+
+class LeastCapability(VersionRange):
+    """The least compute capability of NVIDIA's GPUs on which a range of versions has kernels.
+
+    kernels: what they compute with. source: the engine's source file and function, or its documents.
+    """
+
+    kernels: KernelUse
+    capability: float
+    source: str
+
+    @property
+    def use(self) -> str:
+        """What the kernels compute with, in words."""
+        uses = {
+            "fp8 cache": "a cache in fp8",
+            "fp8 latents": "a cache of latents in fp8",
+            "sparse attention": "attention with an indexer",
+        }
+        return uses.get(self.kernels, f"weights in {self.kernels}")
+
+    @property
+    def remedy(self) -> str:
+        """What a user may change beside the accelerator; empty for nothing."""
+        if self.kernels == "sparse attention":
+            return ""
+        return " or a cache in 16 bits" if self.kernels.startswith("fp8 ") else " or weights in another format"
+
+
 class EngineRecord(Record, Generic[RuleType]):
     """The contents of `presets/engines/NAME.toml` that all engines share."""
 
@@ -132,6 +166,7 @@ class EngineRecord(Record, Generic[RuleType]):
     versions: tuple[RuleType, ...] = Field(min_length=1)
     messages: dict[str, str]
     added_classes: tuple[AddedClasses, ...] = ()
+    least_capabilities: tuple[LeastCapability, ...] = ()
 
     @model_validator(mode="after")
     def _sort_versions(self) -> Self:
@@ -143,6 +178,11 @@ class EngineRecord(Record, Generic[RuleType]):
     def rules(self, version_numbers: Numbers) -> RuleType:
         """Returns the memory rules of a version."""
         return ranges_at(self.versions, version_numbers)[-1]
+
+    def missing_kernels(self, capability: float, version: Numbers) -> list[LeastCapability]:
+        """Returns the kernels that a version lacks on an NVIDIA GPU of a compute capability."""
+        rows = {row.kernels: row for row in ranges_at(self.least_capabilities, version)}  # the last row of each
+        return [row for row in rows.values() if capability < row.capability]
 
     def missing_class_note(self, class_names: tuple[str, ...], engine_version: EngineVersion) -> str:
         """Returns a note if a version has no class for a model; empty if it has one, or if that is not known.

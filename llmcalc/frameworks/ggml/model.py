@@ -161,6 +161,11 @@ class GgufModel:
     preset: Preset
     quantize: str | None = None
 
+    @classmethod
+    def of_flag(cls, preset: Preset, quantize: str | None) -> GgufModel:
+        """Returns a model in the scheme of `--quantize`. quantize: `none` and None for the file's or checkpoint's."""
+        return cls(preset, None if quantize is not None and quantize.strip().lower() == "none" else quantize)
+
     def __post_init__(self) -> None:
         """Raises `InputError` for quantization schemes that no GGUF file has."""
         if self.quantize is not None and self._gguf_mix is None:

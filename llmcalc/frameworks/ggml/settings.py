@@ -63,7 +63,7 @@ class GgmlSettings(EngineServer):
 
     @cached_property
     def model(self) -> GgufModel:
-        return GgufModel(self.preset, self.flags.get("quantize"))
+        return GgufModel.of_flag(self.preset, self.flags.get("quantize"))
 
     @cached_property
     def devices(self) -> tuple[str, ...]:

@@ -34,11 +34,15 @@ have (server/sched.go, `automaticGenerationBatch`)."""
 DEFAULT_BATCH = 512
 
 
-UNQUANTIZED_HEADING = (
-    "weights in bf16, as of a tag such as fp16: ollama pull gets about 4 bits without a tag (--quantize q4_k_m)"
-)
-"""The remark on a model without --quantize: the library's tags without a name have 4 to 5 bits a weight (README.md of
-Ollama, "Model library": Llama 3.1 8B in 4.7 GB, Phi 4 14B in 9.1 GB)."""
+UNQUANTIZED = "bf16"
+"""The format of weights for which nothing states a scheme."""
+
+LIBRARY_SCHEME = "q4_k_m"
+"""The format of the library's tags without one (README.md of Ollama, "Model library": Llama 3.3 70B in 43 GB, Phi 4 14B
+in 9.1 GB)."""
+
+LIBRARY_HEADING = "weights in q4_k_m, as tags without a format have them (for a tag such as fp16: --quantize none)"
+"""The remark on a model for which nothing states the format of the weights."""
 
 
 class OllamaRules(RuleRange):
@@ -147,7 +151,14 @@ class OllamaServer:
 
     @cached_property
     def model(self) -> GgufModel:
-        return GgufModel(self.preset, self.flags.get("quantize"))
+        return GgufModel.of_flag(self.preset, self.scheme)
+
+    @property
+    def scheme(self) -> str | None:
+        """The scheme of the weights: the usual one of the library's tags without a format, where nothing states one."""
+        scheme: str | None = self.flags.get("quantize")
+        is_plain = scheme is None and GgufModel(self.preset).scheme == UNQUANTIZED
+        return LIBRARY_SCHEME if is_plain else scheme
 
     def with_flags(self, **changed_flags: Any) -> OllamaServer:
         """Returns a copy of the server with changed options."""
@@ -172,7 +183,7 @@ class OllamaServer:
             "device": ",".join(str(i) for i in range(gpu_count)) if gpu_count else "none",
             "fit": "on" if self.rules.runner == "llama-server" else "off",
             **({"no_mmap": True} if str(self.flags.get("use_mmap", "true")) in ("0", "false") else {}),
-            **({} if self.flags.get("quantize") is None else {"quantize": self.flags["quantize"]}),
+            **({} if self.scheme is None else {"quantize": self.scheme}),
         }
 
     def micro_batch(self, sequences: int) -> int:
@@ -258,10 +269,9 @@ def memory(server: OllamaServer) -> EngineMemory:
         for flag_name, default_value in server.defaults.items()
         if flag_name not in flags and not (flag_name == "num_ctx" and "OLLAMA_CONTEXT_LENGTH" in flags)
     }
-    error_heading = ""
+    error_heading = LIBRARY_HEADING if server.scheme != flags.get("quantize") else ""
     if UNQUANTIZED_NOTE in answer_notes:
         answer_notes.remove(UNQUANTIZED_NOTE)
-        error_heading = UNQUANTIZED_HEADING
     return replace(
         computed_answer,
         max_model_len=server.num_ctx,

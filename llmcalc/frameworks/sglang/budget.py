@@ -113,6 +113,7 @@ class Server(EngineServer):
             raise InputError("--moe-dense-tp-size: with --pp-size is not modelled; remove one of them")
         if self.flags.get("enable_dp_lm_head") and not self.flags.get("enable_dp_attention"):
             raise InputError("--enable-dp-lm-head: SGLang needs --enable-dp-attention too")
+        self.check_kernels(self.rank_of_stage(0))
         for flag_field in ("enable_lora", "kt_weight_path"):
             if self.divides_attention and self.flags.get(flag_field):
                 raise InputError(

@@ -23,6 +23,10 @@ ENGINE = Engine(
         "--batch": "--max-running-requests",
         "--devices": "--tp-size",
     },
+    other_ways={
+        "--draft": "--speculative-algorithm nextn, or another with --speculative-draft-model-path",
+        "--draft-tokens": "--speculative-num-draft-tokens",
+    },
     flag_of={
         "budget": "--mem-fraction-static",
         "weights": "--tp-size",

@@ -43,6 +43,11 @@ class Server(EngineServer):
         "kv_cache": ("kv_cache_free_gpu_memory_fraction", "max_num_tokens", "max_batch_size", "quantize"),
     }
 
+    def __post_init__(self) -> None:
+        """Raises `InputError` for a model or an accelerator without kernels."""
+        super().__post_init__()
+        self.check_kernels(self.rank_of_stage(0))
+
     @property
     def engine_record(self) -> TensorRTLLMRecord:
         return tensorrt_llm_record()

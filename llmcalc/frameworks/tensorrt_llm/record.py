@@ -30,6 +30,7 @@ ENGINE = Engine(
         "kv_cache": "--kv_cache_dtype",
     },
     vendors=("NVIDIA",),
+    least_capability=8.0,  # docs/source/overview.md, docs/source/legacy/reference/support-matrix.md: from Ampere on
     shown_defaults=("--max_num_tokens", "--max_seq_len"),
     stacks=(((0,), "tensorrt-llm"),),
     layout_flags=FromFile(__package__, "changes:layout_flags"),

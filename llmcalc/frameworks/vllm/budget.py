@@ -18,8 +18,8 @@ from ...parallel.layout import ONE_DEVICE, Layout
 from ..engines.context_length import has_unknown_length
 from ..engines.engine import EngineMemory, Term, TermStatus
 from ..engines.flags import AUTO_WORDS
-from ..engines.rank import EngineRank, architectures, compressed_layers, key_heads
-from ..engines.server import EngineServer
+from ..engines.rank import EngineRank, MissingKernels, architectures, compressed_layers, key_heads
+from ..engines.server import DTYPE_WORDS, EngineServer
 from .adapters import adapter_bytes, adapter_slots
 from .cache_formats import (
     FP8_WORDS,
@@ -137,11 +137,48 @@ class Server(EngineServer):
         if self.dp > 1 and self.pp > 1 and self.flags.get("enable_expert_parallel"):
             raise InputError("--enable-expert-parallel: with --data-parallel-size and stages is not modelled")
 
+        self.check_dtype()
+        self.check_kernels(self.rank_of_stage(0))
         self.check_context_ranks()
         if self.flags.get("disable_sliding_window") and any(
             cache.window for cache in self.rank_of_stage(0).token_caches
         ):
             raise InputError("--disable-sliding-window: another length of windows is not modelled; remove the flag")
+
+    def check_dtype(self) -> None:
+        """Raises `InputError` for number formats that vLLM refuses (`_check_valid_dtype`, `check_if_supports_dtype`).
+
+        Quantized weights need activations of 16 bits (`get_supported_act_dtypes`).
+        """
+        dtype_word = str(self.flags.get("dtype", "auto"))
+        dtype, model_class = DTYPE_WORDS.get(dtype_word, dtype_word), (*architectures(self.preset), "")[0]
+        if dtype == "float16" and self.refuses_float16:
+            raise InputError(f"--dtype {dtype_word}: vLLM refuses it for {model_class}; expected bfloat16 or float32")
+        if dtype == "bfloat16" and not self.hardware.multiplies_bfloat16:
+            raise InputError(
+                f"--dtype bfloat16: vLLM refuses it on {self.hardware.title}, which has compute capability "
+                f"{self.hardware.compute_capability} and not 8.0; expected float16 or float32"
+            )
+        if self.falls_back_to_float32 and EngineRank(self.preset, quantize=self.quantize).weight_kernels:
+            raise MissingKernels(
+                f"--hardware {self.hardware.name}: it has no bfloat16, in float16 vLLM refuses {model_class}, and in "
+                "float32 it runs no quantized weights; expected another accelerator or --quantize none"
+            )
+
+    @property
+    def refuses_float16(self) -> bool:
+        """Whether the version refuses to run the model's class in float16."""
+        return self.has_class_of(self.engine_record.classes_without_float16(self.version_numbers))
+
+    @property
+    def falls_back_to_float32(self) -> bool:
+        """Whether the default number format is float32: the accelerator has no bfloat16, the class refuses float16."""
+        is_default = self.flags.get("dtype", "auto") == "auto"
+        return is_default and not self.hardware.multiplies_bfloat16 and self.refuses_float16
+
+    @property
+    def dtype(self) -> str | None:
+        return "float32" if self.falls_back_to_float32 else super().dtype
 
     def check_context_ranks(self) -> None:
         """Raises `InputError` for decode context parallelism that vLLM refuses (`verify_with_parallel_config`).
@@ -655,6 +692,8 @@ class Server(EngineServer):
 
     def _weights_origin(self, rank: EngineRank) -> str:
         scheme = rank.scheme or ("as published" if self.dtype is None else self.dtype)
+        if self.falls_back_to_float32:
+            scheme += f", as {self.hardware.title} has no bfloat16"
         if self.flags.get("enable_lora"):
             adapter_slot_count, lora_rank = adapter_slots(self.flags)
             scheme += f", with {adapter_slot_count} slots for adapters of rank {lora_rank}"
@@ -739,6 +778,11 @@ def _startup_error(server: Server, stage_memory: StageMemory, concurrency: float
 
 def _server_notes(server: Server) -> list[str]:
     server_notes = [*filter(None, [*_class_notes(server), server.long_request_note])]
+    if server.falls_back_to_float32:
+        server_notes.append(
+            f"{server.hardware.title} has no bfloat16, and in float16 vLLM refuses the model: it runs in float32, as "
+            "--dtype float32"
+        )
     if server.assumes_torch_sampler:
         server_notes.append(
             f"the sampler is torch's, as without FlashInfer, which vLLM's images have: for these {SAMPLER_VARIABLE}=1"

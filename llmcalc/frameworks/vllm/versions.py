@@ -168,6 +168,12 @@ class GraphEstimate(Record):
         return f"{self.logs} logs of h100-sxm"
 
 
+class WithoutFloat16(VersionRange):
+    """Classes of models that refuse float16 in a range of vLLM versions."""
+
+    classes: tuple[str, ...]
+
+
 class VLLMRecord(EngineRecord[Rules]):
     """The contents of `presets/engines/vllm.toml`; the file explains the fields."""
 
@@ -175,6 +181,7 @@ class VLLMRecord(EngineRecord[Rules]):
     larger_graphs: tuple[str, ...] = ()
     triton_attention: tuple[str, ...] = ()
     float32_tables: tuple[str, ...] = ()
+    without_float16: tuple[WithoutFloat16, ...] = ()
     last_versions: dict[str, tuple[str, ...]] = {}
     second_runner: tuple[SecondRunner, ...] = Field(min_length=1)
     flashinfer_sampler: tuple[FlashInferSampler, ...] = Field(min_length=1)
@@ -212,6 +219,11 @@ class VLLMRecord(EngineRecord[Rules]):
             ),
             None,
         )
+
+    def classes_without_float16(self, version: Numbers) -> tuple[str, ...]:
+        """Returns the classes of models that a version refuses to run in float16."""
+        version_rows = ranges_at(self.without_float16, version)
+        return version_rows[-1].classes if version_rows else ()
 
     def frames_of_videos(self, version_numbers: Numbers, patch_size: int) -> int:
         """Returns the frames of the longest video if its tokens are unlimited; otherwise 0."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -109,13 +110,19 @@ def test_variables_are_written_as_in_a_shell() -> None:
     assert "OLLAMA_NUM_PARALLEL" not in document["assumed"]
 
 
-def test_the_heading_says_that_weights_are_those_of_no_usual_tag() -> None:
-    screens = [
-        command(*f"{verb} llama3.2-1b --engine ollama==0.32.15 --hardware rtx-3060".split(), columns=200).out
-        for verb in ("memory", "fit", "memory --quantize q4_k_m")
-    ]
-    headings = [screen.split("\n  term")[0].split("\n  accelerator")[0] for screen in screens]
-    assert ["ollama pull gets about 4 bits" in heading for heading in headings] == [True, True, False]
+def test_weights_without_a_format_are_those_of_a_tag_without_one() -> None:
+    """`ollama pull llama3.2:1b` gets Q4_K_M; the heading says so where nothing states the format."""
+    words = ["llama3.2-1b", "--engine", "ollama==0.32.15", "--hardware", "rtx-3060"]
+    screens = {
+        options: command("memory", *words, *filter(None, options.split(" ")), columns=200).out
+        for options in ("", "--quantize q4_k_m", "--quantize none")
+    }
+    headings = [screen.split("\n  term")[0] for screen in screens.values()]
+    assert ["as tags without a format have them" in heading for heading in headings] == [True, False, False]
+    buffers = [re.findall(r"model buffer, CUDA0 +(.+)", screen)[0].split() for screen in screens.values()]
+    assert buffers[0] == buffers[1]
+    assert float(buffers[2][0]) > 3 * float(buffers[0][0])
+    assert "bf16" in buffers[2]
 
 
 def test_a_server_that_starts_has_no_empty_change() -> None:

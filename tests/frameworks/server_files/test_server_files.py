@@ -576,3 +576,40 @@ def test_a_model_on_another_machine_is_the_preset_of_its_name(tmp_path: Path) ->
 def test_wrong_configurations_are_refused(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         servers_of_text(text, typed_launch("config.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("tag", "scheme"),
+    [
+        ("llama3.2:1b", "q4_k_m"),  # of tags without a format
+        ("llama3.2:1b-instruct-q8_0", "q8_0"),
+        ("llama3.2:1b-instruct-q4_K_M", "q4_k_m"),
+        ("llama3.2:1b-instruct-fp16", "bf16"),
+        ("gemma3:1b-it-qat", "q4_0"),
+    ],
+)
+def test_a_tag_of_the_library_of_ollama_names_model_and_format(tag: str, scheme: str, tmp_path: Path) -> None:
+    modelfile = tmp_path / "Modelfile"
+    modelfile.write_text(f"FROM {tag}\nPARAMETER num_ctx 8192\n")
+    document = command("memory", "--launch", str(modelfile), "--hardware", "rtx-3060", "--format", "json").document
+    assert document["model"]["name"] == tag.partition("-")[0].replace(":", "-")
+    assert document["terms"][0]["from"].startswith(scheme)
+
+
+@pytest.mark.parametrize(
+    ("target", "file_name", "scheme"),
+    [
+        ("qwen3-0.6b", "Qwen3-0.6B-Q4_K_M.gguf", "q4_k_m"),
+        ("qwen3-0.6b", "my-finetune-Q8_0.gguf", "q8_0"),
+        ("qwen3-0.6b", "Llama-3.2-1B-Instruct-Q4_K_M.gguf", "bf16"),  # another model, which TARGET replaces
+    ],
+)
+def test_a_target_has_the_format_of_the_file_in_its_place(
+    target: str, file_name: str, scheme: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "serve.sh"
+    script.write_text(f"./llama-server -m {file_name} -ngl 99 -c 8192\n")
+    document = command("memory", target, "--launch", str(script), "--hardware", "rtx-3060", "--format", "json").document
+    assert document["model"]["name"] == target
+    assert document["terms"][0]["from"].startswith(scheme)
+    assert any("--quantize replaces it" in note for note in document["notes"]) == (scheme != "bf16")

@@ -118,7 +118,7 @@ def test_recurrent_states_are_refused() -> None:
 
 
 def test_a_gpu_of_another_vendor_is_refused() -> None:
-    with pytest.raises(InputError, match=r"expected a GPU of NVIDIA$"):
+    with pytest.raises(InputError, match=r"expected a GPU of NVIDIA \(compute capability 8.0 or higher\)$"):
         memory(hardware="mi300x")
 
 
