@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Literal, TypeAlias
 
 from ..accelerator import Hardware
-from ..algebra import Number, choose, floor_div, log2, maximum, minimum
+from ..algebra import Number, ceil_div, choose, floor_div, log2, maximum, minimum
 from ..frozen import frozen
 from .records import Generation, generations
 
@@ -62,6 +62,7 @@ class Device:
     domain: devices that the link joins.
     link_share, latency: share of the link that a message reaches, and its latency in seconds.
     gain_of_16_bit_sums: rate of 16-bit products that add in 16 bits over that of sums in float32.
+    units: compute units, each of which computes a tile of a product's output at a time; 0 (default) if unknown.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Device:
     link_share: float
     latency: float
     gain_of_16_bit_sums: float = 1.0
+    units: int = 0
 
     @property
     def is_tested(self) -> bool:
@@ -97,6 +99,24 @@ class Device:
         """
         half_rate_depth = self.generation.depth[self.format_of(dtype)]
         return maximum(1.0, (1 + half_rate_depth / maximum(1, inner_size)) / (1 + half_rate_depth / DEEP))
+
+    def wave_factor(self, rows: Number, columns: Number) -> Number:
+        """Returns the slowdown of a matrix product whose last tiles leave compute units idle, over large products.
+
+        rows, columns: sizes of its output. The units compute tiles in waves; of the tiles the best one is taken.
+        """
+        tiles = self.generation.tiles
+        if not tiles or not self.units:
+            return 1.0
+        busy_shares = [
+            efficiency
+            * rows
+            * columns
+            / (height * width * self.units)
+            / ceil_div(ceil_div(rows, height) * ceil_div(columns, width), self.units)
+            for height, width, efficiency in tiles
+        ]
+        return self.generation.filled / reduce(maximum, busy_shares)
 
     def unaligned_rate_share(self, *sizes: Number) -> float:
         """The fraction of a 16-bit product's rate that unaligned sizes leave on older compute units.
@@ -238,6 +258,7 @@ def device_of(hardware: Hardware, nic: float | None = None) -> Device:
         link_share=HOST_LINK_SHARE if through_host else generation.link,
         latency=HOST_LINK_LATENCY if through_host else generation.latency,
         gain_of_16_bit_sums=hardware.float16_accumulation_flops.get("float16", peaks["bf16"]) / peaks["bf16"],
+        units=hardware.compute_units.count if hardware.compute_units is not None else 0,
     )
 
 

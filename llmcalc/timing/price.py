@@ -291,22 +291,26 @@ class TimeEstimator:
         cast_bytes = CAST_BYTES.get(dtype, 0.0)
         output_bytes = max(2.0, element)
         backward = kernel.flops[1] / rate / (1 if kernel.frozen else 2)
-        output = kernel.flops[0] / rate * self._depth_factor(dtype, k)
+        output = kernel.flops[0] / rate * self._depth_factor(dtype, k) * self._wave_factor(kernel, m, n)
         yield from self._with_weights(kernel, False, output, element * weight, element * m * k + output_bytes * m * n)
         casts_input, casts_gradient = self._separate_casts(kernel)
         if cast_bytes and casts_input:
             yield False, 0.0, device.memory_seconds(cast_bytes * m * k)
         if not isinstance(kernel.flops[1], int) or kernel.flops[1]:
             moved = element * m * n + output_bytes * m * k
-            input_gradient = backward * self._depth_factor(dtype, n)
+            input_gradient = backward * self._depth_factor(dtype, n) * self._wave_factor(kernel, m, k)
             yield from self._with_weights(kernel, True, input_gradient, element * weight, moved)
             if cast_bytes and casts_gradient:
                 yield True, 0.0, device.memory_seconds((FROZEN_CAST if kernel.frozen else 1.0) * cast_bytes * m * n)
             if kernel.frozen:
                 return
-            backward = backward * self._depth_factor(dtype, m / kernel.experts)
+            backward = backward * self._depth_factor(dtype, m / kernel.experts) * self._wave_factor(kernel, n, k)
             moved = element * m * k + output_bytes * m * n
             yield from self._with_weights(kernel, True, backward, self._gradient_bytes(element) * weight, moved)
+
+    def _wave_factor(self, kernel: Kernel, rows: Number, columns: Number) -> Number:
+        """The slowdown of a dense training product by compute units that its last tiles leave idle."""
+        return self.device.wave_factor(rows, columns) if kernel.kind == "product" else 1.0
 
     def _with_weights(
         self, kernel: Kernel, backward: bool, compute: Number, weight_bytes: Number, value_bytes: Number
@@ -514,13 +518,13 @@ class TimeEstimator:
 
         Experts in one network domain share a copy of a token, but for decoded tokens: their kernels send every copy
         to its rank (DeepEP's low-latency kernels, csrc/kernels/internode_ll.cu). Inference sends 8-bit inputs of
-        products.
+        products. Where a stack sends copies, each goes to its rank by itself, as in NCCL's all-to-all.
         """
         ranks, copies = layer_message.collective.ranks, layer_message.copies
         format_share = (
             0.5 if layer_message.is_dispatch and self.formats.dtype == "fp8" and not self.is_training else 1.0
         )
-        if self.rank_pass.phase == "decode":
+        if self.rank_pass.phase == "decode" or self.stack.sends_copies:
             return format_share
         domains = maximum(1.0, ranks / self.device.domain)
         copies_of_domains = _copies_per_domain(domains, copies, layer_message.groups)

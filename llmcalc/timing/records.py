@@ -60,6 +60,8 @@ class Generation(Record):
     scan: Share
     depth: dict[str, float]
     tile_rows: int = Field(gt=0)
+    tiles: tuple[tuple[int, int, Share], ...]
+    filled: Share
     matrix_units: bool
     unaligned: tuple[Share, Share]
     kernel_start: float
@@ -155,6 +157,7 @@ class Stack(Record):
     gathers_casts: bool = False
     most_gathering_ranks: int = Field(0, ge=0)
     exchange: str = ""
+    sends_copies: bool = False
     moves_all_rows: bool = False
     uneven_ranks: float = 0.0
     sparse_heads: int = Field(0, ge=0)
@@ -169,6 +172,8 @@ class Stack(Record):
     first_token: float = 0.0
     latency: float = 1.0
     layer_wait: float = 0.0
+    hides_hops: bool = False
+    scatters_hops: bool = False
     exchange_wait: float = 0.0
     unaligned_heads: float = 1.0
     unpadded: bool = False

@@ -12,7 +12,7 @@ from functools import cache, reduce
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from ..algebra import Number, maximum, minimum
+from ..algebra import Number, choose, maximum, minimum
 from ..frozen import frozen
 from ..model import ModelSpec
 from ..parallel.layout import Layout, Schedule
@@ -334,13 +334,12 @@ def _step_seconds(
     spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan, ranks: PipelineRanks, timed_pass: TimedPass
 ) -> Step:
     """Returns the seconds of a step: pipeline work, bubble, data-parallel messages and update."""
-    token_ranks = plan.tp if plan.sequence_parallel else 1
-    hop = device.hop_seconds(2.0 * plan.tokens * spec.hidden_size / token_ranks, plan.devices)
+    hop = _hop_seconds(spec, device, stack, plan)
     if plan.schedule in ("zb-h1", "dualpipe") and isinstance(plan.pp, int) and plan.pp > 1:
         idle_seconds = idle_passes(plan.schedule, plan.pp) * ranks.mean_seconds
     else:
         idle_seconds = (plan.pp - 1) / plan.vpp * ranks.mean_seconds
-    bubble = idle_seconds + 2 * hop * (plan.pp - 1)
+    bubble = idle_seconds + 2 * hop * (plan.pp - 1 + _exposed_hops(plan, stack))
     work = plan.micro_batches * ranks.slowest_seconds
     message_seconds, updated_params = _data_parallel(plan, device, stack, ranks)
     parameters = sum(ranks.trained_params(plan.ep))
@@ -353,6 +352,25 @@ def _step_seconds(
     return Step(
         work + bubble + message_seconds + update, part_seconds, timed_pass, ranks.slowest_seconds, ranks.mean_seconds
     )
+
+
+def _hop_seconds(spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan) -> Number:
+    """Returns the seconds of a message to the next pipeline stage, of the tokens of a micro-batch."""
+    is_divided = plan.sequence_parallel or stack.scatters_hops
+    return device.hop_seconds(2.0 * plan.tokens * spec.hidden_size / (plan.tp if is_divided else 1), plan.devices)
+
+
+def _exposed_hops(plan: StepPlan, stack: Stack) -> Number:
+    """Returns the number of messages in one direction for which a stage waits while the pipeline is full.
+
+    A stage of 1F1B sends its output and waits for the gradient, then sends a gradient and waits for the next input
+    (megatron/core/pipeline_parallel/schedules.py, send_forward_recv_backward). Of interleaved stages a stack may hide
+    messages beside other chunks (--overlap-p2p-communication); schedules of divided backward passes hide them.
+    """
+    if plan.schedule in ("zb-h1", "dualpipe"):
+        return 0
+    chunks = choose(plan.vpp > 1, 0, 1) if stack.hides_hops else plan.vpp
+    return choose(plan.pp > 1, plan.micro_batches * chunks, 0)
 
 
 def _data_parallel(plan: StepPlan, device: Device, stack: Stack, ranks: PipelineRanks) -> tuple[Number, Number]:

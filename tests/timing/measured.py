@@ -204,7 +204,9 @@ def _median_run(runs: Sequence[Score]) -> Score:
 
 
 def _layout(row: Row) -> tuple[str, ...]:
-    return tuple(row[name] for name in ("tp", "pp", "dp", "cp", "ep", "vpp", "zero", "micro_batch"))
+    return tuple(
+        row[name] for name in ("tp", "pp", "dp", "cp", "ep", "vpp", "zero", "micro_batch", "sequence_parallel")
+    )
 
 
 def regret(group: Sequence[Score], first: int = 1, order: Callable[[Score], float] = lambda one: one.seconds) -> float:

@@ -16,7 +16,9 @@ from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.networks.moe import MoE
 from llmcalc.components.networks.router import LinearRouter
 from llmcalc.errors import InputError
+from llmcalc.frameworks.launch.record import Launch
 from llmcalc.frameworks.megatron.model_from_flags import model_of
+from llmcalc.frameworks.megatron.stack import stack as stack_of_launch
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.placements import Collective
@@ -78,8 +80,8 @@ def test_fewer_groups_and_fewer_domains_are_never_more_copies(domains: float) ->
     assert _copies_per_domain(domains, 8, OF_DEEPSEEK) <= _copies_per_domain(domains + 1, 8, OF_DEEPSEEK)
 
 
-def exchange_seconds(ranks: int, groups: ExpertGroups) -> float:
-    estimator = TimeEstimator(device_of(load_hardware("h100-sxm")), stacks()["megatron"], Formats(), RankPass(1, 1))
+def exchange_seconds(ranks: int, groups: ExpertGroups, stack: str = "megatron") -> float:
+    estimator = TimeEstimator(device_of(load_hardware("h100-sxm")), stacks()[stack], Formats(), RankPass(1, 1))
     message = Collective("mlp", "all_to_all", "ep", ranks, False, 2**30, 1)
     return float(estimator._message_seconds(LayerMessage(0, message, 8, groups)))
 
@@ -88,6 +90,28 @@ def test_exchanges_between_domains_take_less_time_with_groups_and_those_in_one_d
     assert exchange_seconds(8, OF_DEEPSEEK) == exchange_seconds(8, ExpertGroups())
     ratio = exchange_seconds(64, OF_DEEPSEEK) / exchange_seconds(64, ExpertGroups())
     assert ratio == pytest.approx(3.5996 / 5.2511, rel=0.01)
+
+
+def test_all_to_all_of_nccl_sends_every_copy_over_the_network() -> None:
+    """Eight copies in place of one to each of 5.25 domains; within a domain there is no difference."""
+    assert exchange_seconds(8, ExpertGroups(), "megatron-alltoall") == exchange_seconds(8, ExpertGroups())
+    ratio = exchange_seconds(64, ExpertGroups(), "megatron-alltoall") / exchange_seconds(64, ExpertGroups())
+    assert ratio == pytest.approx(8 / 5.2511, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("dispatcher", "ignored", "expected"),
+    [
+        ("alltoall", ("--overlap-grad-reduce",), "megatron-alltoall"),
+        ("flex", ("--overlap-grad-reduce",), "megatron"),
+        ("alltoall", (), "megatron-no-overlap"),
+    ],
+)
+def test_a_launch_file_states_how_tokens_are_sent(dispatcher: str, ignored: tuple[str, ...], expected: str) -> None:
+    own_settings = settings(**EXPERTS | {"moe_token_dispatcher_type": dispatcher})
+    assert (
+        stack_of_launch(Launch("run.sh", "", "megatron", own_settings=own_settings, ignored=ignored), False) == expected
+    )
 
 
 DEEPEP = {16: (118, 195), 32: (155, 273), 64: (173, 314), 128: (192, 369)}

@@ -110,6 +110,35 @@ def test_the_orders_of_zero_bubble_schedules_wait_less() -> None:
     assert bubble("dualpipe") < bubble("1f1b")
 
 
+def test_stages_of_a_pipeline_wait_for_each_message_that_nothing_hides() -> None:
+    """Two messages of 2 · 4096 · 4096 bytes in each micro-batch of 1F1B, over the link of one machine."""
+
+    def bubble(micro_batches: int, vpp: int = 1, stack: str = "megatron", tp: int = 1) -> float:
+        layout = Layout(pp=2, vpp=vpp, tp=tp, schedule="interleaved" if vpp > 1 else "1f1b")
+        plan = StepPlan.from_layout(layout, 1, micro_batches, 4096)
+        return float(training_step(llama(), h100(), stacks()[stack], plan).parts["bubble"])
+
+    hop = 2 * 4096 * 4096 / (450e9 * 0.75) + 1e-5
+    assert bubble(9) - bubble(8) == pytest.approx(2 * hop)
+    assert bubble(9, vpp=2) == pytest.approx(bubble(8, vpp=2))  # hidden beside another chunk
+    no_overlap = "megatron-no-overlap"
+    assert bubble(9, 2, no_overlap) - bubble(8, 2, no_overlap) == pytest.approx(4 * hop)
+    quarter = 2 * 4096 * 4096 / 4 / (450e9 * 0.75) + 1e-5  # each of four tensor-parallel ranks sends its part
+    assert bubble(9, stack="megatron-2021", tp=4) - bubble(8, stack="megatron-2021", tp=4) == pytest.approx(2 * quarter)
+
+
+def test_products_of_an_a100_run_in_waves_of_tiles() -> None:
+    """2,048 x 2,048 outputs are 512 tiles of 64 x 128, whose five waves fill 0.948 of 108 units, at 0.8 of the rate.
+
+    128 tiles of 256 x 128 would fill two waves by 0.593. Units of Hopper have no waves of whole tiles.
+    """
+    a100 = device_of(load_hardware("a100-80gb"))
+    assert a100.wave_factor(2048, 2048) == pytest.approx(0.953 / (0.8 * 512 / 540))
+    assert a100.wave_factor(3328, 2048) == pytest.approx(0.953 / (208 / 216))  # 208 tiles of 256 x 128 in two waves
+    assert a100.wave_factor(2**20, 2**14) == pytest.approx(0.953, rel=1e-3)
+    assert h100().wave_factor(2048, 2048) == 1.0
+
+
 def test_layers_of_stages_are_exact() -> None:
     """DeepSeek-V3's 3 dense layers are all on the first of 16 stages, which has fewer experts."""
     spec = load_preset("deepseek-v3").model

@@ -10,12 +10,14 @@ OVERLAPS = frozenset({"overlap-grad-reduce", "overlap-param-gather", "tp-comm-ov
 
 
 def stack(launched_run: Launch | None, compiled: bool) -> str:
-    """Returns the software stack's name, by whether a launch file turns off overlapped communication."""
-    if launched_run is None or not OVERLAPS.isdisjoint(
-        argument.lstrip("-").replace("_", "-") for argument in launched_run.ignored
-    ):
+    """Returns the software stack's name, by a launch file's overlapped communication and its dispatcher of tokens."""
+    if launched_run is None:
         return "megatron"
-    return "megatron-no-overlap"
+    if OVERLAPS.isdisjoint(argument.lstrip("-").replace("_", "-") for argument in launched_run.ignored):
+        return "megatron-no-overlap"
+    settings = launched_run.own_settings
+    sends_copies = isinstance(settings, MegatronSettings) and settings.moe_token_dispatcher_type == "alltoall"
+    return "megatron-alltoall" if sends_copies and settings.num_experts is not None else "megatron"
 
 
 def product_format(settings: MegatronSettings) -> str:
