@@ -13,7 +13,7 @@ from ..errors import InputError
 from ..flow.axis import Axis
 from ..model import ModelSpec
 from .divisors import divisors
-from .layout import Layout, Zero, stages
+from .layout import ImpossibleLayout, Layout, Zero, stages
 from .layout_request import NO_LAYOUT_OPTIONS, LayoutRequest
 from .layout_rules import LayoutRules
 from .rank_program import RankAxes, divides_groups, model_axes, no_pipeline_reason
@@ -86,6 +86,24 @@ def search(
     Raises `InputError` for options that no layout of the search can have.
     """
     _check_request(rules, layout_request)
+    parameters = spec, devices, global_batch, micro_batch, seq, rules, layout_request, devices_per_node
+    with_pipelines = not rules.pipelines_on_request or layout_request.has_pipeline_options
+    layout_search = _search_sizes(*parameters, with_pipelines)
+    return layout_search if layout_search.possible or with_pipelines else _search_sizes(*parameters, True)
+
+
+def _search_sizes(
+    spec: ModelSpec,
+    devices: int,
+    global_batch: int,
+    micro_batch: int,
+    seq: int,
+    rules: LayoutRules,
+    layout_request: LayoutRequest,
+    devices_per_node: int,
+    with_pipelines: bool,
+) -> Search:
+    """Tries the layouts of `search`. with_pipelines: whether more than one stage is tried."""
     layout_search = Search()
     layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
     experts, pipeline_refusal = routed_experts(spec), no_pipeline_reason(spec)
@@ -94,7 +112,8 @@ def search(
     cp_sizes = _sizes_to_try(
         layout_request.cp, math.gcd(devices, seq // 2) if seq % 2 == 0 and seq >= LONG else 1, seq // SHORT
     )
-    for tp, cp, pp in product(tp_sizes, cp_sizes, _sizes_to_try(layout_request.pp, devices, layers)):
+    stage_counts = _sizes_to_try(layout_request.pp, devices, layers) if with_pipelines else [1]
+    for tp, cp, pp in product(tp_sizes, cp_sizes, stage_counts):
         if devices % (tp * cp * pp):
             continue
         if seq % tokens_multiple(cp):
@@ -103,7 +122,7 @@ def search(
         dp = devices // (tp * cp * pp)
         for vpp, ep in product(CHUNKS if pp > 1 else (1,), _expert_groups(experts, tp * cp * dp)):
             sizes = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "vpp": vpp, "ep": ep}
-            if not _matches_request(layout_request, sizes) or not _follows_rules(rules, sizes, layout_request):
+            if not _matches_request(layout_request, sizes) or not _follows_rules(rules, sizes):
                 continue
             if pipeline_refusal and pp > 1:
                 layout_search.refused[pipeline_refusal] += 1
@@ -151,7 +170,8 @@ def _check_request(rules: LayoutRules, layout_request: LayoutRequest) -> None:
     for option_name in rules.untried:
         if (parallel_size := getattr(layout_request, option_name)) not in (None, 1):
             raise InputError(
-                f"--{option_name} {parallel_size}: no layout with it is tried for --framework {rules.name}; expected 1"
+                f"--{option_name} {parallel_size}: the memory of such ranks is not modelled for --framework "
+                f"{rules.name}; expected 1, or llmcalc time, which needs no memory"
             )
     if layout_request.schedule not in (None, *REPLAYED_SCHEDULES):
         raise InputError(
@@ -175,6 +195,21 @@ def _check_request(rules: LayoutRules, layout_request: LayoutRequest) -> None:
         )
 
 
+def check_planned(layout: Layout, rules: LayoutRules, global_batch: int, micro_batch: int) -> None:
+    """Raises `ImpossibleLayout` for a layout that a search refuses for the framework's rules or the global batch."""
+    sizes = {option_name: getattr(layout, option_name) for option_name in rules.untried}
+    if not _follows_rules(rules, sizes):
+        raise ImpossibleLayout(f"--framework {rules.name}: {layout.options()} is not tried")
+    if global_batch % (layout.dp * micro_batch):
+        raise ImpossibleLayout(BATCH)
+
+
+def divisible_batch(devices: int, global_batch: int, micro_batch: int) -> int:
+    """Returns the global batch of at least `global_batch` that as many replicas as devices divide."""
+    multiple = devices * micro_batch
+    return max(1, math.ceil(global_batch / multiple)) * multiple
+
+
 def _matches_request(layout_request: LayoutRequest, sizes: dict[str, int]) -> bool:
     """Whether these group sizes agree with the requested options."""
     if layout_request.fsdp is not None and sizes["dp"] != layout_request.fsdp * (layout_request.hsdp_replicas or 1):
@@ -186,10 +221,8 @@ def _matches_request(layout_request: LayoutRequest, sizes: dict[str, int]) -> bo
     )
 
 
-def _follows_rules(rules: LayoutRules, sizes: dict[str, int], layout_request: LayoutRequest) -> bool:
+def _follows_rules(rules: LayoutRules, sizes: dict[str, int]) -> bool:
     """Whether the framework's rules allow layouts with these group sizes."""
-    if rules.pipelines_on_request and sizes["pp"] > 1 and not layout_request.has_pipeline_options:
-        return False
     return all(sizes[option_name] == 1 for option_name in rules.untried)
 
 

@@ -186,11 +186,17 @@ def fastest_plan(question: RunQuestion, options: TimeOptions, global_batch: int 
 
 def _no_layout_error(plan: Plan, question: RunQuestion, devices: int | None) -> InputError:
     """Returns the error for a training run of which no layout fits: for lack of memory, or of a model of its time."""
+    from ..parallel.search import BATCH
     from ..studies.plan import TOO_MUCH
 
     assert question.hardware is not None
     if plan.refused and TOO_MUCH not in plan.refused:
         reason = max(plan.refused, key=plan.refused.__getitem__)
+        if reason == BATCH:
+            replicas = f"--global-batch as a multiple of {devices}, or another number of devices"
+            return InputError(
+                f"--devices {devices}: {plan.tried:,} layouts were tried, and {reason}; expected {replicas}"
+            )
         return InputError(
             f"--devices {devices}: none of {plan.tried:,} layouts can be counted, most because {reason}; expected "
             "--step with a measured step"
