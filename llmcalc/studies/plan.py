@@ -186,7 +186,8 @@ class LayoutPlan:
             for candidate in layout_plan.plan.feasible
         ]
         if self.other_plans and all(layout_plan.times is not None for layout_plan, _ in rows):
-            rows.sort(key=lambda row: row[1].seconds or 0.0)
+            place = {id(row): i for i, row in enumerate(sorted_by_time([candidate for _, candidate in rows]))}
+            rows.sort(key=lambda row: place[id(row[1])])
         return rows[: self.rows]
 
     def range(self, candidate: Candidate) -> Range | None:
@@ -471,7 +472,8 @@ class LayoutOrder:
     def _replay_in_order(self, plan: Plan, rows: int, waiting: list[Candidate]) -> list[Candidate]:
         """Replays the candidates of a plan in their order until enough of them fit; returns those that do not fit.
 
-        A candidate that does not fit, or has no replay, is tried again with more recomputation, at the place where that stands in order.
+        A candidate that does not fit, or has no replay, is tried again with more recomputation, at the place where that
+        stands in order.
         """
         too_large: list[Candidate] = []
         while len(plan.feasible) < rows and waiting and plan.replays < rows + FURTHER_REPLAYS:

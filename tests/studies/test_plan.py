@@ -10,6 +10,7 @@ import pytest
 from llmcalc import load
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
+from llmcalc.errors import InputError
 from llmcalc.frameworks.framework import EstimateErrors
 from llmcalc.frameworks.ranks import Cluster
 from llmcalc.frameworks.registry import framework as framework_of

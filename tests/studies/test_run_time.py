@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -390,6 +391,21 @@ def test_ties_are_of_the_first_layout_of_a_tie() -> None:
     """1.00, 1.02 and 1.03 are tied; 1.04 begins the next tie, of which 1.07 is, and 1.08 is not."""
     layouts = [candidate(seconds) for seconds in (1.07, 1.0, 1.02, 1.03, 1.04, 1.08)]
     assert tie_flags(sorted_by_time(layouts)) == [False, True, True, False, True, False]
+
+
+def test_of_a_tie_the_smallest_context_parallelism_and_the_fewest_kinds_come_first() -> None:
+    layouts = [
+        replace(candidate(seconds), layout=layout)
+        for seconds, layout in (
+            (1.0, Layout(cp=8, dp=2)),
+            (1.01, Layout(tp=4, pp=2, dp=2)),
+            (1.02, Layout(tp=4, dp=4)),
+            (1.04, Layout(dp=16)),
+        )
+    ]
+    found = sorted_by_time(layouts)
+    assert [each.seconds for each in found] == [1.02, 1.01, 1.0, 1.04]
+    assert tie_flags(found) == [False, True, True, False]
 
 
 def test_headroom_beyond_a_tenth_is_no_merit() -> None:
