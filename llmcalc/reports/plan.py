@@ -89,10 +89,24 @@ def report(
             Row([reason, layout_count])
             for reason, layout_count in sorted(plan.refused.items(), key=lambda item: -item[1])
         ]
-        tables.append(Table("Layouts that are left out", REFUSED_COLUMNS, reason_rows, name="refused"))
+        tables.append(
+            Table(
+                "Layouts that are left out",
+                REFUSED_COLUMNS,
+                reason_rows,
+                name="refused",
+                is_optional=bool(plan.feasible),
+            )
+        )
     document = _plan_data(preset, layout_plan) | ({} if layout_position is None else {"where": layout_position})
     lazy_fields = {"unreplayed": lambda: [unreplayed_data(candidate) for candidate in plan.unreplayed]}
-    report = Report(document, tables, warnings=warnings_of_notes(preset, warnings), computed_last=lazy_fields)
+    report = Report(
+        document,
+        tables,
+        warnings=warnings_of_notes(preset, warnings),
+        computed_last=lazy_fields,
+        counts_notes=True,
+    )
     return report.for_target(preset.target)
 
 
@@ -178,7 +192,7 @@ def _order_notes(layout_plan: LayoutPlan) -> list[str]:
     stack = fastest_plan.times.stack if fastest_plan.times is not None else layout_plan.times.stack
     return [
         *([] if first_time is None else [class_text(first_time, stack.title)]),
-        f"=: within {TIE * 100:g} % of the fastest of its tie, where the smallest cp and the fewest kinds of parallelism "
+        f"=: within {TIE * 100:g} % of the fastest of its tie, where the smallest cp and fewest kinds of parallelism "
         "come first; ranges move together, so the order is surer than the seconds: measure the first three",
     ]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from dataclasses import replace
 from typing import Any
 
 import pytest
