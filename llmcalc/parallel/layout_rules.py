@@ -19,7 +19,8 @@ class LayoutRules:
     whole_experts: whether each rank of a mixture of experts holds whole experts (`etp` 1).
     sequence_parallel: whether tensor parallelism comes with sequence parallelism.
     fills_pipeline: whether 1F1B needs at least as many micro-batches as stages.
-    pipelines_on_request: whether pipelines are tried only if an option of pipelines was given.
+    pipelines_on_request: whether pipelines are tried only if an option of pipelines was given, or no layout is possible
+        without them.
     keeps_gathered_in_pipelines: whether a pipeline keeps gathered weights after the forward pass by default.
     divides_weights: whether replicas always divide weights: ZeRO stage 3 without a stage, stage 2 where gathered
         weights are kept after the forward pass, and no stage 1.

@@ -13,7 +13,7 @@ from ..errors import InputError
 from ..flow.axis import Axis
 from ..model import ModelSpec
 from .divisors import divisors
-from .layout import Layout, Zero, stages
+from .layout import ImpossibleLayout, Layout, Zero, stages
 from .layout_request import NO_LAYOUT_OPTIONS, LayoutRequest
 from .layout_rules import LayoutRules
 from .rank_program import RankAxes, divides_state_space_groups, model_axes, no_pipeline_reason
@@ -86,6 +86,24 @@ def search(
     Raises `InputError` for options that no layout of the search can have.
     """
     _check_request(layout_rules, layout_request)
+    parameters = spec, devices, global_batch, micro_batch, seq, layout_rules, layout_request, devices_per_node
+    with_pipelines = not layout_rules.pipelines_on_request or layout_request.has_pipeline_options
+    layout_search = _search_sizes(*parameters, with_pipelines)
+    return layout_search if layout_search.possible or with_pipelines else _search_sizes(*parameters, True)
+
+
+def _search_sizes(
+    spec: ModelSpec,
+    devices: int,
+    global_batch: int,
+    micro_batch: int,
+    seq: int,
+    layout_rules: LayoutRules,
+    layout_request: LayoutRequest,
+    devices_per_node: int,
+    with_pipelines: bool,
+) -> Search:
+    """Tries the layouts of `search`. with_pipelines: whether more than one stage is tried."""
     layout_search = Search()
     layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
     experts, pipeline_refusal = routed_experts(spec), no_pipeline_reason(spec)
@@ -94,7 +112,8 @@ def search(
     cp_sizes = _sizes_to_try(
         layout_request.cp, math.gcd(devices, seq // 2) if seq % 2 == 0 and seq >= LONG else 1, seq // SHORT
     )
-    for tp, cp, pp in product(tp_sizes, cp_sizes, _sizes_to_try(layout_request.pp, devices, layers)):
+    stage_counts = _sizes_to_try(layout_request.pp, devices, layers) if with_pipelines else [1]
+    for tp, cp, pp in product(tp_sizes, cp_sizes, stage_counts):
         if devices % (tp * cp * pp):
             continue
         if seq % tokens_multiple(cp):
@@ -103,9 +122,7 @@ def search(
         dp = devices // (tp * cp * pp)
         for vpp, ep in product(CHUNKS if pp > 1 else (1,), _expert_groups(experts, tp * cp * dp)):
             group_sizes = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "vpp": vpp, "ep": ep}
-            if not _matches_request(layout_request, group_sizes) or not _follows_rules(
-                layout_rules, group_sizes, layout_request
-            ):
+            if not _matches_request(layout_request, group_sizes) or not _follows_rules(layout_rules, group_sizes):
                 continue
             if pipeline_refusal and pp > 1:
                 layout_search.refused[pipeline_refusal] += 1
@@ -153,8 +170,8 @@ def _check_request(layout_rules: LayoutRules, layout_request: LayoutRequest) -> 
     for option_name in layout_rules.untried:
         if (parallel_size := getattr(layout_request, option_name)) not in (None, 1):
             raise InputError(
-                f"--{option_name} {parallel_size}: no layout with it is tried for --framework {layout_rules.name}; "
-                "expected 1"
+                f"--{option_name} {parallel_size}: the memory of such ranks is not modelled for --framework "
+                f"{layout_rules.name}; expected 1, or llmcalc time, which needs no memory"
             )
     if layout_request.schedule not in (None, *REPLAYED_SCHEDULES):
         raise InputError(
@@ -178,6 +195,21 @@ def _check_request(layout_rules: LayoutRules, layout_request: LayoutRequest) -> 
         )
 
 
+def check_planned(layout: Layout, layout_rules: LayoutRules, global_batch: int, micro_batch: int) -> None:
+    """Raises `ImpossibleLayout` for a layout that a search refuses for a framework's rules or the global batch."""
+    group_sizes = {option_name: getattr(layout, option_name) for option_name in layout_rules.untried}
+    if not _follows_rules(layout_rules, group_sizes):
+        raise ImpossibleLayout(f"--framework {layout_rules.name}: {layout.options()} is not tried")
+    if global_batch % (layout.dp * micro_batch):
+        raise ImpossibleLayout(BATCH)
+
+
+def divisible_batch(devices: int, global_batch: int, micro_batch: int) -> int:
+    """Returns the global batch of at least `global_batch` that as many replicas as devices divide."""
+    multiple = devices * micro_batch
+    return max(1, math.ceil(global_batch / multiple)) * multiple
+
+
 def _matches_request(layout_request: LayoutRequest, group_sizes: dict[str, int]) -> bool:
     """Whether these group sizes agree with the requested options."""
     if layout_request.fsdp is not None and group_sizes["dp"] != layout_request.fsdp * (
@@ -192,10 +224,8 @@ def _matches_request(layout_request: LayoutRequest, group_sizes: dict[str, int])
     )
 
 
-def _follows_rules(layout_rules: LayoutRules, group_sizes: dict[str, int], layout_request: LayoutRequest) -> bool:
-    """Whether the framework's rules allow layouts with these group sizes."""
-    if layout_rules.pipelines_on_request and group_sizes["pp"] > 1 and not layout_request.has_pipeline_options:
-        return False
+def _follows_rules(layout_rules: LayoutRules, group_sizes: dict[str, int]) -> bool:
+    """Whether the framework's layout_rules allow layouts with these group group_sizes."""
     return all(group_sizes[option_name] == 1 for option_name in layout_rules.untried)
 
 

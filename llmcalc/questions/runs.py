@@ -632,6 +632,7 @@ def ask_plan(
     Raises `InputError` without a number of devices, for another phase, and if no layout is possible.
     """
     from ..parallel.nearest import nearest_layouts_text
+    from ..parallel.search import BATCH, check_planned, divisible_batch
     from ..reports.plan import report
     from ..studies.layout_candidates import parse_sizes
     from ..studies.plan import first_fitting_plan, plan_of
@@ -661,9 +662,15 @@ def ask_plan(
         ),
     )
     layout_plan = first_fitting_plan(list(layout_plans))
-    run_memory = layout_plan.memory
-    is_impossible = not layout_plan.plan.feasible and layout_plan.plan.nearest is None
-    suggestions = nearest_layouts_text(preset.model, layout, run_memory.states.workload.seq) if is_impossible else ""
+    suggestions = ""
+    if not layout_plan.plan.feasible and layout_plan.plan.nearest is None:
+        workload, rules = layout_plan.memory.states.workload, layout_plan.framework.layouts
+        batches = layout_plan.global_batch, int(workload.batch)
+        suggestions = nearest_layouts_text(
+            preset.model, layout, workload.seq, check_layout=lambda nearest: check_planned(nearest, rules, *batches)
+        )
+        if not suggestions and BATCH in layout_plan.plan.refused:
+            suggestions = f"{BATCH}; expected such as --global-batch {divisible_batch(layout.devices, *batches)}"
     return ReportedAnswer(
         layout_plan, lambda: report(preset, layout_plan, suggestions, requested_sizes), bool(layout_plan.plan.feasible)
     )

@@ -185,11 +185,17 @@ def fastest_plan(run: RunQuestion, options: TimeOptions, global_batch: int | Non
 
 def _no_layout_error(plan: Plan, run: RunQuestion, devices: int | None) -> InputError:
     """Returns the error for a training run without a layout that fits, or without a layout with a modelled time."""
+    from ..parallel.search import BATCH
     from ..studies.plan import TOO_MUCH
 
     assert run.hardware is not None
     if plan.refused and TOO_MUCH not in plan.refused:
         reason = max(plan.refused, key=plan.refused.__getitem__)
+        if reason == BATCH:
+            replicas = f"--global-batch as a multiple of {devices}, or another number of devices"
+            return InputError(
+                f"--devices {devices}: {plan.tried:,} layouts were tried, and {reason}; expected {replicas}"
+            )
         return InputError(
             f"--devices {devices}: none of {plan.tried:,} layouts can be counted, most because {reason}; expected "
             "--step with a measured step"

@@ -107,6 +107,7 @@ class Table(NamedTuple):
     answer: the result in a few words, in the heading.
     name: name of the table for `--table`.
     target: the TARGET as the user typed it; empty if the rows have a column `target`.
+    is_optional: whether a short screen leaves the table out before rows of others; default false.
     sooner: whether a short screen shows it before the tables above it.
     centre: index of the row around which rows are kept on a short screen; default the first.
     left_out: the tables and rows that a short screen leaves out, in words.
@@ -122,6 +123,7 @@ class Table(NamedTuple):
     answer: str = ""
     name: str = ""
     target: str = ""
+    is_optional: bool = False
     sooner: bool = False
     centre: int = 0
     left_out: str = ""

@@ -171,7 +171,8 @@ def _decoding_table(fit_answer: Fitting, heading_aside: str) -> Table:
     table_rows = [Row([timed_run.sequences, *decoding_cells(timed_run)]) for timed_run in timed_runs]
     notes = [f"tokens/s of the estimate; {class_text(timed_runs[0].range, timed_runs[0].stack.title)}"]
     notes += _halving_notes(fit_answer.memory, timed_runs[0])
-    title = f"A token of every user under {timed_runs[0].stack.title}{_plugin_remark(fit_answer.fit.hardware, timed_runs[0])}"
+    stack_title, hardware = timed_runs[0].stack.title, fit_answer.fit.hardware
+    title = f"A token of every user under {stack_title}{_plugin_remark(hardware, timed_runs[0])}"
     return Table(title, USERS_COLUMNS, table_rows, heading_aside, notes, name="decoding")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .. import units
@@ -18,7 +18,7 @@ from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell, 
 from .memory_notes import run_text
 from .notes import plural, too_long_notes, warnings_of_notes
 from .seconds import class_text, duration_text, range_ends_text, range_text
-from .share import candidate_cell
+from .share import candidate_cell, common_words
 from .summary import model_data
 
 LAYOUT_COLUMNS = (
@@ -35,7 +35,8 @@ TIMED_COLUMNS = (
     Column("seconds", "step", text_of_cell),
     Column("range", "range", justify="left"),
     Column("tie", "tie"),
-    *LAYOUT_COLUMNS[2:4],
+    LAYOUT_COLUMNS[2],
+    Column("headroom_bytes", "free", units.GIB.write),
 )
 
 REFUSED_COLUMNS = (Column("reason", "why not", justify="left", wrap=True), Column("count", "layouts", units.exact))
@@ -53,11 +54,17 @@ def report(
     capacity_text = f"{units.GIB.write(layout_plan.hardware.capacity_bytes)} {units.GIB.name}"
     accelerators_text = f"{plural(layout_plan.devices, 'device')} with {capacity_text} each"
     run_title = f"{run_text(memory.states)}, {plural(layout_plan.global_batch, 'sequence')} a step"
+    words = common_words([candidate for _, candidate in layout_plan.rows_of_frameworks])
     run_description = f"{run_title}, on {accelerators_text} ({layout_plan.hardware.title}); sizes in {units.GIB.name}"
+    run_description += f"; all layouts: {', '.join(words)}" if words else ""
     warnings = too_long_notes(memory.spec, memory.states.workload)
     table_rows = [
         _layout_row(
-            framework_plan, layout_candidate, is_tie, framework_plan.framework.title if layout_plan.other_plans else ""
+            framework_plan,
+            layout_candidate,
+            is_tie,
+            framework_plan.framework.title if layout_plan.other_plans else "",
+            words,
         )
         for framework_plan, layout_candidate, is_tie in _rows_with_ties(layout_plan)
     ]
@@ -90,10 +97,24 @@ def report(
             Row([refusal_reason, layout_count])
             for refusal_reason, layout_count in sorted(plan.refused.items(), key=lambda item: -item[1])
         ]
-        tables.append(Table("Layouts that are left out", REFUSED_COLUMNS, reason_rows, name="refused"))
+        tables.append(
+            Table(
+                "Layouts that are left out",
+                REFUSED_COLUMNS,
+                reason_rows,
+                name="refused",
+                is_optional=bool(plan.feasible),
+            )
+        )
     document = _plan_data(preset, layout_plan) | ({} if layout_position is None else {"where": layout_position})
     lazy_fields = {"unreplayed": lambda: [unreplayed_data(layout_candidate) for layout_candidate in plan.unreplayed]}
-    report = Report(document, tables, warnings=warnings_of_notes(preset, warnings), computed_last=lazy_fields)
+    report = Report(
+        document,
+        tables,
+        warnings=warnings_of_notes(preset, warnings),
+        computed_last=lazy_fields,
+        counts_notes=True,
+    )
     return report.for_target(preset.target)
 
 
@@ -126,7 +147,8 @@ def _order_position_text(layout_position: dict[str, Any]) -> str:
 
 def _answer_text(layout_plan: LayoutPlan) -> str:
     """Writes the number of layouts that fit, and the seconds of the fastest layout."""
-    fastest_plan, fastest_layout = next(iter(layout_plan.rows_of_frameworks), (layout_plan, None))
+    rows = sorted(layout_plan.rows_of_frameworks, key=lambda row: row[1].seconds or 0.0)
+    fastest_plan, fastest_layout = next(iter(rows), (layout_plan, None))
     fastest_time = None if fastest_layout is None else fastest_plan.range(fastest_layout)
     time_text = "" if fastest_time is None else f"; the fastest takes {range_text(fastest_time)} a step"
     if layout_plan.other_plans:
@@ -151,9 +173,15 @@ def _usual_step_text(devices: int) -> str:
     return "4M" if usual_step_tokens(devices) == STEP_TOKENS else f"{DEVICE_TOKENS:,} of each device"
 
 
-def _layout_row(layout_plan: LayoutPlan, candidate: Candidate, is_tie: bool = False, framework_title: str = "") -> Row:
+def _layout_row(
+    layout_plan: LayoutPlan,
+    candidate: Candidate,
+    is_tie: bool = False,
+    framework_title: str = "",
+    words: Sequence[str] = (),
+) -> Row:
     framework_text = f" ({framework_title})" if framework_title else ""
-    row_cells = [candidate_cell(candidate.layout, candidate.recompute) + framework_text, candidate.micro_batches]
+    row_cells = [candidate_cell(candidate.layout, candidate.recompute, words) + framework_text, candidate.micro_batches]
     if layout_plan.times is None:
         row_cells += [candidate.device_bytes, candidate.headroom, candidate.communication_bytes, candidate.bubble]
         return Row(row_cells)
@@ -180,8 +208,8 @@ def _order_notes(layout_plan: LayoutPlan) -> list[str]:
     software_stack = fastest_plan.times.stack if fastest_plan.times is not None else layout_plan.times.stack
     return [
         *([] if first_time is None else [class_text(first_time, software_stack.title)]),
-        f"=: within {TIE * 100:g} % of the first row of its tie; ranges move together, so the order is surer than the "
-        "seconds: measure the first three",
+        f"=: within {TIE * 100:g} % of the fastest of its tie, where the smallest cp and fewest kinds of parallelism "
+        "come first; ranges move together, so the order is surer than the seconds: measure the first three",
     ]
 
 
@@ -200,7 +228,7 @@ def _plan_notes(layout_plan: LayoutPlan) -> list[str]:
     framework_text = "the framework in its row" if layout_plan.other_plans else layout_plan.framework.title
     notes = [
         *_order_notes(layout_plan),
-        f"kernels and buffers of {framework_text}; required and headroom: of the rank that needs "
+        f"kernels and buffers of {framework_text}; required, and what is free (headroom): of the rank that needs "
         "most; sent: by one rank in a step",
     ]
     if attention_of(layout_plan.memory, layout_plan.framework) == "eager":

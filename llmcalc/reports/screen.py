@@ -47,7 +47,14 @@ def _trim_with_notes(tables: list[Table], warnings: Sequence[str]) -> list[Table
     free_lines = MOST_LINES - note_lines - FURTHER_LINES
     left_out = 0
     shorter_tables = list(tables)
-    while sum(line_count(table, COLUMNS) + 1 for table in shorter_tables) - 1 > free_lines:
+
+    def is_too_long() -> bool:
+        return sum(line_count(table, COLUMNS) + 1 for table in shorter_tables) - 1 > free_lines
+
+    while is_too_long() and len(shorter_tables) > 1 and shorter_tables[-1].is_optional:
+        shorter_tables.pop()
+    left_out_tables = len(tables) - len(shorter_tables)
+    while is_too_long():
         longest_index = max(range(len(shorter_tables)), key=lambda i: (len(shorter_tables[i].rows), i))
         table = shorter_tables[longest_index]
         plain_rows = [i for i, row in enumerate(table.rows) if not row.strong]
@@ -56,10 +63,15 @@ def _trim_with_notes(tables: list[Table], warnings: Sequence[str]) -> list[Table
         kept_rows = [row for i, row in enumerate(table.rows) if i != plain_rows[-1]]
         shorter_tables[longest_index] = table._replace(rows=kept_rows)
         left_out += 1
-    if left_out:
-        rows_text = f"{left_out} more row{'s' * (left_out > 1)}"
-        shorter_tables[-1] = shorter_tables[-1]._replace(left_out=rows_text)
+    if left_out or left_out_tables:
+        shorter_tables[-1] = shorter_tables[-1]._replace(left_out=_left_out_text(left_out_tables, left_out))
     return shorter_tables
+
+
+def _left_out_text(tables: int, rows: int) -> str:
+    """Writes what a short screen leaves out: `1 more table, 2 more rows`."""
+    counts = ((tables, "table"), (rows, "row"))
+    return ", ".join(f"{count} more {noun}{'s' * (count > 1)}" for count, noun in counts if count)
 
 
 def _trim_group(tables: Sequence[Table]) -> list[Table]:
@@ -75,10 +87,7 @@ def _trim_group(tables: Sequence[Table]) -> list[Table]:
     left_out_tables = len(tables) - len(placed_tables)
     shown_tables = [placed_tables[i] for i in sorted(placed_tables)]
     if left_out_rows or left_out_tables:
-        left_out_counts = ((left_out_tables, "table"), (left_out_rows, "row"))
-        left_out = ", ".join(
-            f"{row_count} more {noun}{'s' * (row_count > 1)}" for row_count, noun in left_out_counts if row_count
-        )
+        left_out = _left_out_text(left_out_tables, left_out_rows)
         notes = [
             *shown_tables[-1].notes,
             *(note for i, table in enumerate(tables) if i not in placed_tables for note in table.notes),

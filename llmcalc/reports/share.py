@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import units
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from ..algebra import Number
     from ..parallel.layout import Layout
     from ..parallel.rank_model import RankShare
+    from ..studies.layout_candidates import Candidate
 
 
 def layout_text(layout: Layout) -> str:
@@ -24,9 +26,31 @@ def layout_cell(layout: Layout) -> str:
     return " ".join(group_size.replace(" ", "") for group_size in _group_sizes(layout)) or ALONE
 
 
-def candidate_cell(layout: Layout, recompute: str) -> str:
-    """Writes a layout of a plan with what it recomputes, if anything: `dp8 ZeRO-3 recompute full`."""
-    return layout_cell(layout) + (f" recompute {recompute}" if recompute not in ("", "none") else "")
+def candidate_cell(layout: Layout, recompute: str, common_words: Sequence[str] = ()) -> str:
+    """Writes a layout of a plan with what it recomputes, if anything: `dp8 ZeRO-3 recompute full`.
+
+    common_words: words of all layouts of a table, which its heading has; default none.
+    """
+    words = [group for group in _group_sizes(layout) if group not in common_words]
+    groups = " ".join(group.replace(" ", "") for group in words) or ALONE
+    recompute_text = f"recompute {recompute}" if recompute not in ("", "none") else ""
+    return groups if not recompute_text or recompute_text in common_words else f"{groups} {recompute_text}"
+
+
+def common_words(candidates: Sequence[Candidate]) -> list[str]:
+    """Returns what the cells of several layouts share: `sp`, the ZeRO stage and recomputation; empty for fewer."""
+    if len(candidates) < 2:
+        return []
+    cells = [
+        {*_group_sizes(candidate.layout), f"recompute {candidate.recompute}"}
+        | ({"sp"} if candidate.layout.tp == 1 else set())
+        for candidate in candidates
+    ]
+    shared = set.intersection(*cells)
+    words = ["sp"] if any(candidate.layout.tp > 1 for candidate in candidates) else []
+    words += [f"ZeRO-{stage}" for stage in (1, 2, 3)]
+    words += [f"recompute {candidates[0].recompute}"] if candidates[0].recompute not in ("", "none") else []
+    return [word for word in words if word in shared]
 
 
 ALONE = "one device"

@@ -68,18 +68,33 @@ class Candidate:
 
 
 def sorted_by_time(candidates: list[Candidate]) -> list[Candidate]:
-    """Sorts candidates by seconds per step, then by required bytes."""
-    return sorted(candidates, key=lambda candidate: (candidate.seconds, candidate.device_bytes))
+    """Sorts candidates by seconds per step; of a tie the layout that people run most comes first.
+
+    It has the smallest context parallelism, then the fewest kinds of parallelism; of equal ones the fastest is first,
+    then that with the fewest bytes.
+    """
+    by_seconds = sorted(candidates, key=lambda candidate: (candidate.seconds or 0.0, candidate.device_bytes))
+    ties: list[list[Candidate]] = []
+    for candidate, is_tie in zip(by_seconds, tie_flags(by_seconds), strict=True):
+        ties[-1:] = [[*ties[-1], candidate]] if is_tie else [*ties[-1:], [candidate]]
+    return [candidate for tie in ties for candidate in sorted(tie, key=_kinds_of_parallelism)]
+
+
+def _kinds_of_parallelism(candidate: Candidate) -> tuple[int, int]:
+    """Returns the size of context parallelism, and the number of kinds of parallelism of a layout."""
+    layout = candidate.layout
+    sizes = layout.tp, layout.cp, layout.pp, layout.dp, layout.ep, layout.vpp
+    return layout.cp, sum(size > 1 for size in sizes)
 
 
 def tie_flags(candidates: list[Candidate]) -> list[bool]:
-    """Returns for each sorted candidate whether its time is within `TIE` of the first candidate in the tie."""
+    """Returns for each sorted candidate whether its time is within `TIE` of the fastest before it in the tie."""
     is_in_tie: list[bool] = []
-    first_seconds = 0.0
+    least_seconds = 0.0
     for candidate in candidates:
         seconds = candidate.seconds or 0.0
-        is_in_tie.append(bool(first_seconds) and seconds <= (1 + TIE) * first_seconds)
-        first_seconds = first_seconds if is_in_tie[-1] else seconds
+        is_in_tie.append(bool(least_seconds) and seconds <= (1 + TIE) * least_seconds)
+        least_seconds = min(least_seconds, seconds) if is_in_tie[-1] else seconds
     return is_in_tie
 
 

@@ -191,7 +191,11 @@ class LayoutPlan:
             for candidate in layout_plan.plan.feasible
         ]
         if self.other_plans and all(layout_plan.times is not None for layout_plan, _ in layouts_and_plans):
-            layouts_and_plans.sort(key=lambda layout_and_plan: layout_and_plan[1].seconds or 0.0)
+            place = {
+                id(candidate): i
+                for i, candidate in enumerate(sorted_by_time([candidate for _, candidate in layouts_and_plans]))
+            }
+            layouts_and_plans.sort(key=lambda layout_and_plan: place[id(layout_and_plan[1])])
         return layouts_and_plans[: self.rows]
 
     def range(self, candidate: Candidate) -> Range | None:
@@ -487,27 +491,35 @@ class LayoutOrder:
     def _replay_in_order(self, plan: Plan, rows: int, waiting: list[Candidate]) -> list[Candidate]:
         """Replays the candidates of a plan in their order until enough of them fit; returns those that do not fit.
 
-        A candidate that does not fit is tried again with more recomputation, at the place where that stands in order.
+        A candidate that does not fit, or has no replay, is tried again with more recomputation, at the place where that
+        stands in order.
         """
         too_large: list[Candidate] = []
-        for _ in range(rows + FURTHER_REPLAYS):
-            if len(plan.feasible) == rows or not waiting:
-                break
+        while len(plan.feasible) < rows and waiting and plan.replays < rows + FURTHER_REPLAYS:
             if plan.replays and self.budget.is_spent():
                 plan.ended_early = True
                 break
             candidate = waiting.pop(0)
-            replayed_candidate, plan.replays = self._replay(candidate, self.capacity), plan.replays + 1
-            if replayed_candidate is None:
-                continue
-            if replayed_candidate.headroom >= 0:
-                plan.feasible.append(replayed_candidate)
+            result = self._replay_with_messages(candidate)
+            plan.replays += isinstance(result, Candidate)
+            if isinstance(result, Candidate) and result.headroom >= 0:
+                plan.feasible.append(result)
             elif (recomputing_candidate := self._with_more_recomputation(candidate)) is not None:
                 waiting = self._sorted([*waiting, recomputing_candidate])
+            elif isinstance(result, Candidate):
+                too_large.append(result)
             else:
-                too_large.append(replayed_candidate)
+                self.layouts.refuse(result)
         plan.unreplayed = waiting
         return too_large
+
+    def _replay_with_messages(self, candidate: Candidate) -> Candidate | InputError:
+        """Returns a candidate with replayed bytes, or the error if a row of it has no replay or no bytes sent."""
+        try:
+            _ = candidate.communication_bytes
+            return self._replay(candidate, self.capacity)
+        except InputError as error:
+            return error
 
     def _raise_commonest_reason(self, refused: Mapping[str, int]) -> None:
         """Raises the most frequent reason against all layouts, if all were tried and it holds for all group sizes."""
@@ -518,15 +530,11 @@ class LayoutOrder:
         if error is not None and not isinstance(error, ImpossibleLayout):
             raise error
 
-    def _replay(self, candidate: Candidate, byte_limit: int | None = None) -> Candidate | None:
-        """Returns a candidate with replayed bytes; None if it cannot be replayed, with the reason counted."""
-        try:
-            candidate_bytes = self.replayed_bytes(
-                candidate.layout, candidate.micro_batches, candidate.recompute, byte_limit
-            )
-        except InputError as error:
-            self.layouts.refuse(error)
-            return None
+    def _replay(self, candidate: Candidate, byte_limit: int | None = None) -> Candidate:
+        """Returns a candidate with replayed bytes. Raises `InputError` if it cannot be replayed."""
+        candidate_bytes = self.replayed_bytes(
+            candidate.layout, candidate.micro_batches, candidate.recompute, byte_limit
+        )
         return replace(candidate, device_bytes=candidate_bytes, upper_bound=candidate_bytes, replayed=True)
 
     def _candidates_of(self, layouts: Sequence[tuple[Layout, int]]) -> list[Candidate | InputError | None]:
@@ -680,10 +688,14 @@ class LayoutOrder:
             ):
                 break
             smallest_bytes = None if smallest_candidate is None else smallest_candidate.device_bytes
-            replayed_candidate, replay_count = self._replay(candidate, smallest_bytes), replay_count + 1
-            if replayed_candidate is None:
+            replay_count += 1
+            try:
+                replayed_candidate = self._replay(candidate, smallest_bytes)
+            except InputError as error:
+                self.layouts.refuse(error)
                 refused_candidates.remove(candidate)
-            elif smallest_candidate is None or replayed_candidate.device_bytes < smallest_candidate.device_bytes:
+                continue
+            if smallest_candidate is None or replayed_candidate.device_bytes < smallest_candidate.device_bytes:
                 smallest_candidate = replayed_candidate
         return smallest_candidate
 

@@ -11,6 +11,7 @@ from dataclasses import field, replace
 from functools import cached_property
 from typing import Any
 
+from ..algebra import Number
 from ..frameworks.engines.engine import EngineMemory
 from ..frozen import frozen
 from ..parallel.layout import Layout
@@ -189,9 +190,20 @@ class Server:
         return LoadPoint(concurrency, self.devices, load, self.replicas, *self._latency_ranges(load), cost_per_million)
 
     def _latency_ranges(self, load: ServedLoad) -> tuple[Range, Range]:
-        """Returns the ranges of a load's TTFT and TPOT."""
+        """Returns the ranges of a load's TTFT and TPOT.
+
+        A first token beside other requests takes as long as a request alone at least, although other measured rows
+        give the ends of its range.
+        """
         ttft = self.range(load.ttft, "prefill", load.ttft_of_burst if load.concurrency > 1 else None)
+        if load.concurrency > 1:
+            ttft = replace(ttft, low=max(ttft.low, min(self._lowest_ttft, ttft.estimate)))
         return ttft, self.range(load.tpot, "decode")
+
+    @cached_property
+    def _lowest_ttft(self) -> Number:
+        """The lower end of the range of a first token's seconds where a request is alone."""
+        return self.range(self.load(1).ttft, "prefill").low
 
     def violated_limits(self, limits: Limits, concurrency: int) -> str:
         """Returns the reason why one replica's latencies exceed the limits; empty if within the limits."""

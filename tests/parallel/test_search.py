@@ -16,7 +16,18 @@ from llmcalc.parallel.layout import Layout, stages
 from llmcalc.parallel.layout_request import LayoutRequest
 from llmcalc.parallel.nearest import nearest_layouts, suggest_nearest_layouts
 from llmcalc.parallel.rank_model import rank_model
-from llmcalc.parallel.search import BATCH, HEADS, LAYERS, NO_REPLICAS, ROUNDS, SEQUENCE, even_stage_sizes, search
+from llmcalc.parallel.search import (
+    BATCH,
+    HEADS,
+    LAYERS,
+    NO_REPLICAS,
+    ROUNDS,
+    SEQUENCE,
+    check_planned,
+    divisible_batch,
+    even_stage_sizes,
+    search,
+)
 from tests.samples import in_one_test
 
 
@@ -144,7 +155,7 @@ def test_layers_of_stages_are_not_asked_for() -> None:
 
 
 def test_groups_that_are_not_tried_are_refused() -> None:
-    with pytest.raises(InputError, match="--ep 2: no layout with it is tried for --framework fsdp2; expected 1"):
+    with pytest.raises(InputError, match="--ep 2: the memory of such ranks is not modelled for --framework fsdp2"):
         search(
             llmcalc.load("mixtral-8x7b").model, 64, 64, 1, 4096, framework_named("fsdp2").layouts, LayoutRequest(ep=2)
         )
@@ -279,3 +290,21 @@ def test_zero_that_divides_nothing_is_refused() -> None:
     assert {layout.dp for layout, _ in found.possible} == {2, 4, 8}
     assert found.refused[NO_REPLICAS]
     assert search(spec, 1, 1, 1, 2048, rules, LayoutRequest(zero=3)).possible
+
+
+def test_pipelines_are_tried_where_nothing_else_is_possible() -> None:
+    """384 devices as tp · dp leave a factor of 3 to replicas, which 2,048 sequences do not have; 12 stages take it."""
+    spec, fsdp2 = llmcalc.load("bloom-176b").model, framework_named("fsdp2").layouts
+    found = {(layout.tp, layout.pp, layout.dp) for layout, _ in search(spec, 384, 2048, 1, 2048, fsdp2).possible}
+    assert (4, 12, 8) in found
+    assert {layout.pp for layout, _ in search(spec, 256, 2048, 1, 2048, fsdp2).possible} == {1}
+    assert search(spec, 384, 2048, 1, 2048, framework_named("deepspeed").layouts).possible == []
+
+
+def test_nearest_layouts_of_a_search_are_those_that_it_tries() -> None:
+    deepspeed = framework_named("deepspeed").layouts
+    check_planned(Layout(dp=384), deepspeed, 2304, 1)
+    for layout, batch in ((Layout(dp=384), 2048), (Layout(tp=2, dp=128), 2048)):
+        with pytest.raises(InputError):
+            check_planned(layout, deepspeed, batch, 1)
+    assert (divisible_batch(384, 2048, 1), divisible_batch(384, 100, 2)) == (2304, 768)

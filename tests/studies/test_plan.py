@@ -10,6 +10,7 @@ import pytest
 from llmcalc import load
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
+from llmcalc.errors import InputError
 from llmcalc.frameworks.framework import EstimateErrors
 from llmcalc.frameworks.ranks import Cluster
 from llmcalc.frameworks.registry import framework as framework_of
@@ -604,3 +605,26 @@ def test_an_optimizer_on_the_host_names_the_frameworks_that_have_one(run: Any) -
     code, _, err = run("memory", SMALL, "--devices", "2", "--optimizer-offload", "--seq", "64")
     assert code == 2
     assert "expected --framework megatron --zero 1 with --devices (llmcalc memory counts that of --framework" in err
+
+
+def test_a_layout_without_messages_or_replay_is_tried_with_more_recomputation() -> None:
+    """Its row needs both; a layout that has neither with any recomputation is refused once."""
+
+    def sent(layout: Layout, _: int, recompute: str) -> int:
+        if recompute != "full" or layout.pp == 2:
+            raise InputError(f"what --recompute {recompute or 'none'} sends; expected full")
+        return 1
+
+    plan_of_layouts = LayoutOrder(
+        Search([(Layout(pp=pp), 4) for pp in (1, 2)]),
+        100,
+        lambda *_: 50,
+        sent,
+        lambda *_: 50,
+        EstimateErrors(0.1),
+        lambda *_: 1.0,
+        ("", "full"),
+    ).plan(3, "if none fits")
+    assert [(candidate.layout.pp, candidate.recompute) for candidate in plan_of_layouts.feasible] == [(1, "full")]
+    assert plan_of_layouts.refused == {"what --recompute full sends": 1}
+    assert plan_of_layouts.replays == 1

@@ -392,6 +392,21 @@ def test_ties_are_of_the_first_layout_of_a_tie() -> None:
     assert tie_flags(sorted_by_time(layouts)) == [False, True, True, False, True, False]
 
 
+def test_of_a_tie_the_smallest_context_parallelism_and_the_fewest_kinds_come_first() -> None:
+    layouts = [
+        replace(candidate(seconds), layout=layout)
+        for seconds, layout in (
+            (1.0, Layout(cp=8, dp=2)),
+            (1.01, Layout(tp=4, pp=2, dp=2)),
+            (1.02, Layout(tp=4, dp=4)),
+            (1.04, Layout(dp=16)),
+        )
+    ]
+    found = sorted_by_time(layouts)
+    assert [each.seconds for each in found] == [1.02, 1.01, 1.0, 1.04]
+    assert tie_flags(found) == [False, True, True, False]
+
+
 def test_headroom_beyond_a_tenth_is_no_merit() -> None:
     roomy, sends_less = candidate(None, needed=20, sent=10), candidate(None, needed=80, sent=1)
     assert sorted_by_memory([roomy, sends_less])[0] is sends_less

@@ -238,6 +238,12 @@ def test_a_range_ends_where_all_requests_arrive_at_once(run: Any) -> None:
     assert loaded["low"] / loaded["estimate"] < alone["low"] / alone["estimate"]
 
 
+def test_a_first_token_beside_others_is_not_sooner_than_alone(run: Any) -> None:
+    document = serve(run, "llama3.1-8b", "--hardware", "h100", "--devices", "1", "--input", "2k", "--output", "256")
+    lows = [point(document, 0, users)["ttft"]["low"] for users in (1, 2, 4, 8, 16, 32)]
+    assert lows == sorted(lows)
+
+
 def test_a_first_token_under_load_has_a_class_of_its_own(run: Any) -> None:
     def median_error(concurrency: str) -> float:
         return float(serve(run, *MODEL, "--tp", "1", "--concurrency", concurrency)["class"]["ttft"]["median_error"])

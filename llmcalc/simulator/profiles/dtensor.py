@@ -216,16 +216,15 @@ class Divided(Eager):
             return output
         if self.recurrence is not None and operation is not self.recurrence.last:  # divided products read it
             return record(self.graph, "redistribute", [output], self.all_reduce(output), self._all_reduce_gradient)
-        return self._sum_of_ranks(operation, output, bias is not None)
+        return self._sum_of_ranks(operation, output)
 
-    def _sum_of_ranks(self, operation: Step, output: Tensor, has_bias: bool) -> Tensor:
-        """Reduces a linear layer's output over ranks, by a reduce-scatter for sharded tokens."""
+    def _sum_of_ranks(self, operation: Step, output: Tensor) -> Tensor:
+        """Reduces a linear layer's output over ranks, by a reduce-scatter for sharded tokens.
+
+        Each rank adds its part of a replicated bias in its product, so a bias needs no further tensor.
+        """
         if self.tokens == 1:
             return record(self.graph, "redistribute", [output], self.all_reduce(output), lambda g, _: [g])
-        if has_bias:
-            raise self.unsupported(
-                "--sequence-parallel: a bias beside a sum over ranks is not modelled", operation.name
-            )
         in_float8, reduced_output = self.gathers_in_8_bits(operation), self.reduce_scatter(output, follows_product=True)
         return record(
             self.graph, "redistribute", [output], reduced_output, lambda g, _: [self.all_gather(g, in_float8)]
@@ -349,7 +348,7 @@ class Divided(Eager):
             output_projection = recurrence.last
             if recurrence.summed:
                 return output
-            return self._sum_of_ranks(output_projection, output, bool(output_projection.options["bias"]))
+            return self._sum_of_ranks(output_projection, output)
 
         super().run_module_at_once(module_scope, summed)
 

@@ -45,7 +45,7 @@ SIZES = {
 
 MODELS: dict[str, ModelSpec] = {
     name: llmcalc.load(name, **SIZES).model for name in ("llama3-8b", "qwen3-8b", "qwen2.5-7b", "gemma2-9b")
-}
+} | {"llama3-8b with o_bias": llmcalc.load("llama3-8b", **SIZES, o_bias=True).model}
 """qwen3 has norms of heads, qwen2.5 biases; gemma2 has norms of what modules give, and its head is its embedding."""
 
 
@@ -85,6 +85,7 @@ CASES = [
         "whole logits of parts that differ", rank=3, layout={"tp": 4, "reshard": False}, fsdp=Fsdp(divides_loss=False)
     ),
     Case("norms of heads", "qwen3-8b", 2, "full", {"tp": 4}, more={"implementation": "fused"}),
+    Case("a bias beside a sum over ranks", "llama3-8b with o_bias", recompute="full", layout={"tp": 4}),
     Case("norms after modules, a tied head", "gemma2-9b", 3, more={"batch": 3, "seq": 4}),
 ]
 
@@ -115,6 +116,7 @@ SENDS = [
     Case("norms of heads, every layer again", "qwen3-8b", 0, "full", {"tp": 4}, more={"microbatches": 2}),
     Case("one sum of three micro-batches", fsdp=EAGER_LAST, more={"microbatches": 3}),
     Case("whole logits", recompute="selective-op", fsdp=Fsdp(divides_loss=False)),
+    Case("a bias beside a sum", "llama3-8b with o_bias", 1),
 ]
 
 
@@ -282,7 +284,6 @@ def test_what_float8_gathers() -> None:
             8,
             "embed_positions: the plan of torch.distributed has no rule for it",
         ),
-        ("phi-2", Layout(tp=2, sequence_parallel=True), 8, "a bias beside a sum over ranks is not modelled"),
         ("t5-small", Layout(tp=2, sequence_parallel=True), 8, "encoder.layers.self_attn.q_proj: of an encoder"),
         ("llama3-8b", Layout(tp=2, sequence_parallel=True), 9, "--tp 2 does not divide 9 tokens; expected a multiple"),
         (

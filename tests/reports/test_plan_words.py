@@ -1,0 +1,25 @@
+"""What the layouts of a plan share stands in its heading, and not in each of its rows."""
+
+from __future__ import annotations
+
+from llmcalc.parallel.layout import Layout
+from llmcalc.reports.share import candidate_cell, common_words
+from llmcalc.studies.layout_candidates import Candidate
+
+
+def candidates(*layouts: Layout, recompute: str = "") -> list[Candidate]:
+    return [Candidate(layout, 1, 50, 100, lambda: 1, 1.0, recompute=recompute) for layout in layouts]
+
+
+def test_words_of_all_rows_stand_in_the_heading() -> None:
+    tensor, replicas = Layout(tp=2, sequence_parallel=True, dp=4, zero=1), Layout(dp=8, zero=1)
+    words = common_words(candidates(tensor, replicas, recompute="full"))
+    assert words == ["sp", "ZeRO-1", "recompute full"]
+    assert [candidate_cell(layout, "full", words) for layout in (tensor, replicas)] == ["tp2 dp4", "dp8"]
+
+
+def test_words_that_differ_stay_in_the_rows() -> None:
+    whole, shards = Layout(tp=2, dp=4), Layout(tp=2, sequence_parallel=True, dp=4, zero=3)
+    assert common_words(candidates(whole, shards)) == []
+    assert common_words(candidates(shards)) == []
+    assert candidate_cell(shards, "full", []) == "tp2 sp dp4 ZeRO-3 recompute full"
