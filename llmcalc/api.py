@@ -185,7 +185,14 @@ def kv(
     **options: Any,
 ) -> Cache: ...
 @overload
-def kv(model: Model, *, engine: str | Iterable[str], hardware: str | None = None, **options: Any) -> ReportedAnswer: ...
+def kv(
+    model: Model,
+    *,
+    engine: str | Iterable[str],
+    hardware: str | None = None,
+    quantize: str | None = None,
+    **options: Any,
+) -> ReportedAnswer: ...
 def kv(
     model: Model,
     batch: int | str | None = None,
@@ -196,6 +203,7 @@ def kv(
     users: int | None = None,
     engine: str | Iterable[str] | None = None,
     hardware: str | None = None,
+    quantize: str | None = None,
     draft: Model | None = None,
     image: str | None = None,
     images: int | None = None,
@@ -211,7 +219,8 @@ def kv(
     seq: tokens per sequence; default the model's context length, at most 32,768, or 2,048 if the model states none.
     kv_dtype: format of the cache; `dtype` is another name of it.
     source: tokens that the encoder of an encoder-decoder has read; default seq.
-    engine: a serving engine (`vllm==0.19`), or several: what it allocates on `hardware`, by its own flags in `options`.
+    engine: a serving engine (`vllm==0.19`), or several: what it allocates on `hardware`, by its own flags in `options`,
+        beside weights in the scheme `quantize`.
     draft: a draft of speculative decoding beside the model, in any form; `.draft` has its cache.
     image: size of each image of a sequence in pixels, WIDTHxHEIGHT; its tokens are added to the sequence. images:
         number of them; default 1. audio: seconds of audio, likewise. `.inputs` has the tokens.
@@ -223,10 +232,14 @@ def kv(
 
         inputs = {"image": image, "images": images, "audio": audio}
         _check_engine_options(batch=batch, users=users, seq=seq, source=source, draft=draft, **inputs)
-        return ask_servers(engine_questions_of(model, engine, hardware, options), ask_engine_cache)
+        scheme = {} if quantize is None else {"quantize": quantize}
+        return ask_servers(engine_questions_of(model, engine, hardware, options | scheme), ask_engine_cache)
     if hardware is not None:
         raise InputError("--hardware: only applies to the cache of an engine; add --engine, such as --engine vllm")
-    from .questions.counts import CacheQuestion
+    from .questions.counts import SCHEME_WITHOUT_ENGINE, CacheQuestion
+
+    if quantize is not None:
+        raise InputError(SCHEME_WITHOUT_ENGINE)
 
     kv_dtype = options.pop("dtype", kv_dtype)
     parsed_options = options_of(options, rank=True)

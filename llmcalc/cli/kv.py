@@ -54,7 +54,7 @@ def command(
     """KV cache and recurrent state by layer type.
     Then with other kinds of attention, and as the context grows.
     """
-    from ..questions.counts import CacheQuestion
+    from ..questions.counts import SCHEME_WITHOUT_ENGINE, CacheQuestion
     from ..sources.preset import name_in_errors
 
     if engine:
@@ -76,9 +76,7 @@ def command(
     if hardware is not None:
         raise InputError("--hardware: only applies to the cache of an engine; add --engine, such as --engine vllm")
     if quantize is not None:
-        raise InputError(
-            "--quantize: the cache has its own format, --kv-dtype; for the tokens beside weights add --engine"
-        )
+        raise InputError(SCHEME_WITHOUT_ENGINE)
     reports = []
     sequences = batch_of(batch, users, "decode") or 1
     question = CacheQuestion(sequences, seq, kv_dtype, source, rank_request, target_options.load_draft(draft), inputs)

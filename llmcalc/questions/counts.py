@@ -38,6 +38,11 @@ Quantity: TypeAlias = Literal["params", "flops", "kv", "activations", "time", "a
 PassPhase: TypeAlias = Literal["training", "prefill", "decode"]
 """Phases whose kernels' time can be explained."""
 
+SCHEME_WITHOUT_ENGINE = (
+    "--quantize: the cache has its own format, --kv-dtype; for the tokens beside weights add --engine"
+)
+"""The error of a scheme of weights where no engine has them beside the cache."""
+
 
 @frozen
 class ParamsQuestion:
