@@ -260,7 +260,10 @@ def model_of_file(target: Any, model_name: str, place_in_error: str, read_model:
             "model's name"
         )
     try:
-        return read_model(model_name)
+        preset = read_model(model_name)
+        if not preset.named_checkpoint:
+            return preset
+        return preset.model_copy(update={"notes": tuple(f"{place_in_error}: {note}" for note in preset.notes)})
     except InputError as error:
         preset = known_model(model_name) if _PATH.match(model_name) else None
         if preset is None:
