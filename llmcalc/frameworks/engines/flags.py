@@ -296,6 +296,29 @@ MOST_KEYS = 4
 """Largest number of keys behind a flag; letters of an abbreviated flag, at least."""
 
 
+def _flag_of_draft(option: str, flags: Sequence[Flag]) -> str:
+    """Returns the engine's flags for `--draft`, an option of llmcalc without an engine; empty for any other option."""
+    if option != "--draft":
+        return ""
+    draft_flags = [
+        flag_name
+        for flag in flags
+        for flag_name in flag.names[:1]
+        if flag_name in DRAFT_FLAGS and not flag.is_idle and not flag.refused
+    ]
+    return f" Expected {' or '.join(draft_flags)}" if draft_flags else ""
+
+
+DRAFT_FLAGS = (
+    "--speculative-config",
+    "--speculative-algorithm",
+    "--spec_config",
+    "--model-draft",
+    "--spec-draft-model",
+)
+"""Flags with which engines choose how tokens are drafted."""
+
+
 def split_arguments(
     engine_title: str,
     flags: Sequence[Flag],
@@ -354,7 +377,9 @@ def split_arguments(
             }
             suggestion = suggest(hyphenated(option), known_spellings)
             if unknown is None:
-                raise InputError(f"{option}: {engine_title} has no such flag.{suggestion}")
+                raise InputError(
+                    f"{option}: {engine_title} has no such flag.{_flag_of_draft(option, flags) or suggestion}"
+                )
             unknown[option] = f"{engine_title} has no such flag"
             _take_values(argument_queue)
             continue
