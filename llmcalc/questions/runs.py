@@ -260,10 +260,13 @@ def model_of_file(target: Any, model_name: str, place_in_error: str, read_model:
             "model's name"
         )
     try:
-        return read_model(model_name)
+        preset = read_model(model_name)
+        if not preset.named_checkpoint:
+            return preset
+        return preset.model_copy(update={"notes": tuple(f"{place_in_error}: {note}" for note in preset.notes)})
     except InputError as error:
-        preset = known_model(model_name) if _PATH.match(model_name) else None
-        if preset is None:
+        known_preset = known_model(model_name) if _PATH.match(model_name) else None
+        if known_preset is None:
             raise InputError(
                 f"{place_in_error}: its model, {shown(model_name)}, cannot be read ({str(error)[:300]}); add TARGET, "
                 "a preset, a "
@@ -271,9 +274,9 @@ def model_of_file(target: Any, model_name: str, place_in_error: str, read_model:
             ) from None
         name_note = (
             f"the model of {place_in_error}, {shown(model_name)}, is not here; by its name it is the preset "
-            f"{preset.name}"
+            f"{known_preset.name}"
         )
-        return preset.model_copy(update={"notes": (*preset.notes, name_note)})
+        return known_preset.model_copy(update={"notes": (*known_preset.notes, name_note)})
 
 
 _PATH = re.compile(r"(?:/|\./|\.\./|~/|models?/|checkpoints?/|weights/).*[^/]")

@@ -26,8 +26,8 @@ from .rollout import engine_note, largest_phase, phases_data, phases_table
 from .share import layout_text
 from .summary import model_data
 
-ASSUMES_DEVICES = re.compile(r"[\d,]+ devices? (is|are) assumed")
-"""A launch file's note on its number of devices, on which the whole answer depends."""
+ASSUMPTIONS = re.compile(r"([\d,]+ devices?|\"auto\") (is|are) assumed")
+"""A launch file's note on its number of devices or its batch, on which the whole answer depends."""
 
 
 def _shorten_even_chunks(layers: str) -> str:
@@ -118,7 +118,7 @@ def report(
     settings_line = f"{settings_text(cluster.memory, cluster.attention)}; {devices_text}{_override_text(launch)}"
     layout_note = "" if chosen_for is None else _layout_note(chosen_for, accelerator_fits)
     notes_on_host = host_notes(largest_rank.device, layout.world)
-    assumptions = [note for note in _launch_notes(launch) if ASSUMES_DEVICES.match(note)]
+    assumptions = [note for note in _launch_notes(launch) if ASSUMPTIONS.match(note)]
     notes = without_repetitions(
         [
             *warnings,

@@ -165,7 +165,7 @@ def _fitting_count(plan: Plan) -> str:
         return f"{len(plan.feasible):,} of {plan.tried - plan.refused[UNTRIED]:,} layouts that were tried {fits_verb}"
     if not plan.unreplayed:
         return f"{len(plan.feasible):,} of {plan.tried:,} layouts {fits_verb}" if plan.feasible else "no layout fits"
-    return f"{len(plan.feasible) or 'none'} of {plural(plan.replays, 'replayed layout')} {fits_verb}"
+    return f"{len(plan.feasible) or 'none'} of {plural(plan.replays, 'layout')} counted in full {fits_verb}"
 
 
 def _usual_step_text(devices: int) -> str:
@@ -239,14 +239,14 @@ def _plan_notes(layout_plan: LayoutPlan) -> list[str]:
     if layout_plan.plan.unreplayed:
         layout_count = len(layout_plan.plan.unreplayed)
         upper_bound = max(layout_candidate.upper_bound for layout_candidate in layout_plan.plan.unreplayed)
-        more_replays = f"--rows {layout_plan.rows + layout_count} replays more of them"
+        more_replays = f"--rows {layout_plan.rows + layout_count} counts more"
         if layout_plan.plan.ended_early:
             more_replays = f"the search ended early: {FEWER_LAYOUTS}"
         notes.insert(
             0,
-            f"{layout_count:,} more of {plural(layout_plan.plan.tried, 'layout')} may fit: their tensors do, and the "
-            "allocator's "
-            f"overhead is not known (at most {units.GIB.write(upper_bound)} {units.GIB.name} in all); {more_replays}",
+            f"{layout_count:,} more of {plural(layout_plan.plan.tried, 'layout')} may fit: their tensors do, and "
+            "unused blocks of the allocator come on top (at most "
+            f"{units.GIB.write(upper_bound)} {units.GIB.name} in all); {more_replays}",
         )
     if not layout_plan.plan.tried:
         notes.insert(0, f"the given group sizes do not divide {plural(layout_plan.devices, 'device')}")

@@ -20,15 +20,15 @@ from .summary import model_data
 SUBJECTS = {"training": "a step", "prefill": "a prompt batch", "decode": "a token of every sequence"}
 
 PART_NAMES = {
-    "work": "work of the slowest stage",
+    "work": "forward and backward passes",
     "bubble": "pipeline bubble",
-    "data": "gradients and weights",
-    "update": "update",
+    "data": "exchange of gradients and weights",
+    "update": "optimizer step",
     "kernels": "kernels and messages",
     "host": "host",
-    "hops": "hops between stages",
+    "hops": "messages between stages",
     "server": "server",
-    "layer waits": "of it, waits of ranks",
+    "layer waits": "of which waits for slower ranks",
 }
 
 BOUND_NAMES = {"compute": "compute", "memory": "memory", "network": "network", "wait": "waiting"}

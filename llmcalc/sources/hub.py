@@ -41,12 +41,16 @@ CONNECTIONS = 8
 Result = TypeVar("Result")
 
 
+class UnreachableHub(InputError):
+    """Raised if a file of the hub cannot be read here, whether or not its repository exists."""
+
+
 def fetch_config(target: str) -> Path:
     """Returns the path of a repository's cached `config.json`, downloaded if needed.
 
     With the config comes ModelOpt's `hf_quant_config.json` beside it, if the repository has one.
-    Raises `InputError`, with a fix, if the repository does not exist, is gated, or the network is not available, and
-    for a file or a download that is too large or too slow.
+    Raises `InputError`, with a fix, if the repository does not exist or is gated, and for a file or a download that is
+    too large or too slow; `UnreachableHub` if the network is not available.
     """
     repo, revision = _split_target(target)
     with _hub_errors(target, "config.json"):
@@ -265,6 +269,7 @@ def _hub_errors(target: str, content_text: str) -> Iterator[None]:
     except ImportError:
         raise MissingExtra(f"{target}: a hub id", "huggingface_hub", "hub") from None
     offline_message = f"no {content_text} in the cache, and the hub is offline or unreachable"
+    no_answer_message = f"the hub did not give its {content_text}"
     reasons_by_error: list[tuple[tuple[Any, ...], str]] = [
         (
             (errors.GatedRepoError,),
@@ -279,7 +284,7 @@ def _hub_errors(target: str, content_text: str) -> Iterator[None]:
         ((errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled), offline_message),
         ((errors.EntryNotFoundError,), f"has no {content_text}"),
         ((errors.HFValidationError,), "is not a valid hub id"),
-        ((errors.HfHubHTTPError, OSError), f"the hub did not give its {content_text}"),
+        ((errors.HfHubHTTPError, OSError), no_answer_message),
     ]
     from logging import ERROR
 
@@ -297,9 +302,10 @@ def _hub_errors(target: str, content_text: str) -> Iterator[None]:
     except Exception as error:
         for error_types, reason_text in reasons_by_error:
             if isinstance(error, error_types):
-                raise InputError(f"{target}: {reason_text}") from None
+                is_unreachable = reason_text in (offline_message, no_answer_message)
+                raise (UnreachableHub if is_unreachable else InputError)(f"{target}: {reason_text}") from None
         if type(error).__module__.startswith(("httpx", "httpcore", "requests")):
-            raise InputError(f"{target}: {offline_message}") from None
+            raise UnreachableHub(f"{target}: {offline_message}") from None
         if type(error).__module__.startswith("huggingface_hub"):
             raise InputError(f"{target}: could not be fetched: {error}") from None
         raise

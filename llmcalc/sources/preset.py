@@ -64,7 +64,7 @@ class Training(Record):
     note: str | None = None
 
 
-NOT_IN_FILES = ("name", "asked", "changes", "config", "notes")
+NOT_IN_FILES = ("name", "asked", "changes", "config", "named_checkpoint", "notes")
 """Fields of `Preset` that no file states."""
 
 
@@ -84,6 +84,7 @@ class Preset(Record):
     changes: the overrides applied to the model, each `path=value`.
     notes: remarks for the user from the reader of the file.
     config: the Hugging Face config that the model was read from.
+    named_checkpoint: hub id whose config cannot be read and whose name states this preset; empty for other models.
     dtype: number format of the published weights.
     state_dtype: number format of recurrent states that the config states (`mamba_ssm_dtype`, `mamba_ssm_cache_dtype`).
     rope_parameters: how rotary positions are scaled, as the config of that name states it, or its tables by the kind of
@@ -109,6 +110,7 @@ class Preset(Record):
     assumptions: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     config: dict[str, Any] | None = None
+    named_checkpoint: str = ""
     model: ModelSpec
 
     @model_validator(mode="after")
@@ -170,10 +172,11 @@ class Preset(Record):
 
     @property
     def display(self) -> str:
-        """The name for headings: the title, after the alias that the user typed, and with the overrides."""
+        """The name for headings: the title, after the hub id that the user typed, and with the overrides."""
         title = self.title or self.name
         alias = next((alias for alias in self.aliases if normalized(alias) == normalized(self.asked)), None)
-        display_text = title if alias is None else f"{alias} ({title})"
+        hub_id = self.named_checkpoint or alias
+        display_text = title if hub_id is None else f"{hub_id} ({title})"
         return f"{display_text}, modified ({', '.join(self.changes)})" if self.changes else display_text
 
 

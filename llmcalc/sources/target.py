@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError, one_line, suggest
+from ..errors import InputError, MissingExtra, one_line, suggest
 from .files import is_object, parse_toml, read_stdin, read_text, require_shallow, validate
 from .names import STDIN, hub_id_of, is_checkpoint, is_hub_id
 from .preset import NOT_IN_FILES, Preset
@@ -151,14 +151,27 @@ def _read_description(target: str, head: HeadKind | None, allow_unknown: bool) -
             "config.json"
         )
     if is_hub_id(target):
-        from .hub import fetch_config
-
-        _, location, preset_description = _read_config(fetch_config(target), head, allow_unknown)
-        return target, location, preset_description
+        return _describe_hub_model(target, head, allow_unknown)
     preset = find_by_repository(target)
     if preset is not None:
         return preset, preset, read_preset(preset)
     raise InputError(_unknown_target(target))
+
+
+def _describe_hub_model(target: str, head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
+    """Describes the model of a hub id from its config; without the hub, from the preset that the id's name states."""
+    from .hub import UnreachableHub, fetch_config
+
+    try:
+        _, location, preset_description = _read_config(fetch_config(target), head, allow_unknown)
+    except (UnreachableHub, MissingExtra):
+        from .checkpoint_name import describe_named_checkpoint
+
+        named_description = describe_named_checkpoint(target)
+        if named_description is None:
+            raise
+        return named_description
+    return target, location, preset_description
 
 
 def _describe_gguf(path: Path, head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from llmcalc.errors import InputError
 from llmcalc.frameworks.engines.flags import Flag, find_flag, flags_by_spelling, read_values, split_arguments
+from tests.in_process import Result
 
 FLAGS = [
     Flag(("--max-len", "-m"), "tokens", ("auto",), least=2, most=4096),
@@ -154,3 +156,9 @@ def test_an_unknown_flag_takes_its_values_along() -> None:
         {"max_seqs": "3"},
     )
     assert unknown == {"--new": "server has no such flag"}
+
+
+@pytest.mark.parametrize(("engine", "flag"), [("vllm", "--speculative-config"), ("sglang", "--speculative-algorithm")])
+def test_the_option_of_drafts_names_the_flag_of_the_engine(engine: str, flag: str, run: Callable[..., Result]) -> None:
+    error = run("memory", "qwen3-8b", "--hardware", "h200", "--engine", engine, "--draft", "mtp").error
+    assert f"--draft: {'vLLM' if engine == 'vllm' else 'SGLang'} has no such flag; expected {flag}" in error

@@ -287,8 +287,8 @@ def test_layouts_that_were_not_replayed_are_apart(run: Any) -> None:
     for candidate in few["unreplayed"]:
         assert candidate["tensor_bytes"] < replayed[candidate["options"]] <= candidate["upper_bound_bytes"]
     screen = " ".join(run(*words, "--rows", "1")[1].split())
-    assert "1 of 1 replayed layout fits" in screen
-    assert f"--rows {len(replayed)} replays more of them" in screen
+    assert "1 of 1 layout counted in full fits" in screen
+    assert f"--rows {len(replayed)} counts more" in screen
 
 
 def test_without_a_layout_that_fits_the_nearest_is_told(run: Any) -> None:

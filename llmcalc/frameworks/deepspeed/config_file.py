@@ -278,8 +278,11 @@ def _number_formats(reader: LaunchReader, config: Table, trainer: Table) -> dict
     formats = {}
     if not trainer and any(reader.table(config, dtype).get("enabled") == AUTO for dtype in ("bf16", "fp16")):
         reader.filled_in["bf16"] = False
+        batch = reader.filled_in.get("per_device_train_batch_size")
+        batch_text, batch_option = ("", "") if batch is None else (f"batches of {batch} a device and ", "--batch and ")
         reader.notes.append(
-            'bf16 and fp16 are "auto", which the Trainer\'s bf16 and fp16 decide; --precision says it here'
+            f'"auto" is assumed to be the default of the Trainer: {batch_text}fp32; '
+            f"{batch_option}--precision replace it here"
         )
     for dtype in ("bf16", "fp16"):
         format_table = reader.table(config, dtype) or (reader.table(config, "bfloat16") if dtype == "bf16" else {})

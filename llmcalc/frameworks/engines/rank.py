@@ -19,7 +19,7 @@ from ...costs.trained_tensors import bytes_of
 from ...device_memory.settings import Settings
 from ...device_memory.static import MemoryUse, quantization_scheme
 from ...device_memory.static import memory as static_memory
-from ...errors import InputError, MissingExtra
+from ...errors import InputError, MissingExtra, shown
 from ...frozen import frozen
 from ...model import ModelSpec
 from ...ops import ExpertLinear, Linear
@@ -172,8 +172,18 @@ class EngineRank:
             scheme = self.scheme or "the published format"
             raise ImpossibleLayout(
                 f"--tp {self.layout.tp}: of a rank's weights in {scheme}, {error.reason}; expected a smaller --tp, or "
-                "another scheme"
+                f"another scheme{self._remark_on_sizes}"
             ) from None
+
+    @property
+    def _remark_on_sizes(self) -> str:
+        """The addition to an error about sizes if they may not be those of the checkpoint; else empty."""
+        if not self.preset.named_checkpoint or self.preset.quantization_config is None:
+            return ""
+        return (
+            f". These are the sizes of {self.preset.name}, as {shown(self.preset.named_checkpoint)} is not here: "
+            "quantized checkpoints may have padded ones; expected its config.json as TARGET"
+        )
 
     def check_divided_blocks(self, layout: Layout | None = None) -> None:
         """Raises `ImpossibleLayout` if tensor parallelism divides weights inside a block with one scale (fp8).

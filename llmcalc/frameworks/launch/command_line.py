@@ -93,6 +93,30 @@ def typed_launch(typed_text: str) -> TypedLaunch:
     return TypedLaunch(command_words[0], variables, tuple(command_words[1:]))
 
 
+TYPED_COMMAND = "--launch"
+"""The name of a typed command in messages."""
+
+
+def words_of_typed_command(typed_text: str) -> tuple[str, ...]:
+    """Returns the words of a `--launch` that names no file, without the variables before them; else none."""
+    if len(typed_text) > LONGEST_TYPED or not re.search(r"\s", typed_text) or _file_exists(typed_text):
+        return ()
+    try:
+        command_words = shlex.split(typed_text)
+    except ValueError:
+        return ()
+    while command_words and re.match(r"[A-Za-z_][A-Za-z0-9_]*=", command_words[0]):
+        command_words.pop(0)
+    is_file = bool(command_words) and (command_words[0] in SHELLS or _file_exists(command_words[0]))
+    return () if is_file else tuple(command_words)
+
+
+def trains_by_command(typed_text: str) -> bool:
+    """Whether a `--launch` is the command of a program that trains, such as `tune run … --config FILE`."""
+    command_words = words_of_typed_command(typed_text)
+    return bool(command_words) and command_line(Command(command_words, {}, 1)) is not None
+
+
 def _file_exists(file_name: str) -> bool:
     """Whether a file of this name exists, which is false for a name that no file can have."""
     try:

@@ -19,10 +19,12 @@ from .accelerate_command import config_table, processes_of
 from .command_config import config_place, with_typed_values
 from .command_line import (
     CONSOLE_PROGRAMS,
+    TYPED_COMMAND,
     WITHOUT_PROGRAMS,
     arguments_of,
     command_line,
     plain_value,
+    trains_by_command,
     typed_launch,
 )
 from .kinds import kinds, launch_files
@@ -48,7 +50,7 @@ def read_launch(
     """Returns the training run of a launch file.
 
     path: the file's name, or a text `NAME=VALUE … FILE ARGUMENT …` with variables and arguments of a script, as they
-        are typed in a shell.
+        are typed in a shell, or the command of a program that trains.
     world_size: number of devices; by default that of the file, or the smallest number that its layout allows.
     allow_unknown: whether to accept arguments that may change memory and are not modelled.
     date: date of the framework's version; None (default) for the newest.
@@ -56,6 +58,18 @@ def read_launch(
     options: options typed beside the file → values, which replace the file's.
     Raises `InputError`, which names file, field and fix.
     """
+    if trains_by_command(str(path)):
+        script = read_script(str(path), TYPED_COMMAND, None, ())
+        source_file = LaunchSource(
+            TYPED_COMMAND,
+            world_size,
+            allow_unknown,
+            date,
+            gpu,
+            _table_reader(TYPED_COMMAND, Path()),
+            read_text=_text_reader(TYPED_COMMAND, Path()),
+        )
+        return _read_script(script, source_file, [], options)
     typed_text = typed_launch(str(path))
     name_in_errors = Path(typed_text.path)
     return launch_of(

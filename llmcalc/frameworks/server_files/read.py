@@ -12,7 +12,13 @@ from ...errors import InputError, MissingExtra, one_line
 from ...sources.files import read_text
 from ..engines.flags import find_flag, flags_by_spelling
 from ..engines.registry import FOLDERS, engine
-from ..launch.command_line import TypedLaunch, typed_launch
+from ..launch.command_line import (
+    TYPED_COMMAND,
+    TypedLaunch,
+    trains_by_command,
+    typed_launch,
+    words_of_typed_command,
+)
 from ..launch.text import LARGEST, parse_braces, parse_yaml
 from ..launch.unresolved import is_unresolved, printable
 from .accelerators import accelerator_of
@@ -42,16 +48,26 @@ def servers_of(
 ) -> list[LaunchedServer]:
     """Returns the servers that a launch file starts; none for other files, such as training scripts.
 
-    path: the file's name, or a text `NAME=VALUE … FILE ARGUMENT …` as it is typed in a shell.
+    path: the file's name, or a text `NAME=VALUE … FILE ARGUMENT …` or a command as it is typed in a shell.
     allow_unknown: whether unknown flags are accepted.
     typed_flags: flags of the engine that are typed beside the file, by their fields; they replace the file's.
     typed_engine: the engine that is typed beside the file; empty for the file's.
     Raises `InputError`, which names file, place, flag and fix.
     """
-    typed_path = typed_launch(str(path))
-    name_in_errors = typed_path.path
-    file = Path(name_in_errors)
-    return servers_of_text(read_text(file, LARGEST), typed_path, allow_unknown, file.parent, typed_flags, typed_engine)
+    typed_path, launch_text, folder = _read_launch(path)
+    return servers_of_text(launch_text, typed_path, allow_unknown, folder, typed_flags, typed_engine)
+
+
+def _read_launch(path: str | Path) -> tuple[TypedLaunch, str, Path]:
+    """Returns the name, the text and the folder of a launch file, or of a command that is typed in its place."""
+    typed_text = str(path)
+    if words_of_typed_command(typed_text):
+        typed_command = TypedLaunch(TYPED_COMMAND, {}, ())
+        if trains_by_command(typed_text) or any(_find_servers(typed_text, typed_command, Path())):
+            return typed_command, typed_text, Path()
+    typed_path = typed_launch(typed_text)
+    file = Path(typed_path.path)
+    return typed_path, read_text(file, LARGEST), file.parent
 
 
 def starts_any_server(typed_path: str | Path) -> bool:
@@ -70,9 +86,8 @@ TRAINS = re.compile(r"^\s*\w+\s*=\s*\w*Trainer\(", re.MULTILINE)
 
 
 def _servers_in_file(launch_path: str | Path) -> Iterator[StartedServer]:
-    typed_path = typed_launch(str(launch_path))
-    file_path = Path(typed_path.path)
-    yield from _find_servers(read_text(file_path, LARGEST), typed_path, file_path.parent)
+    typed_path, launch_text, folder = _read_launch(launch_path)
+    yield from _find_servers(launch_text, typed_path, folder)
 
 
 def engines_of(launch_path: str | Path) -> list[str]:

@@ -785,7 +785,8 @@ def _server_notes(server: Server) -> list[str]:
         )
     if server.assumes_torch_sampler:
         server_notes.append(
-            f"the sampler is torch's, as without FlashInfer, which vLLM's images have: for these {SAMPLER_VARIABLE}=1"
+            "counted with torch's sampler, which vLLM takes where the package FlashInfer is not installed; images of "
+            f"vLLM have it: with one of them, add {SAMPLER_VARIABLE}=1"
         )
     if server.times_kernels:
         server_notes += _compilation_notes(server)

@@ -1,0 +1,68 @@
+"""Describes a checkpoint of the hub by its name, for machines that cannot read its config.
+
+`unsloth/Qwen3-14B` has the sizes of the preset qwen3-14b, and `Qwen/Qwen3-14B-AWQ` also the quantization that its name
+states. The description has the table `quantization_config` that the library named in the id writes, so all commands
+answer as they do with the checkpoint's config.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .presets import known_checkpoint, known_model, read_preset
+
+
+def _compressed(storage_format: str, weights: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the table of llm-compressor for every linear layer except routers and the output head."""
+    return {
+        "quant_method": "compressed-tensors",
+        "format": storage_format,
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": dict(weights)}},
+        "ignore": ["lm_head", r"re:.*mlp\.gate$", r"re:.*shared_expert_gate$"],
+    }
+
+
+TABLES_BY_SCHEME: dict[str, dict[str, Any]] = {
+    "awq-int4-g128": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"},
+    "gptq-int4-g128": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True},
+    "gptq-int8-g128": {"quant_method": "gptq", "bits": 8, "group_size": 128, "desc_act": False, "sym": True},
+    "w4a16-g128": _compressed(
+        "pack-quantized", {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128}
+    ),
+    "w8a8": _compressed("int-quantized", {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}),
+    "fp8-dynamic": _compressed(
+        "float-quantized", {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
+    ),
+    "nvfp4": _compressed(
+        "nvfp4-pack-quantized",
+        {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16},
+    ),
+    "nf4-double": {
+        "quant_method": "bitsandbytes",
+        "load_in_4bit": True,
+        "bnb_4bit_quant_type": "nf4",
+        "bnb_4bit_use_double_quant": True,
+        "bnb_4bit_compute_dtype": "bfloat16",
+    },
+}
+"""Scheme of `--quantize` → the table `quantization_config` of a checkpoint in that scheme."""
+
+
+def describe_named_checkpoint(hub_id: str) -> tuple[str, str, dict[str, Any]] | None:
+    """Returns the preset's name, the name for error messages and the description; None for an unknown name.
+
+    GGUF files have no table of a quantization, so their repositories are not described.
+    """
+    checkpoint = known_checkpoint(hub_id)
+    model, scheme = checkpoint if checkpoint is not None else (known_model(hub_id), "")
+    if model is None or (scheme and scheme not in TABLES_BY_SCHEME):
+        return None
+    note = (
+        f"the config of {hub_id} is not in the cache, and the hub cannot be reached; by its name it has the sizes of "
+        f"this preset, in {scheme or 'its published format'}. Its config.json as TARGET has the checkpoint's own"
+    )
+    description = {**read_preset(model.name), "named_checkpoint": hub_id, "notes": (note,)}
+    if scheme:
+        description["quantization_config"] = TABLES_BY_SCHEME[scheme]
+    return model.name, model.name, description

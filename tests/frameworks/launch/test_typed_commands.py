@@ -1,0 +1,62 @@
+"""Commands that are typed in the place of a launch file: `--launch 'tune run … --config FILE'`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import llmcalc
+from llmcalc.errors import InputError
+from llmcalc.frameworks.server_files.read import servers_of
+from tests.in_process import Result
+
+CONFIG = "model_name_or_path: Qwen/Qwen3-0.6B\nstage: sft\nfinetuning_type: lora\ncutoff_len: 256\n"
+
+
+@pytest.mark.parametrize("variables", ["", "FORCE_TORCHRUN=1 "])
+def test_the_command_of_a_trainer_has_the_answer_of_its_file(
+    variables: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sft.yaml").write_text(CONFIG)
+    monkeypatch.chdir(tmp_path)
+    of_command = llmcalc.memory(launch=f"{variables}llamafactory-cli train sft.yaml").document
+    assert of_command["memory"] == llmcalc.memory(launch="sft.yaml").document["memory"]
+
+
+@pytest.mark.parametrize(
+    ("command", "engine", "version"),
+    [
+        ("vllm serve Qwen/Qwen3-8B --max-model-len 8192", "vllm", ""),
+        ("docker run --gpus all vllm/vllm-openai:v0.11.0 --model Qwen/Qwen3-8B", "vllm", "0.11.0"),
+        ("llama-server -m Qwen3-8B-Q4_K_M.gguf -c 8192", "llama_cpp", ""),
+    ],
+)
+def test_the_command_of_a_server_is_read(command: str, engine: str, version: str) -> None:
+    server = servers_of(command)[0]
+    assert (server.where, server.engine.replace("-", "_").replace(".", "_"), server.version) == (
+        "--launch",
+        engine,
+        version,
+    )
+
+
+@pytest.mark.parametrize("text", ["no such file.yaml", "./missing.sh 8 x"])
+def test_other_texts_name_a_file_that_is_missing(text: str) -> None:
+    with pytest.raises(InputError, match="No such file or directory"):
+        llmcalc.memory(launch=text)
+
+
+def test_a_trainers_command_starts_no_server(run: Callable[..., Result]) -> None:
+    error = run("fit", "--launch", "llamafactory-cli train sft.yaml").error
+    assert "starts no server of an engine; expected memory --launch for training" in error
+
+
+def test_values_left_to_the_trainer_are_told_on_the_first_screen(tmp_path: Path, run: Callable[..., Result]) -> None:
+    config = tmp_path / "zero3.json"
+    config.write_text(
+        '{"train_micro_batch_size_per_gpu": "auto", "bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 3}}'
+    )
+    screen = run("memory", "qwen3-0.6b", "--launch", str(config), "--devices", "2", "--seq", "256").out
+    assert '"auto" is assumed to be the default of the Trainer: batches of 8 a device and\n    fp32' in screen
