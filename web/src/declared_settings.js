@@ -8,7 +8,7 @@ export const DECLARED = {
   images: {"option": "--images", "kind": "number", "least": 1, "most": 100000},
   audio: {"option": "--audio", "kind": "text"},
   dtype: {"option": "--dtype", "kind": "text"},
-  precision: {"option": "--precision", "kind": "word", "words": ["bf16", "bf16-master", "autocast", "fp32", "fp8", "mxfp8", "nvfp4"]},
+  precision: {"option": "--precision", "kind": "word", "words": ["bf16", "bf16-master", "fp16", "fp16-master", "autocast", "fp32", "fp8", "mxfp8", "nvfp4"]},
   quantize: {"option": "--quantize", "kind": "text"},
   kv_dtype: {"option": "--kv-dtype", "kind": "text"},
   grad_dtype: {"option": "--grad-dtype", "kind": "text"},
