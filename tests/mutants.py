@@ -34,7 +34,7 @@ class Mutant(NamedTuple):
 MUTANTS = (
     # the arithmetic of one op
     Mutant("ops/linear.py", "weight = 0 if self.tied else self.n_in * self.n_out", "weight = self.n_in * self.n_out"),
-    Mutant("ops/linear.py", "2 * add(rows, gradient_rows) * self.n_in", "2 * add(rows, rows) * self.n_in"),
+    Mutant("ops/linear.py", "2 * add(row_count, gradient_rows) * self.n_in", "2 * add(row_count, row_count) * self.n_in"),
     Mutant(
         "ops/linear.py", "return self.top_k * self.expert_params()", "return self.num_experts * self.expert_params()"
     ),
@@ -53,7 +53,7 @@ MUTANTS = (
     Mutant("costs/params.py", "active - self.tree.total(OpUse.max_sk", "active + self.tree.total(OpUse.max_sk"),
     Mutant("costs/flops.py", "forward + op_use.backward_flops()", "2 * forward"),
     Mutant("costs/cache.py", "op_use.cache_bits(2) - op_use.cache_bits(1)", "op_use.cache_bits(1)"),
-    Mutant("costs/recomputation.py", "cost = _unsaved_flops if recompute.saved_operations else", "cost ="),
+    Mutant("costs/recomputation.py", "flops_of_op = _unsaved_flops if recompute.saved_operations else", "flops_of_op ="),
     Mutant("costs/trained_tensors.py", ' and len(self.tensor.shape) == 2', ""),
     Mutant("costs/quantization/linear.py", '= ("router", "residual", "mtp")', '= ("residual", "mtp")'),
     # readers
@@ -86,7 +86,7 @@ MUTANTS = (
     # the memory of one device
     Mutant("device_memory/static.py", '"float32" if has_master else weight_format', "weight_format"),
     Mutant("device_memory/static.py", 'self.workload.seq + (self.phase == "decode")', "self.workload.seq"),
-    Mutant("device_memory/device_memory.py", "replay.after + replay.slop_after,", "replay.after,"),
+    Mutant("device_memory/device_memory.py", "replay_result.after + replay_result.slop_after,", "replay_result.after,"),
     Mutant("device_memory/cuda_runtime.py", "LARGE = (9, 10, 12)", "LARGE = (9, 10)"),
     # layouts
     Mutant("parallel/layout.py", "self.dp * self.cp // self.hsdp_replicas", "self.dp // self.hsdp_replicas"),
@@ -97,13 +97,13 @@ MUTANTS = (
     ),
     Mutant("parallel/messages.py", "collective.times * chunk.batches", "collective.times"),
     # frameworks
-    Mutant("frameworks/megatron/param_and_grad_buffer.py", "math.lcm(shards, BUCKET,", "math.lcm(BUCKET,"),
-    Mutant("frameworks/fsdp2/param_groups.py", "_elements * sharding.shards * width)", "_elements * width)"),
+    Mutant("frameworks/megatron/param_and_grad_buffer.py", "math.lcm(shard_count, BUCKET,", "math.lcm(BUCKET,"),
+    Mutant("frameworks/fsdp2/param_groups.py", "_elements * fsdp_sharding.shards * element_bytes)", "_elements * element_bytes)"),
     Mutant("frameworks/deepspeed/partitions.py", "(ALIGNMENT * ranks)) * ALIGNMENT * ranks", "ranks) * ranks"),
     # the command line and its reports
-    Mutant("reports/memory_answer.py", 'any(fit.verdict != "no" for', 'any(fit.verdict == "no" for'),
+    Mutant("reports/memory_answer.py", 'any(accelerator_fit.verdict != "no" for', 'any(accelerator_fit.verdict == "no" for'),
     Mutant("reports/params.py", "parameter_count.active != total_params:", "parameter_count.active > total_params:"),
-    Mutant("reports/formats/plain.py", "value.is_integer() and abs(value)", "abs(value)"),
+    Mutant("reports/formats/plain.py", "raw_value.is_integer() and abs(raw_value)", "abs(raw_value)"),
 )  # fmt: skip
 
 FIRST = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)

@@ -153,7 +153,7 @@ class Settings:
     precision: Annotated[
         Precision | None,
         Setting(
-            "In training bf16, bf16-master, fp16, fp16-master, autocast, fp32, fp8, mxfp8 or nvfp4. bf16-master has "
+            "In training bf16[-master], fp16[-master], autocast, fp32, fp8, mxfp8 or nvfp4. bf16-master has "
             "bf16 weights and gradients and fp32 master weights and states, fp16-master fp16 ones (the default on "
             "GPUs without bf16); autocast keeps weights in fp32; the last three are bf16-master with products in 8 or "
             "4 bits.",

@@ -243,9 +243,11 @@ def micro_batches_of(run_memory: Memory, layout: Layout, global_batch: int | Non
 
     Raises `InputError` for a global batch that replicas and micro-batches do not divide, or that is given twice.
     """
+    from ..studies.step_size import MOST_MICRO_BATCHES
+
     micro_batches = run_memory.settings.num_microbatches
     if global_batch is None:
-        return micro_batches or layout.pp
+        return micro_batches or min(layout.pp, MOST_MICRO_BATCHES)
     if micro_batches is not None:
         raise InputError("--global-batch: --num-microbatches says it already; expected one of the two")
     sequences_per_pass = layout.dp * int(run_memory.states.workload.batch)

@@ -20,6 +20,10 @@ With fewer, most of a step on many devices is the pipeline's bubble and messages
 """
 
 
+MOST_MICRO_BATCHES = 64
+"""Most micro-batches of a step that nobody stated: stages of the deepest published pipeline (1T, arXiv:2104.04473)."""
+
+
 def usual_step_tokens(devices: int) -> int:
     """Returns the tokens of a usual step: 4M, or 1,024 of each device where these are more."""
     return max(STEP_TOKENS, DEVICE_TOKENS * devices)
@@ -46,8 +50,10 @@ def is_pretraining(spec: ModelSpec, lora_rank: int | None) -> bool:
 def with_usual_micro_batches(memory: Memory, layout: Layout) -> Memory:
     """Returns a training run on a pipeline with a micro-batch for each stage, if the user gave no number of them.
 
+    Deeper pipelines than published ones have as many as those.
+
     A step of fewer micro-batches leaves stages idle, and none of them holds what it holds in a real step.
     """
     if layout.pp == 1 or memory.settings.phase != "training" or memory.settings.num_microbatches is not None:
         return memory
-    return memory.with_(num_microbatches=layout.pp)
+    return memory.with_(num_microbatches=min(layout.pp, MOST_MICRO_BATCHES))

@@ -11,7 +11,7 @@ USERS = Declared(
     "users",
     int,
     Setting(
-        "Inference: users at once of each replica (--dp), as --batch. Each has a sequence of --seq tokens.",
+        "Inference: users of a replica, as --batch. Each has a sequence of --seq tokens.",
         "What runs",
         spellings=("--concurrency",),
         common=True,

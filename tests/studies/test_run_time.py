@@ -299,7 +299,10 @@ def test_plan_and_time_give_the_same_seconds(run: Any, words: tuple[str, ...]) -
         assert timed["seconds"] == row["seconds"]
         assert timed["workload"]["num_microbatches"] == row["num_microbatches"]
     estimates = [row["seconds"]["estimate"] for row in plan["feasible"]]
-    assert estimates == sorted(estimates)
+    slowest_before = 0.0
+    for estimate in estimates:  # within 3 % the order is that of the kinds of parallelism
+        assert 1.03 * estimate >= slowest_before
+        slowest_before = max(slowest_before, estimate)
 
 
 def test_a_plan_recomputes_as_little_as_it_needs_to_fit(run: Any, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from llmcalc.costs.adapter_targets import class_layers
 from llmcalc.errors import InputError
 from llmcalc.simulator.adapters import Adapters
 from llmcalc.sources.huggingface.checkpoint import checkpoint_of
-from llmcalc.witnesses.variants import with_adapters
+from llmcalc.witnesses.variants import attach_adapters
 from tests.builders import spec_of
 from tests.simulator.models import without_values
 from tests.witnesses.class_memory import BATCH, FAMILIES, config_of, explained, kernels_of
@@ -30,7 +30,7 @@ def test_a_joined_layer_has_one_adapter(name: str) -> None:
     assert joined_layers
     model = class_to_train(config)
     choices = replace(kernels_of(model), like_classes=False)
-    with_adapters(model, Adapters(RANK, frozenset(layer.layer for layer in layers)), "meta")
+    attach_adapters(model, Adapters(RANK, frozenset(layer.layer for layer in layers)), "meta")
     saved_by_class = held_by(spec, model, BATCH, SEQ)
     adapters = Adapters(RANK, frozenset(layer.projection for layer in layers), joined_layers=joined_layers)
     counted = without_values(spec, BATCH, SEQ, choices=choices, adapters=adapters)
