@@ -34,7 +34,7 @@ class Mutant(NamedTuple):
 MUTANTS = (
     # the arithmetic of one op
     Mutant("ops/linear.py", "weight = 0 if self.tied else self.n_in * self.n_out", "weight = self.n_in * self.n_out"),
-    Mutant("ops/linear.py", "2 * add(row_count, gradient_rows) * self.n_in", "2 * add(row_count, row_count) * self.n_in"),
+    Mutant("ops/linear.py", "2 * add(row_count, gradient_rows) * self", "2 * add(row_count, row_count) * self"),
     Mutant(
         "ops/linear.py", "return self.top_k * self.expert_params()", "return self.num_experts * self.expert_params()"
     ),
@@ -53,7 +53,7 @@ MUTANTS = (
     Mutant("costs/params.py", "active - self.tree.total(OpUse.max_sk", "active + self.tree.total(OpUse.max_sk"),
     Mutant("costs/flops.py", "forward + op_use.backward_flops()", "2 * forward"),
     Mutant("costs/cache.py", "op_use.cache_bits(2) - op_use.cache_bits(1)", "op_use.cache_bits(1)"),
-    Mutant("costs/recomputation.py", "flops_of_op = _unsaved_flops if recompute.saved_operations else", "flops_of_op ="),
+    Mutant("costs/recomputation.py", "= _unsaved_flops if recompute.saved_operations else", "="),
     Mutant("costs/trained_tensors.py", ' and len(self.tensor.shape) == 2', ""),
     Mutant("costs/quantization/linear.py", '= ("router", "residual", "mtp")', '= ("residual", "mtp")'),
     # readers
@@ -98,10 +98,10 @@ MUTANTS = (
     Mutant("parallel/messages.py", "collective.times * chunk.batches", "collective.times"),
     # frameworks
     Mutant("frameworks/megatron/param_and_grad_buffer.py", "math.lcm(shard_count, BUCKET,", "math.lcm(BUCKET,"),
-    Mutant("frameworks/fsdp2/param_groups.py", "_elements * fsdp_sharding.shards * element_bytes)", "_elements * element_bytes)"),
+    Mutant("frameworks/fsdp2/param_groups.py", "_elements * fsdp_sharding.shards *", "_elements *"),
     Mutant("frameworks/deepspeed/partitions.py", "(ALIGNMENT * ranks)) * ALIGNMENT * ranks", "ranks) * ranks"),
     # the command line and its reports
-    Mutant("reports/memory_answer.py", 'any(accelerator_fit.verdict != "no" for', 'any(accelerator_fit.verdict == "no" for'),
+    Mutant("reports/memory_answer.py", 'any(accelerator_fit.verdict != "no"', 'any(accelerator_fit.verdict == "no"'),
     Mutant("reports/params.py", "parameter_count.active != total_params:", "parameter_count.active > total_params:"),
     Mutant("reports/formats/plain.py", "raw_value.is_integer() and abs(raw_value)", "abs(raw_value)"),
 )  # fmt: skip
