@@ -131,6 +131,7 @@ def test_all_presets_are_points_and_a_click_adds_one(visit: Open) -> None:
     places = {tuple(ask("proportions", model=name)[key] for key in sizes) for name in model_names()}
     assert page.locator("#presets svg >> nth=0 >> .dots > g").count() == len(places)
     assert page.locator("#presets .own").count() == 2
+    settled(page)  # the panels above are drawn, which move this one
     box = page.locator("#presets svg >> nth=0 >> [data-preset='grok-1'] > *").bounding_box()
     page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     until(page, "document.querySelectorAll('#presets .own').length === 4")
