@@ -56,6 +56,19 @@ def settled(page: Any) -> None:
     until(page, "window.llmcalc && window.llmcalc.settled")
 
 
+def resting_box(page: Any, element: Any) -> dict[str, float]:
+    """The box of an element in the window, once no panel above it has moved it for a second."""
+    ends, box = time.monotonic() + PATIENCE / 1000, None
+    while time.monotonic() < ends:
+        settled(page)
+        element.scroll_into_view_if_needed()
+        previous_box, box = box, element.bounding_box()
+        if box == previous_box:
+            return dict(box)
+        page.wait_for_timeout(1000)
+    raise AssertionError("the panels above the element never come to rest")
+
+
 AXE = WEB / "node_modules" / "axe-core" / "axe.min.js"
 """axe-core, which the page's build fetches."""
 

@@ -14,7 +14,7 @@ import pytest
 
 from llmcalc.sources.presets import model_names
 
-from .loading import Open, bridge, inaccessible, settled, until
+from .loading import Open, bridge, inaccessible, resting_box, settled, until
 from .test_bridge import CONFIG, ask, printed
 
 ASKED = {"ctx": 32768, "kv": "fp8"}
@@ -131,8 +131,7 @@ def test_all_presets_are_points_and_a_click_adds_one(visit: Open) -> None:
     places = {tuple(ask("proportions", model=name)[key] for key in sizes) for name in model_names()}
     assert page.locator("#presets svg >> nth=0 >> .dots > g").count() == len(places)
     assert page.locator("#presets .own").count() == 2
-    settled(page)  # the panels above are drawn, which move this one
-    box = page.locator("#presets svg >> nth=0 >> [data-preset='grok-1'] > *").bounding_box()
+    box = resting_box(page, page.locator("#presets svg >> nth=0 >> [data-preset='grok-1'] > *"))
     page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     until(page, "document.querySelectorAll('#presets .own').length === 4")
     settled(page)
