@@ -85,16 +85,21 @@ def test_a_step_sends_what_fsdp2_sends(layout: Layout) -> None:
     seen: Counter[tuple[str, int]] = Counter()
     for (_, kind, size), number in sent_by_fsdp(layout, 2).seen.items():
         seen[kind, size] += number
-    told: Counter[tuple[str, int]] = Counter()
-    for one in communication(LLAMA, layout, MICRO_BATCH, 2, "fsdp2"):
-        told[one.kind, one.bytes] += one.count
-    assert told == seen
+    message_counts: Counter[tuple[str, int]] = Counter()
+    for message in communication(LLAMA, layout, MICRO_BATCH, 2, "fsdp2"):
+        message_counts[message.kind, message.bytes] += message.count
+    assert message_counts == seen
 
 
 def test_fsdp2_gathers_each_layer_twice_and_the_root_once() -> None:
     """2L + 1 gatherings and L + 1 sums of a layer's or the root's weights, for each micro-batch."""
-    told = communication(load_preset("llama3-8b").model, Layout(dp=8, zero=3), Workload(batch=1, seq=8192), 1, "fsdp2")
-    counts = {kind: sum(one.count for one in told if one.kind == kind) for kind in ("all_gather", "reduce_scatter")}
+    messages = communication(
+        load_preset("llama3-8b").model, Layout(dp=8, zero=3), Workload(batch=1, seq=8192), 1, "fsdp2"
+    )
+    counts = {
+        kind: sum(message.count for message in messages if message.kind == kind)
+        for kind in ("all_gather", "reduce_scatter")
+    }
     assert counts == {"all_gather": 2 * 32 + 1, "reduce_scatter": 32 + 1}
 
 
@@ -103,8 +108,8 @@ def test_fsdp2_gathers_each_layer_twice_and_the_root_once() -> None:
 
 def data(spec: ModelSpec, zero: int, framework: str = "deepspeed") -> int:
     """Bytes that a rank sends for gradients and weights in a step of one micro-batch."""
-    told = communication(spec, Layout(dp=4, zero=zero), MICRO_BATCH, 1, framework)  # type: ignore[arg-type]
-    return sum(one.wire_bytes * one.count for one in told if one.group == "dp")
+    messages = communication(spec, Layout(dp=4, zero=zero), MICRO_BATCH, 1, framework)  # type: ignore[arg-type]
+    return sum(message.wire_bytes * message.count for message in messages if message.group == "dp")
 
 
 def test_zero_sends_what_its_paper_says() -> None:
@@ -119,12 +124,12 @@ def test_megatron_sums_gradients_as_float32_once_in_a_step() -> None:
     """Its distributed optimizer sends half as many bytes of weights, which are bfloat16, as of gradients."""
     spec, workload = load_preset("llama3-8b").model, Workload(batch=1, seq=8192)
     elements = spec.tree().total(total_params_of)
-    told = communication(spec, Layout(dp=8, zero=1), workload, 16)
-    assert [one[:5] for one in told] == [
+    messages = communication(spec, Layout(dp=8, zero=1), workload, 16)
+    assert [message[:5] for message in messages] == [
         ("dp", 8, "reduce_scatter", 4 * elements, 1),
         ("dp", 8, "all_gather", 2 * elements, 1),
     ]
-    assert [one[:5] for one in communication(spec, Layout(dp=8), workload, 16)] == [
+    assert [message[:5] for message in communication(spec, Layout(dp=8), workload, 16)] == [
         ("dp", 8, "all_reduce", 4 * elements, 1)
     ]
 
@@ -132,21 +137,21 @@ def test_megatron_sums_gradients_as_float32_once_in_a_step() -> None:
 def test_experts_are_summed_over_the_ranks_that_hold_the_same() -> None:
     """DeepSeek-V3 on 64 ranks, 32 of which hold different experts: two hold the same ones."""
     spec = load_preset("deepseek-v3").model
-    told = communication(spec, Layout(dp=64, ep=32, zero=1), Workload(batch=1, seq=4096), 1)
-    (experts,) = [one for one in told if one.group == "expert dp" and one.kind == "reduce_scatter"]
+    messages = communication(spec, Layout(dp=64, ep=32, zero=1), Workload(batch=1, seq=4096), 1)
+    (experts,) = [message for message in messages if message.group == "expert dp" and message.kind == "reduce_scatter"]
     assert experts.ranks == 2
     assert experts.bytes == 4 * 58 * (256 // 32) * 3 * 7168 * 2048
-    (rest,) = [one for one in told if one.group == "dp" and one.kind == "reduce_scatter"]
+    (rest,) = [message for message in messages if message.group == "dp" and message.kind == "reduce_scatter"]
     assert rest.ranks == 64
     assert rest.bytes + 32 * experts.bytes == 4 * spec.tree().total(total_params_of)
-    (sent,) = [one for one in told if one.group == "ep"]
+    (sent,) = [message for message in messages if message.group == "ep"]
     assert sent[:4] == ("ep", 32, "all_to_all", 4096 * 8 * 7168 * 2)
     assert sent.count == 58 * 4  # there and back, in both passes
 
 
 def sends(layout: Layout, batches: int, rank: int) -> int:
-    told = communication(LLAMA_OF_8, layout, MICRO_BATCH, batches, rank=rank)
-    return sum(one.count for one in told if one.group == "pp")
+    messages = communication(LLAMA_OF_8, layout, MICRO_BATCH, batches, rank=rank)
+    return sum(message.count for message in messages if message.group == "pp")
 
 
 LLAMA_OF_8 = LLAMA.model_copy(update={"decoder": LLAMA.main.model_copy(update={"num_hidden_layers": 8})})
@@ -175,25 +180,25 @@ def test_interleaving_sends_more() -> None:
 def test_a_stage_sends_its_part_of_the_tokens() -> None:
     """With sequence parallelism each rank of a tensor group sends its own tokens (Korthikanti 2022, §4.2.3)."""
     for layout, parts in ((Layout(pp=2, tp=4), 1), (Layout(pp=2, tp=4, sequence_parallel=True), 4)):
-        (one,) = [one for one in communication(LLAMA, layout, MICRO_BATCH, 3) if one.group == "pp"]
-        assert one == Message("pp", 2, "send", BATCH * SEQ * HIDDEN * 2 // parts, 3)
+        (message,) = [message for message in communication(LLAMA, layout, MICRO_BATCH, 3) if message.group == "pp"]
+        assert message == Message("pp", 2, "send", BATCH * SEQ * HIDDEN * 2 // parts, 3)
 
 
 def test_tied_heads_sum_the_gradient_of_the_embedding_over_both_ends() -> None:
     spec = LLAMA_OF_8.model_copy(update={"tie_word_embeddings": True})
     layout = Layout(pp=4, tp=2)
     of_ranks = [communication(spec, layout, MICRO_BATCH, rank=layout.rank(pp=pp)) for pp in range(4)]
-    found = [[one for one in told if one.group == "embedding"] for told in of_ranks]
+    found = [[message for message in messages if message.group == "embedding"] for messages in of_ranks]
     each = [Message("embedding", 2, "all_reduce", VOCAB // 2 * HIDDEN * 4, 1)]
     assert found == [each, [], [], each]
-    assert not [one for one in communication(LLAMA_OF_8, layout, MICRO_BATCH) if one.group == "embedding"]
+    assert not [message for message in communication(LLAMA_OF_8, layout, MICRO_BATCH) if message.group == "embedding"]
 
 
 def test_ranks_of_a_sequence_hold_the_same_weights() -> None:
     """Their gradients are summed with those of the batch's ranks; each passes half of the tokens on."""
-    told = communication(LLAMA, Layout(cp=2, dp=2, tp=2), MICRO_BATCH)
-    assert {one.ranks for one in told if one.group == "dp"} == {4}
-    assert {one.bytes for one in told if one.group == "tp"} == {
+    messages = communication(LLAMA, Layout(cp=2, dp=2, tp=2), MICRO_BATCH)
+    assert {message.ranks for message in messages if message.group == "dp"} == {4}
+    assert {message.bytes for message in messages if message.group == "tp"} == {
         BATCH * SEQ // 2 * HIDDEN * 2,
         BATCH * SEQ // 2 * 4,
     }
@@ -232,11 +237,14 @@ def test_every_part_is_counted_or_refused(layout: Layout, framework: str) -> Non
     for example in EXAMPLES.values():
         spec = around_a_model(example)
         try:
-            told = communication(spec, layout, Workload(batch=2, seq=24), 4, framework, extra_parts=EVERY_PART)
+            messages = communication(spec, layout, Workload(batch=2, seq=24), 4, framework, extra_parts=EVERY_PART)
         except InputError as error:
             refused.append(str(error))
             continue
-        assert all(isinstance(one.bytes * one.count, int) and one.bytes * one.count > 0 < one.ranks - 1 for one in told)
+        assert all(
+            isinstance(message.bytes * message.count, int) and message.bytes * message.count > 0 < message.ranks - 1
+            for message in messages
+        )
         counted += 1
     assert counted > len(EXAMPLES) / 2
     assert [text for text in refused if not text.startswith("--") or "; expected " not in text] == []

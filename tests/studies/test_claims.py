@@ -268,7 +268,7 @@ class Megatron(NodeTrackingEager):
         return self.dropout(y) if step.name in ("o_proj", "down_proj") else y
 
 
-def kept(
+def saved_activations(
     spec: ModelSpec, training: TrainingSetting, kernels: type[NodeTrackingEager] = NodeTrackingEager
 ) -> Activations:
     return Activations(Formulas(spec, Setting(seq=T)), training, kernels)
@@ -298,7 +298,7 @@ def test_a_layer_keeps_34sbh_and_5as2b(recompute: RecomputeChoice, layer: str, a
     norms that keep their input. The paper leaves out small buffers: here the mean and the deviation of every row in
     both norms, 2 · 2 · 4 bytes per token.
     """
-    found = kept(decoder(), replace(MEGATRON, recompute=recompute), Megatron)
+    found = saved_activations(decoder(), replace(MEGATRON, recompute=recompute), Megatron)
     in_hidden = {path: formula(found, f"layers{path}").hidden_expression for path in ("", ".mlp")}
     assert write_expression(in_hidden[""]) == layer
     assert write_expression(in_hidden[".mlp"]) == mlp
@@ -309,21 +309,22 @@ def test_selective_recomputation_saves_70_percent_of_gpt3() -> None:
     """Korthikanti et al. 2022, §5: with a = 96, s = 2048 and h = 12288, 5as/h = 80 of 34 + 80."""
     gpt3 = llmcalc.load("gpt3-175b").model
     whole, selective = (
-        formula(kept(gpt3, replace(MEGATRON, recompute=recompute), Megatron), "layers").value
+        formula(saved_activations(gpt3, replace(MEGATRON, recompute=recompute), Megatron), "layers").value
         for recompute in RECOMPUTED
     )
     tokens = 4 * 2048
     assert whole - selective == 5 * 96 * 2048 * tokens == 80 * 12288 * tokens
     assert (whole - selective) / whole == pytest.approx(80 / 114, rel=1e-4)
     eager, less = (
-        formula(kept(gpt3, TrainingSetting(batch=4, recompute=recompute)), "layers").value for recompute in RECOMPUTED
+        formula(saved_activations(gpt3, TrainingSetting(batch=4, recompute=recompute)), "layers").value
+        for recompute in RECOMPUTED
     )
     assert 1 - less / eager == pytest.approx(0.7060, abs=5e-5)  # softmax in float32, no dropout, norms step by step
 
 
 def test_recomputing_whole_layers_keeps_their_input() -> None:
     """Korthikanti et al. 2022, §5: 2sbh bytes per layer."""
-    found = kept(decoder(), TrainingSetting(batch=4, recompute="full"))
+    found = saved_activations(decoder(), TrainingSetting(batch=4, recompute="full"))
     assert write_expression(formula(found, "layers").expression) == "2·B·S·h"
 
 
@@ -334,9 +335,11 @@ def test_attention_keeps_btd_3bhtd_and_bht2_elements() -> None:
     mask of one byte per pair for all sequences and heads. In 16 bits eager attention keeps each share twice, in float32
     for softmax and in 16 bits for the product with V.
     """
-    found = kept(decoder(Attention(num_attention_heads=32, head_dim=64)), TrainingSetting(batch=4, dtype="float32"))
+    found = saved_activations(
+        decoder(Attention(num_attention_heads=32, head_dim=64)), TrainingSetting(batch=4, dtype="float32")
+    )
     assert write_expression(formula(found, "layers.self_attn").expression) == "B·S·(16·a·d + 4·S·a + 4·h) + S²"
-    half = kept(decoder(Attention(num_attention_heads=32, head_dim=64)), TrainingSetting(batch=4))
+    half = saved_activations(decoder(Attention(num_attention_heads=32, head_dim=64)), TrainingSetting(batch=4))
     assert write_expression(formula(half, "layers.self_attn").expression) == "B·S·(8·a·d + 6·S·a + 2·h) + S²"
 
 

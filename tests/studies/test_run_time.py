@@ -405,9 +405,9 @@ def test_of_a_tie_the_smallest_context_parallelism_and_the_fewest_kinds_come_fir
             (1.04, Layout(dp=16)),
         )
     ]
-    found = sorted_by_time(layouts)
-    assert [each.seconds for each in found] == [1.02, 1.01, 1.0, 1.04]
-    assert tie_flags(found) == [False, True, True, False]
+    ordered_candidates = sorted_by_time(layouts)
+    assert [candidate.seconds for candidate in ordered_candidates] == [1.02, 1.01, 1.0, 1.04]
+    assert tie_flags(ordered_candidates) == [False, True, True, False]
 
 
 def test_headroom_beyond_a_tenth_is_no_merit() -> None:

@@ -165,9 +165,9 @@ def test_a_byte_too_many_and_another_loss_are_found() -> None:
 
 def test_the_gradient_of_a_divided_embedding_is_whole() -> None:
     """[vocab, hidden] in float32 on both ranks, where the table itself has half of the rows."""
-    found = simulate_rank(build_job(UNTIED, Layout(tp=2), 2, 7), 0)
-    rest = found["before_step_bytes"] - found["after_step_bytes"]  # all gradients
-    weights = found["set_up_bytes"]
+    simulated_rank = simulate_rank(build_job(UNTIED, Layout(tp=2), 2, 7), 0)
+    rest = simulated_rank["before_step_bytes"] - simulated_rank["after_step_bytes"]  # all gradients
+    weights = simulated_rank["set_up_bytes"]
     assert rest - weights == 4 * 45 * 32
 
 

@@ -80,11 +80,11 @@ def by_module(case: ModuleCase, sizes: Of) -> Held:
     run_config = RunConfig(Workload(batch=sizes.B, seq=sizes.T, phase="training"))
     run = Eager(graph, run_config, BFLOAT16, recompute=case.recompute, choices=case.choices)
     meter.kind = "weights"
-    given = empty(meter, (sizes.B, sizes.T, sizes.h), BFLOAT16, is_leaf=True)
+    input_tensor = empty(meter, (sizes.B, sizes.T, sizes.h), BFLOAT16, is_leaf=True)
     meter.kind = "temporary"
 
     def once() -> Tensor:
-        run.values[id(x)] = given
+        run.values[id(x)] = input_tensor
         return run.run(program)
 
     once()  # makes the weights
