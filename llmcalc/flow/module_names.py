@@ -121,7 +121,7 @@ class ModuleNames:
 
     def _published_names(self, path: str) -> tuple[str, ...]:
         layer_match = re.fullmatch(r"((?:\w+\.)?layers|mtp)\.(\d+)\.(?:block\.)?(.+)", path)
-        pattern = _replace_numbers(path if layer_match is None else layer_match[3])
+        pattern = replace_numbers(path if layer_match is None else layer_match[3])
         if layer_match is None:
             names, layer_numbers = self._names_outside_layers.get(pattern, ()), re.findall(r"(?<=\.)\d+(?=\.|$)", path)
             return tuple(_fill_stars(name_with_stars, layer_numbers) for name_with_stars in names) or (path,)
@@ -411,7 +411,8 @@ def _add_earlier_names(path: str, names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(variants))
 
 
-def _replace_numbers(path: str) -> str:
+def replace_numbers(path: str) -> str:
+    """Returns a path with a star for each number of a layer or another copy."""
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path)
 
 

@@ -6,7 +6,7 @@ counted one by one, since a scheme may treat them differently. Each expert of a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 from functools import reduce
 from itertools import chain
@@ -116,12 +116,20 @@ class WeightTensor:
         return self.path.rpartition(".")[2]
 
 
-def weight_tensors_of(tree: Node, extra_parts: frozenset[str] = frozenset()) -> Iterator[WeightTensor]:
-    """Yields every trainable tensor in tree order; a tied tensor once."""
-    yield from _tensors_below(tree.place(), WeightTensor("", "", ParamTensor((), "vector"), 1, None, tree), extra_parts)
+def weight_tensors_of(
+    tree: Node, extra_parts: frozenset[str] = frozenset(), first_copies: bool = False
+) -> Iterator[WeightTensor]:
+    """Yields every trainable tensor in tree order; a tied tensor once.
+
+    first_copies: whether of modules that repeat, such as layers of one kind, only the first is walked; default False.
+    """
+    root_site = WeightTensor("", "", ParamTensor((), "vector"), 1, None, tree)
+    yield from _tensors_below(tree.place(), root_site, extra_parts, first_copies)
 
 
-def _tensors_below(node_position: Place, param: WeightTensor, extra_parts: frozenset[str]) -> Iterator[WeightTensor]:
+def _tensors_below(
+    node_position: Place, param: WeightTensor, extra_parts: frozenset[str], first_copies: bool
+) -> Iterator[WeightTensor]:
     """Yields the tensors below a node of the model.
 
     param: the site of the node itself, whose tensor is ignored.
@@ -136,7 +144,8 @@ def _tensors_below(node_position: Place, param: WeightTensor, extra_parts: froze
                 (child_path, times(param.times, child.repeat), param.layer)
             ]
         else:
-            copies = [(f"{child_path}.{i}", param.times, i) for i in child.indices]
+            indices = child.indices[:1] if first_copies else child.indices
+            copies = [(f"{child_path}.{i}", param.times, i) for i in indices]
         op_use, parent = child_place.use, node_position.node
         tensors = () if op_use is None else op_use.tensors()
         for path, copy_count, layer in copies:
@@ -145,7 +154,7 @@ def _tensors_below(node_position: Place, param: WeightTensor, extra_parts: froze
             child_site = WeightTensor(
                 path, child_place.kind, param.tensor, copy_count, layer, parent, child_place.optional
             )
-            yield from _tensors_below(child_place, child_site, extra_parts)
+            yield from _tensors_below(child_place, child_site, extra_parts, first_copies)
 
 
 @frozen
@@ -182,10 +191,15 @@ class Scheme:
         """The kernels of serving engines for the scheme's formats, such as `awq`; empty for any others."""
         return frozenset()
 
-    def refuses_shards(self, params: Iterable[WeightTensor], whole_shapes: Mapping[str, tuple[Number, ...]]) -> str:
-        """Returns the first weight of a rank, and why kernels cannot compute it; empty if they can compute all.
+    @property
+    def has_square_blocks(self) -> bool:
+        """Whether weights share a scale by blocks of several rows and columns, which ranks may cut."""
+        return False
 
-        whole_shapes: path of a module → the shape of its weight in the whole model.
+    def refuses_shard(self, param: WeightTensor, whole_shape: Sequence[Number]) -> str:
+        """Returns the reason why kernels cannot compute a rank's part of a weight; empty if they can.
+
+        param: the part. whole_shape: the shape of the weight in the whole model.
         """
         return ""
 
@@ -212,26 +226,6 @@ class QuantizedSize:
         return self.by_part.total
 
 
-def named_weight_tensors(
-    spec: ModelSpec, scheme: Scheme, extra_parts: frozenset[str], names: ModuleNames | None
-) -> list[WeightTensor]:
-    """Returns the weights of a model in tree order, with the published names that the scheme's lists are matched with.
-
-    Modules of multi-token prediction that are not included are looked up in these lists, too.
-    """
-    tree = spec.tree()
-    params = list(weight_tensors_of(tree, extra_parts))
-    if scheme.reads_names:
-        names = names or ModuleNames(tree, spec.kind, {})
-        params = [replace(param, names=names(param.path)) for param in params]
-        included_paths = {param.path for param in params}
-        for tensor_path in (
-            param.path for param in weight_tensors_of(tree, frozenset({MTP.name})) if param.path not in included_paths
-        ):
-            scheme.look_up(names(tensor_path))
-    return params
-
-
 def quantized_size(
     spec: ModelSpec,
     scheme: Scheme,
@@ -253,7 +247,16 @@ def quantized_size(
         raise InputError(
             f"num_hidden_layers: {most_layers} layers are too many for --quantize; expected at most {MOST_LAYERS}"
         )
-    params = named_weight_tensors(spec, scheme, extra_parts, names)
+    tree = spec.tree()
+    params = list(weight_tensors_of(tree, extra_parts))
+    if scheme.reads_names:
+        names = names or ModuleNames(tree, spec.kind, {})
+        params = [replace(param, names=names(param.path)) for param in params]
+        included_paths = {param.path for param in params}
+        for tensor_path in (
+            param.path for param in weight_tensors_of(tree, frozenset({MTP.name})) if param.path not in included_paths
+        ):
+            scheme.look_up(names(tensor_path))
     text_tensors = [weight_site for weight_site in params if weight_site.optional != TOWERS.name]
     encoder_tensors = [weight_site for weight_site in params if weight_site.optional == TOWERS.name]
     if encoder_tensors and scheme.unconverted_dtype(dtype) != dtype:

@@ -57,6 +57,11 @@ class LinearFormat:
         """Returns the reason why the format cannot store a matrix of this shape; empty if it can."""
         return ""
 
+    @property
+    def has_square_blocks(self) -> bool:
+        """Whether weights share a scale by blocks of several rows and columns."""
+        return False
+
     def refuses_shard(self, shard: Shape, whole: Shape) -> str:
         """Returns the reason why kernels cannot compute a rank's part of a matrix; empty if they can.
 
@@ -118,6 +123,10 @@ class FP8(LinearFormat):
             scales=scale_count * scale_bytes,
             other=self.static * (plain_bytes if self.scale_bytes is None else FP32) + self.static_zeros,
         )
+
+    @property
+    def has_square_blocks(self) -> bool:
+        return isinstance(self.over, tuple)
 
     def refuses_shard(self, shard: Shape, whole: Shape) -> str:
         """Returns the dimension that ranks divide inside a block of weights with one scale.

@@ -13,7 +13,7 @@ Unconverted tensors:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import field, replace
 from typing import Literal, TypeAlias
 
@@ -120,17 +120,19 @@ class LinearScheme(Scheme):
         formats = (linear_format for group in self.groups for linear_format in (group.format, group.experts))
         return frozenset(linear_format.kernels for linear_format in formats if linear_format is not None) - {""}
 
-    def refuses_shards(
-        self, weight_sites: Iterable[WeightTensor], whole_shapes: Mapping[str, tuple[Number, ...]]
-    ) -> str:
-        for site in weight_sites:
-            shape, whole_shape = site.tensor.shape[-2:], whole_shapes.get(site.path, ())[-2:]
-            if len(shape) == len(whole_shape) == 2 and shape != whole_shape:
-                linear_format = self._format_of_tensor(site)
-                reason = "" if linear_format is None else linear_format.refuses_shard(shape, whole_shape)
-                if reason:
-                    return f"{site.path}: {reason}"
-        return ""
+    @property
+    def has_square_blocks(self) -> bool:
+        formats = (linear_format for group in self.groups for linear_format in (group.format, group.experts))
+        return any(linear_format is not None and linear_format.has_square_blocks for linear_format in formats)
+
+    def refuses_shard(self, param: WeightTensor, whole_shape: Sequence[Number]) -> str:
+        shape = param.tensor.shape
+        if len(shape) < 2 or len(whole_shape) < 2 or shape == whole_shape:
+            return ""
+        linear_format = self._format_of_tensor(param)
+        if linear_format is None:
+            return ""
+        return linear_format.refuses_shard((shape[-2], shape[-1]), (whole_shape[-2], whole_shape[-1]))
 
     def _format_of_tensor(self, param: WeightTensor) -> LinearFormat | None:
         """Returns the target format of a tensor; None if the tensor stays unconverted."""

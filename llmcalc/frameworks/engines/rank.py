@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from ...algebra import Number
 from ...components.mixers.compressed import CompressedAttention
 from ...components.mixers.mla import MLA
 from ...components.position import Rope
 from ...costs.cache import CacheGroup, kv
 from ...costs.context_length import longest_sequence
-from ...costs.quantization.base import Scheme, named_weight_tensors, weight_tensors_of
+from ...costs.quantization.base import Scheme, weight_tensors_of
 from ...costs.quantization.formats import IndivisibleMatrix
 from ...costs.trained_tensors import bytes_of
 from ...device_memory.settings import Settings
 from ...device_memory.static import MemoryUse, quantization_scheme
 from ...device_memory.static import memory as static_memory
 from ...errors import InputError, MissingExtra, shown
+from ...flow.module_names import replace_numbers
 from ...frozen import frozen
 from ...model import ModelSpec
 from ...ops import ExpertLinear, Linear
@@ -190,24 +193,29 @@ class EngineRank:
 
         layout: the layout of all devices, with expert parallelism; default that of the rank.
         """
-        if self.layout.tp == 1 or self.scheme == "mxfp4":
-            return
         scheme = self._quantization
-        if scheme is None:
+        if self.layout.tp == 1 or scheme is None or not scheme.has_square_blocks:
             return
-        include = included(self.with_mtp, self.with_towers and bool(self.preset.model.towers))
+        extra_parts = included(self.with_mtp, self.with_towers and bool(self.preset.model.towers))
         model = self.model if layout is None else rank_model(self.preset.model, layout, 0)
+        whole_shapes: dict[str, dict[tuple[Number, ...], None]] = {}
+        for param in weight_tensors_of(self.preset.model.tree(), extra_parts, first_copies=True):
+            whole_shapes.setdefault(replace_numbers(param.path), {})[param.tensor.shape] = None
         checkpoint = self.preset.checkpoint
         names = None if checkpoint is None else checkpoint.names(model.tree(), model.kind)
-        rank_sites = named_weight_tensors(model, scheme, include, names)
-        whole_sites = weight_tensors_of(self.preset.model.tree(), include)
-        reason = scheme.refuses_shards(rank_sites, {site.path: site.tensor.shape for site in whole_sites})
-        if reason:
-            remedy = "experts that ranks do not divide (--ep), " if ".experts." in reason else ""
-            raise ImpossibleLayout(
-                f"--tp {self.layout.tp}: of a rank's weights in {self.scheme or 'the published format'}, {reason}, "
-                f"which no kernel computes; expected a smaller --tp, {remedy}or another scheme"
-            )
+        for param in weight_tensors_of(model.tree(), extra_parts, first_copies=True):
+            shapes = whole_shapes.get(replace_numbers(param.path), {})
+            if not shapes or param.tensor.shape in shapes:
+                continue
+            named_param = param if names is None else replace(param, names=names(param.path))
+            reasons = [scheme.refuses_shard(named_param, shape) for shape in shapes]
+            if all(reasons):
+                remedy = "experts that ranks do not divide (--ep), " if ".experts." in param.path else ""
+                raise ImpossibleLayout(
+                    f"--tp {self.layout.tp}: of a rank's weights in {self.scheme or 'the published format'}, "
+                    f"{param.path}: {reasons[0]}, which no kernel computes; expected a smaller --tp, {remedy}or "
+                    "another scheme"
+                )
 
     def _bytes_with_divided_blocks(self) -> int:
         """Bytes of weights with MXFP4 experts, divided evenly over ranks even inside a quantization block."""
