@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ....algebra import Number, ceil_div, same
@@ -158,30 +158,28 @@ class LoraKernels(FakeQuantizationKernels):
         """Returns the projections fused with this projection into one product, in order; none if it runs alone."""
         joined_layer = self._joined_layer(operation)
         if joined_layer:
-            joined_steps = [
-                scope_item
-                for scope_item in self.frames[-1].scope.items
-                if isinstance(scope_item, Step)
-                and self._joined_layer(scope_item) == joined_layer
-                and scope_item.ins[0] is operation.ins[0]
-            ]
+            joined_steps = self._steps_beside(operation, lambda step: self._joined_layer(step) == joined_layer)
             return joined_steps if len(joined_steps) > 1 else []
         is_litgpt = self.adapters is not None and self.adapters.library == "litgpt"
         is_fused_by_its_class = self._is_fused_by_its_class(operation)
         projection_names = GATE_AND_UP if is_fused_by_its_class and operation.name in GATE_AND_UP else PROJECTIONS
         if operation.name not in projection_names or not (is_litgpt or self.choices.fused_qkv or is_fused_by_its_class):
             return []
-        groups = [
+        projections = self._steps_beside(operation, lambda step: step.name in projection_names)
+        if is_fused_by_its_class and len({bool(projection.options["bias"]) for projection in projections}) > 1:
+            return []
+        return projections if len(projections) > 1 and projections[0].name == projection_names[0] else []
+
+    def _steps_beside(self, operation: Step, is_wanted: Callable[[Step], bool]) -> list[Step]:
+        """Returns the linear layers of the current module that read the same input as a layer, in order."""
+        return [
             scope_item
             for scope_item in self.frames[-1].scope.items
             if isinstance(scope_item, Step)
             and scope_item.verb == "linear"
-            and scope_item.name in projection_names
+            and is_wanted(scope_item)
             and scope_item.ins[0] is operation.ins[0]
         ]
-        if is_fused_by_its_class and len({bool(scope_item.options["bias"]) for scope_item in groups}) > 1:
-            return []
-        return groups if len(groups) > 1 and groups[0].name == projection_names[0] else []
 
     def _run_as_one_product(self, operations: list[Step]) -> None:
         """Runs projections of one input as one product and splits the result."""
