@@ -86,25 +86,6 @@ def search(
     Raises `InputError` for options that no layout of the search can have.
     """
     _check_request(layout_rules, layout_request)
-    parameters = spec, devices, global_batch, micro_batch, seq, layout_rules, layout_request, devices_per_node
-    with_pipelines = not layout_rules.pipelines_on_request or layout_request.has_pipeline_options
-    layout_search = _search_sizes(*parameters, with_pipelines)
-    return layout_search if layout_search.possible or with_pipelines else _search_sizes(*parameters, True)
-
-
-def _search_sizes(
-    spec: ModelSpec,
-    devices: int,
-    global_batch: int,
-    micro_batch: int,
-    seq: int,
-    layout_rules: LayoutRules,
-    layout_request: LayoutRequest,
-    devices_per_node: int,
-    with_pipelines: bool,
-) -> Search:
-    """Tries the layouts of `search`. with_pipelines: whether more than one stage is tried."""
-    layout_search = Search()
     layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
     experts, pipeline_refusal = routed_experts(spec), no_pipeline_reason(spec)
     axes = model_axes(spec)
@@ -112,31 +93,39 @@ def _search_sizes(
     cp_sizes = _sizes_to_try(
         layout_request.cp, math.gcd(devices, seq // 2) if seq % 2 == 0 and seq >= LONG else 1, seq // SHORT
     )
-    stage_counts = _sizes_to_try(layout_request.pp, devices, layers) if with_pipelines else [1]
-    for tp, cp, pp in product(tp_sizes, cp_sizes, stage_counts):
-        if devices % (tp * cp * pp):
-            continue
-        if seq % tokens_multiple(cp):
-            layout_search.refused[SEQUENCE] += 1
-            continue
-        dp = devices // (tp * cp * pp)
-        for vpp, ep in product(CHUNKS if pp > 1 else (1,), _expert_groups(experts, tp * cp * dp)):
-            group_sizes = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "vpp": vpp, "ep": ep}
-            if not _matches_request(layout_request, group_sizes) or not _follows_rules(layout_rules, group_sizes):
+
+    def search_stages(stage_counts: Iterable[int]) -> Search:
+        layout_search = Search()
+        for tp, cp, pp in product(tp_sizes, cp_sizes, stage_counts):
+            if devices % (tp * cp * pp):
                 continue
-            if pipeline_refusal and pp > 1:
-                layout_search.refused[pipeline_refusal] += 1
+            if seq % tokens_multiple(cp):
+                layout_search.refused[SEQUENCE] += 1
                 continue
-            if layout_request.zero and dp * cp == 1 < devices:
-                layout_search.refused[NO_REPLICAS] += 1
-                continue
-            try:
-                layout = _layout_of_sizes(layout_rules, group_sizes, bool(experts), layers, layout_request)
-            except InputError as error:
-                layout_search.refuse(error)
-                continue
-            _try_layout(layout_search, axes, layers, layout, global_batch, micro_batch, layout_rules)
-    return layout_search
+            dp = devices // (tp * cp * pp)
+            for vpp, ep in product(CHUNKS if pp > 1 else (1,), _expert_groups(experts, tp * cp * dp)):
+                group_sizes = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "vpp": vpp, "ep": ep}
+                if not _matches_request(layout_request, group_sizes) or not _follows_rules(layout_rules, group_sizes):
+                    continue
+                if pipeline_refusal and pp > 1:
+                    layout_search.refused[pipeline_refusal] += 1
+                    continue
+                if layout_request.zero and dp * cp == 1 < devices:
+                    layout_search.refused[NO_REPLICAS] += 1
+                    continue
+                try:
+                    layout = _layout_of_sizes(layout_rules, group_sizes, bool(experts), layers, layout_request)
+                except InputError as error:
+                    layout_search.refuse(error)
+                    continue
+                _try_layout(layout_search, axes, layers, layout, global_batch, micro_batch, layout_rules)
+        return layout_search
+
+    if layout_rules.pipelines_on_request and not layout_request.has_pipeline_options:
+        search_without_pipelines = search_stages([1])
+        if search_without_pipelines.possible:
+            return search_without_pipelines
+    return search_stages(_sizes_to_try(layout_request.pp, devices, layers))
 
 
 def check_depth(spec: ModelSpec, most_stages: int) -> None:

@@ -59,18 +59,9 @@ class EngineQuestion:
         except InputError as error:
             if self.launch is None or str(error).startswith((self.launch.where, "--hardware")):
                 raise
-            remark = self._remark_on_sizes if isinstance(error, ImpossibleLayout) else ""
+            is_about_sizes = self.has_sizes_of_name and isinstance(error, ImpossibleLayout)
+            remark = self.preset.remark_on_sizes(self.launch.target) if is_about_sizes else ""
             raise InputError(f"{self.launch.location}: {error}{remark}") from None
-
-    @property
-    def _remark_on_sizes(self) -> str:
-        """The addition to an error about sizes if they may not be those of the checkpoint; else empty."""
-        if self.launch is None or not self.has_sizes_of_name:
-            return ""
-        return (
-            f". These are the sizes of {self.preset.name}, as {shown(self.launch.target)} is not here: quantized "
-            "checkpoints may have padded ones; expected its config.json as TARGET"
-        )
 
     def engine_uses(self, includes_changes: bool = True) -> Iterator[EngineUse]:
         """Yields the memory use of each engine. Raises `InputError` without an accelerator and for an unknown flag."""

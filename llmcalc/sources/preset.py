@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import Field, model_validator
 
 from ..characters import printable
-from ..errors import InputError, MissingExtra
+from ..errors import InputError, MissingExtra, shown
 from ..model import ModelSpec
 from ..record import TEXT_SECTIONS, FigureSource, Record
 from ..units import dtype as dtype_of
@@ -163,6 +163,13 @@ class Preset(Record):
         return next(
             (quantization_table for quantization_table in quantization_tables if isinstance(quantization_table, dict)),
             None,
+        )
+
+    def remark_on_sizes(self, checkpoint_name: str) -> str:
+        """Returns what an error about sizes adds if a quantized checkpoint is counted with this preset's sizes."""
+        return (
+            f". These are the sizes of {self.name}, as {shown(checkpoint_name)} is not here: quantized checkpoints may "
+            "have padded ones; expected its config.json as TARGET"
         )
 
     def __repr__(self) -> str:

@@ -21,7 +21,7 @@ from ...costs.trained_tensors import bytes_of
 from ...device_memory.settings import Settings
 from ...device_memory.static import MemoryUse, quantization_scheme
 from ...device_memory.static import memory as static_memory
-from ...errors import InputError, MissingExtra, shown
+from ...errors import InputError, MissingExtra
 from ...flow.module_names import replace_numbers
 from ...frozen import frozen
 from ...model import ModelSpec
@@ -183,10 +183,7 @@ class EngineRank:
         """The addition to an error about sizes if they may not be those of the checkpoint; else empty."""
         if not self.preset.named_checkpoint or self.preset.quantization_config is None:
             return ""
-        return (
-            f". These are the sizes of {self.preset.name}, as {shown(self.preset.named_checkpoint)} is not here: "
-            "quantized checkpoints may have padded ones; expected its config.json as TARGET"
-        )
+        return self.preset.remark_on_sizes(self.preset.named_checkpoint)
 
     def check_divided_blocks(self, layout: Layout | None = None) -> None:
         """Raises `ImpossibleLayout` if tensor parallelism divides weights inside a block with one scale (fp8).

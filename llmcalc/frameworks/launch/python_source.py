@@ -138,6 +138,22 @@ def constants(module_statements: list[ast.stmt]) -> dict[str, Any]:
     return variables
 
 
+def constants_of_module(syntax_tree: ast.Module) -> dict[str, Any]:
+    """Returns variable → value of the plain assignments of a module, then of its functions, as cells of marimo are."""
+    functions = [statement for statement in syntax_tree.body if isinstance(statement, ast.FunctionDef)]
+    return constants([*syntax_tree.body, *(statement for function in functions for statement in function.body)])
+
+
+MOST_CALLS = 2000
+"""Largest number of calls of a Python file that are read."""
+
+
+def calls_in_order(syntax_tree: ast.Module) -> list[ast.Call]:
+    """Returns the calls of a Python file by line, at most `MOST_CALLS`."""
+    calls = [node for node in ast.walk(syntax_tree) if isinstance(node, ast.Call)][:MOST_CALLS]
+    return sorted(calls, key=lambda call: (call.lineno, call.col_offset))
+
+
 def functions_of(syntax_tree: ast.Module) -> dict[str, ast.FunctionDef]:
     """Returns name → function definition of a module."""
     return {statement.name: statement for statement in syntax_tree.body if isinstance(statement, ast.FunctionDef)}

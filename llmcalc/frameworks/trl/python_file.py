@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ...sources.huggingface.family import field_names
-from ..launch.python_source import Unknown, constants, dotted, parse_python, value_of
-from ..launch.record import Launch, LaunchReader, LaunchSource, reading_of
+from ..launch.python_source import Unknown, calls_in_order, constants_of_module, dotted, parse_python, value_of
+from ..launch.record import Launch, LaunchSource, reading_of
 from ..launch.trainer import read_trainer
 from ..registry import WITHOUT_A_NAME
 from .config_file import read_trl
@@ -62,8 +62,6 @@ DECIDING = field_names("""
     """)
 """Arguments that decide the memory, and so have no default where the file computes them."""
 
-MOST_CALLS = 2000
-
 
 class NamedCall(NamedTuple):
     """A call in the file. name: the last component of the function's name. arguments: keyword → value.
@@ -94,12 +92,10 @@ def read_python(text: str, source_file: LaunchSource) -> Launch:
         kind = next(iter(kinds))
         if len(kinds) > 1:
             reader.notes.append(f"the file trains with {', '.join(kinds)}; the run of {kind} is counted")
-        config = {**CONFIGS[kind], **_arguments_of(calls, kind), **_model_arguments(reader, calls)}
-        for name, argument in list(config.items()):
-            if isinstance(argument, Unknown):
-                del config[name]
-                if name in DECIDING:
-                    reader.unknown[name] = "is known only when the file runs"
+        arguments = {**CONFIGS[kind], **_arguments_of(calls, kind), **_model_arguments(calls)}
+        config = {name: argument for name, argument in arguments.items() if not isinstance(argument, Unknown)}
+        computed_names = [name for name in arguments if name in DECIDING and name not in config]
+        reader.unknown |= dict.fromkeys(computed_names, "is known only when the file runs")
         reader.check_unknown()
         reader.notes.append("what the file computes otherwise is taken as its program's default")
         notes = tuple(reader.notes)
@@ -108,7 +104,7 @@ def read_python(text: str, source_file: LaunchSource) -> Launch:
     return replace(launch, notes=(*launch.notes, *notes), published_weights=is_published or launch.published_weights)
 
 
-def _model_arguments(reader: LaunchReader, calls: list[NamedCall]) -> dict[str, Any]:
+def _model_arguments(calls: list[NamedCall]) -> dict[str, Any]:
     """Returns the arguments of model, adapters and weights in few bits, under the names of TRL's `ModelConfig`."""
     loading = next((call for call in calls if call.name == "from_pretrained"), None)
     trainer = next((call.arguments for call in calls if call.name.endswith("Trainer")), {})
@@ -142,10 +138,8 @@ def _arguments_of(calls: list[NamedCall], name: str) -> Mapping[str, Any]:
 
 def _named_calls(syntax_tree: ast.Module) -> Iterator[NamedCall]:
     """Yields every call of the file with its evaluated arguments, in line order."""
-    functions = [node for node in syntax_tree.body if isinstance(node, ast.FunctionDef)]
-    variables = constants([*syntax_tree.body, *(statement for function in functions for statement in function.body)])
-    nodes = [node for node in ast.walk(syntax_tree) if isinstance(node, ast.Call)][:MOST_CALLS]
-    for node in sorted(nodes, key=lambda call: (call.lineno, call.col_offset)):
+    variables = constants_of_module(syntax_tree)
+    for node in calls_in_order(syntax_tree):
         name = dotted(node.func)
         if name.endswith("okenizer.from_pretrained") or "Processor" in name:
             continue

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from ...sources.huggingface.family import field_names
 from ..launch.grpo import SFT_NOTE, colocated_rollout, grpo_length
-from ..launch.python_source import Unknown, constants, dotted, parse_python, value_of
+from ..launch.python_source import Unknown, calls_in_order, constants_of_module, dotted, parse_python, value_of
 from ..launch.record import Launch, LaunchReader, LaunchSource, reading_of, share_of, size_of
 from ..launch.trainer import QUANTIZATION_AWARE, lora_settings, optimizer_settings, pair_settings, trainer_launch
 from .config_file import OFFLOADED_CHECKPOINTS, UPPER_BOUND, recompute_settings
@@ -39,8 +39,6 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 FOUR_BITS = re.compile(r"-(unsloth-)?bnb-4bit$", re.IGNORECASE)
 """The ending of a hub id whose weights are stored in 4 bits; without it is the model's own."""
 
-MOST_CALLS = 2000
-
 
 def is_python(file_text: str) -> bool:
     """Whether a Python file imports Unsloth."""
@@ -53,10 +51,8 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         syntax_tree = parse_python(file_text, source_file.where)
         if re.search(r"\bvllm serve\b|vllm\.entrypoints", file_text) is not None:
             reader.notes.append("the file starts a server of vLLM, too, which is not counted beside the training")
-        function_nodes = [node for node in syntax_tree.body if isinstance(node, ast.FunctionDef)]  # cells of marimo
-        cell_statements = [statement for function_node in function_nodes for statement in function_node.body]
-        variables = constants([*syntax_tree.body, *cell_statements])
-        named_calls = list(_named_calls(syntax_tree))
+        variables = constants_of_module(syntax_tree)
+        named_calls = [(dotted(call.func).rpartition("trl.")[2], call) for call in calls_in_order(syntax_tree)]
         model = _call_arguments(reader, named_calls, variables, lambda name: _is_method(name, "from_pretrained"))
         if model is None:
             raise reader.wrong(
@@ -202,13 +198,6 @@ def _adapter_settings(reader: LaunchReader, model: Mapping[str, Any], adapters: 
 
 def _is_method(called_name: str, method_name: str) -> bool:
     return called_name in (f"{loader_class}.{method_name}" for loader_class in LOADERS)
-
-
-def _named_calls(syntax_tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
-    """Yields (dotted function name, call) for each call in a module, in line order."""
-    call_nodes = [tree_node for tree_node in ast.walk(syntax_tree) if isinstance(tree_node, ast.Call)][:MOST_CALLS]
-    for call_node in sorted(call_nodes, key=lambda tree_node: (tree_node.lineno, tree_node.col_offset)):
-        yield dotted(call_node.func).rpartition("trl.")[2], call_node
 
 
 DECIDING = field_names("""
