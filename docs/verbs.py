@@ -155,6 +155,12 @@ def recorded() -> dict[str, list[Call]]:
     return calls
 
 
+def wrapped(call: str) -> str:
+    """A call on one line, or with its arguments on a line of their own if it is too long."""
+    called, _, arguments = call.partition("(")
+    return call if len(call) <= LINE else f"{called}(\n    {arguments[:-1]}\n)"
+
+
 def described(name: str, method: Callable[..., Any], calls: list[Call]) -> str:
     """A verb's section."""
     signature = inspect.signature(method)
@@ -169,10 +175,7 @@ def described(name: str, method: Callable[..., Any], calls: list[Call]) -> str:
     words, _, more = (inspect.getdoc(method) or "").partition("\n")
     listed = re.sub(r"(?<=[^\n])\n(?=- `)", "\n", FIELD.sub(r"- `\1`: ", more))
     listed = re.sub(r"^(?!- |\s|$)(.*)\n(?=- `)", r"\1\n\n", listed, flags=re.MULTILINE)
-    usage = f"recorder.{name}{head}"
-    if len(usage) > LINE:
-        usage = f"recorder.{name}(\n    {head[1:-1]}\n)"
-    text = f"### {name}\n\n```python\n{usage}\n```\n\n{words}\n{listed}".rstrip() + "\n"
+    text = f"### {name}\n\n```python\n{wrapped(f'recorder.{name}{head}')}\n```\n\n{words}\n{listed}".rstrip() + "\n"
     if not calls:
         return text
     named = head.startswith("(name")  # then a call with the name in it says the most
@@ -186,7 +189,7 @@ def described(name: str, method: Callable[..., Any], calls: list[Call]) -> str:
         ),
     )
     records = f"Records {', '.join(call.steps)}. " if call.steps else ""
-    text += f"\n{records}As in `{call.file.removeprefix('llmcalc/')}`:\n\n```python\n{call.text}\n```\n"
+    text += f"\n{records}As in `{call.file.removeprefix('llmcalc/')}`:\n\n```python\n{wrapped(call.text)}\n```\n"
     if call.takes or call.gives:
         text += f"\n`{', '.join(call.takes) or 'no value'}` → `{', '.join(call.gives) or 'no value'}`\n"
     return text
