@@ -339,9 +339,11 @@ def _inference_time(run: RunQuestion, options: TimeOptions) -> TimedRun:
     for field in ("pp_layout", "cp", "zero", "fsdp", "vpp", "schedule"):
         if getattr(layout_request, field) not in (None, 1, 0):
             raise InputError(f"{option(field)}: is of training; expected --phase training")
+    framework_stack = _inference_stack_of_framework(layout_request.framework, options)
     with suggest_nearest_layouts(run.preset.model, layout_request, run.tokens):
         settings = TimeSettings(
             options.stack
+            or framework_stack
             or (stack_of_engine(options.engine, hardware) if options.engine else usual_stack(hardware, run_memory)),
             options.overlap,
             options.nic,
@@ -350,6 +352,23 @@ def _inference_time(run: RunQuestion, options: TimeOptions) -> TimedRun:
         run_memory = in_format_of_stack(run_memory, settings.supporting_stack("decode"))
         layout = serving_layout(run_memory, hardware, layout_request)
         return time_inference(run_memory, hardware, layout, settings, cached_tokens, options.server)
+
+
+def _inference_stack_of_framework(framework_name: str | None, options: TimeOptions) -> str:
+    """Returns the stack of an inference pass in a training framework; empty without a framework.
+
+    Raises `InputError` for a framework that only trains, and for one beside an engine.
+    """
+    if framework_name is None:
+        return ""
+    from ..frameworks.registry import framework
+    from ..studies.decoding import TRANSFORMERS_STACK
+
+    if not framework(framework_name).serves:
+        raise InputError(f"--framework {framework_name}: only trains; expected --phase training, or --engine vllm")
+    if options.engine is not None:
+        raise InputError(f"--framework {framework_name}: is no server; expected --engine without it")
+    return TRANSFORMERS_STACK
 
 
 def serving_layout(run_memory: Memory, hardware: Hardware, layout_request: LayoutRequest) -> Layout:

@@ -636,3 +636,16 @@ def test_a_plan_has_the_range_of_time(run: Any) -> None:
         "time", *words, *first["options"].split(), "--num-microbatches", str(first["num_microbatches"])
     ).document
     assert timed["seconds"] == first["seconds"]
+
+
+def test_a_token_in_a_framework_is_that_of_transformers(run: Any) -> None:
+    """`--phase decode --framework X` was that of vLLM, whatever X."""
+    words = ("time", "gpt2", "--hardware", "h100", "--phase", "decode")
+    document = run(*words, "--framework", "torch", "--format", "json").document
+    assert document["class"]["stack"] == "transformers"
+    code, _, error = run(*words, "--framework", "megatron")
+    assert code == 2
+    assert "--framework megatron: only trains; expected --phase training, or --engine vllm" in error
+    code, _, error = run(*words, "--framework", "torch", "--engine", "vllm")
+    assert code == 2
+    assert "--framework torch: is no server; expected --engine without it" in error
