@@ -76,8 +76,8 @@ class FromFile:
     def function(self) -> Callable[..., Any]:
         """The function, imported from the file."""
         file_name, _, function_name = self.place.partition(":")
-        function: Callable[..., Any] = getattr(import_module(f".{file_name}", self.folder), function_name)
-        return function
+        imported_function: Callable[..., Any] = getattr(import_module(f".{file_name}", self.folder), function_name)
+        return imported_function
 
     def __call__(self, *arguments: Any) -> Any:
         return self.function(*arguments)

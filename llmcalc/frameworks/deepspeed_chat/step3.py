@@ -118,15 +118,15 @@ def _critic_parameters(reader: LaunchReader, arguments: Table) -> int:
         return 0
 
 
-def _critic_bytes(parameters: int, stage: int, ranks: int, offload: bool) -> int:
+def _critic_bytes(parameter_count: int, stage: int, ranks: int, offloads: bool) -> int:
     """Returns the bytes on a device of the critic's weights, gradients, and main weights with Adam's states.
 
     Each stage of ZeRO divides one of them more: the states from stage 1, gradients from 2, weights from 3.
     """
     weights, state_bytes = DTYPE_BITS["float16"] // 8, 3 * DTYPE_BITS["float32"] // 8
-    tensors_per_parameter = [(weights, 3, offload and stage == 3), (weights, 2, offload), (state_bytes, 1, offload)]
+    tensors_per_parameter = [(weights, 3, offloads and stage == 3), (weights, 2, offloads), (state_bytes, 1, offloads)]
     critic_bytes: int = sum(
-        -(-parameters // (ranks if stage >= first_sharded_stage else 1)) * element_bytes
+        -(-parameter_count // (ranks if stage >= first_sharded_stage else 1)) * element_bytes
         for element_bytes, first_sharded_stage, is_on_host in tensors_per_parameter
         if not is_on_host
     )

@@ -111,9 +111,9 @@ class EngineMemory:
         """
         return (self.max_concurrency if max_concurrency is None else max_concurrency) * self.data_parallel_ranks
 
-    def holds(self, users: int) -> bool:
+    def holds(self, user_count: int) -> bool:
         """Whether the engine starts, and its caches hold the requests of all users, divided evenly over ranks."""
-        return self.starts and self.max_concurrency >= -(-users // self.data_parallel_ranks)
+        return self.starts and self.max_concurrency >= -(-user_count // self.data_parallel_ranks)
 
     def bytes_of(self, term_name: str, device: str | None = None) -> int:
         """Returns the bytes of a named part of the memory, on one device or on all; 0 if the engine lacks the part."""
@@ -215,7 +215,7 @@ class Engine:
 
     def stack(self, version_numbers: tuple[int, ...]) -> str:
         """Returns the name of a version's software stack, which determines times (`presets/timing/stacks.toml`)."""
-        return [stack for first_version, stack in self.stacks if first_version <= version_numbers][-1]
+        return [software_stack for first_version, software_stack in self.stacks if first_version <= version_numbers][-1]
 
     def version(self, version_text: str) -> EngineVersion:
         """Returns the typed version (the newest for an empty text), and the range of versions with the same rules."""

@@ -146,12 +146,12 @@ class EngineRank:
         if self.quantize is not None or self.dtype is not None:
             return self.quantize
         quantization_config, stored_bits = self.preset.stored_as, DTYPE_BITS.get(self.preset.dtype, 16)
-        is_mxfp4 = (
+        has_mxfp4_experts = (
             stored_bits == 4 and self.preset.config is None
             if quantization_config is None
             else quantization_config.get("quant_method") == "mxfp4"
         )
-        return "mxfp4" if is_mxfp4 else None
+        return "mxfp4" if has_mxfp4_experts else None
 
     @cached_property
     def weight_kernels(self) -> frozenset[str]:
@@ -199,21 +199,25 @@ class EngineRank:
         extra_parts = included(self.with_mtp, self.with_towers and bool(self.preset.model.towers))
         model = self.model if layout is None else rank_model(self.preset.model, layout, 0)
         whole_shapes: dict[str, dict[tuple[Number, ...], None]] = {}
-        for param in weight_tensors_of(self.preset.model.tree(), extra_parts, first_copies=True):
-            whole_shapes.setdefault(replace_numbers(param.path), {})[param.tensor.shape] = None
+        for weight_tensor in weight_tensors_of(self.preset.model.tree(), extra_parts, first_copies=True):
+            whole_shapes.setdefault(replace_numbers(weight_tensor.path), {})[weight_tensor.tensor.shape] = None
         checkpoint = self.preset.checkpoint
-        names = None if checkpoint is None else checkpoint.names(model.tree(), model.kind)
-        for param in weight_tensors_of(model.tree(), extra_parts, first_copies=True):
-            shapes = whole_shapes.get(replace_numbers(param.path), {})
-            if not shapes or param.tensor.shape in shapes:
+        names_of_path = None if checkpoint is None else checkpoint.names(model.tree(), model.kind)
+        for weight_tensor in weight_tensors_of(model.tree(), extra_parts, first_copies=True):
+            tensor_shapes = whole_shapes.get(replace_numbers(weight_tensor.path), {})
+            if not tensor_shapes or weight_tensor.tensor.shape in tensor_shapes:
                 continue
-            named_param = param if names is None else replace(param, names=names(param.path))
-            reasons = [scheme.refuses_shard(named_param, shape) for shape in shapes]
-            if all(reasons):
-                remedy = "experts that ranks do not divide (--ep), " if ".experts." in param.path else ""
+            named_tensor = (
+                weight_tensor
+                if names_of_path is None
+                else replace(weight_tensor, names=names_of_path(weight_tensor.path))
+            )
+            refusal_reasons = [scheme.refuses_shard(named_tensor, tensor_shape) for tensor_shape in tensor_shapes]
+            if all(refusal_reasons):
+                remedy = "experts that ranks do not divide (--ep), " if ".experts." in weight_tensor.path else ""
                 raise ImpossibleLayout(
                     f"--tp {self.layout.tp}: of a rank's weights in {self.scheme or 'the published format'}, "
-                    f"{param.path}: {reasons[0]}, which no kernel computes; expected a smaller --tp, {remedy}or "
+                    f"{weight_tensor.path}: {refusal_reasons[0]}, which no kernel computes; expected a smaller --tp, {remedy}or "
                     "another scheme"
                 )
 
@@ -228,8 +232,8 @@ class EngineRank:
         return int(self._memory_use(model, scheme).weights)
 
     def _memory_use(self, model: ModelSpec, scheme: str | None) -> MemoryUse:
-        include = included(self.with_mtp, self.with_towers and bool(self.preset.model.towers))
-        return static_memory(model, self._settings(scheme), self.preset.dtype, include, self.preset.checkpoint)
+        included_parts = included(self.with_mtp, self.with_towers and bool(self.preset.model.towers))
+        return static_memory(model, self._settings(scheme), self.preset.dtype, included_parts, self.preset.checkpoint)
 
     def _settings(self, scheme: str | None) -> Settings:
         """Returns the settings of a model in a quantization scheme, None for the checkpoint's own."""
@@ -303,8 +307,8 @@ class EngineRank:
             rotary_dim = next(
                 mixer.qk_rope_head_dim for mixer, _ in mixers(self.preset.model) if isinstance(mixer, MLA)
             )
-            latent = cache.width - rotary_dim
-            return Fraction(float8_bytes(latent) + 2 * rotary_dim)
+            latent_dim = cache.width - rotary_dim
+            return Fraction(float8_bytes(latent_dim) + 2 * rotary_dim)
         return cache.width * element_bytes
 
     @property
@@ -336,16 +340,16 @@ class EngineRank:
         conv_kernels = {
             conv_kernel for mixer, _ in mixers(self.preset.model) if (conv_kernel := _convolution_tokens(mixer))
         }
-        kept_inputs = Fraction(1)
+        kept_input_share = Fraction(1)
         if len(conv_kernels) == 1:
             conv_kernel = conv_kernels.pop()
-            kept_inputs = Fraction(conv_kernel - 1 + draft_tokens, conv_kernel)
+            kept_input_share = Fraction(conv_kernel - 1 + draft_tokens, conv_kernel)
         return [
             state_cache._replace(
                 bytes=int(
                     state_cache.bytes
                     * format_ratios.get(state_cache.kind, 1)
-                    * (kept_inputs if state_cache.kind == "conv_state" else 1)
+                    * (kept_input_share if state_cache.kind == "conv_state" else 1)
                 )
             )
             for state_cache in self.state_caches
@@ -381,11 +385,11 @@ class EngineRank:
     def latent_projections(self) -> int:
         """The elements of MLA's up-projections, of which vLLM stores a second copy for absorbed matrix products."""
         projection_elements = 0
-        for mixer, layer_count in mixers(self.preset.model):
-            if isinstance(mixer, MLA):
-                heads = mixer.num_attention_heads // self.layout.tp
+        for attention, layer_count in mixers(self.preset.model):
+            if isinstance(attention, MLA):
+                heads = attention.num_attention_heads // self.layout.tp
                 projection_elements += (
-                    layer_count * heads * mixer.kv_lora_rank * (mixer.qk_nope_head_dim + mixer.v_head_dim)
+                    layer_count * heads * attention.kv_lora_rank * (attention.qk_nope_head_dim + attention.v_head_dim)
                 )
         return projection_elements // self.layout.pp
 
@@ -403,8 +407,8 @@ def compressed_key_bytes(mixer: CompressedAttention) -> int:
 
 def mixers(spec: ModelSpec) -> Iterator[tuple[Any, int]]:
     """Yields each attention or recurrence module of the decoder, with its number of layers."""
-    for _, stack in spec.stacks():
-        for _, layer, layer_count, _ in stack.groups():
+    for _, layer_stack in spec.stacks():
+        for _, layer, layer_count, _ in layer_stack.groups():
             for mixer in _walk_components(layer):
                 yield mixer, layer_count
 
@@ -494,10 +498,10 @@ def rope_tables(preset: Preset, position_count: int | None, video_factor: int) -
 
     video_factor: factor of the positions of models with positions of images and videos.
     """
-    spec, parameters = preset.model, preset.rope_parameters or {}
+    spec, rope_table_set = preset.model, preset.rope_parameters or {}
     for mixer, _ in mixers(spec):
         attention_kind = "full_attention" if getattr(mixer, "sliding_window", None) is None else "sliding_attention"
-        rope_scaling = parameters.get(attention_kind, {} if "full_attention" in parameters else parameters)
+        rope_scaling = rope_table_set.get(attention_kind, {} if "full_attention" in rope_table_set else rope_table_set)
         table_rows = 0 if position_count is None else _table_rows(rope_scaling, position_count, video_factor)
         position_encoding = getattr(mixer, "position", None)
         if isinstance(mixer, MLA):

@@ -236,15 +236,15 @@ class FsdpProfile(RingAttention):
         root_group = self.groups.get(MODEL)
         if root_group is not None:
             stage_input = self.inputs.get(ENTRY) if program.entry is not None else None
-            gathered_entry = root_group.pre_forward(stage_input)
-            if gathered_entry is not None:
-                self.inputs[ENTRY] = gathered_entry
-            del stage_input, gathered_entry
-        output = super().run(program)
+            cast_stage_input = root_group.pre_forward(stage_input)
+            if cast_stage_input is not None:
+                self.inputs[ENTRY] = cast_stage_input
+            del stage_input, cast_stage_input
+        model_output = super().run(program)
         if root_group is not None:
-            root_group.post_forward([output, *self.further_outputs], is_last_group=True)
+            root_group.post_forward([model_output, *self.further_outputs], is_last_group=True)
         self.traffic.last_gathered = None  # the last gathering of the forward pass
-        return output
+        return model_output
 
     def step(self, operation: Step) -> None:
         """Runs an operation of the program, for an embedding with the all-gather of its FSDP group."""
@@ -284,17 +284,17 @@ class FsdpProfile(RingAttention):
         if layer not in self.groups:
             raise self.unsupported(SHARED_LAYERS, module_call.scope.name)
         layer_groups = groups_of_layer(self.groups, layer)
-        outer_place, memory_meter.place = memory_meter.place, Place(memory_meter.place.phase, layer_index, layer_path)
+        outer_scope, memory_meter.place = memory_meter.place, Place(memory_meter.place.phase, layer_index, layer_path)
         cast_input: Tensor | None = x
         for parameter_group in layer_groups:
             cast_input = parameter_group.pre_forward(cast_input)
         assert cast_input is not None
-        output = super().layer(module_call, cast_input)
+        layer_output = super().layer(module_call, cast_input)
         module_call.local_tensors.clear()  # the variables of its forward pass
         for parameter_group in layer_groups:
-            parameter_group.post_forward([output])
-        memory_meter.place = outer_place
-        return output
+            parameter_group.post_forward([layer_output])
+        memory_meter.place = outer_scope
+        return layer_output
 
     # --- experts of other ranks -------------------------------------------------------------------------------------
 
@@ -333,7 +333,7 @@ class FsdpProfile(RingAttention):
     def _exchange_rows(self, rows: Tensor) -> Tensor:
         """Exchanges rows by an all-to-all, and their gradients by another all-to-all in the backward pass."""
         return record(
-            self.graph, "all_to_all_single", [rows], self.t.like(rows), lambda gradient, *_: [self.t.like(gradient)]
+            self.graph, "all_to_all_single", [rows], self.t.like(rows), lambda gradients, *_: [self.t.like(gradients)]
         )
 
 

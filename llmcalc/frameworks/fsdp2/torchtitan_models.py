@@ -210,39 +210,39 @@ def _swiglu_table(inner_width: int) -> Table:
     return {"type": "mlp", "intermediate_size": inner_width, "hidden_act": "silu", "gated": True}
 
 
-def _layer_table(attention: Table, network: Table, norm: Table) -> Table:
+def _layer_table(attention_table: Table, network_table: Table, norm_table: Table) -> Table:
     """Returns the model-spec table of a layer."""
-    return {"attention": attention, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+    return {"attention": attention_table, "feed_forward": network_table, "norm": norm_table, "norm_placement": "pre"}
 
 
 def _llama_table(llama_sizes: Llama) -> Table:
     """Returns the model-spec table of a Llama model."""
-    norm = {"type": "rmsnorm", "eps": 1e-5}
-    attention: Table = {
+    norm_table = {"type": "rmsnorm", "eps": 1e-5}
+    attention_table: Table = {
         "num_attention_heads": llama_sizes.n_heads,
         "num_key_value_heads": llama_sizes.n_kv_heads or llama_sizes.n_heads,
         "position": {"type": "rope", "rope_theta": llama_sizes.rope_theta},
     }
-    layer_block = _layer_table(attention, _swiglu_table(llama_sizes.hidden()), norm)
+    layer_table = _layer_table(attention_table, _swiglu_table(llama_sizes.hidden()), norm_table)
     return {
         "vocab_size": llama_sizes.vocab_size,
         "hidden_size": llama_sizes.dim,
         "tie_word_embeddings": False,
-        "decoder": {"num_hidden_layers": llama_sizes.n_layers, "block": layer_block, "final_norm": norm},
+        "decoder": {"num_hidden_layers": llama_sizes.n_layers, "block": layer_table, "final_norm": norm_table},
     }
 
 
 def _llama4(llama4_sizes: Llama4) -> Table:
     """Returns the model-spec table of a Llama 4 model."""
     norm, llama = {"type": "rmsnorm", "eps": 1e-5}, llama4_sizes.sizes
-    experts = Experts(llama4_sizes.num_experts, 1, 1, "sigmoid", llama4_sizes.expert_width())
+    expert_sizes = Experts(llama4_sizes.num_experts, 1, 1, "sigmoid", llama4_sizes.expert_width())
     heads: Table = {"num_attention_heads": llama.n_heads, "num_key_value_heads": llama.n_kv_heads or llama.n_heads}
-    block_size = {"attention_chunk_size": BLOCK_SIZE} if llama4_sizes.nope_step else {}
+    chunk_fields = {"attention_chunk_size": BLOCK_SIZE} if llama4_sizes.nope_step else {}
     attentions: dict[str, Table] = {
-        "rope": {**heads, **block_size, "position": {"type": "rope", "rope_theta": llama.rope_theta}},
+        "rope": {**heads, **chunk_fields, "position": {"type": "rope", "rope_theta": llama.rope_theta}},
         "nope": heads,
     }
-    networks = {"dense": _swiglu_table(llama.hidden()), "experts": _moe_table(experts)}
+    networks = {"dense": _swiglu_table(llama.hidden()), "experts": _moe_table(expert_sizes)}
     names = [
         f"{'nope' if llama4_sizes.nope_step and i % llama4_sizes.nope_step == 0 else 'rope'}-"
         f"{'dense' if (i + 1) % llama4_sizes.moe_step else 'experts'}"
@@ -264,39 +264,39 @@ BLOCK_SIZE = 8192
 """Default of `fixed_attn_block_size`."""
 
 
-def _moe_table(experts: Experts) -> Table:
+def _moe_table(expert_sizes: Experts) -> Table:
     """Returns the model-spec table of a mixture of experts."""
     experts_table: Table = {
         "type": "moe",
-        "num_experts": experts.num_experts,
-        "num_experts_per_tok": experts.top_k,
-        "expert": _swiglu_table(experts.width),
-        "router": {"type": "linear", "scoring_func": experts.score_func, "score_correction": "buffer"},
+        "num_experts": expert_sizes.num_experts,
+        "num_experts_per_tok": expert_sizes.top_k,
+        "expert": _swiglu_table(expert_sizes.width),
+        "router": {"type": "linear", "scoring_func": expert_sizes.score_func, "score_correction": "buffer"},
     }
-    if experts.num_shared_experts:
-        experts_table["shared_expert"] = _swiglu_table(experts.width * experts.num_shared_experts)
+    if expert_sizes.num_shared_experts:
+        experts_table["shared_expert"] = _swiglu_table(expert_sizes.width * expert_sizes.num_shared_experts)
     return experts_table
 
 
 def _qwen_table(qwen_sizes: Qwen3) -> Table:
     """Returns the model-spec table of a Qwen3 model."""
-    norm = {"type": "rmsnorm", "eps": 1e-6}
-    attention: Table = {
+    norm_table = {"type": "rmsnorm", "eps": 1e-6}
+    attention_table: Table = {
         "num_attention_heads": qwen_sizes.n_heads,
         "num_key_value_heads": qwen_sizes.n_kv_heads,
         "head_dim": qwen_sizes.head_dim,
-        "qk_norm": {"norm": norm},
+        "qk_norm": {"norm": norm_table},
         "position": {"type": "rope", "rope_theta": qwen_sizes.rope_theta},
     }
-    network = _swiglu_table(qwen_sizes.hidden_dim) if qwen_sizes.experts is None else _moe_table(qwen_sizes.experts)
+    mlp_table = _swiglu_table(qwen_sizes.hidden_dim) if qwen_sizes.experts is None else _moe_table(qwen_sizes.experts)
     return {
         "vocab_size": qwen_sizes.vocab_size,
         "hidden_size": qwen_sizes.dim,
         "tie_word_embeddings": qwen_sizes.tied,
         "decoder": {
             "num_hidden_layers": qwen_sizes.n_layers,
-            "block": _layer_table(attention, network, norm),
-            "final_norm": norm,
+            "block": _layer_table(attention_table, mlp_table, norm_table),
+            "final_norm": norm_table,
         },
     }
 
@@ -305,7 +305,7 @@ def _deepseek_table(flavour: DeepSeek) -> Table:
     """Returns the model-spec table of a DeepSeek model."""
     norm = {"type": "rmsnorm", "eps": 1e-5}
     query_fields = {"q_lora_rank": flavour.q_lora_rank} if flavour.q_lora_rank else {}
-    attention: Table = {
+    attention_table: Table = {
         "type": "mla",
         "num_attention_heads": flavour.n_heads,
         **query_fields,
@@ -316,8 +316,8 @@ def _deepseek_table(flavour: DeepSeek) -> Table:
         "norm": norm,
     }
     layer_tables = {
-        "dense": _layer_table(attention, _swiglu_table(flavour.inter_dim), norm),
-        "experts": _layer_table(attention, _moe_table(flavour.experts), norm),
+        "dense": _layer_table(attention_table, _swiglu_table(flavour.inter_dim), norm),
+        "experts": _layer_table(attention_table, _moe_table(flavour.experts), norm),
     }
     names = ["dense"] * flavour.n_dense_layers + ["experts"] * (flavour.n_layers - flavour.n_dense_layers)
     return {

@@ -227,8 +227,8 @@ def sharding(training_config: Training, layout: Layout, rank: int, fsdp_settings
     if layout.ep == 1:
         return rank_sharding
     expert_shards = layout.expert_shards
-    experts = replace(rank_sharding, shards=expert_shards, index=coordinates.edp % expert_shards, is_of_experts=True)
-    return replace(rank_sharding, experts=experts)
+    moe_shards = replace(rank_sharding, shards=expert_shards, index=coordinates.edp % expert_shards, is_of_experts=True)
+    return replace(rank_sharding, experts=moe_shards)
 
 
 class FsdpRun(TrainingRun):
@@ -263,8 +263,8 @@ class FsdpRun(TrainingRun):
         self.lowering.ring = rank_ring
         self.traffic: CommunicationState = CommunicationState(self.graph, fsdp_sharding)
         self.stacks: list[str] = [layer_stack.path for layer_stack in layer_stacks(spec)]
-        if fsdp_settings.splits and (reason := head_sharing_reason(spec, training_config)):
-            raise InputError(f"FSDP2 with groups of their own for embedding and head: {reason}")
+        if fsdp_settings.splits and (sharing_reason := head_sharing_reason(spec, training_config)):
+            raise InputError(f"FSDP2 with groups of their own for embedding and head: {sharing_reason}")
         self.lowering.shard(self.traffic, self.stacks, fsdp_settings.splits)
 
     def set_up(self) -> None:
@@ -312,13 +312,13 @@ def set_resharding_and_prefetch(
             _set_prefetch([groups[layer] for layer in sorted(groups) if layer.path == path], fsdp_settings.prefetch)
 
 
-def _set_prefetch(layers: Sequence[Group], prefetched_layers: int) -> None:
+def _set_prefetch(layer_groups: Sequence[Group], prefetched_layers: int) -> None:
     """Sets which layers each layer prefetches. prefetched_layers: number of layers."""
-    for i, parameter_group in enumerate(layers):
-        if i + prefetched_layers < len(layers):
-            parameter_group.forward_prefetch = layers[i + 1 : i + 1 + prefetched_layers]
+    for i, parameter_group in enumerate(layer_groups):
+        if i + prefetched_layers < len(layer_groups):
+            parameter_group.forward_prefetch = layer_groups[i + 1 : i + 1 + prefetched_layers]
         if i >= prefetched_layers:
-            parameter_group.backward_prefetch = layers[i - prefetched_layers : i][::-1]
+            parameter_group.backward_prefetch = layer_groups[i - prefetched_layers : i][::-1]
 
 
 def _set_prefetch_beside_experts(groups: Mapping[Layer, Group], stack_paths: Sequence[str]) -> None:
@@ -365,9 +365,9 @@ def record(
 
     training_run = new_run(memory_meter := Recorder())
     training_run.set_up()
-    set_up = memory_meter.cut()
+    set_up_events = memory_meter.cut()
     training_run.next_batch()
-    batch = memory_meter.cut()
+    batch_events = memory_meter.cut()
     training_run.micro_batches()
-    recorded_run = repeat_steps(training_run, memory_meter, set_up, batch, memory_meter.cut())
+    recorded_run = repeat_steps(training_run, memory_meter, set_up_events, batch_events, memory_meter.cut())
     return recorded_run or record_two_steps(new_run(memory_meter := Recorder()), memory_meter)

@@ -9,27 +9,27 @@ from ..framework import FromFile
 
 
 def ggml_engine(
-    package: str,
+    engine_package: str,
     engine_name: str,
     engine_title: str,
     flags_by_option: Mapping[str, str],
     shows_alternatives: bool = False,
     shown_defaults: tuple[str, ...] = (),
-    server: str = "create_server",
+    server_factory: str = "create_server",
     engine_functions: tuple[str, str] = (__package__, "changes"),
 ) -> Engine:
-    """Returns the record of an engine based on ggml. package: the engine's folder, with its flags and its server.
+    """Returns the record of an engine based on ggml. engine_package: the engine's folder, with its flags and its server.
 
-    server: the function or class in its file `server.py` that returns a server.
+    server_factory: the function or class in its file `server.py` that returns a server.
     engine_functions: package and file of the functions that take a server; by default those of llama.cpp.
     """
     functions_folder, functions_file = engine_functions
     return Engine(
         name=engine_name,
         title=engine_title,
-        flags=FromFile(package, "flags:flags"),
-        rules=FromFile(package, "server:read_record"),
-        server=FromFile(package, f"server:{server}"),
+        flags=FromFile(engine_package, "flags:flags"),
+        rules=FromFile(engine_package, "server:read_record"),
+        server=FromFile(engine_package, f"server:{server_factory}"),
         memory=FromFile(functions_folder, f"{functions_file}:memory"),
         flag_changes=FromFile(functions_folder, f"{functions_file}:flag_changes"),
         layouts=FromFile(functions_folder, f"{functions_file}:layouts"),

@@ -43,7 +43,7 @@ def read_overrides(override_text: str, devices: Sequence[str]) -> tuple[Override
     pending_text = ""
     for text_part in override_parts:
         pending_text = f"{pending_text},{text_part}" if pending_text else text_part
-        tensor_pattern, equals_sign, device = pending_text.rpartition("=")
+        name_pattern, equals_sign, device = pending_text.rpartition("=")
         if not equals_sign:  # a comma within a pattern, such as {1,2}
             continue
         device_name = device.strip().upper().removesuffix("_HOST")
@@ -54,7 +54,7 @@ def read_overrides(override_text: str, devices: Sequence[str]) -> tuple[Override
             raise InputError(
                 f"--override-tensor {shown(pending_text)}: no device {shown(device)}; expected one of {device_names}"
             )
-        tensor_overrides.append(Override(Pattern(tensor_pattern, "--override-tensor"), devices_by_name[device_name]))
+        tensor_overrides.append(Override(Pattern(name_pattern, "--override-tensor"), devices_by_name[device_name]))
         pending_text = ""
     if pending_text:
         raise InputError(f"--override-tensor {shown(pending_text)}: expected a pattern and a device, such as exps=CPU")

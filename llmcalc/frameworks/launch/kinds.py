@@ -40,17 +40,22 @@ COMMAND = {"runs": "command:starts_program", "read_command": "command:read_comma
 
 
 def _program(
-    folder_name: str, program: str, version: str, title: str = "", kind_name: str = "", **functions: str
+    folder_name: str, program: str, version: str, title: str = "", kind_name: str = "", **entry_points: str
 ) -> tuple[str, LaunchFile]:
     """Returns a program's folder, and the kinds of launch files of the program.
 
     version: the version whose defaults are filled in.
     title, kind_name: as in `LaunchFile`; by default a config of the program, and its folder.
-    functions: field of `LaunchFile` → `file:function` in the folder; by default those that read its config files.
+    entry_points: field of `LaunchFile` → `file:function` in the folder; by default those that read its config files.
     """
-    functions = functions or {"matches": f"config_file:is_{folder_name}", "read": f"config_file:read_{folder_name}"}
+    entry_points = entry_points or {
+        "matches": f"config_file:is_{folder_name}",
+        "read": f"config_file:read_{folder_name}",
+    }
     reader_package = f"{FRAMEWORKS}.{folder_name}"
-    readers: dict[str, Any] = {field_name: FromFile(reader_package, place) for field_name, place in functions.items()}
+    readers: dict[str, Any] = {
+        field_name: FromFile(reader_package, function_place) for field_name, function_place in entry_points.items()
+    }
     kind = kind_name or folder_name.replace("_", "-")
     return folder_name, LaunchFile(kind, title or f"a config of {program}", program=program, version=version, **readers)
 
@@ -148,8 +153,8 @@ def program_files() -> tuple[LaunchFile, ...]:
 @cache
 def _framework_files() -> tuple[LaunchFile, ...]:
     """Returns the kinds of launch files of frameworks, and of files that select a framework."""
-    files = (framework(framework_name).launch_file for framework_name in NAMES)
-    return (*(launch_file for launch_file in files if launch_file is not None), ACCELERATE, TRAINER)
+    framework_launch_files = (framework(framework_name).launch_file for framework_name in NAMES)
+    return (*(launch_file for launch_file in framework_launch_files if launch_file is not None), ACCELERATE, TRAINER)
 
 
 def kinds() -> tuple[LaunchFile, ...]:

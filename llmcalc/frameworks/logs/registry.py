@@ -22,13 +22,13 @@ EXPECTED_LOGS = (
 )
 
 
-def read_log(file: str, log_text: LogText) -> LogReading:
-    """Returns the contents of a log. file: the log's name in errors. Raises `InputError` for an unknown kind of log."""
+def read_log(file_name: str, log_text: LogText) -> LogReading:
+    """Returns the contents of a log. file_name: the log's name in errors. Raises `InputError` for an unknown kind of log."""
     log_readings = sorted(_log_readings(log_text), key=lambda log_reading: -len(log_reading.terms))
     torch_reading: LogReading | None = import_module(f"..{TORCH_FOLDER}.log", __package__).read_log(log_text)
     if not log_readings:
         if torch_reading is None:
-            raise InputError(f"{file}: no line is known; expected {EXPECTED_LOGS}")
+            raise InputError(f"{file_name}: no line is known; expected {EXPECTED_LOGS}")
         return torch_reading
     chosen_reading = log_readings[0]
     if torch_reading is None or torch_reading.kind != "oom":

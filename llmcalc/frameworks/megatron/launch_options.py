@@ -32,13 +32,18 @@ ARGUMENTS = {
 
 def _recompute_arguments(option_value: Any) -> dict[str, Any]:
     """Returns Megatron-LM's arguments for a value of `--recompute`, with None for removed arguments."""
-    removals: dict[str, Any] = {**dict.fromkeys(RECOMPUTED), "recompute_activations": None}
+    unset_names: dict[str, Any] = {**dict.fromkeys(RECOMPUTED), "recompute_activations": None}
     if option_value == "none":
-        return removals
+        return unset_names
     if option_value == "full":
-        return {**removals, "recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+        return {
+            **unset_names,
+            "recompute_granularity": "full",
+            "recompute_method": "uniform",
+            "recompute_num_layers": 1,
+        }
     if option_value in ("selective", "attention"):
-        return {**removals, "recompute_granularity": "selective"}
+        return {**unset_names, "recompute_granularity": "selective"}
     raise InputError(f"--recompute {option_value}: beside a file of Megatron-LM expected none, selective or full")
 
 

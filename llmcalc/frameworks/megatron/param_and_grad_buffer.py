@@ -61,49 +61,49 @@ class Buffer:
 
 def make_buffer(
     parameters: list[Parameter],
-    expert: bool,
+    is_expert: bool,
     settings: MegatronSettings,
     layout: Layout,
-    bucket: int | None,
-    tied: bool,
+    bucket_limit: int | None,
+    is_tied: bool,
     is_distributed: bool,
 ) -> Buffer:
     """Returns the gradient buffer of a group of parameters.
 
-    bucket: elements after which a bucket ends; None for a single bucket.
-    tied: whether embedding and output layer share their table, which then has a bucket of its own.
+    bucket_limit: elements after which a bucket ends; None for a single bucket.
+    is_tied: whether embedding and output layer share their table, which then has a bucket of its own.
     is_distributed: whether ranks divide the buffer.
     """
-    shard_count = layout.expert_shards if expert else layout.shards
+    shard_count = layout.expert_shards if is_expert else layout.shards
     if not is_distributed:
         buffer_elements = sum(parameter.size for parameter in parameters)
-        return Buffer(parameters, expert, shard_count, buffer_elements, [Range(0, buffer_elements)], {})
+        return Buffer(parameters, is_expert, shard_count, buffer_elements, [Range(0, buffer_elements)], {})
     bucket_multiple = math.lcm(shard_count, BUCKET, BUSBW if settings.ddp_pad_buckets_for_high_nccl_busbw else 1)
     next_start = bucket_start = 0
     is_bucket_open = False
-    buckets: list[Range] = []
+    bucket_ranges: list[Range] = []
     parameter_ranges: dict[int, tuple[Range, int]] = {}
 
     def close_bucket(unpadded_end: int) -> int:
         """Ends the current bucket, and returns the padded end."""
-        buckets.append(Range(bucket_start, round_up(unpadded_end, bucket_multiple)))
-        return buckets[-1].end
+        bucket_ranges.append(Range(bucket_start, round_up(unpadded_end, bucket_multiple)))
+        return bucket_ranges[-1].end
 
     for parameter in reversed(parameters):
         next_start = round_up(next_start, ALIGNED)
-        needs_own_bucket = tied and parameter.role in ("table", "head")
+        needs_own_bucket = is_tied and parameter.role in ("table", "head")
         if needs_own_bucket and is_bucket_open:
             bucket_start = next_start = close_bucket(next_start)
             is_bucket_open = False
-        parameter_ranges[id(parameter.tensor)] = Range(next_start, next_start + parameter.size), len(buckets)
+        parameter_ranges[id(parameter.tensor)] = Range(next_start, next_start + parameter.size), len(bucket_ranges)
         next_start += parameter.size
         is_bucket_open = True
-        if needs_own_bucket or (bucket is not None and next_start - bucket_start >= bucket):
+        if needs_own_bucket or (bucket_limit is not None and next_start - bucket_start >= bucket_limit):
             bucket_start = next_start = close_bucket(next_start)
             is_bucket_open = False
     if is_bucket_open:
         close_bucket(next_start)
-    return Buffer(parameters, expert, shard_count, buckets[-1].end, buckets, parameter_ranges)
+    return Buffer(parameters, is_expert, shard_count, bucket_ranges[-1].end, bucket_ranges, parameter_ranges)
 
 
 def bucket_size(
@@ -134,7 +134,7 @@ class OptimizerUpdate(NamedTuple):
 
 
 def optimizer_updates(
-    buffers: Sequence[Buffer], distributed: bool, layout: Layout, rank_coordinates: Coordinates, optimizer: str = "adam"
+    buffers: Sequence[Buffer], is_sharded: bool, layout: Layout, rank_coordinates: Coordinates, optimizer: str = "adam"
 ) -> Iterator[OptimizerUpdate]:
     """Yields this rank's optimizer updates in the optimizer's order.
 
@@ -155,13 +155,13 @@ def optimizer_updates(
             ]
             if optimizer == "muon":
                 group_parameters = [parameter for parameter in group_parameters if not is_updated_by_muon(parameter)]
-            if not distributed:
+            if not is_sharded:
                 yield from (OptimizerUpdate(parameter.size, state_count) for parameter in group_parameters)
                 continue
             shard_number = shard_index(buffer, layout, rank_coordinates)
-            for bucket_index, bucket in enumerate(buffer.buckets):
-                shard_width = (bucket.end - bucket.start) // buffer.shards
-                shard_start = bucket.start + shard_number * shard_width
+            for bucket_index, bucket_range in enumerate(buffer.buckets):
+                shard_width = (bucket_range.end - bucket_range.start) // buffer.shards
+                shard_start = bucket_range.start + shard_number * shard_width
                 for parameter in reversed(group_parameters):
                     (parameter_start, parameter_end), bucket_number = buffer.ranges[id(parameter.tensor)]
                     overlap_elements = min(shard_start + shard_width, parameter_end) - max(shard_start, parameter_start)

@@ -56,7 +56,7 @@ class OllamaRules(RuleRange):
 
 
 class ContextByMemory(Record):
-    """The default of num_ctx on GPUs that have at least `at_least_gib` GiB of memory together."""
+    """The default of num_ctx on GPUs whose total memory is at least `at_least_gib` GiB."""
 
     at_least_gib: int
     context: int
@@ -155,7 +155,7 @@ class OllamaServer:
 
     @property
     def scheme(self) -> str | None:
-        """The scheme of the weights: the usual one of the library's tags without a format, where nothing states one."""
+        """The quantization scheme of the weights: by default the usual scheme of the tags in Ollama's library."""
         scheme: str | None = self.flags.get("quantize")
         is_plain = scheme is None and GgufModel(self.preset).scheme == UNQUANTIZED
         return LIBRARY_SCHEME if is_plain else scheme

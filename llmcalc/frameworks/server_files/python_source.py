@@ -112,35 +112,35 @@ class _Evaluator:
         """Yields the servers that statements start, and evaluates assignments in order."""
         lines_by_command: dict[str, int] = {}
         for statement in statement_nodes if nesting_depth < DEEPEST else ():
-            variable = _assigned_name(statement)
-            if isinstance(statement, ast.Assign | ast.AnnAssign) and variable and statement.value is not None:
-                self.names[variable] = self.evaluate(statement.value)
-            elif isinstance(statement, ast.AugAssign) and variable:
-                self.names[variable] = _add_values(self.names.get(variable), self.evaluate(statement.value))
+            variable_name = _assigned_name(statement)
+            if isinstance(statement, ast.Assign | ast.AnnAssign) and variable_name and statement.value is not None:
+                self.names[variable_name] = self.evaluate(statement.value)
+            elif isinstance(statement, ast.AugAssign) and variable_name:
+                self.names[variable_name] = _add_values(self.names.get(variable_name), self.evaluate(statement.value))
             elif _extends_list(statement):
                 call_node: Any = statement.value  # type: ignore[attr-defined]
                 added_value = self.evaluate(call_node.args[0])
-                variable = dotted(call_node.func.value)
-                self.names[variable] = _add_values(
-                    self.names.get(variable), added_value if call_node.func.attr == "extend" else [added_value]
+                variable_name = dotted(call_node.func.value)
+                self.names[variable_name] = _add_values(
+                    self.names.get(variable_name), added_value if call_node.func.attr == "extend" else [added_value]
                 )
-            if variable and _is_command(self.names.get(variable)):
-                lines_by_command[variable] = statement.lineno
+            if variable_name and _is_command(self.names.get(variable_name)):
+                lines_by_command[variable_name] = statement.lineno
             for call_node in (syntax_node for syntax_node in _direct_calls(statement)):
                 argument_table = self._configuration_arguments(call_node)
                 named_server = None if argument_table is None else server_of_table(argument_table)
                 if named_server is not None:
                     yield from server_finder.in_words(replace(named_server, place=f"line {call_node.lineno}"))
                     continue
-                for argument in call_node.args[:1]:
-                    argument_value = self.evaluate(argument)
-                    if _is_command(argument_value) and not isinstance(argument, ast.Name):
+                for argument_node in call_node.args[:1]:
+                    argument_value = self.evaluate(argument_node)
+                    if _is_command(argument_value) and not isinstance(argument_node, ast.Name):
                         yield from self._servers_of_command(argument_value, container, call_node.lineno, server_finder)
             for inner_body in _inner_bodies(statement):
                 yield from self._servers_in_statements(inner_body, container, server_finder, nesting_depth + 1)
-        for variable, line_number in lines_by_command.items():
-            if _is_command(self.names[variable]):
-                yield from self._servers_of_command(self.names[variable], container, line_number, server_finder)
+        for variable_name, line_number in lines_by_command.items():
+            if _is_command(self.names[variable_name]):
+                yield from self._servers_of_command(self.names[variable_name], container, line_number, server_finder)
 
     def _servers_of_command(
         self, command_value: Any, container: Container, line_number: int, server_finder: ServerFinder

@@ -143,7 +143,7 @@ def _tuples_per_group(tuple_counts: list[int], least_tuples: int) -> int:
     """
     return min(
         range(least_tuples, max(tuple_counts) + 1),
-        key=lambda padded_count: (sum(-tuple_count % padded_count for tuple_count in tuple_counts), -padded_count),
+        key=lambda group_tuples: (sum(-tuple_count % group_tuples for tuple_count in tuple_counts), -group_tuples),
     )
 
 

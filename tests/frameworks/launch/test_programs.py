@@ -28,7 +28,7 @@ def changed(name: str, world_size: int | None = None, **changes: Any) -> Launch:
     """The run of one of the files with other values; None removes a key."""
     data = yaml.safe_load((FILES / name).read_text()) | changes
     text = yaml.safe_dump({key: value for key, value in data.items() if value is not None})
-    return launch_of(text, name, world_size, folder=FILES)
+    return launch_of(text, name, world_size, launch_folder=FILES)
 
 
 WITH_A_SCRIPT = ("accelerate_fsdp.yaml",)
@@ -165,7 +165,7 @@ def test_axolotl_fills_in_its_defaults() -> None:
 def test_keys_of_axolotl_without_a_value_ask_for_nothing() -> None:
     more = "gptq_groupsize:\nmodel_config:\n  output_router_logits: true\n"
     text = (FILES / "axolotl_qlora.yaml").read_text() + more
-    launch = launch_of(text, "axolotl.yaml", None, folder=FILES)
+    launch = launch_of(text, "axolotl.yaml", None, launch_folder=FILES)
     assert launch.settings == read_launch(FILES / "axolotl_qlora.yaml").settings
     assert any("the loss of the routers is not counted" in note for note in launch.notes)
 
@@ -643,7 +643,7 @@ def test_llama_factory_trains_with_megatron_core() -> None:
     )
     assert (bridge.settings["lora_library"], bridge.settings["lora_rank"]) == ("megatron-bridge", 4)
     command = "USE_MEGATRON_BRIDGE=1 llamafactory-cli train llama_factory_megatron.yaml\n"
-    typed = launch_of(command, "run.sh", 8, folder=FILES)
+    typed = launch_of(command, "run.sh", 8, launch_folder=FILES)
     assert any("MCoreAdapter is assumed" in note for note in launch.notes)
     assert not any("MCoreAdapter" in note for note in typed.notes)
     for changes, message in (
