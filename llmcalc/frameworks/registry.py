@@ -42,7 +42,8 @@ def framework(folder_name: str) -> Framework:
     """Returns the record of a framework. Raises `InputError` for an unknown name."""
     if folder_name not in NAMES:
         raise InputError(
-            f"--framework: '{folder_name}' is not known; expected one of {', '.join(NAMES)}.{suggest(folder_name, list(NAMES))}"
+            f"--framework: '{folder_name}' is not known; expected one of "
+            f"{', '.join(NAMES)}.{suggest(folder_name, list(NAMES))}"
         )
     framework_record: Framework = import_module(f".{folder_name}.record", __package__).FRAMEWORK
     return framework_record

@@ -78,7 +78,7 @@ def is_deepspeed(config: Table) -> bool:
 def read_deepspeed(config: Table, source_file: LaunchSource, trainer_arguments: Table | None = None) -> Launch:
     """Returns the training run of a DeepSpeed config.
 
-    trainer_arguments: the Trainer's settings for "auto" values: batch, num_microbatches, bf16, fp16; its defaults by default.
+    trainer_arguments: the Trainer's values of "auto": batch, num_microbatches, bf16, fp16; its defaults by default.
     Raises `InputError`, which names file and key.
     """
     with reading_of(source_file) as reader:

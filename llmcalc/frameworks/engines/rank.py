@@ -217,8 +217,8 @@ class EngineRank:
                 remedy = "experts that ranks do not divide (--ep), " if ".experts." in weight_tensor.path else ""
                 raise ImpossibleLayout(
                     f"--tp {self.layout.tp}: of a rank's weights in {self.scheme or 'the published format'}, "
-                    f"{weight_tensor.path}: {refusal_reasons[0]}, which no kernel computes; expected a smaller --tp, {remedy}or "
-                    "another scheme"
+                    f"{weight_tensor.path}: {refusal_reasons[0]}, which no kernel computes; expected a smaller --tp, "
+                    f"{remedy}or another scheme"
                 )
 
     def _bytes_with_divided_blocks(self) -> int:

@@ -29,7 +29,8 @@ def engine(engine_name: str) -> Engine:
     if engine_name not in FOLDERS:
         engine_names = list(FOLDERS)
         raise InputError(
-            f"--engine: '{engine_name}' is not known; expected one of {', '.join(engine_names)}.{suggest(engine_name, engine_names)}"
+            f"--engine: '{engine_name}' is not known; expected one of "
+            f"{', '.join(engine_names)}.{suggest(engine_name, engine_names)}"
         )
     engine_record: Engine = import_module(f"..{FOLDERS[engine_name]}.record", __package__).ENGINE
     return engine_record

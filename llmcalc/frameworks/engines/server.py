@@ -81,9 +81,10 @@ class EngineServer:
             if missing_capability.kernels in used_kernels:
                 accelerator_name = self.hardware.name or self.hardware.title
                 raise MissingKernels(
-                    f"--hardware {accelerator_name}: {serving_engine.title} {self.version.version} runs {missing_capability.use} from compute "
-                    f"capability {missing_capability.capability} on ({missing_capability.source}), and it has {compute_capability}; expected another "
-                    f"accelerator{missing_capability.remedy}"
+                    f"--hardware {accelerator_name}: {serving_engine.title} {self.version.version} runs "
+                    f"{missing_capability.use} from compute "
+                    f"capability {missing_capability.capability} on ({missing_capability.source}), and it has "
+                    f"{compute_capability}; expected another accelerator{missing_capability.remedy}"
                 )
 
     def used_kernels(self, rank: EngineRank) -> frozenset[str]:
@@ -216,8 +217,8 @@ class EngineServer:
         if is_allowed or longest_length is None or self.longest_request <= longest_length:
             return ""
         return (
-            f"{option(self.length_field)} {self.longest_request:,} is more than the model's {longest_length:,} tokens, which "
-            f"the engine refuses without {environment_variable}=1; counted with it"
+            f"{option(self.length_field)} {self.longest_request:,} is more than the model's {longest_length:,} "
+            f"tokens, which the engine refuses without {environment_variable}=1; counted with it"
         )
 
     @property

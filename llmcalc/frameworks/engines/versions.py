@@ -215,8 +215,8 @@ class EngineRecord(Record, Generic[RuleType]):
         earlier_rules = [rules for rules in self.versions if rules.first_version <= version_numbers]
         if not earlier_rules:
             raise InputError(
-                f"--engine: {self.title} {typed_name} is older than what was read; expected {self.versions[0].start} or "
-                "newer"
+                f"--engine: {self.title} {typed_name} is older than what was read; expected {self.versions[0].start} "
+                "or newer"
             )
         remark = ""
         if not version_text:

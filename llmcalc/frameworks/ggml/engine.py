@@ -18,7 +18,7 @@ def ggml_engine(
     server_factory: str = "create_server",
     engine_functions: tuple[str, str] = (__package__, "changes"),
 ) -> Engine:
-    """Returns the record of an engine based on ggml. engine_package: the engine's folder, with its flags and its server.
+    """Returns the record of an engine based on ggml. engine_package: its folder, with flags and server.
 
     server_factory: the function or class in its file `server.py` that returns a server.
     engine_functions: package and file of the functions that take a server; by default those of llama.cpp.

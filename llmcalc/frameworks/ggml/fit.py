@@ -221,7 +221,7 @@ class _LayerFit:
         )
 
     def _with_partial_layer(self, layers_by_gpu: list[_GpuLayers], gpu_number: int) -> list[_GpuLayers]:
-        """Places as many parts of the next layer's experts on GPU `gpu_number` as fit, and returns the layers by GPU."""
+        """Places as many parts of the next layer's experts on a GPU as fit, and returns the layers by GPU."""
         donor_gpu = next((gpu_index for gpu_index, gpu_layers in enumerate(layers_by_gpu) if gpu_layers.hosted), None)
         if donor_gpu is None or donor_gpu < gpu_number:
             return layers_by_gpu

@@ -97,5 +97,6 @@ def draft_flags(flags: Mapping[str, Any], context_tokens: int, sequences: int, i
         target_field: flags[draft_field] for draft_field, target_field in TARGET_FLAGS.items() if draft_field in flags
     }
     return {
-        **inherited_flags, **chosen_flags, "ctx_size": context_tokens, "parallel": sequences, "kv_unified": is_unified, "fit": "off"
+        **inherited_flags, **chosen_flags,
+        "ctx_size": context_tokens, "parallel": sequences, "kv_unified": is_unified, "fit": "off",
     }  # fmt: skip

@@ -185,7 +185,7 @@ class ModelGraph:
     def rotation_matrix(self, head_size: int, type_bytes: int, column_limit: int = 0) -> Tensor | None:
         """Returns the rotation matrix of heads before a block-quantized cache (src/llama-kv-cache.cpp), or None.
 
-        head_size: elements of a head. type_bytes: bytes of 256 cached elements. column_limit: the largest matrix; 0 for any.
+        head_size: elements of a head. type_bytes: bytes of 256 cached elements. column_limit: 0 for any.
         """
         if not self.rules.rotates_vectors or type_bytes >= F16 * 256 or head_size % LEAST_ROTATION:
             return None

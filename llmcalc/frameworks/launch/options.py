@@ -136,8 +136,8 @@ def _with_layout(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
     if framework_name not in (None, launched_run.framework):
         framework_title = framework(launched_run.framework).title
         raise InputError(
-            f"--framework {framework_name}: {launched_run.where} runs {framework_title}, whose settings no other framework "
-            "has; remove "
+            f"--framework {framework_name}: {launched_run.where} runs {framework_title}, whose settings no other "
+            "framework has; remove "
             "the option, or answer without the file"
         )
     degrees = {option: option_value for option, option_value in options.items() if option not in ("framework", "fsdp")}

@@ -49,8 +49,8 @@ def read_launch(
 ) -> Launch:
     """Returns the training run of a launch file.
 
-    launch_path: the file's name, or a text `NAME=VALUE … FILE ARGUMENT …` with variables and arguments of a script, as they
-        are typed in a shell, or the command of a program that trains.
+    launch_path: the file's name, or a text `NAME=VALUE … FILE ARGUMENT …` with variables and arguments of a script, as
+        typed in a shell, or the command of a program that trains.
     world_size: number of devices; by default that of the file, or the smallest number that its layout allows.
     allow_unknown: whether to accept arguments that may change memory and are not modelled.
     release_date: date of the framework's version; None (default) for the newest.
@@ -246,7 +246,8 @@ def _read_script(shell_text: Script, source_file: LaunchSource, batch: list[str]
         if not shell_text.missing or "known only when" not in error_text or "is argument " in error_text:
             raise
         raise InputError(
-            f"{error_text}; the script takes arguments, as in --launch '{source_file.where} ARG1 … ARG{shell_text.missing}'"
+            f"{error_text}; the script takes arguments, as in --launch '{source_file.where} ARG1 … "
+            f"ARG{shell_text.missing}'"
         ) from None
 
 
@@ -381,8 +382,8 @@ def _only_command(program_commands: list[CommandLine], name_in_errors: str) -> C
             for variable, loop_values in varying_loops.items()
         )
         raise InputError(
-            f"{name_in_errors}: a loop trains several times (line {line_numbers}; {loop_ranges}); expected one of them, "
-            f"as in --launch '{pinned_variables} {name_in_errors}'"
+            f"{name_in_errors}: a loop trains several times (line {line_numbers}; {loop_ranges}); expected one of "
+            f"them, as in --launch '{pinned_variables} {name_in_errors}'"
         )
     raise InputError(f"{name_in_errors}: several commands train (lines {line_numbers}); expected one")
 

@@ -172,7 +172,8 @@ class LaunchSource:
             return "--devices says another number"
         variable_names = ", ".join(self.unset_counts)
         typed_counts = " ".join(f"{variable}={8 if i == 0 else 1}" for i, variable in enumerate(self.unset_counts))
-        return f"{variable_names} of the launcher is not set: --devices, or --launch '{typed_counts} FILE', says another number"
+        typed_launch = f"--launch '{typed_counts} FILE'"
+        return f"{variable_names} of the launcher is not set: --devices, or {typed_launch}, says another number"
 
 
 class CommandLine(NamedTuple):
@@ -299,7 +300,8 @@ class LaunchReader:
         unlisted_count = len(self.unknown) - MOST_LISTED
         raise InputError(
             f"{self.where}: not understood, and may change memory: {listed_arguments}"
-            f"{f'; and {unlisted_count} more' if unlisted_count > 0 else ''}; expected a run without, or --allow-unknown"
+            f"{f'; and {unlisted_count} more' if unlisted_count > 0 else ''}; expected a run without, or "
+            "--allow-unknown"
         )
 
     def check_names(
@@ -364,7 +366,8 @@ class LaunchReader:
         typed_devices = self.source.world_size if self.source.devices_typed else None
         if typed_devices not in (None, world_size):
             self.notes.append(
-                f"--devices {typed_devices} replaces the file's {nodes_name} · {devices_name} = {node_and_device_counts[1]} · {node_and_device_counts[0]}"
+                f"--devices {typed_devices} replaces the file's {nodes_name} · {devices_name} = "
+                f"{node_and_device_counts[1]} · {node_and_device_counts[0]}"
             )
             return typed_devices
         return world_size
@@ -382,7 +385,8 @@ class LaunchReader:
             )
         if ranks > 1:
             self.notes.append(
-                f"{name_prefix}{argument_name} {ranks}: each rank has 1/{ranks} of a sequence; what it sends is not counted"
+                f"{name_prefix}{argument_name} {ranks}: each rank has 1/{ranks} of a sequence; what it sends is not "
+                "counted"
             )
         return ranks
 
@@ -411,7 +415,7 @@ class LaunchReader:
         """Returns the tables of another file that an argument names.
 
         expected_kind: the kind of file, for the error.
-        shipped_tables: files that come with the program: path → tables. One is read where the user has no file of that path.
+        shipped_tables: path → tables of the program's own files, read where the user has no file of that path.
         """
         if not isinstance(file_name, str) or self.source.fetch is None:
             raise self.wrong(

@@ -156,5 +156,6 @@ def refuse_config(config: Table, name_in_errors: str) -> None:
     for refused_config in REFUSED_CONFIGS:
         if refused_config.matches(config):
             raise InputError(
-                f"{name_in_errors}: is a config of {refused_config.program}, which is not read; expected {refused_config.instead}"
+                f"{name_in_errors}: is a config of {refused_config.program}, which is not read; expected "
+                f"{refused_config.instead}"
             )

@@ -88,7 +88,8 @@ def _check_events(yaml_module: Any, yaml_text: str, name_in_errors: str) -> None
         elif isinstance(yaml_event, yaml_module.events.AliasEvent):
             if yaml_event.anchor in open_anchors:
                 raise InputError(
-                    f"{name_in_errors}: line {yaml_event.start_mark.line + 1}: *{yaml_event.anchor} stands inside what it names"
+                    f"{name_in_errors}: line {yaml_event.start_mark.line + 1}: *{yaml_event.anchor} stands inside "
+                    "what it names"
                 )
             value_count, nesting_depth = size_by_anchor.get(yaml_event.anchor, (1, 0))
             expanded_values += value_count
@@ -134,8 +135,8 @@ class _ValueBuilder:
         tag_name = str(yaml_node.tag).removeprefix("tag:yaml.org,2002:")
         if tag_name not in tag_names:
             raise InputError(
-                f"{self.where}: not valid YAML: the tag {one_line(yaml_node.tag[:80])} at line {yaml_node.start_mark.line + 1} "
-                "is not read; expected texts, numbers, lists and tables"
+                f"{self.where}: not valid YAML: the tag {one_line(yaml_node.tag[:80])} at line "
+                f"{yaml_node.start_mark.line + 1} is not read; expected texts, numbers, lists and tables"
             )
         return tag_name
 

@@ -23,7 +23,7 @@ EXPECTED_LOGS = (
 
 
 def read_log(file_name: str, log_text: LogText) -> LogReading:
-    """Returns the contents of a log. file_name: the log's name in errors. Raises `InputError` for an unknown kind of log."""
+    """Returns the contents of a log. file_name: for errors. Raises `InputError` for an unknown kind of log."""
     log_readings = sorted(_log_readings(log_text), key=lambda log_reading: -len(log_reading.terms))
     torch_reading: LogReading | None = import_module(f"..{TORCH_FOLDER}.log", __package__).read_log(log_text)
     if not log_readings:

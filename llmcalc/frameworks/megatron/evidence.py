@@ -68,8 +68,8 @@ def check_components(spec: ModelSpec) -> None:
             supported_parts = sorted(part_type for part_kind, part_type in PARTS if part_kind == model_component.kind)
             supported_text = f" (it has {', '.join(supported_parts)})" if model_component.kind != "part" else ""
             raise InputError(
-                f"--framework megatron: Megatron-LM has no {model_component.kind} '{model_component.name}'{supported_text}; expected "
-                "a model without it, or --framework torch or fsdp2"
+                f"--framework megatron: Megatron-LM has no {model_component.kind} "
+                f"'{model_component.name}'{supported_text}; expected a model without it, or --framework torch or fsdp2"
             )
     _checked_programs.add(spec.shared_program)
 

@@ -313,8 +313,8 @@ class MegatronSettings(MegatronArguments):
         layers += self.account_for_embedding_in_pipeline_split + self.account_for_loss_in_pipeline_split
         if layers_per_stage < 1 or layers % (self.pp * layers_per_stage):
             raise InputError(
-                f"--num-layers-per-virtual-pipeline-stage: {layers_per_stage} layers on each of {self.pp} ranks do not divide "
-                f"{layers} layers; expected a divisor"
+                f"--num-layers-per-virtual-pipeline-stage: {layers_per_stage} layers on each of {self.pp} ranks do "
+                f"not divide {layers} layers; expected a divisor"
             )
         return layers // (self.pp * layers_per_stage)
 

@@ -162,7 +162,8 @@ def _check_options(memory_estimate: Memory, layout: Layout) -> None:
     for field_name, known_values in KNOWN.items():
         if (option_value := getattr(run_options, field_name)) not in (None, *known_values):
             raise InputError(
-                f"{option(field_name)} {option_value}: not modelled with --framework megatron; expected {' or '.join(known_values)}"
+                f"{option(field_name)} {option_value}: not modelled with --framework megatron; expected "
+                f"{' or '.join(known_values)}"
             )
     for option_name, declaration in declared(Settings).items():
         if (

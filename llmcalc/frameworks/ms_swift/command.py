@@ -210,8 +210,8 @@ def _check_visible_devices(reader: LaunchReader, config: Table) -> None:
         return
     raise reader.wrong(
         "device_map" if config.get("device_map") is not None else "CUDA_VISIBLE_DEVICES",
-        f"{len(visible_devices)} devices of {processes} process{'es' * (processes > 1)}: layers that transformers divides over "
-        f"devices are not modelled; expected NPROC_PER_NODE={len(visible_devices) or 2} in the script",
+        f"{len(visible_devices)} devices of {processes} process{'es' * (processes > 1)}: layers that transformers "
+        f"divides over devices are not modelled; expected NPROC_PER_NODE={len(visible_devices) or 2} in the script",
     )
 
 

@@ -220,7 +220,7 @@ def _flat_values(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 
 def _with_full_names(written_value: Any, table_names: list[str]) -> Any:
-    """Returns a value with full names in place of relative ones such as `${..name}`. table_names: the enclosing tables."""
+    """Returns a value with full names in place of relative ones (`${..name}`). table_names: the enclosing tables."""
     if not isinstance(written_value, str):
         return written_value
     return RELATIVE.sub(

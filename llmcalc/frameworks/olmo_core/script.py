@@ -275,7 +275,8 @@ def _replicas(reader: LaunchReader, parallel_arguments: Mapping[str, Any], world
     if world_size % shard_ranks:
         raise reader.wrong(
             "shard_degree",
-            f"{shard_ranks} ranks of shards on {world_size} devices; expected --devices with a multiple of {shard_ranks}",
+            f"{shard_ranks} ranks of shards on {world_size} devices; expected --devices with a multiple of "
+            f"{shard_ranks}",
         )
     return world_size // shard_ranks
 
@@ -348,13 +349,13 @@ def _recompute_settings(
         kept_period = math.floor(kept_layers + 1e-9) if memory_budget < 0.5 else math.ceil(kept_layers - 1e-9)
         layer_share = f"one of {kept_period}" if memory_budget < 0.5 else f"{kept_period - 1} of {kept_period}"
         reader.notes.append(
-            f"ac_config.activation_memory_budget {memory_budget}: counted as if {layer_share} layers kept all that it saves, "
-            + ("an estimate" if abs(kept_layers - kept_period) < 1e-6 else "an upper bound")
+            f"ac_config.activation_memory_budget {memory_budget}: counted as if {layer_share} layers kept all that it "
+            "saves, " + ("an estimate" if abs(kept_layers - kept_period) < 1e-6 else "an upper bound")
         )
         return {"recompute": f"but-every:{kept_period}" if memory_budget < 0.5 else f"every:{kept_period}"}
     reader.unknown["ac_config.mode"] = (
-        f"'{recompute_mode[:60]}' is not modelled; full, budget, and selected_modules of feed_forward are; --allow-unknown "
-        "counts no recomputation, which needs more"
+        f"'{recompute_mode[:60]}' is not modelled; full, budget, and selected_modules of feed_forward are; "
+        "--allow-unknown counts no recomputation, which needs more"
     )
     return {}
 

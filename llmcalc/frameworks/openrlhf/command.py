@@ -230,7 +230,8 @@ def _sequence_length(reader: LaunchReader, config: Table) -> int:
                 "--ds.ring_attn_size", f"{ring_ranks}; expected a divisor of --data.max_len {longest_length}"
             )
         reader.notes.append(
-            f"--ds.ring_attn_size {ring_ranks}: each rank has 1/{ring_ranks} of a sequence; what it sends is not counted"
+            f"--ds.ring_attn_size {ring_ranks}: each rank has 1/{ring_ranks} of a sequence; what it sends is not "
+            "counted"
         )
     return longest_length // ring_ranks
 

@@ -110,8 +110,8 @@ def servers_of_text(
 ) -> list[LaunchedServer]:
     """Returns the servers that a launch file's text starts.
 
-    typed_path: the file's name, with variables and arguments of a script. launch_folder: folder of files that it names; None
-        (default) to read no such file. Other parameters as of `servers_of`.
+    typed_path: the file's name, with variables and arguments of a script. launch_folder: folder of files that it names;
+        None (default) to read no such file. Other parameters as of `servers_of`.
     """
     name_in_errors = typed_path.path
     found_servers: list[LaunchedServer] = []

@@ -93,9 +93,9 @@ def _run_of_calls(
     loss: str,
     is_standby: bool,
 ) -> Launch:
-    """Returns the training run of the calls that load, adapt and train a model. adapter_arguments: None without adapters.
+    """Returns the training run of the calls that load, adapt and train a model.
 
-    is_standby: whether vLLM frees its cache while the model is trained.
+    adapter_arguments: None without adapters. is_standby: whether vLLM frees its cache while the model is trained.
     """
     max_length = next(
         (

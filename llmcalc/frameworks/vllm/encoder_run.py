@@ -219,8 +219,8 @@ def _apply_processor_limits(image_rule: ImageRule, processor_settings: Mapping[s
         processor_limits.pop(limit_name)
     if processor_limits or (most_pixels is not None and not isinstance(image_rule, SmartResize)):
         raise InputError(
-            f"--mm-processor-kwargs: {shown(next(iter(processor_limits), 'max_pixels'))} is not modelled for this model; "
-            "remove the key"
+            f"--mm-processor-kwargs: {shown(next(iter(processor_limits), 'max_pixels'))} is not modelled for this "
+            "model; remove the key"
         )
     if not isinstance(image_rule, SmartResize):
         return image_rule

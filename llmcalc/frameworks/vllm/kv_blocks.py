@@ -157,8 +157,8 @@ def _pool_of_layer_groups(
     for layer_cache in layer_caches:
         if most_elements_per_token % layer_cache.width:
             raise InputError(
-                f"--engine vllm: keys and values of {layer_cache.width} elements beside {most_elements_per_token} are not "
-                "modelled; expected a divisor"
+                f"--engine vllm: keys and values of {layer_cache.width} elements beside {most_elements_per_token} are "
+                "not modelled; expected a divisor"
             )
         cache_kind = layer_cache.window, most_elements_per_token // layer_cache.width
         layers_by_kind[cache_kind] = layers_by_kind.get(cache_kind, 0) + layer_cache.layers

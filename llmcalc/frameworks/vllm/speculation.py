@@ -82,7 +82,7 @@ def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
 
 
 def draft_flags(drafting_method: str, draft_model: Preset | None, draft_tokens: int) -> dict[str, Any]:
-    """Returns the flags of speculative decoding. drafting_method: `mtp`, `ngram` or `model`. draft_model: the draft model's name."""
+    """Returns the flags of speculative decoding. drafting_method: `mtp`, `ngram` or `model`."""
     if draft_model is not None:
         drafting_method = "draft_model" if states_reader_of(draft_model.model) is None else STATE_METHODS[1]
     return {
@@ -104,13 +104,13 @@ def _check_draft(target_model: Preset, draft_model: Preset, drafting_method: str
         raise InputError(f"{FLAG}: {draft_model.name}: MLP speculators are not modelled in vLLM; remove the flag")
     if isinstance(draft_heads, MedusaHeads) is not (drafting_method == MEDUSA):
         raise InputError(
-            f"{FLAG}: method {drafting_method}: {draft_model.name} is {'a' if draft_heads else 'no'} draft of Medusa; expected "
-            f"the method {MEDUSA} for such drafts alone"
+            f"{FLAG}: method {drafting_method}: {draft_model.name} is {'a' if draft_heads else 'no'} draft of Medusa; "
+            f"expected the method {MEDUSA} for such drafts alone"
         )
     if drafting_method in STATE_METHODS and states_reader_of(draft_model.model) is None:
         raise InputError(
-            f"{FLAG}: method {drafting_method}: the model {draft_model.name} reads no hidden states of its target; expected "
-            "draft_model for a model of its own"
+            f"{FLAG}: method {drafting_method}: the model {draft_model.name} reads no hidden states of its target; "
+            "expected draft_model for a model of its own"
         )
     check_draft(
         target_model.model, draft_model.model, target_model.name, f"{FLAG}: {draft_model.name}", same_vocabulary

@@ -254,7 +254,8 @@ AUTO = json.loads((LAUNCHES / "deepspeed_zero3_auto.json").read_text())
 
 
 def test_auto_values_are_those_of_the_trainer() -> None:
-    launch = read_deepspeed(AUTO, LaunchSource("ds.json", 4), trainer_arguments={"batch": 2, "num_microbatches": 3, "bf16": True})
+    values = {"batch": 2, "num_microbatches": 3, "bf16": True}
+    launch = read_deepspeed(AUTO, LaunchSource("ds.json", 4), trainer_arguments=values)
     assert launch.framework == "deepspeed"
     assert launch.layout == Layout(dp=4, zero=3)
     assert launch.settings == {

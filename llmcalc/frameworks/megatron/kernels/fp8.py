@@ -308,7 +308,8 @@ class Fp8Kernels(DeltaKernels):
         row_multiple = MULTIPLES["mxfp8"] if self.rank_choices.fp8_recipe == "mxfp8" else ALIGNED
         if rows_per_expert * expert_count != row_count or rows_per_expert % row_multiple:
             raise self.unsupported(
-                f"{row_count} rows of {expert_count} experts in 8 bits; expected a multiple of {row_multiple} rows of each",
+                f"{row_count} rows of {expert_count} experts in 8 bits; expected a multiple of {row_multiple} rows of "
+                "each",
                 operation.name,
             )
         weights, biases = self.expert_weights(operation, n_in, output_width, "expert")

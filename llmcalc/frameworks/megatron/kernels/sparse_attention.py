@@ -253,7 +253,7 @@ def valid_key_mask(aten: Aten, tokens: Number, key_count: Number) -> Tensor:
 def mask_future_keys(aten: Aten, x: Tensor) -> Tensor:
     """Runs Megatron-Core's apply_starts_ends_mask_to_scores."""
     valid_keys = valid_key_mask(aten, x.shape[-2], x.shape[-1])
-    masked_scores = aten.like(valid_keys)
+    _masked_keys = aten.like(valid_keys)
     return aten.new_tensor(x.shape, x.dtype)
 
 
