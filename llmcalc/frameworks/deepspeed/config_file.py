@@ -201,13 +201,13 @@ def _convert_value(reader: LaunchReader, dotted_key: str, field_type: Any, value
         if get_origin(field_type) is Literal
         else [type_ for type_ in get_args(field_type) if type_ is not NoneType] or [field_type]
     )
-    literal_set = [
+    literals = [
         allowed_value for type_ in type_arguments if get_origin(type_) is Literal for allowed_value in get_args(type_)
     ]
     plain_types = [type_ for type_ in type_arguments if get_origin(type_) is not Literal]
     value_text = str(value)[:40].removesuffix(".0")
-    if not isinstance(value, bool | Mapping | list) and value_text in map(str, literal_set):
-        return next(allowed_value for allowed_value in literal_set if str(allowed_value) == value_text)
+    if not isinstance(value, bool | Mapping | list) and value_text in map(str, literals):
+        return next(allowed_value for allowed_value in literals if str(allowed_value) == value_text)
     for type_ in plain_types:
         if type_ is bool:
             return flag_value(reader, dotted_key, value)

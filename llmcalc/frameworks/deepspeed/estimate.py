@@ -65,11 +65,11 @@ def transient_bytes(
             ),  # the layers' parameters are released when they have run
             optimizer_step=round(sub_group_share * max(step_bytes, flat_gradient_bytes)),
         )
-    unreduced_elements = max(
+    gradient_elements = max(
         shard_size, *(stage.largest_tensor for stage in stage_parameters)
     )  # a rank updates parts of them
     if layout.zero == 2:
-        unsharded_gradient_bytes = element_bytes * (unreduced_elements - shard_size)
+        unsharded_gradient_bytes = element_bytes * (gradient_elements - shard_size)
         return TransientBytes(
             from_first_gradient=buffer_bytes + unsharded_gradient_bytes,
             later_micro_batches=unsharded_gradient_bytes,
@@ -83,6 +83,6 @@ def transient_bytes(
         from_first_gradient=buffer_bytes,
         later_micro_batches=buffer_bytes,
         backward_end=buffer_bytes,
-        gradient_reduction=buffer_bytes + element_bytes * unreduced_elements,
+        gradient_reduction=buffer_bytes + element_bytes * gradient_elements,
         optimizer_step=step_bytes - optimizer_step.gradient_element_bytes * parameter_count,
     )

@@ -63,7 +63,7 @@ def _without_batch_size(launch_settings: LaunchSettings, config: Table) -> Launc
     if config.get("train_micro_batch_size_per_gpu", "auto") != "auto":
         return launch_settings
     return launch_settings._replace(
-        settings={option: option_text for option, option_text in launch_settings.settings.items() if option != "batch"}
+        settings={option: value for option, value in launch_settings.settings.items() if option != "batch"}
     )
 
 

@@ -436,11 +436,11 @@ def _take_values(argument_queue: deque[str]) -> list[str]:
     return taken_values
 
 
-def _set_key(innermost_table: dict[str, Any], nested_keys: Sequence[str], new_value: Any) -> None:
+def _set_key(nested_table: dict[str, Any], nested_keys: Sequence[str], new_value: Any) -> None:
     """Sets the value of a nested key in a table, and creates missing inner tables."""
     *outer_keys, last_key = nested_keys
     for outer_key in outer_keys:
-        if not isinstance(innermost_table.get(outer_key), dict):
-            innermost_table[outer_key] = {}
-        innermost_table = innermost_table[outer_key]
-    innermost_table[last_key] = new_value
+        if not isinstance(nested_table.get(outer_key), dict):
+            nested_table[outer_key] = {}
+        nested_table = nested_table[outer_key]
+    nested_table[last_key] = new_value

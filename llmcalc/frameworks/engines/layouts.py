@@ -29,11 +29,11 @@ def layouts_of(
     tensor_limit: devices of a machine, which divide each matrix. allows_stages: whether more devices become stages.
     """
     tensor_field, stage_field = server.layout_fields[:2]
-    typed_tensor, typed_stage_count = server.flags.get(tensor_field), server.flags.get(stage_field)
+    tensor_degree, typed_stage_count = server.flags.get(tensor_field), server.flags.get(stage_field)
     data_parallel_ranks = max(1, server.device_count // (server.tp * server.pp))  # data-parallel ranks
     powers_of_two = [2**i for i in range((device_limit // data_parallel_ranks).bit_length())]
     sizes_by_devices: dict[int, list[tuple[int, int]]] = {}
-    for tp in [typed_tensor] if typed_tensor else [size for size in powers_of_two[::-1] if size <= tensor_limit]:
+    for tp in [tensor_degree] if tensor_degree else [size for size in powers_of_two[::-1] if size <= tensor_limit]:
         for pp in [typed_stage_count] if typed_stage_count else powers_of_two if allows_stages else [1]:
             if tp * pp * data_parallel_ranks <= device_limit:
                 sizes_by_devices.setdefault(tp * pp, []).append((tp, pp))

@@ -498,10 +498,10 @@ def rope_tables(preset: Preset, position_count: int | None, video_factor: int) -
 
     video_factor: factor of the positions of models with positions of images and videos.
     """
-    spec, rope_table_set = preset.model, preset.rope_parameters or {}
+    spec, rope_settings = preset.model, preset.rope_parameters or {}
     for mixer, _ in mixers(spec):
         attention_kind = "full_attention" if getattr(mixer, "sliding_window", None) is None else "sliding_attention"
-        rope_scaling = rope_table_set.get(attention_kind, {} if "full_attention" in rope_table_set else rope_table_set)
+        rope_scaling = rope_settings.get(attention_kind, {} if "full_attention" in rope_settings else rope_settings)
         table_rows = 0 if position_count is None else _table_rows(rope_scaling, position_count, video_factor)
         position_encoding = getattr(mixer, "position", None)
         if isinstance(mixer, MLA):

@@ -265,10 +265,10 @@ class EngineServer:
             return memory_terms
         log_name = self.flags[RECEIPT_FIELD].file
         return tuple(
-            term._replace(status="measured", source=log_name, origin=_measured_origin(term, log_name))
-            if term.name in self.receipt_terms
-            else term
-            for term in memory_terms
+            memory_term._replace(status="measured", source=log_name, origin=_measured_origin(memory_term, log_name))
+            if memory_term.name in self.receipt_terms
+            else memory_term
+            for memory_term in memory_terms
         )
 
 

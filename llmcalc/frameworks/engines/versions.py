@@ -210,22 +210,20 @@ class EngineRecord(Record, Generic[RuleType]):
 
         Raises `InputError` for a version that is older than all ranges.
         """
-        typed_name = version_text.removeprefix("v") or self.newest
-        version_numbers = numbers_of(typed_name)
+        version = version_text.removeprefix("v") or self.newest
+        version_numbers = numbers_of(version)
         earlier_rules = [rules for rules in self.versions if rules.first_version <= version_numbers]
         if not earlier_rules:
             raise InputError(
-                f"--engine: {self.title} {typed_name} is older than what was read; expected {self.versions[0].start} "
+                f"--engine: {self.title} {version} is older than what was read; expected {self.versions[0].start} "
                 "or newer"
             )
         remark = ""
         if not version_text:
             remark = f"no version is named: {self.title} {self.newest}, the newest that was read"
         elif version_numbers > numbers_of(self.newest):
-            remark = (
-                f"{self.title} {typed_name} was not read; these are the rules of {self.newest}, the newest that was"
-            )
-        return EngineVersion(typed_name, earlier_rules[-1].start, remark)
+            remark = f"{self.title} {version} was not read; these are the rules of {self.newest}, the newest that was"
+        return EngineVersion(version, earlier_rules[-1].start, remark)
 
 
 RecordType = TypeVar("RecordType", bound=Record)

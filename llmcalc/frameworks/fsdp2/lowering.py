@@ -284,7 +284,7 @@ class FsdpProfile(RingAttention):
         if layer not in self.groups:
             raise self.unsupported(SHARED_LAYERS, module_call.scope.name)
         layer_groups = groups_of_layer(self.groups, layer)
-        outer_scope, memory_meter.place = memory_meter.place, Place(memory_meter.place.phase, layer_index, layer_path)
+        outer_place, memory_meter.place = memory_meter.place, Place(memory_meter.place.phase, layer_index, layer_path)
         cast_input: Tensor | None = x
         for parameter_group in layer_groups:
             cast_input = parameter_group.pre_forward(cast_input)
@@ -293,7 +293,7 @@ class FsdpProfile(RingAttention):
         module_call.local_tensors.clear()  # the variables of its forward pass
         for parameter_group in layer_groups:
             parameter_group.post_forward([layer_output])
-        memory_meter.place = outer_scope
+        memory_meter.place = outer_place
         return layer_output
 
     # --- experts of other ranks -------------------------------------------------------------------------------------
@@ -333,7 +333,7 @@ class FsdpProfile(RingAttention):
     def _exchange_rows(self, rows: Tensor) -> Tensor:
         """Exchanges rows by an all-to-all, and their gradients by another all-to-all in the backward pass."""
         return record(
-            self.graph, "all_to_all_single", [rows], self.t.like(rows), lambda gradients, *_: [self.t.like(gradients)]
+            self.graph, "all_to_all_single", [rows], self.t.like(rows), lambda gradient, *_: [self.t.like(gradient)]
         )
 
 

@@ -112,7 +112,7 @@ class ShortenedPasses:
         """
         chunk_index, pass_kind, _ = recorded_pass.pass_id
         recorded_chunk, source_numbers = self.chunks[chunk_index], self.sources[chunk_index]
-        outputs_by_number = {i: (output_shape, block_number) for i, output_shape, block_number in recorded_pass.outputs}
+        outputs_by_number = {i: (template, storage_id) for i, template, storage_id in recorded_pass.outputs}
         if pass_kind == "B":
             received_count = int(bool(recorded_chunk.received))
             recorded_starts = [received_count + len(recorded_chunk.parameters)]
@@ -135,10 +135,8 @@ class ShortenedPasses:
         for recorded_start, full_start in zip(recorded_starts, full_starts, strict=True):
             for i, (storage_position, inner_repeat) in enumerate(source_numbers):
                 if recorded_start + storage_position in outputs_by_number:
-                    output_shape, block_number = outputs_by_number[recorded_start + storage_position]
-                    unfolded_outputs.append(
-                        (full_start + i, output_shape, self._full_storage(block_number, inner_repeat))
-                    )
+                    template, storage_id = outputs_by_number[recorded_start + storage_position]
+                    unfolded_outputs.append((full_start + i, template, self._full_storage(storage_id, inner_repeat)))
         stage_input = recorded_pass.input_storage
         return recorded_pass._replace(
             start=pass_start,

@@ -60,7 +60,7 @@ class Tensor:
         layout: tuple[int, ...] | None = None,
         device: str | None = None,
         has_offset: bool = False,
-        may_be_copied: bool = False,
+        may_move: bool = False,
     ) -> None:
         self.nbytes: int = tensor_bytes
         self.operation: Operation = operation_name
@@ -68,7 +68,7 @@ class Tensor:
         self.device: str | None = device
         self.sources: list[Tensor] = list(source_tensors)
         self.has_offset: bool = has_offset
-        self.may_move: bool = may_be_copied
+        self.may_move: bool = may_move
         self.base: Tensor | None = None
         if operation_name in ("view", "store"):
             viewed_tensor = source_tensors[-1] if operation_name == "store" else source_tensors[0]

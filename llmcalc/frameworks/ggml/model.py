@@ -235,9 +235,9 @@ class GgufModel:
         """
         layer_count = len(self.layers)
         loaded_tensors = tuple(
-            gguf_item for gguf_item in self.stored_tensors if gguf_item.layer is None or gguf_item.layer < layer_count
+            tensor for tensor in self.stored_tensors if tensor.layer is None or tensor.layer < layer_count
         )
-        if any(gguf_item.name == OUTPUT for gguf_item in loaded_tensors):
+        if any(tensor.name == OUTPUT for tensor in loaded_tensors):
             return loaded_tensors
         return (
             *loaded_tensors,
@@ -262,12 +262,12 @@ class GgufModel:
                 tensor for tensor in self.stored_tensors if tensor.layer is not None and tensor.layer >= layer_count
             )
         every_weight = weight_tensors_of(self.preset.model.tree(), frozenset({MTP.name}))
-        mtp_parts = [
+        weights = [
             replace(weight_tensor, optional="", layer=layer_count + (weight_tensor.layer or 0))
             for weight_tensor in every_weight
             if weight_tensor.optional == MTP.name
         ]
-        weight_sizes = self._weight_sizes([*weight_tensors_of(self.preset.model.tree()), *mtp_parts])[-len(mtp_parts) :]
+        weight_sizes = self._weight_sizes([*weight_tensors_of(self.preset.model.tree()), *weights])[-len(weights) :]
         return tuple(GgufTensor(_gguf_name(site), tensor_bytes, site.layer) for site, tensor_bytes in weight_sizes)
 
     @property
@@ -292,12 +292,10 @@ class GgufModel:
             ]
         return [
             (
-                site_weight,
-                int(site_weight.tensor.size)
-                * (element_bits if site_weight.tensor.role in ("matrix", "table") else 32)
-                // 8,
+                weight,
+                int(weight.tensor.size) * (element_bits if weight.tensor.role in ("matrix", "table") else 32) // 8,
             )
-            for site_weight in weight_tensors
+            for weight in weight_tensors
         ]
 
 
@@ -371,20 +369,20 @@ def _layer_shape(layer: Place) -> LayerShape:
     return layer_shape
 
 
-def _gguf_name(weight_node: WeightTensor) -> str:
+def _gguf_name(weight: WeightTensor) -> str:
     """Returns the name of a weight in a GGUF file."""
-    is_weight = weight_node.tensor.role != "vector" or weight_node.name.endswith("norm") or weight_node.name == "sinks"
+    is_weight = weight.tensor.role != "vector" or weight.name.endswith("norm") or weight.name == "sinks"
     name_ending = "weight" if is_weight else "bias"
-    if weight_node.layer is None:
-        return f"{TENSOR_NAMES.get(weight_node.path, weight_node.path)}.weight"
-    name_in_layer = weight_node.path.split(".", 2)[-1]
+    if weight.layer is None:
+        return f"{TENSOR_NAMES.get(weight.path, weight.path)}.weight"
+    name_in_layer = weight.path.split(".", 2)[-1]
     name_parts = name_in_layer.split(".")
     name_suffixes = [".".join(name_parts[i:]) for i in range(len(name_parts))]
     gguf_name = next(
         (LAYER_TENSOR_NAMES[name_suffix] for name_suffix in name_suffixes if name_suffix in LAYER_TENSOR_NAMES),
         name_parts[-1],
     )
-    return f"blk.{weight_node.layer}.{gguf_name}.{name_ending}"
+    return f"blk.{weight.layer}.{gguf_name}.{name_ending}"
 
 
 def _layer_of(tensor_name: str) -> int | None:

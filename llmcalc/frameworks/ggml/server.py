@@ -212,7 +212,7 @@ class GgmlServer(GgmlSettings):
             expert_homes = {
                 size_and_device[tensor.name][1] for tensor in layer_tensors if EXPERT_TENSORS.match(tensor.name)
             }
-            placement = []
+            weight_keys = []
             for tensor in layer_tensors:
                 tensor_bytes, device = size_and_device[tensor.name]
                 if EXPERT_TENSORS.match(tensor.name):
@@ -221,8 +221,10 @@ class GgmlServer(GgmlSettings):
                     )
                 else:
                     copies_experts = device == HOST and version_rules.moves_product(moved_tokens)
-                placement.append((tensor.name.partition(f"blk.{i}.")[2], device, tensor_bytes if copies_experts else 0))
-            layer_keys.append((id(layer), tensor_placement.layers.device(i), tuple(placement)))
+                weight_keys.append(
+                    (tensor.name.partition(f"blk.{i}.")[2], device, tensor_bytes if copies_experts else 0)
+                )
+            layer_keys.append((id(layer), tensor_placement.layers.device(i), tuple(weight_keys)))
         return layer_keys
 
     def buffers(self, placement: Placement) -> Buffers:

@@ -133,7 +133,7 @@ class ModelGraph:
         tensor_bytes = bytes
         for dimension in dimensions:
             tensor_bytes *= dimension
-        return Tensor(tensor_bytes, sources, "new", (*dimensions, bytes), may_be_copied=may_move)
+        return Tensor(tensor_bytes, sources, "new", (*dimensions, bytes), may_move=may_move)
 
     def _new_typed(self, dimensions: tuple[int, ...], block_bytes: int, *source_tensors: Tensor) -> Tensor:
         """Returns a new tensor in a number format with `block_bytes` bytes per 256 elements."""
@@ -433,9 +433,9 @@ class ModelGraph:
         window_size: int | None,
     ) -> Tensor:
         """Adds attention scores and weighted latents; ik's -amb limits the MiB of scores per head group."""
-        tokens, score_mib = self.settings.tokens, self.settings.attention_batch_mib
+        tokens, mib_limit = self.settings.tokens, self.settings.attention_batch_mib
         scores_mib = cache_cells * tokens * heads * F32 // MIB
-        step_count = 1 if not score_mib or score_mib >= scores_mib else min(-(-scores_mib // score_mib), heads)
+        step_count = 1 if not mib_limit or mib_limit >= scores_mib else min(-(-scores_mib // mib_limit), heads)
         group_size, attention_output, finished_heads = -(-heads // step_count), None, 0
         while finished_heads < heads:
             group_heads = min(group_size, heads - finished_heads)

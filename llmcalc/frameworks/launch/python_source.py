@@ -221,9 +221,7 @@ class Configurations:
     def truth_of(self, condition: ast.expr, variables: Config, configs_by_variable: dict[str, Config]) -> bool | None:
         """Returns whether a condition on plain values is true; None if unknown."""
         if isinstance(condition, ast.BoolOp):
-            operand_truths = [
-                self.truth_of(bool_node, variables, configs_by_variable) for bool_node in condition.values
-            ]
+            operand_truths = [self.truth_of(operand, variables, configs_by_variable) for operand in condition.values]
             decisive = isinstance(condition.op, ast.Or)
             return decisive if decisive in operand_truths else None if None in operand_truths else not decisive
         if isinstance(condition, ast.UnaryOp) and isinstance(condition.op, ast.Not):
@@ -255,27 +253,25 @@ class Configurations:
         config = self.evaluate(expression, variables, configs_by_variable, 0)
         return config[""] if set(config) == {""} else Unknown(source_of(expression))
 
-    def assign_value(
-        self, left_node: ast.expr, config: Config, variables: Config, config_by_id: dict[str, Config]
-    ) -> None:
+    def assign_value(self, target: ast.expr, config: Config, variables: Config, configs: dict[str, Config]) -> None:
         """Assigns a value to a name or to an attribute of a configuration."""
-        target_path = dotted(left_node)
-        variable_name, _, field_path = target_path.partition(".")
+        target_path = dotted(target)
+        variable_name, _, attr_name = target_path.partition(".")
         if not target_path:
             return
-        if not field_path:
-            config_by_id.pop(variable_name, None)
+        if not attr_name:
+            configs.pop(variable_name, None)
             variables.pop(variable_name, None)
             if set(config) == {""}:
                 variables[variable_name] = config[""]
             else:
-                config_by_id[variable_name] = dict(config)
+                configs[variable_name] = dict(config)
             return
-        owner_config = config_by_id.setdefault(variable_name, {})
+        owner_config = configs.setdefault(variable_name, {})
         self.count_work(len(owner_config) + len(config))
-        for key in [key for key in owner_config if key == field_path or key.startswith(f"{field_path}.")]:
+        for key in [key for key in owner_config if key == attr_name or key.startswith(f"{attr_name}.")]:
             del owner_config[key]
-        owner_config |= {f"{field_path}.{key}".rstrip("."): attribute_value for key, attribute_value in config.items()}
+        owner_config |= {f"{attr_name}.{key}".rstrip("."): attribute_value for key, attribute_value in config.items()}
         if len(owner_config) > MOST_VALUES:
             raise RecursionError
 

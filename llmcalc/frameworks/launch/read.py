@@ -179,8 +179,10 @@ def _command_pattern() -> re.Pattern[str]:
     """Returns a regular expression for script lines that start Python, directly or with a launcher."""
     launchers = (framework(folder).launcher for folder in NAMES)
     commands = (rf"{folder}\s+({'|'.join(verbs)})" if verbs else folder for folder, verbs in CONSOLE_PROGRAMS.items())
-    launch_names = "|".join((*filter(None, launchers), "srun", "mpirun", r"accelerate\s+launch", "python3?", *commands))
-    return re.compile(rf"^[^#\n:]*\b({launch_names}|torch\.distributed\.(run|launch))\s", re.M)
+    program_regex = "|".join(
+        (*filter(None, launchers), "srun", "mpirun", r"accelerate\s+launch", "python3?", *commands)
+    )
+    return re.compile(rf"^[^#\n:]*\b({program_regex}|torch\.distributed\.(run|launch))\s", re.M)
 
 
 def starts_python(file_text: str) -> bool:
@@ -237,17 +239,16 @@ def _table_reader(name_in_errors: str, launch_folder: Path | None) -> Fetch:
 # ---- scripts
 
 
-def _read_script(shell_text: Script, source_file: LaunchSource, batch: list[str], options: Mapping[str, Any]) -> Launch:
+def _read_script(script: Script, source_file: LaunchSource, batch: list[str], options: Mapping[str, Any]) -> Launch:
     """Returns the training run of a shell script. An error names script arguments that were not typed."""
     try:
-        return _read_training_command(shell_text, source_file, batch, options)
+        return _read_training_command(script, source_file, batch, options)
     except InputError as error:
         error_text = str(error)
-        if not shell_text.missing or "known only when" not in error_text or "is argument " in error_text:
+        if not script.missing or "known only when" not in error_text or "is argument " in error_text:
             raise
         raise InputError(
-            f"{error_text}; the script takes arguments, as in --launch '{source_file.where} ARG1 … "
-            f"ARG{shell_text.missing}'"
+            f"{error_text}; the script takes arguments, as in --launch '{source_file.where} ARG1 … ARG{script.missing}'"
         ) from None
 
 
@@ -325,11 +326,11 @@ def _read_by_arguments(
     name_in_errors = source_file.where
     argument_readers = [file_kind for file_kind in kinds() if file_kind.read_arguments is not None]
     for file_kind in argument_readers:
-        matching_commands = [run_line for run_line in shell_script.commands if file_kind.is_run_by(run_line.words)]
+        matching_commands = [command for command in shell_script.commands if file_kind.is_run_by(command.words)]
         if not matching_commands or file_kind.read_arguments is None:
             continue
         program_lines = [
-            program_line for run_line in matching_commands if (program_line := command_line(run_line)) is not None
+            program_line for command in matching_commands if (program_line := command_line(command)) is not None
         ]
         if not program_lines:
             command_words = list(matching_commands[0].words)
@@ -339,21 +340,19 @@ def _read_by_arguments(
                 f"'{printable(' '.join(command_words[:first_flag]))[:60]}'; "
                 "expected one, such as pretrain_gpt.py"
             )
-        run_line = _only_command(program_lines, name_in_errors)
-        arguments = arguments_of(run_line.words, name_in_errors)
-        return read_with_options(file_kind, file_kind.read_arguments, arguments, start_source(run_line), options)
-    start_commands = (
-        run_line for run_line in shell_script.commands if starts_python(" ".join(run_line.words[:20]) + " ")
-    )
+        command = _only_command(program_lines, name_in_errors)
+        arguments = arguments_of(command.words, name_in_errors)
+        return read_with_options(file_kind, file_kind.read_arguments, arguments, start_source(command), options)
+    start_commands = (command for command in shell_script.commands if starts_python(" ".join(command.words[:20]) + " "))
     unresolved_words = (
-        (run_line.line, command_word)
-        for run_line in start_commands
-        for command_word in run_line.words
+        (command.line, command_word)
+        for command in start_commands
+        for command_word in command.words
         if is_unresolved(command_word)
     )
     word_number, unresolved_word = next(unresolved_words, (0, ""))
     reason_text = f" (line {word_number}: {unresolved_reason(unresolved_word)})" if unresolved_word else ""
-    program_places = dict.fromkeys(f"{run_line.program} (line {run_line.line})" for run_line in command_lines)
+    program_places = dict.fromkeys(f"{command.program} (line {command.line})" for command in command_lines)
     runs_programs = f"; it runs {', '.join(map(printable, list(program_places)[:4]))}" if program_places else ""
     known_programs = " or ".join(file_kind.arguments_of for file_kind in argument_readers)
     raise InputError(

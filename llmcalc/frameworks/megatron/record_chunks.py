@@ -194,7 +194,7 @@ def _allocated_in_forward(recorded_passes: RecordedPasses) -> Collection[int]:
         event for recorded_pass in forward_passes for event in memory_events[recorded_pass.start : recorded_pass.end]
     )
     return {
-        block_number for block_number, storage_bytes, _ in forward_events if storage_bytes > 0 or storage_bytes == TAKEN
+        storage_id for storage_id, storage_bytes, _ in forward_events if storage_bytes > 0 or storage_bytes == TAKEN
     }
 
 

@@ -174,20 +174,20 @@ MODEL = "TransformerConfig."
 
 def _module_arguments(call_nodes: list[ast.Call], variables: Mapping[str, Any]) -> dict[str, Any] | None:
     """Returns the arguments of the call that configures a training step; None without such a call."""
-    cookbook_call = _arguments(call_nodes, COOKBOOK, variables)
-    if cookbook_call is None:
+    cookbook_args = _arguments(call_nodes, COOKBOOK, variables)
+    if cookbook_args is None:
         return _arguments(call_nodes, MODULE, variables)
-    module_call = {**COOKBOOK_STEP, **cookbook_call}
-    if cookbook_call.get("activation_memory_budget", 1.0) != 1.0:
-        module_call["ac_config"] = {
+    module_args = {**COOKBOOK_STEP, **cookbook_args}
+    if cookbook_args.get("activation_memory_budget", 1.0) != 1.0:
+        module_args["ac_config"] = {
             "mode": "budget",
-            "activation_memory_budget": cookbook_call["activation_memory_budget"],
+            "activation_memory_budget": cookbook_args["activation_memory_budget"],
         }
-    if cookbook_call.get("cp_degree"):
-        module_call["cp_config"] = {"degree": cookbook_call["cp_degree"]}
-    if cookbook_call.get("float8_enabled") is True:
-        module_call["float8_config"] = True
-    return module_call
+    if cookbook_args.get("cp_degree"):
+        module_args["cp_config"] = {"degree": cookbook_args["cp_degree"]}
+    if cookbook_args.get("float8_enabled") is True:
+        module_args["float8_config"] = True
+    return module_args
 
 
 def _sequence_ranks(

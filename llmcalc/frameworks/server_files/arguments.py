@@ -146,15 +146,15 @@ def engine_of_flags(command_words: Sequence[str]) -> str:
     typed_names = {command_word.partition("=")[0] for command_word in command_words if command_word.startswith("--")}
     if not LEAST_FLAGS <= len(typed_names) <= MOST_FLAGS:
         return ""
-    for candidate in PROGRAMS:
-        if candidate.engine not in FOLDERS:
+    for program in PROGRAMS:
+        if program.engine not in FOLDERS:
             continue
-        flags_by_name = flags_by_spelling(reversed(flags_of(candidate, engine(candidate.engine))))
-        named_flags = [find_flag(flags_by_name, typed_name) for typed_name in typed_names - set(candidate.model_flags)]
+        flags_by_name = flags_by_spelling(reversed(flags_of(program, engine(program.engine))))
+        named_flags = [find_flag(flags_by_name, typed_name) for typed_name in typed_names - set(program.model_flags)]
         if all(named_flags) and any(
             flag_match is not None and not flag_match.flag.is_idle for flag_match in named_flags
         ):
-            return candidate.engine
+            return program.engine
     return ""
 
 

@@ -171,10 +171,10 @@ def _find_servers(file_text: str, typed_path: TypedLaunch, launch_folder: Path |
         yield from server_finder.in_script(file_text, typed_path.variables, typed_path.arguments, shell_container)
         return
     variables = {**_read_env_file(launch_folder), **typed_path.variables}
-    yaml_parts = []
+    yaml_data = []
     for yaml_document in _yaml_documents(file_text, name_in_errors):
         try:
-            yaml_parts.append(
+            yaml_data.append(
                 parse_braces(yaml_document, name_in_errors)
                 if yaml_document.lstrip().startswith("{")
                 else parse_yaml(yaml_document, name_in_errors)
@@ -187,10 +187,10 @@ def _find_servers(file_text: str, typed_path: TypedLaunch, launch_folder: Path |
                     f"{name_in_errors}: a template with {{{{ … }}}}; expected the file that it makes (helm template …)"
                 ) from None
             raise
-    servers = list(servers_in_tables(yaml_parts[0] if len(yaml_parts) == 1 else yaml_parts, server_finder, variables))
+    servers = list(servers_in_tables(yaml_data[0] if len(yaml_data) == 1 else yaml_data, server_finder, variables))
     yield from servers
-    if not servers and len(yaml_parts) == 1:
-        yield from _bare_configuration(yaml_parts[0])
+    if not servers and len(yaml_data) == 1:
+        yield from _bare_configuration(yaml_data[0])
 
 
 def _yaml_documents(file_text: str, name_in_errors: str) -> list[str]:
@@ -295,14 +295,14 @@ def _read_server(
     )
 
 
-def _flags_of_variables(server_kind: ServerProgram, env: Mapping[str, str]) -> Iterator[str]:
+def _flags_of_variables(program: ServerProgram, env: Mapping[str, str]) -> Iterator[str]:
     """Yields the flags equivalent to environment variables: `--ctx-size` for `LLAMA_ARG_CTX_SIZE=4096`."""
-    if not server_kind.variables or not any(variable_name.startswith(server_kind.variables) for variable_name in env):
+    if not program.variables or not any(variable_name.startswith(program.variables) for variable_name in env):
         return
-    flags_by_name = flags_by_spelling(reversed(flags_of(server_kind, engine(server_kind.engine))))
+    flags_by_name = flags_by_spelling(reversed(flags_of(program, engine(program.engine))))
     for variable_name, variable_value in env.items():
-        if variable_name.startswith(server_kind.variables):
-            flag_words = variable_name.removeprefix(server_kind.variables).lower().replace("_", "-")
+        if variable_name.startswith(program.variables):
+            flag_words = variable_name.removeprefix(program.variables).lower().replace("_", "-")
             flag_spelling = f"--{FLAG_OF_VARIABLE.get(flag_words, flag_words)}"
             matched_flag = find_flag(flags_by_name, flag_spelling)
             is_switch = matched_flag is None or matched_flag.flag.kind == "switch"

@@ -116,14 +116,14 @@ def _known_variables(env: Mapping[str, str]) -> dict[str, str]:
     return {name: variable_value for name, variable_value in env.items() if not is_unresolved(variable_value)}
 
 
-def _modelfile_servers(shell_text: Script, name_in_errors: str, outer_container: Container) -> Iterator[StartedServer]:
+def _modelfile_servers(script: Script, name_in_errors: str, outer_container: Container) -> Iterator[StartedServer]:
     """Yields the servers of the Modelfiles that a script writes."""
-    for file_name, file_text in shell_text.files.items():
+    for file_name, file_text in script.files.items():
         if is_modelfile(file_text, file_name):
             yield server_in_modelfile(
                 file_text,
                 f"{name_in_errors}: {file_name}",
-                replace(outer_container, env={**outer_container.env, **shell_text.env()}),
+                replace(outer_container, env={**outer_container.env, **script.env()}),
             )
 
 

@@ -240,7 +240,7 @@ class AttentionKernels(LinearKernels):
             q, k, v = (self.contiguous(x) for x in (q, k, v))
         qkv = (q, k, v)
         input_shapes = [x.shape for x in qkv]
-        head_outputs = self.new_tensor(row_count, output_width)
+        attn_output = self.new_tensor(row_count, output_width)
         logsumexp = self.new_tensor(row_count, heads, FLOAT32)
         random_state = autograd_graph.new_tensor((2,), INT64)
         q_shape, split_count = q.shape, 1
@@ -254,9 +254,9 @@ class AttentionKernels(LinearKernels):
             del query_gradient_sums, logsumexp
             return input_gradients
 
-        self.node("flash_attention", qkv, [head_outputs], backward, *qkv, head_outputs, logsumexp, random_state)
-        head_outputs = self.all_to_all_output(head_outputs)
-        return self.dense_copy(head_outputs) if has_several_sequences else head_outputs
+        self.node("flash_attention", qkv, [attn_output], backward, *qkv, attn_output, logsumexp, random_state)
+        attn_output = self.all_to_all_output(attn_output)
+        return self.dense_copy(attn_output) if has_several_sequences else attn_output
 
     def unfused_attention(
         self, q: Tensor, k: Tensor, v: Tensor, heads: Number, kv_heads: Number, out_width: Number, is_masked: bool

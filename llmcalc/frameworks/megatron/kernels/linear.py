@@ -349,14 +349,14 @@ class LinearKernels(RankKernels):
 
     def unsharded_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Runs the product of an unsharded weight, which saves its input unless the weight is frozen."""
-        (row_total, n_in), uses_engine = x.shape, self.rank_choices.transformer_engine
+        (n_rows, n_in), uses_engine = x.shape, self.rank_choices.transformer_engine
         self.use_workspace(uses_engine, "forward")
-        layer_output = self.new_tensor(row_total, weight.shape[0])
+        layer_output = self.new_tensor(n_rows, weight.shape[0])
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             self.use_workspace(uses_engine, "backward")
             gradients = [
-                self.new_tensor(row_total, n_in) if needs_input_grad[0] else None,
+                self.new_tensor(n_rows, n_in) if needs_input_grad[0] else None,
                 self.weight_gradient(weight),
             ]
             return [*gradients, *([] if bias is None else [self.graph.new_tensor(bias.shape, output_gradient.dtype)])]

@@ -285,8 +285,8 @@ class RankKernels(Lowering):
 
     def parameters_of(self, program: Flow) -> list[Parameter]:
         """Returns all parameters of a program, without counted allocations."""
-        counting_run = type(self)(Graph(NoMeter()), self.run_config, self.rank_choices, PersistentTensors(NoMeter()))
-        counting_run.graph.enabled, counting_run.include, counting_run.first_layer_index = (
+        unmetered_run = type(self)(Graph(NoMeter()), self.run_config, self.rank_choices, PersistentTensors(NoMeter()))
+        unmetered_run.graph.enabled, unmetered_run.include, unmetered_run.first_layer_index = (
             False,
             self.include,
             self.first_layer_index,
@@ -294,17 +294,17 @@ class RankKernels(Lowering):
         entry_tensor = None
         entry_value = program.entry
         if entry_value is not None:
-            entry_tensor = counting_run.graph.new_tensor(
+            entry_tensor = unmetered_run.graph.new_tensor(
                 (self.local_rows(self.rows(entry_value)), entry_value.width), BFLOAT16
             )
-        counting_run.run_rank(program, entry_tensor)
-        self.weights.update(counting_run.weights)
+        unmetered_run.run_rank(program, entry_tensor)
+        self.weights.update(unmetered_run.weights)
         position_tables = [
-            parameter for parameter in counting_run.ordered_parameters if parameter.role in TABLES
+            parameter for parameter in unmetered_run.ordered_parameters if parameter.role in TABLES
         ]  # the embedding is made before the layers
         self.ordered_parameters = [
             *position_tables,
-            *(parameter for parameter in counting_run.ordered_parameters if parameter.role not in TABLES),
+            *(parameter for parameter in unmetered_run.ordered_parameters if parameter.role not in TABLES),
         ]
         return self.ordered_parameters
 

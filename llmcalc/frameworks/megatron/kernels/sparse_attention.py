@@ -403,10 +403,10 @@ def _masked_log_softmax(aten: Aten, scores: Tensor) -> Tensor:
 
 
 def _indexer_gradients(
-    aten: Aten, q: Tensor, head_scale: Tensor, k: Tensor, query: Tensor, key: Tensor, selected_keys: Tensor
+    aten: Aten, q: Tensor, head_weight: Tensor, k: Tensor, query: Tensor, key: Tensor, selected_keys: Tensor
 ) -> Gradients:
     """Runs Megatron-Core's bwd_fused_indexer_loss_naive."""
-    scores = index_scores(aten, q, head_scale, k)
+    scores = index_scores(aten, q, head_weight, k)
     attention_scores = _attention_scores(aten, query, key)
     scores = mask_future_keys(aten, scores)
     valid_keys = valid_key_mask(aten, scores.shape[-2], scores.shape[-1])
@@ -429,14 +429,14 @@ def _indexer_gradients(
     activated_scores, is_positive = aten.like(recomputed_scores), aten.like(recomputed_scores, dtype=BOOL)
     del recomputed_scores
     weight_gradient = aten.sum(aten.like(logit_gradient, activated_scores), -1)
-    score_gradient = aten.like(logit_gradient, aten.unsqueeze(head_scale, -1))
+    score_gradient = aten.like(logit_gradient, aten.unsqueeze(head_weight, -1))
     del logit_gradient, activated_scores
     score_gradient = aten.like(score_gradient, aten.to(is_positive, FLOAT32))
     del is_positive
     query_gradient = _einsum_query_gradient(aten, score_gradient, aten.to(k, FLOAT32))
     key_gradient = _einsum_key_gradient(aten, score_gradient, aten.to(q, FLOAT32))
     del score_gradient
-    return aten.to(query_gradient, q.dtype), aten.to(weight_gradient, head_scale.dtype), aten.to(key_gradient, k.dtype)
+    return aten.to(query_gradient, q.dtype), aten.to(weight_gradient, head_weight.dtype), aten.to(key_gradient, k.dtype)
 
 
 def _einsum_query_gradient(aten: Aten, output_gradient: Tensor, k: Tensor) -> Tensor:
