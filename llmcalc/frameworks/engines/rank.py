@@ -180,7 +180,7 @@ class EngineRank:
 
     @property
     def _remark_on_sizes(self) -> str:
-        """The addition to an error about sizes if they may not be those of the checkpoint; else empty."""
+        """A remark for errors about sizes that may differ from the checkpoint's; otherwise empty."""
         if not self.preset.named_checkpoint or self.preset.quantization_config is None:
             return ""
         return (

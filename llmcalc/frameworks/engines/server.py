@@ -132,7 +132,7 @@ class EngineServer:
 
     @property
     def device_count(self) -> int:
-        """The number of devices of all replicas; by default of one."""
+        """The number of devices of the server, with all data-parallel replicas if the engine has any."""
         return self.tp * self.pp
 
     def stage_layers(self, stage_order: Iterable[int]) -> tuple[int, ...] | None:
@@ -238,7 +238,7 @@ class EngineServer:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Flag name → effective value, with the parallel sizes and without the measured sizes."""
+        """The effective value of each flag by name, with the parallel sizes and without the measured sizes."""
         effective_values = {**dict.fromkeys(self.layout_fields, 1), **self.defaults, **self.flags}
         return {flag_name: setting for flag_name, setting in effective_values.items() if flag_name != RECEIPT_FIELD}
 

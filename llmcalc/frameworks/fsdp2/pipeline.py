@@ -114,7 +114,7 @@ class ShardedChunk(Chunk):
         set_resharding_and_prefetch(self.lowering.groups, self.stacks, self.fsdp, self.reshard)
 
     def _initialize_stage(self) -> None:
-        """Allocates receive buffers, and infers shapes like torch."""
+        """Allocates receive buffers, and runs torch's inference of the stage's shapes."""
         if self.schedule_settings.infers_shapes:
             self._shape_inference()
         super()._initialize_stage()

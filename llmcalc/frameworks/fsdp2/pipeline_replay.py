@@ -68,7 +68,7 @@ class SchedulePasses(PassCounter):
         self.starts = list(self.forwards)
 
     def _schedule_position(self, chunk_index: int, pass_number: int) -> int:
-        """Returns the position of a pass in its schedule, at most 2, plus 3 after the first schedule."""
+        """Returns a pass's position in its schedule: 0, 1, or 2 for all later ones; plus 3 after the first schedule."""
         return min(pass_number - self.starts[chunk_index], 2) + 3 * (self.schedule > 1)
 
     def _pass_case(self, chunk_index: int, pass_kind: str, pass_number: int) -> PassCase:

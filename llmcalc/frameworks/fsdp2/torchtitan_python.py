@@ -51,7 +51,7 @@ def is_python(source: str) -> bool:
 
 
 def read_python(file_text: str, source_file: LaunchSource) -> Launch:
-    """Returns the training run of a configuration function, which the arguments of `source_file` name and override.
+    """Returns the training run of a configuration function, whose name and overrides are arguments of `source_file`.
 
     Raises `InputError`, which names file, function and field.
     """

@@ -21,7 +21,7 @@ STAGED = ("offload_optimizer_device", "offload_param_device")
 
 
 def config_table(launcher: Sequence[str], name_in_errors: str, read_text: ReadText | None) -> dict[str, Any]:
-    """Returns the config of `accelerate launch`, in which arguments replace the file's values; else an empty table."""
+    """Returns the config of `accelerate launch` with the command's arguments; empty for another launcher."""
     launcher_index = next(
         (i for i, command_word in enumerate(launcher[:-1]) if command_word.endswith("accelerate")), None
     )

@@ -98,7 +98,7 @@ TYPED_COMMAND = "--launch"
 
 
 def words_of_typed_command(typed_text: str) -> tuple[str, ...]:
-    """Returns the words of a `--launch` that names no file, without the variables before them; else none."""
+    """Returns the words of a command typed as `--launch`, without leading variables; none if it names a file."""
     if len(typed_text) > LONGEST_TYPED or not re.search(r"\s", typed_text) or _file_exists(typed_text):
         return ()
     try:
@@ -118,7 +118,7 @@ def trains_by_command(typed_text: str) -> bool:
 
 
 def _file_exists(file_name: str) -> bool:
-    """Whether a file of this name exists, which is false for a name that no file can have."""
+    """Whether a file of this name exists; false for a name that the file system refuses."""
     try:
         return Path(file_name).exists()
     except (OSError, ValueError):

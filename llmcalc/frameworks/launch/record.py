@@ -524,7 +524,7 @@ ATTENTION = "attn_implementation"
 
 
 def default_attention(reader: LaunchReader) -> dict[str, Any]:
-    """Returns no attention setting, for transformers' default (sdpa), and lists the default as assumed."""
+    """Lists transformers' default attention (sdpa) as assumed, and returns no attention setting."""
     reader.filled_in[ATTENTION] = "sdpa"
     return {}
 

@@ -395,7 +395,7 @@ FLASH_KERNELS = ("flash_attention", "flash_attn", "flash-attn", "sdpa", "flex_at
 
 
 def attention_settings(reader: LaunchReader, argument_name: str, written_name: Any) -> dict[str, Any]:
-    """Returns the attention setting for transformers' implementation name. argument_name: where the name is."""
+    """Returns the attention setting for transformers' implementation name. argument_name: the name's argument."""
     shown_name = str(written_name)[:80]
     if shown_name in ("eager", "sdpa"):
         return {"attn_implementation": shown_name}

@@ -115,7 +115,7 @@ def replay_rank(
 
 
 def passes_key(rank_run: RankRun) -> tuple[object, ...]:
-    """Returns a cache key of everything that determines a rank's passes, apart from its settings."""
+    """Returns the cache key of a rank's passes within one run: equal for ranks with equal passes."""
     layer_names, rank_coordinates = rank_run.spec.main.layer_names(), rank_run.coordinates._replace(dp=0, pp=0, edp=0)
     if rank_run.spec.vocab_size % rank_run.layout.tp == 0:  # every other axis is divided evenly
         rank_coordinates = rank_coordinates._replace(tp=0, etp=0, ep=0, cp=0)
@@ -172,7 +172,7 @@ def record_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_
 
 
 def steps_key(rank_run: RankRun, memory_meter: EventMeter) -> tuple[object, ...]:
-    """Returns a cache key of everything outside passes, settings and layout that determines a rank's steps."""
+    """Returns the cache key of a rank's steps without the passes: equal for ranks with equal steps."""
     memory_meter.cut()
     ((step_events, _),) = memory_meter.pieces
     optimizer = rank_run.updated_sizes, rank_run.states_per_parameter, rank_run.step_gather_sizes

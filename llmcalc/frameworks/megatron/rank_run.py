@@ -207,7 +207,7 @@ class RankRun:
     # --- set-up ------------------------------------------------------------------------------------------------------
 
     def storage(self, storage_bytes: Any, memory_kind: str) -> Storage:
-        """Allocates bytes under a kind of memory, such as gradients."""
+        """Allocates bytes that count as a kind of memory, such as gradients."""
         with counted_as(self.meter, memory_kind):
             return Storage(self.meter, storage_bytes)
 
@@ -408,7 +408,7 @@ class RankRun:
             self.storage(2 * gather_bytes, "communication")
 
     def _make_states(self) -> None:
-        """Creates the optimizer's states, as its first step does."""
+        """Creates the optimizer's states in the first optimizer step."""
         for element_count, state_count in zip(self.updated_sizes, self.states_per_parameter, strict=True):
             if self.settings.use_precision_aware_optimizer:
                 self._make_precision_aware_states(element_count)

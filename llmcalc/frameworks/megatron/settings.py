@@ -282,7 +282,7 @@ class MegatronSettings(MegatronArguments):
         return None
 
     def _layers_beside_embedding_and_loss(self) -> tuple[int, ...]:
-        """Returns the layers per stage if embedding or loss count as one layer. Raises `InputError`."""
+        """Returns the layers per stage where embedding or loss take the place of a layer. Raises `InputError`."""
         counts_embedding, loss = self.account_for_embedding_in_pipeline_split, self.account_for_loss_in_pipeline_split
         stage_count, layers_with_ends = self.pp * self.chunk_count, self.layers + counts_embedding + loss
         if layers_with_ends % stage_count:

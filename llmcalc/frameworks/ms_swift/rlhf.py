@@ -68,7 +68,7 @@ OTHER_MODELS = ("teacher_model", "ref_model", "reward_model", "async_generate")
 
 
 def known_names(reader: LaunchReader, config: Table, rlhf_type: str) -> tuple[str, ...]:
-    """Returns the argument names that `swift sft` does not have. rlhf_type: the `rlhf_type`; empty for none."""
+    """Returns the argument names that `swift sft` does not have. rlhf_type: the method; empty without one."""
     if not rlhf_type:
         return ()
     if rlhf_type == "gkd":

@@ -187,7 +187,7 @@ class OllamaServer:
         }
 
     def micro_batch(self, sequences: int) -> int:
-        """Returns the tokens of a micro-batch: num_batch, or from 0.30 on by the context, if memory is free."""
+        """Returns the tokens of a micro-batch: `num_batch`, or since 0.30 a number by context and free memory."""
         if "num_batch" in self.flags:
             return int(self.flags["num_batch"])
         if self.rules.runner == "estimate" or self.flash_attn == "off":

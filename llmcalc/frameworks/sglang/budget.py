@@ -85,7 +85,7 @@ class Server(EngineServer):
 
     @property
     def model_length(self) -> int | None:
-        """The model's context length in tokens: positions, times a RoPE scaling factor without original positions.
+        """The model's context length in tokens: its position count, times RoPE's factor unless the count includes it.
 
         From python/sglang/srt/hf_transformers_utils.py, `get_context_length`.
         """

@@ -133,7 +133,7 @@ def _replay_recorded(
 
 
 def passes_key(rank_run: RankRun) -> tuple[object, ...]:
-    """Returns a cache key of everything outside settings and layout that determines a rank's passes."""
+    """Returns the cache key of a rank's passes within one run: equal for ranks with equal passes."""
     spec, layout, rank = rank_run.setup.spec, rank_run.layout, rank_run.setup.rank
     coordinates, layer_stacks = layout.coordinates(rank), [layer_stack for _, layer_stack in spec.stacks()]
     is_last_stage = coordinates.pp == layout.pp - 1

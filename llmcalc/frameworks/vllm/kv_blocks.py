@@ -94,7 +94,7 @@ class BlockPool:
         return block_count // sum(group.groups for group in self.groups) * smallest_block
 
     def longest_request(self, block_count: int, tokens_in_flight: int, max_tokens: int) -> int:
-        """Returns the longest request that fits the blocks: `max_tokens`, or whole blocks."""
+        """Returns the tokens of the longest request that fits the blocks: `max_tokens`, or a multiple of a block."""
         smallest_block = min(layer_group.block or self.block_size for layer_group in self.groups)
         if self.blocks_of_request(max_tokens, tokens_in_flight) <= block_count:
             return max_tokens

@@ -130,7 +130,7 @@ def _state_blocks(
     draft_tokens: int,
     block_size: int,
 ) -> StateBlocks:
-    """Returns the number and location of the states, without number formats."""
+    """Returns the number and location of the recurrent states, to which `state_blocks` adds the number format."""
     mixer_modules = [mixer for mixer, _ in mixers(rank.preset.model)]
     mamba_modules = [mixer for mixer in mixer_modules if isinstance(mixer, Mamba | Mamba2)]
     storage_mode = "current"

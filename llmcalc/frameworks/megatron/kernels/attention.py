@@ -261,7 +261,7 @@ class AttentionKernels(LinearKernels):
     def unfused_attention(
         self, q: Tensor, k: Tensor, v: Tensor, heads: Number, kv_heads: Number, out_width: Number, is_masked: bool
     ) -> Tensor:
-        """Computes all scores: UnfusedDotProductAttention (Transformer Engine), DotProductAttention (Megatron-Core)."""
+        """Computes attention with all scores in memory, as UnfusedDotProductAttention and DotProductAttention do."""
         autograd_graph, kernel_choices, batch = self.graph, self.rank_choices, self.run_config.batch
         row_count, key_rows = q.shape[0], k.shape[0]
         if kv_heads != heads:  # keys and values repeated for each query head

@@ -22,7 +22,7 @@ from .lowering import Gradients, SavedTensors, UncountedMeter
 class ExpertKernels(HeadKernels):
     """Kernels of mixtures of experts. `local_tensors`: the local variables of `MoELayer.forward`."""
 
-    def _collect_readers(self, module_scope: Scope, module: Scope) -> None:
+    def _index_operations(self, module_scope: Scope, module: Scope) -> None:
         """Moves shared experts before the router, or in versions before 2025-10-11 after the dispatch of tokens."""
         shared_experts = _shared_experts(module_scope)
         if shared_experts:
@@ -35,7 +35,7 @@ class ExpertKernels(HeadKernels):
                     if isinstance(module_item, Step) and module_item.verb == "dispatch"
                 )
             module_scope.items = [*other_items[:router_position], *shared_experts, *other_items[router_position:]]
-        super()._collect_readers(module_scope, module)
+        super()._index_operations(module_scope, module)
 
     # --- the router --------------------------------------------------------------------------------------------------
 

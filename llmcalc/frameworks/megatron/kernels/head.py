@@ -182,7 +182,7 @@ class HeadKernels(ElementwiseKernels):
 
     # --- tokens further ahead ----------------------------------------------------------------------------------------
 
-    def _collect_readers(self, module_scope: Scope, parent_scope: Scope) -> None:
+    def _index_operations(self, module_scope: Scope, module: Scope) -> None:
         """Moves multi-token-prediction modules and losses before the output layer."""
         mtp_modules = [
             item for item in module_scope.items if isinstance(item, Scope) and item.about.get("kind") == "mtp"
@@ -193,7 +193,7 @@ class HeadKernels(ElementwiseKernels):
             ]
             moved_modules = [*mtp_modules, *output_modules]
             module_scope.items = [*(item for item in module_scope.items if item not in moved_modules), *moved_modules]
-        super()._collect_readers(module_scope, parent_scope)
+        super()._index_operations(module_scope, module)
 
     def do_add_output(self, operation: Step) -> None:
         """Computes the loss of a multi-token-prediction module, whose logits stay referenced until the main loss."""

@@ -284,7 +284,7 @@ class RankKernels(Lowering):
     # --- a program ---------------------------------------------------------------------------------------------------
 
     def parameters_of(self, program: Flow) -> list[Parameter]:
-        """Returns all parameters of a program, without counted allocations."""
+        """Returns all parameters of a program, from a run that counts no memory."""
         unmetered_run = type(self)(Graph(NoMeter()), self.run_config, self.rank_choices, PersistentTensors(NoMeter()))
         unmetered_run.graph.enabled, unmetered_run.include, unmetered_run.first_layer_index = (
             False,
@@ -312,20 +312,20 @@ class RankKernels(Lowering):
         """Runs a program. entry_tensor: the hidden states received from the previous pipeline stage."""
         self.pending_outputs = {}
         if not self.readers:
-            self._collect_readers(program.root, program.root)
+            self._index_operations(program.root, program.root)
         self.has_entry = program.entry is not None
         if entry_tensor is not None:
             self.inputs[ENTRY] = entry_tensor
         del entry_tensor
         return self.run(program)
 
-    def _collect_readers(self, module_scope: Scope, module: Scope) -> None:
+    def _index_operations(self, module_scope: Scope, module: Scope) -> None:
         """Collects the operations that read each value, and the module of each operation."""
         for module_item in module_scope.items:
             if isinstance(module_item, Alternatives):
-                self._collect_readers(next(iter(module_item.branches.values())), module)
+                self._index_operations(next(iter(module_item.branches.values())), module)
             elif isinstance(module_item, Scope):
-                self._collect_readers(module_item, module_item)
+                self._index_operations(module_item, module_item)
             else:
                 self.module_of_step[id(module_item)] = module
                 for input_value in module_item.ins:

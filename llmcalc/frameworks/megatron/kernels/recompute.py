@@ -118,13 +118,13 @@ class DiscardedKernels(SparseKernels):
 
     # --- shared experts ----------------------------------------------------------------------------------------------
 
-    def _collect_readers(self, module_scope: Scope, module: Scope) -> None:
+    def _index_operations(self, module_scope: Scope, module: Scope) -> None:
         """Marks the input and output of shared experts for recomputation."""
         for module_item in module_scope.items if "shared_expert" in self.rank_choices.recompute_kinds else ():
             if isinstance(module_item, Scope) and module_item.about.get("kind") == "shared_expert":
                 module_steps = [operation for operation in module_item.items if isinstance(operation, Step)]
                 module_item.argument, module_item.output = module_steps[0].ins[0], module_steps[-1].outs[0]
-        super()._collect_readers(module_scope, module)
+        super()._index_operations(module_scope, module)
 
     # --- norms of a layer --------------------------------------------------------------------------------------------
 
