@@ -1,7 +1,7 @@
 """The registry record of a training framework: name, rules and functions.
 
 Each framework is a folder beside this file with a `record.py` that fills one `Framework`; `registry.py` finds it by its
-name. A record is read whenever options are listed, so it names functions by their files (`FromFile`), which are
+name. A record is read whenever options are listed, so it names functions by their files (`LazyFunction`), which are
 imported when a function is called.
 """
 
@@ -63,7 +63,7 @@ class RunOnRanks:
 
 
 @frozen
-class FromFile:
+class LazyFunction:
     """A function in a file that is imported at the function's first call.
 
     folder: the package of the file, `__package__` in a record. place: `file:function`.

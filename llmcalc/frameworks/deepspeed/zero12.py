@@ -26,7 +26,7 @@ SOURCE = "deepspeed/runtime/zero/stage_1_and_2.py"
 
 
 @dataclass
-class Bucket:
+class GradientBucket:
     """Gradients that are reduced together (`IPGBucket`).
 
     buffers: buffers for their copies; two if reductions overlap the backward pass.
@@ -67,7 +67,7 @@ class PartitionedRun(ZeroRun):
 
     def __init__(self, zero_setup: ZeroSetup, memory_meter: Meter | None = None) -> None:
         super().__init__(zero_setup, memory_meter)
-        self.bucket: Bucket = Bucket()
+        self.bucket: GradientBucket = GradientBucket()
         self.oversized_gradient: Tensor | None = None
         self.has_buffers: bool = False
         self.accumulated: dict[int, Tensor] = {}

@@ -15,7 +15,7 @@ from ...sources.target import load
 from ...units import DTYPE_BITS
 from ..argument_names import argument_names
 from ..launch.record import LaunchReader, Table, size_of
-from ..launch.rollout import Model, Place, Rollout
+from ..launch.rollout import AdditionalModel, Place, Rollout
 
 SOURCE = "dschat/rlhf/rlhf_engine.py, ppo_trainer.py"
 """Where DeepSpeed-Chat says which models are on a device."""
@@ -82,8 +82,10 @@ def rollout_of(reader: LaunchReader, arguments: Table, ranks: int) -> Rollout:
     parameters = _critic_parameters(reader, arguments)
     return Rollout(
         source=SOURCE,
-        reference=Model(_place(reader, arguments, "offload_reference_model"), ranks=ranks if actor_stage == 3 else 1),
-        reward=Model(
+        reference=AdditionalModel(
+            _place(reader, arguments, "offload_reference_model"), ranks=ranks if actor_stage == 3 else 1
+        ),
+        reward=AdditionalModel(
             _place(reader, arguments, "offload_reward_model"),
             ranks=ranks if critic_stage == 3 else 1,
             parameters=parameters,

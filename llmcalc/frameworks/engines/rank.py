@@ -95,7 +95,7 @@ class StateCache(NamedTuple):
     bytes: int
 
 
-class Experts(NamedTuple):
+class RankExperts(NamedTuple):
     """The routed experts of one layer on one rank.
 
     top_k: experts of a token. width: width of an expert. number: their number.
@@ -356,7 +356,7 @@ class EngineRank:
         ]
 
     @cached_property
-    def widths(self) -> tuple[int, bool, Experts | None]:
+    def widths(self) -> tuple[int, bool, RankExperts | None]:
         """The width of the widest dense feed-forward network, its gate, and the rank's experts."""
         dense_width, is_gated, experts = 0, False, None
         for tree_node in self.model.tree().walk():
@@ -364,7 +364,7 @@ class EngineRank:
             if tree_node.optional or tree_node.node.name not in ("up_proj", "gate_proj", "fc1"):
                 continue
             if isinstance(node_op, ExpertLinear):
-                experts = Experts(int(node_op.top_k), int(node_op.n_out), int(node_op.num_experts))
+                experts = RankExperts(int(node_op.top_k), int(node_op.n_out), int(node_op.num_experts))
             elif isinstance(node_op, Linear) and tree_node.kind == "feed_forward":
                 dense_width, is_gated = max(
                     (dense_width, is_gated), (int(node_op.n_out), tree_node.node.name == "gate_proj" or is_gated)

@@ -15,7 +15,7 @@ from ...sources.preset import Preset
 from ...units import DTYPE_BITS
 from ...workload.setting import option
 from .context_length import has_unknown_length, stated_length
-from .engine import EngineVersion, Term
+from .engine import EngineVersion, MemoryTerm
 from .flags import AUTO_WORDS
 from .logged_sizes import RECEIPT_FIELD, LoggedSizes
 from .rank import EngineRank, MissingKernels
@@ -259,7 +259,7 @@ class EngineServer:
         """Returns the logged bytes of a part of the memory; `computed_bytes` if the log does not state them."""
         return self.receipt_terms.get(term_name, computed_bytes)
 
-    def with_receipt(self, memory_terms: tuple[Term, ...]) -> tuple[Term, ...]:
+    def with_receipt(self, memory_terms: tuple[MemoryTerm, ...]) -> tuple[MemoryTerm, ...]:
         """Returns the parts of the memory, with the logged sizes in place of computed sizes."""
         if not self.receipt_terms:
             return memory_terms
@@ -272,7 +272,7 @@ class EngineServer:
         )
 
 
-def _measured_origin(memory_term: Term, log_file: str) -> str:
+def _measured_origin(memory_term: MemoryTerm, log_file: str) -> str:
     """Returns the origin of a logged size in words: the log file, and whether it is outside of the memory budget."""
     outside_prefix = "outside the budget, " if memory_term.origin.startswith("outside") else ""
     return f"{outside_prefix}measured in {log_file}"

@@ -16,7 +16,7 @@ from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Tab
 from ..launch.trainer import known_argument_names, launch_as_trainer
 
 
-class Script(NamedTuple):
+class TrainingScript(NamedTuple):
     """A training script of FastChat or Qwen, with default arguments.
 
     rank: default rank of adapters.
@@ -36,10 +36,10 @@ class Script(NamedTuple):
 LLAMA = ("q_proj", "v_proj")
 
 SCRIPTS = {
-    "train": Script(8, LLAMA),
-    "train_mem": Script(8, LLAMA, flash=True),
-    "train_lora": Script(8, LLAMA, always_adapters=True),
-    "finetune": Script(64, ("all-linear",), weights="bfloat16"),
+    "train": TrainingScript(8, LLAMA),
+    "train_mem": TrainingScript(8, LLAMA, flash=True),
+    "train_lora": TrainingScript(8, LLAMA, always_adapters=True),
+    "finetune": TrainingScript(64, ("all-linear",), weights="bfloat16"),
 }
 """Name of a script → its defaults. Qwen's names c_attn, c_proj, w1 and w2, which are all linear layers of its layers;
 its model converts itself to bf16.

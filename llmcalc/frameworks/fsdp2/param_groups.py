@@ -175,10 +175,10 @@ class CommunicationState:
         self.streams: int = stream_count
         self.last_gathered: Storage | None = None
         self.reduce_inputs: list[Storage] = []
-        self.forward_order: list[Group] = []
+        self.forward_order: list[ParamGroup] = []
         self.reduces = self.reshards = self.is_last_backward = True
         self.collectives: list[Collective] = []
-        self.watch: Callable[[Group, Moment, bool], None] | None = None
+        self.watch: Callable[[ParamGroup, Moment, bool], None] | None = None
 
     @property
     def meter(self) -> Meter:
@@ -191,7 +191,7 @@ class CommunicationState:
             yield
 
     @contextmanager
-    def watch_hook(self, parameter_group: Group, hook_moment: Moment) -> Iterator[None]:
+    def watch_hook(self, parameter_group: ParamGroup, hook_moment: Moment) -> Iterator[None]:
         """Returns a context that calls `watch` before and after a hook of a group."""
         if self.watch is not None:
             self.watch(parameter_group, hook_moment, False)
@@ -199,7 +199,7 @@ class CommunicationState:
         if self.watch is not None:
             self.watch(parameter_group, hook_moment, True)
 
-    def finish(self, groups: Sequence[Group]) -> None:
+    def finish(self, groups: Sequence[ParamGroup]) -> None:
         """Ends a backward pass (`_root_post_backward_final_callback`).
 
         groups: all groups, the group of the whole model first. Groups whose inputs need no gradient are reduced here.
@@ -215,7 +215,7 @@ class CommunicationState:
             self.reduce_inputs.clear()
 
 
-class Group:
+class ParamGroup:
     """Parameters that are all-gathered and reduced together (`FSDPParamGroup`).
 
     name: the path of its module; empty for the model itself.
@@ -240,8 +240,8 @@ class Group:
         self.name: str = name
         self.reshards: bool = reshards
         self.parameters: list[Parameter] = []
-        self.forward_prefetch: Sequence[Group] = ()
-        self.backward_prefetch: Sequence[Group] = ()
+        self.forward_prefetch: Sequence[ParamGroup] = ()
+        self.backward_prefetch: Sequence[ParamGroup] = ()
         self.state: Moment | None = None
         self.is_unsharded: bool = False
         self.all_gather_result: Storage | None = None

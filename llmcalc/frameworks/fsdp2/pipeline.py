@@ -32,8 +32,8 @@ from ...simulator.replay_result import PHASES
 from ...simulator.tensor import Tensor, empty
 from ..torch.pipeline import Chunk, RankRun, RankSetup
 from .lowering import FsdpProfile
-from .param_groups import ALL_REDUCE, CommunicationState, Group, Parameter
-from .training import TITAN, Fsdp, head_sharing_reason, set_resharding_and_prefetch, sharding
+from .param_groups import ALL_REDUCE, CommunicationState, Parameter, ParamGroup
+from .training import TITAN, FsdpSettings, head_sharing_reason, set_resharding_and_prefetch, sharding
 from .with_tensor_parallel import FsdpTensorParallelProfile
 
 ACTIVE = 3
@@ -75,7 +75,7 @@ NEWEST = ScheduleSettings()
 class ShardedSetup(RankSetup):
     """The training of one rank under `fully_shard`. schedule_settings: settings of the pipeline schedule."""
 
-    fsdp: Fsdp = TITAN
+    fsdp: FsdpSettings = TITAN
     schedule_settings: ScheduleSettings = NEWEST
 
 
@@ -88,7 +88,7 @@ class ShardedChunk(Chunk):
     def __init__(self, sharded_setup: ShardedSetup, pipeline_stage: Stage, memory_meter: Meter | Recorder) -> None:
         super().__init__(sharded_setup, pipeline_stage, memory_meter)
         self.lowering.ring = rank_ring(sharded_setup.layout, sharded_setup.rank)
-        self.fsdp: Fsdp = sharded_setup.fsdp
+        self.fsdp: FsdpSettings = sharded_setup.fsdp
         self.reshard: bool = sharded_setup.layout.reshard
         other_streams = ALL_REDUCE * pipeline_stage.chunk
         rank_sharding = sharding(sharded_setup.training, sharded_setup.layout, sharded_setup.rank, sharded_setup.fsdp)
@@ -166,7 +166,7 @@ class ShardedChunk(Chunk):
         """Sets whether backward passes keep unsharded parameters and gradients (`backward_maybe_with_nosync`)."""
         self.traffic.reduces = self.traffic.reshards = self.traffic.is_last_backward = not keeps_unsharded
 
-    def groups(self, phase: str) -> Iterator[Group]:
+    def groups(self, phase: str) -> Iterator[ParamGroup]:
         """Yields the FSDP parameter groups in order, and makes each group the meter's current module."""
         for layer, parameter_group in self.lowering.groups.items():
             self.meter.place = Place(phase) if layer.layer_index < 0 else Place(phase, layer.layer_index, layer.path)

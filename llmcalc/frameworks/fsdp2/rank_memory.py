@@ -33,11 +33,11 @@ from ...simulator.profiles.context_parallel import rank_ring, tokens_of_rank
 from ...simulator.repeat_layers import NotRepeating
 from ..framework import RunOnRanks
 from .evidence import evidence_for
-from .lowering import Layer
+from .lowering import LayerKey
 from .pipeline import NEWEST, ScheduleSettings, ShardedSetup, schedule_settings_at, stage_memory
 from .pipeline_replay import replay_stage
 from .settings import titan_settings
-from .training import TITAN, Fsdp, FsdpRun, record, sharding, torchtitan_date, torchtitan_training
+from .training import TITAN, FsdpRun, FsdpSettings, record, sharding, torchtitan_date, torchtitan_training
 from .with_tensor_parallel import FsdpTensorParallelProfile
 
 WITNESSED = Term("tensors", 0, "exact", "torch's FSDPMemTracker on a fake process group", TORCH)
@@ -79,7 +79,7 @@ def fsdp_memory(
     layout: Layout,
     rank: int = 0,
     cuda_runtime: Runtime = HOPPER,
-    fsdp_settings: Fsdp = TITAN,
+    fsdp_settings: FsdpSettings = TITAN,
     tensors: Term | None = None,
     schedule_settings: ScheduleSettings = NEWEST,
     shared_results: dict[Any, Any] | None = None,
@@ -228,7 +228,7 @@ def tensor_bytes(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> 
     return counted_rank(sharded_setup, cuda_runtime, training_run.recorded_ranks(cuda_runtime)).tensor_bytes
 
 
-def _training_on(training_run: RunOnRanks, cuda_runtime: Runtime) -> tuple[Training, Fsdp]:
+def _training_on(training_run: RunOnRanks, cuda_runtime: Runtime) -> tuple[Training, FsdpSettings]:
     """Returns the training configuration and the sharding of a run under torchtitan at the run's date."""
     memory_estimate = training_run.memory
     training_config = memory_estimate.training(cuda_runtime)
@@ -240,7 +240,7 @@ def _training_on(training_run: RunOnRanks, cuda_runtime: Runtime) -> tuple[Train
     return training_config, replace(fsdp, prefetch=training_run.layout.prefetch)
 
 
-def _weakest_status(layout: Layout, fsdp_settings: Fsdp, tensors_term: Term, has_codes: bool) -> Term:
+def _weakest_status(layout: Layout, fsdp_settings: FsdpSettings, tensors_term: Term, has_codes: bool) -> Term:
     """Returns the weakest verification status of any tensor.
 
     tensors_term: status without float8, cp and tp. has_codes: whether frozen weights are in 4 bits.
@@ -260,7 +260,7 @@ def _weakest_status(layout: Layout, fsdp_settings: Fsdp, tensors_term: Term, has
 
 
 def communication(
-    spec: ModelSpec, training_config: Training, layout: Layout, rank: int = 0, fsdp_settings: Fsdp = TITAN
+    spec: ModelSpec, training_config: Training, layout: Layout, rank: int = 0, fsdp_settings: FsdpSettings = TITAN
 ) -> list[Collective]:
     """Returns the collectives of a rank per step, in the order of the parameter groups.
 
@@ -294,7 +294,7 @@ def communication(
                 "",
             )
             represented_layers = training_config.microbatches * _represented_layers(
-                Layer(weight_path, node_place.layer_index), model_stacks
+                LayerKey(weight_path, node_place.layer_index), model_stacks
             )
             previous_collective = collectives_by_key.get((weight_path, *collective[1:6]))
             collectives_by_key[weight_path, *collective[1:6]] = (
@@ -348,7 +348,7 @@ def _run_of_few_layers(sharded_setup: ShardedSetup) -> FsdpRun:
     return training_run
 
 
-def _represented_layers(layer: Layer, model_stacks: list[LayerStack]) -> int:
+def _represented_layers(layer: LayerKey, model_stacks: list[LayerStack]) -> int:
     """Returns the number of layers of the model that one layer of `_run_of_few_layers` represents."""
     for layer_stack in model_stacks:
         is_in_loop = (

@@ -15,7 +15,7 @@ from typing import Any
 from ...errors import suggest
 from ...sources.huggingface.family import field_names
 from ..launch.command_line import plain_value
-from ..launch.python_source import CALLED, Config, Configurations, Unknown, parse_python
+from ..launch.python_source import CALLED, Config, Configurations, UnknownValue, parse_python
 from ..launch.record import Launch, LaunchReader, LaunchSource, reading_of, size_of
 from .torchtitan_file import read_job
 from .torchtitan_models import flavor
@@ -119,7 +119,7 @@ def _job_sections(reader: LaunchReader, config: Config) -> dict[str, dict[str, A
         section, _, field_name = config_key.partition(".")
         if section not in SECTIONS or not field_name or CALLED in field_name or config_key in IGNORED_KEYS:
             continue
-        if isinstance(config_value, Unknown):
+        if isinstance(config_value, UnknownValue):
             raise reader.wrong(
                 config_key, f"{config_value.text} is not read; expected {config_key}=… behind the configuration's name"
             )

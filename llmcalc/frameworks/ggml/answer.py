@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..engines.engine import HOST, EngineMemory, Term
+from ..engines.engine import HOST, EngineMemory, MemoryTerm
 from .encoder import encoder_device
 from .server import Buffers, GgmlServer
 from .settings import GIB, VULKAN
@@ -23,7 +23,7 @@ def engine_memory(server: GgmlServer, buffers: Buffers, memory_notes: Iterable[s
     )
     for device in device_names:
         memory_terms.append(
-            Term(
+            MemoryTerm(
                 "model_buffer",
                 buffers.model.get(device, 0),
                 "source",
@@ -36,13 +36,17 @@ def engine_memory(server: GgmlServer, buffers: Buffers, memory_notes: Iterable[s
         cache_bytes = buffers.cache.get(device, 0)
         if cache_bytes or device != HOST:
             memory_terms.append(
-                Term("kv_buffer", cache_bytes, "source", version_rules.source_place, _cache_origin(server), device)
+                MemoryTerm(
+                    "kv_buffer", cache_bytes, "source", version_rules.source_place, _cache_origin(server), device
+                )
             )
     for device in device_names:
         compute_source = f"{engine_record.compute_logs} logs compared"
         compute_origin = f"graph of {server.micro_batch:,} tokens"
         memory_terms.append(
-            Term("compute_buffer", buffers.compute.get(device, 0), "estimate", compute_source, compute_origin, device)
+            MemoryTerm(
+                "compute_buffer", buffers.compute.get(device, 0), "estimate", compute_source, compute_origin, device
+            )
         )
     startup_error = _startup_error(server, buffers)
     total_bytes = sum(buffers.bytes_on(device) for device in device_names)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..engines.engine import Engine
-from ..framework import FromFile
+from ..framework import LazyFunction
 
 
 def ggml_engine(
@@ -27,13 +27,13 @@ def ggml_engine(
     return Engine(
         name=engine_name,
         title=engine_title,
-        flags=FromFile(engine_package, "flags:flags"),
-        rules=FromFile(engine_package, "server:read_record"),
-        server=FromFile(engine_package, f"server:{server_factory}"),
-        memory=FromFile(functions_folder, f"{functions_file}:memory"),
-        flag_changes=FromFile(functions_folder, f"{functions_file}:flag_changes"),
-        layouts=FromFile(functions_folder, f"{functions_file}:layouts"),
-        serving_flags=FromFile(functions_folder, f"{functions_file}:serving_flags"),
+        flags=LazyFunction(engine_package, "flags:flags"),
+        rules=LazyFunction(engine_package, "server:read_record"),
+        server=LazyFunction(engine_package, f"server:{server_factory}"),
+        memory=LazyFunction(functions_folder, f"{functions_file}:memory"),
+        flag_changes=LazyFunction(functions_folder, f"{functions_file}:flag_changes"),
+        layouts=LazyFunction(functions_folder, f"{functions_file}:layouts"),
+        serving_flags=LazyFunction(functions_folder, f"{functions_file}:serving_flags"),
         flags_by_option=flags_by_option,
         vendors=("NVIDIA", "AMD", "Apple", "Intel"),
         shows_alternatives=shows_alternatives,

@@ -14,7 +14,7 @@ from .compute_graph import buffer_sizes
 from .encoder import encoder_device
 from .layer_runs import graph_layers
 from .model import GgufTensor, LayerShape
-from .placement import EXPERT_TENSORS, LayerDevices, Override, Placement, read_overrides
+from .placement import EXPERT_TENSORS, LayerDevices, Placement, TensorOverride, read_overrides
 from .settings import GgmlSettings
 from .speculation import draft_flags
 from .transformer_graph import GraphSettings, ModelGraph
@@ -70,7 +70,7 @@ class GgmlServer(GgmlSettings):
         return draft_server
 
     @cached_property
-    def overrides(self) -> tuple[Override, ...]:
+    def overrides(self) -> tuple[TensorOverride, ...]:
         """The parsed rules of --override-tensor."""
         override_text = self.flags.get("override_tensor")
         return () if override_text is None else read_overrides(str(override_text), self.devices)

@@ -12,7 +12,7 @@ from ...errors import InputError, one_line
 from ...sources.huggingface.family import field_names
 from ..argument_names import keyword_of
 from .record import CommandLine, LaunchReader
-from .shell_words import Command
+from .shell_words import ShellCommand
 from .unresolved import is_unresolved, is_unset_variable, printable, unresolved_reason
 
 CONSOLE_PROGRAMS = {
@@ -114,7 +114,7 @@ def words_of_typed_command(typed_text: str) -> tuple[str, ...]:
 def trains_by_command(typed_text: str) -> bool:
     """Whether a `--launch` is the command of a program that trains, such as `tune run … --config FILE`."""
     command_words = words_of_typed_command(typed_text)
-    return bool(command_words) and command_line(Command(command_words, {}, 1)) is not None
+    return bool(command_words) and command_line(ShellCommand(command_words, {}, 1)) is not None
 
 
 def _file_exists(file_name: str) -> bool:
@@ -125,7 +125,7 @@ def _file_exists(file_name: str) -> bool:
         return False
 
 
-def command_line(command: Command) -> CommandLine | None:
+def command_line(command: ShellCommand) -> CommandLine | None:
     """Returns a command's launcher, program and arguments; None unless it starts Python or a known program."""
     command_words = list(command.words)
     line_and_loops = (command.line, command.loops)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from .record import Launch, LaunchReader, Table, share_of, size_of
-from .rollout import Model, Rollout, States
+from .rollout import AdditionalModel, Rollout, States
 
 SOURCE = "trl/trainer/grpo_trainer.py, trl/generation/vllm_generation.py"
 """Where the files of TRL say what is on a device in each phase."""
@@ -111,7 +111,7 @@ def colocated_rollout(
         flags=_engine_flags(reader, config, sequences, launched_run, memory_share, max_tokens) if is_colocated else {},
         sleeps=is_colocated and engine_sleeps,
         offloaded=offloaded_states if is_colocated else frozenset(),
-        reference=Model(
+        reference=AdditionalModel(
             "device" if has_reference else "none",
             reference_bytes or (element_bytes if has_master_weights else 4),
             launched_run.layout.dp if is_divided else 1,

@@ -10,7 +10,7 @@ from ...errors import InputError
 from ...parallel.layout import Layout
 from ...parallel.layout_request import LayoutRequest
 from ..registry import WITHOUT_A_NAME, framework, framework_of, layout_of
-from .record import Launch, LaunchFile, LaunchSource, Override
+from .record import Launch, LaunchFile, LaunchSource, OptionOverride
 
 NO_OPTIONS: Mapping[str, Any] = {}
 """No options beside a file."""
@@ -50,7 +50,9 @@ def read_with_options(
     )
     return replace(
         _with_file_kind(launch_file, changed_launch),
-        overridden={option: Override(value, _file_value(launched_run, option)) for option, value in options.items()},
+        overridden={
+            option: OptionOverride(value, _file_value(launched_run, option)) for option, value in options.items()
+        },
     )
 
 
@@ -98,7 +100,9 @@ def override(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
     option_values = {option: value for option, value in launched_run.settings.items() if option not in dropped_options}
     if "dtype" in settings and launched_run.settings.get("precision") == "autocast":
         option_values.setdefault("master_weights", "none")
-    replaced_values = {option: Override(value, _file_value(launched_run, option)) for option, value in options.items()}
+    replaced_values = {
+        option: OptionOverride(value, _file_value(launched_run, option)) for option, value in options.items()
+    }
     changed_launch = replace(
         launched_run,
         settings={**option_values, **settings},

@@ -27,7 +27,7 @@ DEEPEST = 40
 """Largest depth of an expression."""
 
 
-class Unknown:
+class UnknownValue:
     """A value that the syntax tree does not determine. text: the source of the expression."""
 
     def __init__(self, source_text: str) -> None:
@@ -60,26 +60,26 @@ def parse_python(python_text: str, name_in_errors: str) -> ast.Module:
 def value_of(expression: ast.expr, names: Mapping[str, Any], depth: int = 0) -> Any:
     """Returns the value of an expression. names: variable or dotted name → value."""
     if depth > DEEPEST:
-        return Unknown("…")
+        return UnknownValue("…")
     if isinstance(expression, ast.Constant):
         return expression.value
     if isinstance(expression, ast.Name | ast.Attribute):
         dotted_name = dotted(expression)
-        return names[dotted_name] if dotted_name in names else Unknown(dotted_name)
+        return names[dotted_name] if dotted_name in names else UnknownValue(dotted_name)
     if isinstance(expression, ast.List | ast.Tuple):
         return [value_of(list_element, names, depth + 1) for list_element in expression.elts[:1000]]
     if isinstance(expression, ast.UnaryOp) and isinstance(expression.op, ast.USub):
         operand_value = value_of(expression.operand, names, depth + 1)
-        return -operand_value if isinstance(operand_value, int | float) else Unknown("-")
+        return -operand_value if isinstance(operand_value, int | float) else UnknownValue("-")
     if isinstance(expression, ast.BinOp):
         left_value, right = value_of(expression.left, names, depth + 1), value_of(expression.right, names, depth + 1)
         if type(left_value) is int and type(right) is int:
             return _whole_number_result(expression.op, left_value, right)
-    return Unknown(source_of(expression))
+    return UnknownValue(source_of(expression))
 
 
 def _whole_number_result(operation: ast.operator, left_value: int, right_value: int) -> Any:
-    result_number: Any = Unknown("…")
+    result_number: Any = UnknownValue("…")
     if isinstance(operation, ast.Add):
         result_number = left_value + right_value
     elif isinstance(operation, ast.Sub):
@@ -90,7 +90,11 @@ def _whole_number_result(operation: ast.operator, left_value: int, right_value: 
         result_number = left_value // right_value
     elif isinstance(operation, ast.Pow) and 0 <= right_value < 64 and abs(left_value) < 1000:
         result_number = left_value**right_value
-    return result_number if isinstance(result_number, Unknown) or abs(result_number) < LARGEST_NUMBER else Unknown("…")
+    return (
+        result_number
+        if isinstance(result_number, UnknownValue) or abs(result_number) < LARGEST_NUMBER
+        else UnknownValue("…")
+    )
 
 
 def _comparison_result(operator_node: ast.cmpop, left: Any, right: Any) -> bool | None:
@@ -100,7 +104,7 @@ def _comparison_result(operator_node: ast.cmpop, left: Any, right: Any) -> bool 
     if isinstance(operator_node, ast.Eq | ast.NotEq):
         return bool(left == right) == isinstance(operator_node, ast.Eq)
     if isinstance(operator_node, ast.In | ast.NotIn) and isinstance(right, list):
-        has_unknown = any(isinstance(compared_value, Unknown) for compared_value in right)
+        has_unknown = any(isinstance(compared_value, UnknownValue) for compared_value in right)
         return None if has_unknown else (left in right) == isinstance(operator_node, ast.In)
     if isinstance(operator_node, ast.Gt | ast.Lt) and isinstance(left, int | float) and isinstance(right, int | float):
         return left > right if isinstance(operator_node, ast.Gt) else left < right
@@ -216,7 +220,7 @@ class Configurations:
         for inner_node in ast.walk(statement):
             if isinstance(inner_node, ast.Assign):
                 for target_node in inner_node.targets:
-                    self.assign_value(target_node, {"": Unknown("a condition")}, variables, configs)
+                    self.assign_value(target_node, {"": UnknownValue("a condition")}, variables, configs)
 
     def truth_of(self, condition: ast.expr, variables: Config, configs_by_variable: dict[str, Config]) -> bool | None:
         """Returns whether a condition on plain values is true; None if unknown."""
@@ -229,16 +233,16 @@ class Configurations:
             return None if operand_truth is None else not operand_truth
         if isinstance(condition, ast.Call) and dotted(condition.func) == "isinstance" and len(condition.args) == 2:
             plain_value = self._plain_value(condition.args[0], variables, configs_by_variable)
-            is_known = dotted(condition.args[1]) == "str" and not isinstance(plain_value, Unknown)
+            is_known = dotted(condition.args[1]) == "str" and not isinstance(plain_value, UnknownValue)
             return isinstance(plain_value, str) if is_known else None
         if not isinstance(condition, ast.Compare) or len(condition.ops) != 1:
             plain_value = self._plain_value(condition, variables, configs_by_variable)
-            return None if isinstance(plain_value, Unknown) else bool(plain_value)
+            return None if isinstance(plain_value, UnknownValue) else bool(plain_value)
         left_value, right_value = (
             self._plain_value(operand_side, variables, configs_by_variable)
             for operand_side in (condition.left, condition.comparators[0])
         )
-        if isinstance(left_value, Unknown) or isinstance(right_value, Unknown):
+        if isinstance(left_value, UnknownValue) or isinstance(right_value, UnknownValue):
             return None
         return _comparison_result(condition.ops[0], left_value, right_value)
 
@@ -249,9 +253,9 @@ class Configurations:
                 plain_text = self._plain_value(expression.func.value, variables, configs_by_variable)
                 if isinstance(plain_text, str):
                     return plain_text.lower()
-            return Unknown(source_of(expression))
+            return UnknownValue(source_of(expression))
         config = self.evaluate(expression, variables, configs_by_variable, 0)
-        return config[""] if set(config) == {""} else Unknown(source_of(expression))
+        return config[""] if set(config) == {""} else UnknownValue(source_of(expression))
 
     def assign_value(self, target: ast.expr, config: Config, variables: Config, configs: dict[str, Config]) -> None:
         """Assigns a value to a name or to an attribute of a configuration."""
@@ -294,7 +298,7 @@ class Configurations:
                     for key, value in owner_config.items()
                     if key.startswith(f"{attribute}.")
                 }
-                return inner_config or {"": owner_config.get(attribute, Unknown(called_path))}
+                return inner_config or {"": owner_config.get(attribute, UnknownValue(called_path))}
             return {"": value_of(expression, variables)}
         called_name = dotted(expression.func)
         keyword_nodes = {keyword.arg: keyword.value for keyword in expression.keywords if keyword.arg is not None}

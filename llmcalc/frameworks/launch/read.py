@@ -33,7 +33,7 @@ from .python_source import is_python
 from .record import CommandLine, Fetch, Launch, LaunchSource, ReadText
 from .refused_programs import refuse_config
 from .shell import read_script
-from .shell_words import Script
+from .shell_words import ShellScript
 from .text import LARGEST, parse_braces, parse_yaml
 from .unresolved import is_unresolved, is_unset_variable, printable, unresolved_reason
 
@@ -239,7 +239,9 @@ def _table_reader(name_in_errors: str, launch_folder: Path | None) -> Fetch:
 # ---- scripts
 
 
-def _read_script(script: Script, source_file: LaunchSource, batch: list[str], options: Mapping[str, Any]) -> Launch:
+def _read_script(
+    script: ShellScript, source_file: LaunchSource, batch: list[str], options: Mapping[str, Any]
+) -> Launch:
     """Returns the training run of a shell script. An error names script arguments that were not typed."""
     try:
         return _read_training_command(script, source_file, batch, options)
@@ -253,7 +255,7 @@ def _read_script(script: Script, source_file: LaunchSource, batch: list[str], op
 
 
 def _read_training_command(
-    script: Script, source_file: LaunchSource, batch: list[str], options: Mapping[str, Any]
+    script: ShellScript, source_file: LaunchSource, batch: list[str], options: Mapping[str, Any]
 ) -> Launch:
     name_in_errors = source_file.where
     script = replace(
@@ -316,7 +318,7 @@ def _read_training_command(
 
 
 def _read_by_arguments(
-    shell_script: Script,
+    shell_script: ShellScript,
     command_lines: list[CommandLine],
     source_file: LaunchSource,
     start_source: Callable[[CommandLine], LaunchSource],

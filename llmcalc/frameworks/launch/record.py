@@ -80,7 +80,7 @@ class Launch:
     program: str = ""
     version: str = ""
     filled_in: Mapping[str, Any] = field(default_factory=dict)
-    overridden: Mapping[str, Override] = field(default_factory=dict)
+    overridden: Mapping[str, OptionOverride] = field(default_factory=dict)
     published_weights: bool = False
     frozen: FrozenModel | SecondLoss | None = None
     rollout: Rollout | None = None
@@ -115,7 +115,7 @@ class Launch:
         }
 
 
-class Override(NamedTuple):
+class OptionOverride(NamedTuple):
     """An option that replaces a value of a launch file.
 
     option: the option's value.

@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from itertools import pairwise
 
 from .shell_conditions import WHOLE, Branch, holds
-from .shell_words import LONGEST_VALUE, Command, Script, WordReader
+from .shell_words import LONGEST_VALUE, ShellCommand, ShellScript, WordReader
 from .unresolved import ITEM, NAME, UNRESOLVED, UNSET, is_unresolved, printable, unresolved
 
 MOST_WORDS = 20_000
@@ -40,7 +40,7 @@ SETS_VARIABLES = ("read", "unset", "source", ".", "mapfile", "readarray")
 
 def read_script(
     text: str, name_in_errors: str, typed_variables: Mapping[str, str] | None = None, arguments: Sequence[str] = ()
-) -> Script:
+) -> ShellScript:
     """Returns the variables and commands of a shell script, without running the script.
 
     typed_variables: variables that are set before the script runs.
@@ -51,7 +51,7 @@ def read_script(
         variable_name: variable_value.replace(UNRESOLVED, "").replace(ITEM, " ")
         for variable_name, variable_value in (typed_variables or {}).items()
     }
-    shell_script = Script(
+    shell_script = ShellScript(
         name_in_errors,
         typed_variables,
         [command_word.replace(UNRESOLVED, "").replace(ITEM, " ") for command_word in arguments],
@@ -78,7 +78,9 @@ class StatementReader(WordReader):
     is_negated: whether a ! stands before the current command.
     """
 
-    def __init__(self, shell_script: Script, script_text: str, nesting_depth: int = 0, first_line: int = 1) -> None:
+    def __init__(
+        self, shell_script: ShellScript, script_text: str, nesting_depth: int = 0, first_line: int = 1
+    ) -> None:
         super().__init__(shell_script, script_text, nesting_depth, first_line)
         self.branches: list[Branch] = []
         self.waiting: list[tuple[str, bool]] = []
@@ -414,7 +416,9 @@ class StatementReader(WordReader):
             for variable_name, assigned_text in assignments.items()
             if isinstance(assigned_text, str)
         }
-        self.script.commands.append(Command(tuple(command_words), env, line_number, tuple(self.script.loops.items())))
+        self.script.commands.append(
+            ShellCommand(tuple(command_words), env, line_number, tuple(self.script.loops.items()))
+        )
 
     def set_container_variables(self, command_words: list[str]) -> None:
         """Sets the environment variables of container options, `-e NAME=VALUE`, for the script in the container."""

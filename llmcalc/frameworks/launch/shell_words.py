@@ -26,7 +26,7 @@ MOST_WORK = 4_000_000
 
 
 @dataclass(frozen=True)
-class Command:
+class ShellCommand:
     """A command of a shell script.
 
     words: its words.
@@ -42,7 +42,7 @@ class Command:
 
 
 @dataclass
-class Script:
+class ShellScript:
     """A shell script, with the state of its reader.
 
     where: the file's name in messages.
@@ -69,7 +69,7 @@ class Script:
     missing: int = 0
     variables: dict[str, str | list[str]] = field(default_factory=dict)
     exported: set[str] = field(default_factory=set)
-    commands: list[Command] = field(default_factory=list)
+    commands: list[ShellCommand] = field(default_factory=list)
     unset: set[str] = field(default_factory=set)
     words: int = 0
     work: int = 0
@@ -89,7 +89,7 @@ def variable_expander(name_in_errors: str, variables: Mapping[str, str]) -> Call
 
     variables: those that are set. The letters of all texts count as those of one script.
     """
-    shell_script = Script(name_in_errors, variables=dict(variables))
+    shell_script = ShellScript(name_in_errors, variables=dict(variables))
 
     def expand_variables(shell_text: str) -> str:
         escaped_text = re.sub(r"[\\`]", r"\\\g<0>", shell_text.replace(UNRESOLVED, ""))
@@ -113,7 +113,7 @@ class WordReader:
     lines: a position, and its line in the script.
     """
 
-    def __init__(self, shell_script: Script, shell_text: str, nesting_depth: int = 0, first_line: int = 1) -> None:
+    def __init__(self, shell_script: ShellScript, shell_text: str, nesting_depth: int = 0, first_line: int = 1) -> None:
         self.script, self.text, self.depth = shell_script, shell_text, nesting_depth
         self.at = 0
         self.lines = (0, first_line)

@@ -83,7 +83,7 @@ class LogReading:
     note: str = ""
 
 
-class Pattern(NamedTuple):
+class LinePattern(NamedTuple):
     """A regular expression that is tried only in lines with a fixed text.
 
     hint: a part of the line. expression: matches in the hint or after it; its groups are named as the values.
@@ -93,9 +93,9 @@ class Pattern(NamedTuple):
     expression: re.Pattern[str]
 
 
-def pattern(line_hint: str, line_regex: str) -> Pattern:
+def pattern(line_hint: str, line_regex: str) -> LinePattern:
     """Returns a regular expression that is tried only after the fixed text `line_hint` in a line."""
-    return Pattern(line_hint, re.compile(line_regex))
+    return LinePattern(line_hint, re.compile(line_regex))
 
 
 def _skip_no_line(log_line: str) -> bool:
@@ -107,7 +107,7 @@ class LogValues:
     """The values of regular expressions in a log, by regex group, in line order."""
 
     def __init__(
-        self, log_text: LogText, line_patterns: Sequence[Pattern], is_skipped: Callable[[str], bool] = _skip_no_line
+        self, log_text: LogText, line_patterns: Sequence[LinePattern], is_skipped: Callable[[str], bool] = _skip_no_line
     ) -> None:
         """Matches the patterns in a log. is_skipped: whether a line is skipped; by default no line is."""
         matches_by_group: dict[str, list[tuple[int, str]]] = {}

@@ -16,9 +16,9 @@ from .param_and_grad_buffer import (
     ALIGNED,
     BUCKET,
     BUSBW,
-    Buffer,
+    ElementRange,
+    GradientBuffer,
     OptimizerUpdate,
-    Range,
     is_updated_by_muon,
     optimizer_updates,
     shard_index,
@@ -34,7 +34,7 @@ FULL = 0.9
 
 def pack_buffer(
     parameters: list[Parameter], is_expert: bool, settings: MegatronSettings, layout: Layout, bucket_limit: int | None
-) -> Buffer:
+) -> GradientBuffer:
     """Returns a buffer in which no tensor is split between shards.
 
     The costliest tensors come first, each in the shard with the emptiest to compute.
@@ -43,8 +43,8 @@ def pack_buffer(
     shard_count = layout.expert_shards if is_expert else layout.shards
     bucket_divisor = math.lcm(shard_count, BUCKET, BUSBW if settings.ddp_pad_buckets_for_high_nccl_busbw else 1)
     shard_multiple = math.lcm(ALIGNED, bucket_divisor // shard_count)
-    bucket_list: list[Range] = []
-    tensor_ranges: dict[int, tuple[Range, int]] = {}
+    bucket_list: list[ElementRange] = []
+    tensor_ranges: dict[int, tuple[ElementRange, int]] = {}
     shard_costs = [0] * shard_count
 
     def emit_bucket(bucket_parameters: list[Parameter]) -> None:
@@ -70,10 +70,10 @@ def pack_buffer(
         for parameter, shard_index, start_in_shard in tensor_placements:
             start_in_buffer = bucket_start + shard_index * shard_width + start_in_shard
             tensor_ranges[id(parameter.tensor)] = (
-                Range(start_in_buffer, start_in_buffer + parameter.size),
+                ElementRange(start_in_buffer, start_in_buffer + parameter.size),
                 len(bucket_list),
             )
-        bucket_list.append(Range(bucket_start, bucket_start + shard_count * shard_width))
+        bucket_list.append(ElementRange(bucket_start, bucket_start + shard_count * shard_width))
 
     pending_parameters: list[Parameter] = []
     shard_loads, largest_load = [0] * shard_count, 0
@@ -93,7 +93,9 @@ def pack_buffer(
         pending_parameters.append(parameter)
         largest_load = max(largest_load, parameter.size)
     emit_bucket(pending_parameters)
-    return Buffer(parameters, is_expert, shard_count, bucket_list[-1].end, bucket_list, tensor_ranges, packed=True)
+    return GradientBuffer(
+        parameters, is_expert, shard_count, bucket_list[-1].end, bucket_list, tensor_ranges, packed=True
+    )
 
 
 def _orthogonalization_cost(parameter: Parameter) -> int:
@@ -103,7 +105,9 @@ def _orthogonalization_cost(parameter: Parameter) -> int:
     return muon_cost
 
 
-def updates_by_layout(buffers: Sequence[Buffer], layout: Layout, coordinates: Coordinates) -> list[OptimizerUpdate]:
+def updates_by_layout(
+    buffers: Sequence[GradientBuffer], layout: Layout, coordinates: Coordinates
+) -> list[OptimizerUpdate]:
     """Returns the optimizer's tensors on this rank: ranges of Adam's parameters, and the matrices in its shards."""
     updates = list(optimizer_updates([buffer for buffer in buffers if not buffer.packed], True, layout, coordinates))
     for buffer in buffers:
@@ -119,7 +123,7 @@ def updates_by_layout(buffers: Sequence[Buffer], layout: Layout, coordinates: Co
 
 
 def updates_in_rank_order(
-    buffers: Sequence[Buffer], layout: Layout, rank_coordinates: Coordinates
+    buffers: Sequence[GradientBuffer], layout: Layout, rank_coordinates: Coordinates
 ) -> tuple[list[OptimizerUpdate], list[int]]:
     """Returns the parameters that this rank's optimizer updates, and the elements that a step all-gathers.
 

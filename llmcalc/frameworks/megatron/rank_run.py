@@ -55,7 +55,7 @@ from .kernel_choices import (
 from .kernels import Parameter, PersistentTensors, RankLowering, weight_sizes
 from .kernels.choices import RankChoices
 from .layer_wise_optimizer import pack_buffer, updates_by_layout, updates_in_rank_order
-from .param_and_grad_buffer import Buffer, bucket_size, is_updated_by_muon, make_buffer, optimizer_updates
+from .param_and_grad_buffer import GradientBuffer, bucket_size, is_updated_by_muon, make_buffer, optimizer_updates
 from .settings import MegatronSettings
 
 STATES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
@@ -170,7 +170,7 @@ class RankRun:
         self.chunks: list[Chunk] = [self._create_chunk(spec_stage, rank) for spec_stage in self._stages()]
         for chunk_index, model_chunk in enumerate(self.chunks):
             model_chunk.number = chunk_index
-        self.buffers: list[Buffer] = []
+        self.buffers: list[GradientBuffer] = []
         self.persistent_storages: list[Storage] = []
         self.optimizer_states: list[Storage] = []
         self.gradient_copies: list[Storage] = []
@@ -300,7 +300,7 @@ class RankRun:
             self.parameter_paths = {id(parameter.tensor): parameter.path for parameter in parameters}
         self.sharded_weights.accumulate(self.parameter_paths[id(weight_leaf)])
 
-    def _gradient_buffers(self, model_chunk: Chunk, bucket: int | None, tied: bool) -> Iterator[Buffer]:
+    def _gradient_buffers(self, model_chunk: Chunk, bucket: int | None, tied: bool) -> Iterator[GradientBuffer]:
         """Yields a chunk's data-parallel buffers, with the experts' buffers last."""
         is_distributed = self.sharding in ("elements", "layout")
         for expert in (False, True):

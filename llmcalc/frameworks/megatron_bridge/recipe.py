@@ -15,7 +15,7 @@ from typing import Any
 
 from ...errors import InputError, shown, suggest
 from ..launch.command_line import overrides_of, plain_value
-from ..launch.python_source import CALLED, Config, Configurations, Unknown, parse_python
+from ..launch.python_source import CALLED, Config, Configurations, UnknownValue, parse_python
 from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, reading_of, size_of
 from ..launch.unresolved import is_unresolved, printable, unresolved_reason
 from ..megatron.named_model import (
@@ -197,7 +197,7 @@ def _imported_recipes(syntax_tree: ast.Module) -> dict[str, tuple[str, str]]:
 def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) -> Launch:
     def config_value(field_path: str, default_value: Any = None) -> Any:
         written_value = config.get(field_path, default_value)
-        if isinstance(written_value, Unknown):
+        if isinstance(written_value, UnknownValue):
             raise reader.wrong(
                 field_path, f"{written_value.text} is not read; expected {field_path}=… behind the recipe's name"
             )
@@ -313,4 +313,4 @@ def _optimizer_settings(reader: LaunchReader, config: Config) -> dict[str, Any]:
 
 
 def _number_format(dtype_value: Any) -> str:
-    return HALF.get(dtype_value.text, "fp32") if isinstance(dtype_value, Unknown) else "fp32"
+    return HALF.get(dtype_value.text, "fp32") if isinstance(dtype_value, UnknownValue) else "fp32"

@@ -16,7 +16,7 @@ from ...model import ModelSpec
 from ...parallel.layout import Layout
 from ...sources.files import validate
 from ...sources.huggingface.registry import read
-from ..launch.python_source import Unknown, constants, parse_python
+from ..launch.python_source import UnknownValue, constants, parse_python
 from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSettings, LaunchSource, reading_of, size_of
 from ..launch.unresolved import is_unresolved, unresolved_reason
 
@@ -116,7 +116,7 @@ def _read_values(reader: LaunchReader, file_values: Mapping[str, Any]) -> Launch
         argument_name: known_value for argument_name, known_value in file_values.items() if argument_name in DEFAULTS
     }
     for argument_name, known_value in known_values.items():
-        if isinstance(known_value, Unknown):
+        if isinstance(known_value, UnknownValue):
             raise reader.wrong(
                 argument_name, "an expression is not computed; expected a number, a text or True or False"
             )

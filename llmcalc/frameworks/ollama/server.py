@@ -62,7 +62,7 @@ class ContextByMemory(Record):
     context: int
 
 
-class Margin(Record):
+class FreeMargin(Record):
     """The memory that Ollama leaves free on each GPU, in MiB."""
 
     mib: int
@@ -72,7 +72,7 @@ class OllamaRecord(EngineRecord[OllamaRules]):
     """The contents of `presets/engines/ollama.toml`."""
 
     contexts: tuple[ContextByMemory, ...] = Field(min_length=1)
-    margin: Margin
+    margin: FreeMargin
 
 
 @cache

@@ -18,7 +18,7 @@ from ...model import ModelSpec
 from ...sources.presets import load_preset
 from ..fsdp2.plugin import sharded_launch
 from ..fsdp2.settings import TitanSettings
-from ..launch.python_source import Unknown, dotted, parse_python, value_of
+from ..launch.python_source import UnknownValue, dotted, parse_python, value_of
 from ..launch.record import Launch, LaunchReader, LaunchSource, reading_of, size_of
 
 MODELS = {
@@ -141,7 +141,7 @@ def _values(call: ast.Call, variables: Mapping[str, Any]) -> dict[str, Any]:
     return {
         str(argument_name): dotted(value_node.func if isinstance(value_node, ast.Call) else value_node)
         or argument_value.text
-        if isinstance(argument_value, Unknown)
+        if isinstance(argument_value, UnknownValue)
         else argument_value
         for argument_name, (value_node, argument_value) in argument_values.items()
     }

@@ -16,7 +16,7 @@ from ..frozen_model import FrozenModel
 from ..launch.auto_values import AUTO_BUCKETS
 from ..launch.command_line import arguments_of, model_name, plain_arguments
 from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, reading_of, share_of, size_of
-from ..launch.rollout import Model, Place, Rollout
+from ..launch.rollout import AdditionalModel, Place, Rollout
 from ..launch.trainer import kto_settings, lora_settings, pair_settings
 
 OLDER = {
@@ -282,12 +282,12 @@ def _longest_sequence(reader: LaunchReader, config: Table) -> int:
     return reader.size(config, "data.max_len", 2048)
 
 
-def _reference_model(reader: LaunchReader, config: Table, ranks: int) -> Model:
+def _reference_model(reader: LaunchReader, config: Table, ranks: int) -> AdditionalModel:
     """Returns the reference model; none if the KL weight is 0."""
     if config.get("algo.kl.init_coef", 0.01) in (0, 0.0, "0", "0.0"):
-        return Model()
+        return AdditionalModel()
     reference_place: Place = "host" if reader.flag(config, "ref.offload") else "device"
-    return Model(reference_place, 2, ranks if config.get("ds.zero_stage", 2) == 3 else 1)
+    return AdditionalModel(reference_place, 2, ranks if config.get("ds.zero_stage", 2) == 3 else 1)
 
 
 def _critic_place(reader: LaunchReader, config: Table) -> Place:

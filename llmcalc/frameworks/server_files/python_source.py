@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...errors import InputError
-from ..launch.python_source import DEEPEST, Unknown, dotted, parse_python, value_of
+from ..launch.python_source import DEEPEST, UnknownValue, dotted, parse_python, value_of
 from ..launch.shell_words import UnsplittableText
 from ..launch.unresolved import unresolved
 from .engine_tables import server_of_table
@@ -167,7 +167,7 @@ class _Evaluator:
     def evaluate(self, syntax_node: ast.expr, depth: int = 0) -> Any:
         """Returns the value of an expression of the syntax tree."""
         if depth > DEEPEST:
-            return Unknown("…")
+            return UnknownValue("…")
         if isinstance(syntax_node, ast.Dict):
             keys_and_values = zip(syntax_node.keys, syntax_node.values, strict=True)
             return {
@@ -192,7 +192,9 @@ class _Evaluator:
         if isinstance(syntax_node, ast.IfExp):
             test_result = self.evaluate(syntax_node.test, depth + 1)
             chosen_node = syntax_node.body if test_result else syntax_node.orelse
-            return Unknown("if") if isinstance(test_result, Unknown) else self.evaluate(chosen_node, depth + 1)
+            return (
+                UnknownValue("if") if isinstance(test_result, UnknownValue) else self.evaluate(chosen_node, depth + 1)
+            )
         if isinstance(syntax_node, ast.Call):
             return self._call_result(syntax_node, depth)
         return value_of(syntax_node, self.names, depth)
@@ -201,7 +203,7 @@ class _Evaluator:
         if not isinstance(list_node, ast.Starred):
             return [self.evaluate(list_node, nesting_depth + 1)]
         list_value = self.evaluate(list_node.value, nesting_depth + 1)
-        return list_value if isinstance(list_value, list) else [Unknown("*…")]
+        return list_value if isinstance(list_value, list) else [UnknownValue("*…")]
 
     def _call_result(self, call_node: ast.Call, depth: int) -> Any:
         """Returns the result of a call to a supported function, such as `dict`."""
@@ -215,11 +217,15 @@ class _Evaluator:
             }
         if function_name == "str" and len(argument_values) == 1:
             return _word_of_value(argument_values[0])
-        if function_name == "json.dumps" and len(argument_values) == 1 and not isinstance(argument_values[0], Unknown):
+        if (
+            function_name == "json.dumps"
+            and len(argument_values) == 1
+            and not isinstance(argument_values[0], UnknownValue)
+        ):
             return json.dumps(_with_marks(argument_values[0]))
         if function_name in ("os.environ.get", "os.getenv", "environ.get", "getenv") and argument_values:
             return self.variables.get(
-                str(argument_values[0]), argument_values[1] if len(argument_values) > 1 else Unknown("$")
+                str(argument_values[0]), argument_values[1] if len(argument_values) > 1 else UnknownValue("$")
             )
         if isinstance(call_node.func, ast.Attribute) and call_node.func.attr == "join" and len(argument_values) == 1:
             separator_text = self.evaluate(call_node.func.value, depth + 1)
@@ -230,7 +236,9 @@ class _Evaluator:
 
 def _word_of_value(evaluated_value: Any) -> str:
     """Returns a value as a command's word, with a mark if unknown before the file runs."""
-    return unresolved(evaluated_value.text or "…") if isinstance(evaluated_value, Unknown) else str(evaluated_value)
+    return (
+        unresolved(evaluated_value.text or "…") if isinstance(evaluated_value, UnknownValue) else str(evaluated_value)
+    )
 
 
 def _with_marks(evaluated_value: Any) -> Any:
@@ -239,18 +247,18 @@ def _with_marks(evaluated_value: Any) -> Any:
         return {table_key: _with_marks(inner_value) for table_key, inner_value in evaluated_value.items()}
     if isinstance(evaluated_value, list):
         return [_with_marks(inner_value) for inner_value in evaluated_value]
-    return _word_of_value(evaluated_value) if isinstance(evaluated_value, Unknown) else evaluated_value
+    return _word_of_value(evaluated_value) if isinstance(evaluated_value, UnknownValue) else evaluated_value
 
 
 def _add_values(left_value: Any, right_value: Any) -> Any:
     """Returns the sum of two texts, lists or numbers; an unknown operand becomes a marked word."""
     if isinstance(left_value, list):
-        return [*left_value, *(right_value if isinstance(right_value, list) else [Unknown("…")])][:MOST_WORDS]
-    if isinstance(left_value, str) and isinstance(right_value, str | Unknown) and len(left_value) < LONGEST_TEXT:
+        return [*left_value, *(right_value if isinstance(right_value, list) else [UnknownValue("…")])][:MOST_WORDS]
+    if isinstance(left_value, str) and isinstance(right_value, str | UnknownValue) and len(left_value) < LONGEST_TEXT:
         return left_value + _word_of_value(right_value)[:LONGEST_TEXT]
     if type(left_value) is int and type(right_value) is int:
         return left_value + right_value
-    return Unknown("…")
+    return UnknownValue("…")
 
 
 def _is_command(evaluated_value: Any) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from ...errors import InputError
 from ..launch.command_line import WITHOUT_PROGRAMS
 from ..launch.shell import read_script
-from ..launch.shell_words import Script
+from ..launch.shell_words import ShellScript
 from ..launch.unresolved import is_unresolved
 from .docker_command import container_of
 from .modelfile import is_modelfile, server_in_modelfile
@@ -116,7 +116,7 @@ def _known_variables(env: Mapping[str, str]) -> dict[str, str]:
     return {name: variable_value for name, variable_value in env.items() if not is_unresolved(variable_value)}
 
 
-def _modelfile_servers(script: Script, name_in_errors: str, outer_container: Container) -> Iterator[StartedServer]:
+def _modelfile_servers(script: ShellScript, name_in_errors: str, outer_container: Container) -> Iterator[StartedServer]:
     """Yields the servers of the Modelfiles that a script writes."""
     for file_name, file_text in script.files.items():
         if is_modelfile(file_text, file_name):

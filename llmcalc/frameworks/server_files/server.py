@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from ..launch.record import Override, json_value_of
+from ..launch.record import OptionOverride, json_value_of
 from .programs import ServerStart
 
 ReadNamedFile: TypeAlias = Callable[[str], str]
@@ -102,7 +102,7 @@ class LaunchedServer:
     ignored: tuple[str, ...] = ()
     unknown: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    overridden: Mapping[str, Override] = field(default_factory=dict)
+    overridden: Mapping[str, OptionOverride] = field(default_factory=dict)
 
     @property
     def location(self) -> str:

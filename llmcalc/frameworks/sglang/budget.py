@@ -16,7 +16,7 @@ from ...components.towers.vision import VisionTower
 from ...errors import InputError
 from ...parallel.layout import ONE_DEVICE, Layout
 from ...workload.setting import option
-from ..engines.engine import EngineMemory, Term
+from ..engines.engine import EngineMemory, MemoryTerm
 from ..engines.rank import EngineRank, ReserveOfAllMemory, architectures, compressed_layers, mixers
 from ..engines.server import EngineServer
 from ..engines.versions import MeasuredContext
@@ -517,18 +517,24 @@ def memory(server: Server) -> EngineMemory:
     cache_tokens, cache_bytes, weight_bytes, rank, pool = min(stage_memories, key=lambda stage_memory: stage_memory[0])
     cache_tokens = min(cache_tokens, int(flags.get("max_total_tokens", 10**15))) // page_tokens * page_tokens
     memory_terms = (
-        Term(
+        MemoryTerm(
             "budget",
             budget_bytes,
             "estimate",
             version_rules.source_place,
             f"{round(memory_fraction, 4)} × free before loading (--mem-fraction-static)",
         ),
-        Term("weights", weight_bytes, "source", "tensors of the rank", rank.scheme or "as published"),
-        Term("profile_run", server.multimodal_bytes, "source", version_rules.source_place, server.profile_run_origin),
-        Term("non_torch", max(0, server.outside_torch), "estimate", server.cuda_context.source, "outside the budget"),
-        Term("cuda_graphs", 0, "source", version_rules.source_place, "outside the budget; in what the fraction leaves"),
-        Term("kv_cache", max(cache_bytes, 0), "estimate", version_rules.source_place, f"{cache_tokens:,} tokens"),
+        MemoryTerm("weights", weight_bytes, "source", "tensors of the rank", rank.scheme or "as published"),
+        MemoryTerm(
+            "profile_run", server.multimodal_bytes, "source", version_rules.source_place, server.profile_run_origin
+        ),
+        MemoryTerm(
+            "non_torch", max(0, server.outside_torch), "estimate", server.cuda_context.source, "outside the budget"
+        ),
+        MemoryTerm(
+            "cuda_graphs", 0, "source", version_rules.source_place, "outside the budget; in what the fraction leaves"
+        ),
+        MemoryTerm("kv_cache", max(cache_bytes, 0), "estimate", version_rules.source_place, f"{cache_tokens:,} tokens"),
     )
     request_length = server.longest_request
     startup_error = ""

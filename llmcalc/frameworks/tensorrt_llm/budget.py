@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ...errors import InputError
 from ...parallel.layout import Layout
-from ..engines.engine import EngineMemory, Term
+from ..engines.engine import EngineMemory, MemoryTerm
 from ..engines.rank import EngineRank
 from ..engines.server import EngineServer
 from .versions import Rules, TensorRTLLMRecord, tensorrt_llm_record
@@ -166,18 +166,18 @@ class Server(EngineServer):
         budget_origin = f"the peak and {self.cache_fraction} of what it leaves (--kv_cache_free_gpu_memory_fraction)"
         tokens_origin = f"{self.max_num_tokens:,} tokens (--max_num_tokens)"
         memory_terms = (
-            Term("budget", peak_bytes + max(cache_bytes, 0), "estimate", rules_source, budget_origin),
-            Term("weights", weight_bytes, "source", "tensors of the rank", rank.scheme or "as published"),
-            Term("profile_run", activation_bytes, "estimate", rules_source, tokens_origin),
-            Term(
+            MemoryTerm("budget", peak_bytes + max(cache_bytes, 0), "estimate", rules_source, budget_origin),
+            MemoryTerm("weights", weight_bytes, "source", "tensors of the rank", rank.scheme or "as published"),
+            MemoryTerm("profile_run", activation_bytes, "estimate", rules_source, tokens_origin),
+            MemoryTerm(
                 "non_torch",
                 outside_bytes,
                 "estimate",
                 memory_outside_torch.source,
                 "context, NCCL, libraries and CUDA graphs",
             ),
-            Term("cuda_graphs", 0, "source", rules_source, "measured together with the memory outside torch"),
-            Term(
+            MemoryTerm("cuda_graphs", 0, "source", rules_source, "measured together with the memory outside torch"),
+            MemoryTerm(
                 "kv_cache",
                 max(cache_bytes, 0),
                 "estimate",
@@ -191,7 +191,7 @@ class Server(EngineServer):
 class StageMemory(NamedTuple):
     """The memory of a rank of one pipeline stage: named parts in bytes, and KV cache blocks."""
 
-    terms: tuple[Term, ...]
+    terms: tuple[MemoryTerm, ...]
     blocks: int
 
 

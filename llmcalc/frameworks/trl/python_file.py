@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ...sources.huggingface.family import field_names
-from ..launch.python_source import Unknown, constants, dotted, parse_python, value_of
+from ..launch.python_source import UnknownValue, constants, dotted, parse_python, value_of
 from ..launch.record import Launch, LaunchReader, LaunchSource, reading_of
 from ..launch.trainer import read_trainer
 from ..registry import WITHOUT_A_NAME
@@ -102,7 +102,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
             **_model_arguments(reader, named_calls),
         }
         for argument_name, argument_value in list(config.items()):
-            if isinstance(argument_value, Unknown):
+            if isinstance(argument_value, UnknownValue):
                 del config[argument_name]
                 if argument_name in DECIDING:
                     reader.unknown[argument_name] = "is known only when the file runs"
@@ -141,7 +141,7 @@ def _model_arguments(reader: LaunchReader, named_calls: list[NamedCall]) -> dict
 
 def _format_name(format_value: Any) -> Any:
     """Returns the name of a torch number format, such as `torch.bfloat16`; other values unchanged."""
-    if isinstance(format_value, Unknown) and format_value.text.startswith("torch."):
+    if isinstance(format_value, UnknownValue) and format_value.text.startswith("torch."):
         return format_value.text.removeprefix("torch.")
     return format_value
 

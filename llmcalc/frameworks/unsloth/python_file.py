@@ -15,7 +15,7 @@ from typing import Any
 
 from ...sources.huggingface.family import field_names
 from ..launch.grpo import SFT_NOTE, colocated_rollout, grpo_length
-from ..launch.python_source import Unknown, constants, dotted, parse_python, value_of
+from ..launch.python_source import UnknownValue, constants, dotted, parse_python, value_of
 from ..launch.record import Launch, LaunchReader, LaunchSource, reading_of, share_of, size_of
 from ..launch.trainer import QUANTIZATION_AWARE, lora_settings, optimizer_settings, pair_settings, trainer_launch
 from .config_file import OFFLOADED_CHECKPOINTS, UPPER_BOUND, recompute_settings
@@ -242,7 +242,7 @@ def _call_arguments(
     arguments = {keyword.arg: value_of(keyword.value, values_by_name) for keyword in call_node.keywords if keyword.arg}
     if call_node.args and "model_name" not in arguments:
         arguments["model_name"] = value_of(call_node.args[0], values_by_name)
-    unresolved_arguments = {called_name for called_name, value in arguments.items() if isinstance(value, Unknown)}
+    unresolved_arguments = {called_name for called_name, value in arguments.items() if isinstance(value, UnknownValue)}
     for called_name in sorted(DECIDING & unresolved_arguments):
         reader.unknown[called_name] = "is known only when the file runs"
     if unresolved_arguments.intersection(GRPO_LENGTHS):

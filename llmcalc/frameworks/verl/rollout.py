@@ -11,7 +11,7 @@ from ...errors import shown
 from ...parallel.layout import Layout
 from ..engines.registry import engine
 from ..launch.record import LaunchReader, LaunchSettings, Table, share_of, size_of
-from ..launch.rollout import Model, Place, Rollout, States
+from ..launch.rollout import AdditionalModel, Place, Rollout, States
 
 MODEL, ACTOR = "actor_rollout_ref.model", "actor_rollout_ref.actor"
 REFERENCE, ROLLOUT = "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
@@ -128,17 +128,17 @@ def _log_probability_batch(reader: LaunchReader, config: Table, sequences: int, 
     return sequences, tokens
 
 
-def _reference_model(reader: LaunchReader, config: Table, layout: Layout, is_megatron: bool) -> Model:
+def _reference_model(reader: LaunchReader, config: Table, layout: Layout, is_megatron: bool) -> AdditionalModel:
     """Returns the reference model; none without a KL term, or if the frozen weights serve as the reference."""
     has_kl_term = reader.flag(config, f"{ACTOR}.use_kl_loss") or reader.flag(config, "algorithm.use_kl_in_reward")
     has_adapters = any(config.get(f"{MODEL}.{lora_key}") not in (None, 0) for lora_key in ("lora_rank", "lora.rank"))
     if not has_kl_term or has_adapters:
-        return Model()
+        return AdditionalModel()
     section_name = f"{REFERENCE}.{'megatron' if is_megatron else 'fsdp_config'}"
     weight_format = str(reader.value(config, f"{section_name}.model_dtype", "fp32")) if not is_megatron else "bf16"
     reference_place: Place = "host" if reader.flag(config, f"{section_name}.param_offload") else "device"
     ranks = layout.tp * layout.pp if is_megatron else layout.dp // layout.hsdp_replicas
-    return Model(reference_place, 4 if weight_format in ("fp32", "float32") else 2, ranks)
+    return AdditionalModel(reference_place, 4 if weight_format in ("fp32", "float32") else 2, ranks)
 
 
 def _critic_place(reader: LaunchReader, config: Table, is_megatron: bool) -> Place:

@@ -16,7 +16,7 @@ from ...device_memory.cuda_runtime import runtime_of
 from ...errors import InputError, shown
 from ...parallel.layout import ONE_DEVICE, Layout
 from ..engines.context_length import has_unknown_length
-from ..engines.engine import EngineMemory, Term, TermStatus
+from ..engines.engine import EngineMemory, MemoryTerm, TermStatus
 from ..engines.flags import AUTO_WORDS
 from ..engines.rank import EngineRank, MissingKernels, architectures, compressed_layers, key_heads
 from ..engines.server import DTYPE_WORDS, EngineServer
@@ -653,20 +653,20 @@ class Server(EngineServer):
         term_status: TermStatus = "estimate"
         graph_origin = "subtracted from the budget" if self.subtracts_graphs else "outside the budget"
         memory_terms = (
-            Term(
+            MemoryTerm(
                 "budget", budget, "source", rules.source_place, f"{self.utilization} × total (--gpu-memory-utilization)"
             ),
-            Term("weights", weight_bytes, "source", "tensors of the rank", self._weights_origin(rank)),
-            Term(
+            MemoryTerm("weights", weight_bytes, "source", "tensors of the rank", self._weights_origin(rank)),
+            MemoryTerm(
                 "profile_run",
                 profile_run_bytes,
                 term_status if profile_run.workspace or profile_run.compilation_bytes else "source",
                 rules.source_place,
                 profile_run.origin(rank, rules),
             ),
-            Term("non_torch", outside_bytes, term_status, memory_outside_torch.source, self._non_torch_origin),
-            Term("cuda_graphs", graph_bytes, term_status, self.engine_record.cuda_graphs.source, graph_origin),
-            Term(
+            MemoryTerm("non_torch", outside_bytes, term_status, memory_outside_torch.source, self._non_torch_origin),
+            MemoryTerm("cuda_graphs", graph_bytes, term_status, self.engine_record.cuda_graphs.source, graph_origin),
+            MemoryTerm(
                 "kv_cache",
                 max(cache_bytes, 0),
                 term_status,
@@ -712,7 +712,7 @@ class Server(EngineServer):
 class StageMemory(NamedTuple):
     """The memory of a rank of one pipeline stage: named parts, KV cache blocks and CUDA graphs."""
 
-    terms: tuple[Term, ...]
+    terms: tuple[MemoryTerm, ...]
     pool: BlockPool
     available: int
     blocks: int

@@ -137,7 +137,7 @@ def _round_up(unpadded_size: int, divisor: int) -> int:
     return -(-unpadded_size // divisor) * divisor
 
 
-class NonTorch(VersionRange, MeasuredOverhead):
+class MemoryOutsideTorch(VersionRange, MeasuredOverhead):
     """Measured device memory outside torch's allocator.
 
     devices: tensor-parallel ranks, at least. stages: stages of a pipeline, at least. link: beginning of the link's
@@ -191,7 +191,7 @@ class VLLMRecord(EngineRecord[Rules]):
     videos_of_images: tuple[VideosOfImages, ...] = ()
     batch_defaults: tuple[BatchDefaults, ...] = Field(min_length=1)
     mxfp4: tuple[PaddedExperts, ...] = Field(min_length=1)
-    non_torch: tuple[NonTorch, ...] = Field(min_length=1)
+    non_torch: tuple[MemoryOutsideTorch, ...] = Field(min_length=1)
     context: tuple[MeasuredContext, ...] = Field(min_length=1)
     cuda_graphs: GraphEstimate
 
@@ -256,7 +256,9 @@ class VLLMRecord(EngineRecord[Rules]):
         version_rows = ranges_at(self.mxfp4, version_numbers)
         return next(padding for padding in version_rows if padding.at_least <= compute_capability < padding.below)
 
-    def outside_torch(self, version_numbers: Numbers, hardware: Hardware, devices: int, stage_count: int) -> NonTorch:
+    def outside_torch(
+        self, version_numbers: Numbers, hardware: Hardware, devices: int, stage_count: int
+    ) -> MemoryOutsideTorch:
         """Returns the newest measured memory outside torch with at most this many devices and stages.
 
         A row of this accelerator alone comes before rows of its link, and those before rows of all accelerators.

@@ -12,7 +12,7 @@ import llmcalc
 from llmcalc.costs.params import params
 from llmcalc.errors import InputError
 from llmcalc.frameworks.launch.kinds import PROGRAMS, kinds, program_files
-from llmcalc.frameworks.launch.python_source import Configurations, Unknown, parse_python
+from llmcalc.frameworks.launch.python_source import Configurations, UnknownValue, parse_python
 from llmcalc.frameworks.launch.read import launch_of, read_launch
 from llmcalc.frameworks.server_files.read import starts_any_server
 from tests.samples import in_one_test
@@ -740,7 +740,7 @@ def test_nothing_in_python_is_run(tmp_path: Path) -> None:
 def test_values_of_a_condition_are_unknown() -> None:
     text = "def f():\n    c = Config(a=1)\n    if x():\n        c.a = 2\n    c.b.d = 2 * 3\n    return c\n"
     config = Configurations(parse_python(text, "x.py")).configuration_of("f")
-    assert isinstance(config["a"], Unknown)
+    assert isinstance(config["a"], UnknownValue)
     assert config["b.d"] == 6
 
 

@@ -14,7 +14,7 @@ from llmcalc.errors import InputError
 from llmcalc.frameworks.frozen_model import FrozenModel, SecondLoss
 from llmcalc.frameworks.launch.kinds import program_files
 from llmcalc.frameworks.launch.read import launch_of, read_launch
-from llmcalc.frameworks.launch.record import Launch, Override
+from llmcalc.frameworks.launch.record import Launch, OptionOverride
 from llmcalc.parallel.layout import Layout
 from llmcalc.sources.preset import Preset
 from tests.builders import with_other_causes
@@ -683,7 +683,11 @@ def test_the_model_of_llm_foundry() -> None:
 def test_an_option_beside_a_file_replaces_its_value() -> None:
     launch = read_launch(FILES / "axolotl_qlora.yaml", options={"seq": 256, "lora_rank": 8, "fsdp": 1})
     assert (launch.settings["seq"], launch.settings["lora_rank"]) == (256, 8)
-    assert launch.overridden == {"seq": Override(256, 1024), "lora_rank": Override(8, 16), "fsdp": Override(1, None)}
+    assert launch.overridden == {
+        "seq": OptionOverride(256, 1024),
+        "lora_rank": OptionOverride(8, 16),
+        "fsdp": OptionOverride(1, None),
+    }
 
 
 def test_precision_beside_a_file_replaces_all_formats() -> None:

@@ -27,7 +27,7 @@ from .lowering import Gradients, SavedTensors, direct_steps
 Specs = list[tuple[Shape, Dtype]]
 
 
-class Quantized(NamedTuple):
+class QuantizedTensor(NamedTuple):
     """An 8-bit tensor with scales, quantized rowwise and columnwise, possibly with shared tensors."""
 
     rows: list[Tensor]
@@ -104,12 +104,12 @@ class Fp8Kernels(DeltaKernels):
 
     def quantize(
         self, row_count: Number, row_width: Number, by_rows: bool = True, by_columns: bool = True
-    ) -> Quantized:
+    ) -> QuantizedTensor:
         """Returns an 8-bit tensor, quantized rowwise or columnwise as the products need."""
         kernel_choices = self.rank_choices
         row_specs, column_specs = quantized_specs(kernel_choices.fp8_recipe, row_count, row_width)
         if kernel_choices.fp8_recipe not in ONE_SCALE:
-            return Quantized(
+            return QuantizedTensor(
                 [self.graph.new_tensor(*spec) for spec in row_specs] if by_rows else [],
                 [self.graph.new_tensor(*spec) for spec in column_specs] if by_columns else [],
             )
@@ -119,12 +119,14 @@ class Fp8Kernels(DeltaKernels):
         )
         row_scale = self.graph.new_tensor(*row_specs[1])
         if not kernel_choices.saves_transposed:
-            return Quantized([*row_tensors, row_scale], [*row_tensors, row_scale])
-        return Quantized([*row_tensors, row_scale], [*transposed_tensors, row_scale] if transposed_tensors else [])
+            return QuantizedTensor([*row_tensors, row_scale], [*row_tensors, row_scale])
+        return QuantizedTensor(
+            [*row_tensors, row_scale], [*transposed_tensors, row_scale] if transposed_tensors else []
+        )
 
     def quantize_experts(
         self, row_count: Number, width: Number, expert_count: int, by_columns: bool = True
-    ) -> Quantized:
+    ) -> QuantizedTensor:
         """Returns the 8-bit inputs of several experts, all with the same number of rows.
 
         Recipes with blocks allocate one tensor by rows and one by columns for all experts
@@ -132,7 +134,7 @@ class Fp8Kernels(DeltaKernels):
         """
         if self.rank_choices.fp8_recipe in ONE_SCALE:
             quantized_experts = [self.quantize(row_count, width, by_columns=by_columns) for _ in range(expert_count)]
-            return Quantized(
+            return QuantizedTensor(
                 [x for expert_tensors in quantized_experts for x in expert_tensors.rows],
                 [x for expert_tensors in quantized_experts for x in expert_tensors.columns],
             )
@@ -141,11 +143,11 @@ class Fp8Kernels(DeltaKernels):
             nbytes = expert_count * (round_up(count(data_shape), 256) + round_up(count(scales_shape) * dtype.bytes, 16))
             buffer_sizes.append(nbytes)
         row_buffers = [self.graph.new_tensor((buffer_sizes[0],), UINT8)]
-        return Quantized(row_buffers, [self.graph.new_tensor((buffer_sizes[1],), UINT8)] if by_columns else [])
+        return QuantizedTensor(row_buffers, [self.graph.new_tensor((buffer_sizes[1],), UINT8)] if by_columns else [])
 
     def gather_quantized(
         self, row_count: Number, row_width: Number, by_rows: bool, by_columns: bool
-    ) -> tuple[Quantized, list[Tensor]]:
+    ) -> tuple[QuantizedTensor, list[Tensor]]:
         """All-gathers an 8-bit tensor over sequence-parallel ranks, and returns it with the sorting buffers."""
         row_multiple = MULTIPLES.get(self.rank_choices.fp8_recipe, 1)
         if exact_div(row_count, self.rank_choices.tp) % row_multiple or row_width % row_multiple:
