@@ -137,17 +137,14 @@ class PartitionedRun(ZeroRun):
         """
         if not self.offloads:
             return ()
-        rank_elements, width = self.partition_size, self.dtype.bytes
+        elements_, width = self.partition_size, self.dtype.bytes
         round_host_bytes = pinned_bytes if self.settings.offload_optimizer_pin_memory else int
-        buffer_sizes = [
-            rank_elements * width,
-            self.largest_parameter * width,
-        ]  # param_buffer_of_bit16, temp_grad_buffer
+        buffer_sizes = [elements_ * width, self.largest_parameter * width]  # param_buffer_of_bit16, temp_grad_buffer
         if self.training.microbatches > 1:
             buffer_sizes += [elements(weight) * width for weight in self.rank_parameters]
         return (
-            Term("fp32 weights and gradients", 2 * round_host_bytes(rank_elements * FLOAT32.bytes), "source", SOURCE),
-            Term("optimizer states", self.host_state_bytes(rank_elements), "source", SOURCE),
+            Term("fp32 weights and gradients", 2 * round_host_bytes(elements_ * FLOAT32.bytes), "source", SOURCE),
+            Term("optimizer states", self.host_state_bytes(elements_), "source", SOURCE),
             Term("buffers", sum(map(round_host_bytes, buffer_sizes)), "source", SOURCE),
         )
 

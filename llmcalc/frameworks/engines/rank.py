@@ -199,25 +199,21 @@ class EngineRank:
         extra_parts = included(self.with_mtp, self.with_towers and bool(self.preset.model.towers))
         model = self.model if layout is None else rank_model(self.preset.model, layout, 0)
         whole_shapes: dict[str, dict[tuple[Number, ...], None]] = {}
-        for weight_tensor in weight_tensors_of(self.preset.model.tree(), extra_parts, first_copies=True):
-            whole_shapes.setdefault(replace_numbers(weight_tensor.path), {})[weight_tensor.tensor.shape] = None
+        for weight in weight_tensors_of(self.preset.model.tree(), extra_parts, first_copies=True):
+            whole_shapes.setdefault(replace_numbers(weight.path), {})[weight.tensor.shape] = None
         checkpoint = self.preset.checkpoint
-        names_of_path = None if checkpoint is None else checkpoint.names(model.tree(), model.kind)
-        for weight_tensor in weight_tensors_of(model.tree(), extra_parts, first_copies=True):
-            tensor_shapes = whole_shapes.get(replace_numbers(weight_tensor.path), {})
-            if not tensor_shapes or weight_tensor.tensor.shape in tensor_shapes:
+        path_names = None if checkpoint is None else checkpoint.names(model.tree(), model.kind)
+        for weight in weight_tensors_of(model.tree(), extra_parts, first_copies=True):
+            tensor_shapes = whole_shapes.get(replace_numbers(weight.path), {})
+            if not tensor_shapes or weight.tensor.shape in tensor_shapes:
                 continue
-            named_tensor = (
-                weight_tensor
-                if names_of_path is None
-                else replace(weight_tensor, names=names_of_path(weight_tensor.path))
-            )
+            named_tensor = weight if path_names is None else replace(weight, names=path_names(weight.path))
             refusal_reasons = [scheme.refuses_shard(named_tensor, tensor_shape) for tensor_shape in tensor_shapes]
             if all(refusal_reasons):
-                remedy = "experts that ranks do not divide (--ep), " if ".experts." in weight_tensor.path else ""
+                remedy = "experts that ranks do not divide (--ep), " if ".experts." in weight.path else ""
                 raise ImpossibleLayout(
                     f"--tp {self.layout.tp}: of a rank's weights in {self.scheme or 'the published format'}, "
-                    f"{weight_tensor.path}: {refusal_reasons[0]}, which no kernel computes; expected a smaller --tp, "
+                    f"{weight.path}: {refusal_reasons[0]}, which no kernel computes; expected a smaller --tp, "
                     f"{remedy}or another scheme"
                 )
 

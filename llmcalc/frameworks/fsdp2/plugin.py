@@ -50,18 +50,14 @@ PER_MACHINE = 8
 
 
 def fsdp_layout(
-    reader: LaunchReader,
-    fsdp_table: Table,
-    world_size: int,
-    machines: int,
-    parallelism: Mapping[str, Any] | None = None,
+    reader: LaunchReader, fsdp_table: Table, world_size: int, machines: int, parallel: Mapping[str, Any] | None = None
 ) -> tuple[Layout, dict[str, Any]]:
     """Returns the layout of an FSDP configuration, and the settings that the configuration implies.
 
     fsdp_table: FSDP's keys without the prefix `fsdp_`.
     world_size: devices.
     machines: machines.
-    parallelism: accelerate's `parallelism_config`.
+    parallel: accelerate's `parallelism_config`.
     """
     section_name = "fsdp_config"
     reader.ignored += [f"{section_name}.{key}"[:80] for key in fsdp_table if key in FSDP_IGNORED]
@@ -75,9 +71,7 @@ def fsdp_layout(
     command_settings: dict[str, Any] = {}
     if fsdp_table.get("activation_checkpointing") in (True, "true"):
         command_settings["recompute"] = "full"
-    groups = {
-        str(key).removeprefix("parallelism_config_"): size_value for key, size_value in (parallelism or {}).items()
-    }
+    groups = {str(key).removeprefix("parallelism_config_"): size_value for key, size_value in (parallel or {}).items()}
     layout_sizes = {
         size_name: size_of(reader, f"parallelism_config.{size_name}", groups[size_name])
         for size_name in GROUP_SIZES

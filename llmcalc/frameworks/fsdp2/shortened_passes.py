@@ -80,13 +80,9 @@ class ShortenedPasses:
                 skipped_repeats = min(max(repeat_number - 1, 0), layer_stack.repeats - RECORDED_REPEATS)
                 if inner_repeat is not None:
                     skipped_repeats = inner_repeat
-                index_position = parameter_path.index(layer.layer_index, 1)
+                layer_part = parameter_path.index(layer.layer_index, 1)
                 recorded_layer = layer.layer_index - skipped_repeats * layer_stack.period
-                parameter_path = (
-                    *parameter_path[:index_position],
-                    recorded_layer,
-                    *parameter_path[index_position + 1 :],
-                )
+                parameter_path = (*parameter_path[:layer_part], recorded_layer, *parameter_path[layer_part + 1 :])
             if parameter_path not in parameter_numbers:
                 raise NotRepeating
             source_numbers.append((parameter_numbers[parameter_path], inner_repeat))

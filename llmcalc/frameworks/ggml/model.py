@@ -291,10 +291,7 @@ class GgufModel:
                 for quantized_weight, stored_bytes in scheme.store(model, weight_tensors, "float32")
             ]
         return [
-            (
-                weight,
-                int(weight.tensor.size) * (element_bits if weight.tensor.role in ("matrix", "table") else 32) // 8,
-            )
+            (weight, int(weight.tensor.size) * (element_bits if weight.tensor.role in ("matrix", "table") else 32) // 8)
             for weight in weight_tensors
         ]
 

@@ -40,21 +40,18 @@ COMMAND = {"runs": "command:starts_program", "read_command": "command:read_comma
 
 
 def _program(
-    folder_name: str, program: str, version: str, title: str = "", kind_name: str = "", **entry_points: str
+    folder_name: str, program: str, version: str, title: str = "", kind_name: str = "", **functions: str
 ) -> tuple[str, LaunchFile]:
     """Returns a program's folder, and the kinds of launch files of the program.
 
     version: the version whose defaults are filled in.
     title, kind_name: as in `LaunchFile`; by default a config of the program, and its folder.
-    entry_points: field of `LaunchFile` → `file:function` in the folder; by default those that read its config files.
+    functions: field of `LaunchFile` → `file:function` in the folder; by default those that read its config files.
     """
-    entry_points = entry_points or {
-        "matches": f"config_file:is_{folder_name}",
-        "read": f"config_file:read_{folder_name}",
-    }
+    functions = functions or {"matches": f"config_file:is_{folder_name}", "read": f"config_file:read_{folder_name}"}
     reader_package = f"{FRAMEWORKS}.{folder_name}"
     readers: dict[str, Any] = {
-        field_name: LazyFunction(reader_package, function_place) for field_name, function_place in entry_points.items()
+        field_name: LazyFunction(reader_package, function_place) for field_name, function_place in functions.items()
     }
     kind = kind_name or folder_name.replace("_", "-")
     return folder_name, LaunchFile(kind, title or f"a config of {program}", program=program, version=version, **readers)

@@ -226,14 +226,10 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         reader.notes.append("pissa_init: the singular values that start the adapters are computed before the training")
     if bit_count is None:
         return adapter_settings
-    quant_method = str(reader.value(config, "quantization_method", "bnb"))
-    if (
-        bit_count not in (4, 8)
-        or quant_method not in ("bnb", "bitsandbytes")
-        or config.get("quantization_type") == "fp4"
-    ):
+    quantizer = str(reader.value(config, "quantization_method", "bnb"))
+    if bit_count not in (4, 8) or quantizer not in ("bnb", "bitsandbytes") or config.get("quantization_type") == "fp4":
         reader.unknown["quantization_bit"] = (
-            f"{shown(bit_count)} by {quant_method[:20]} is not modelled; 8 bits and 4 bits in nf4 by bnb are"
+            f"{shown(bit_count)} by {quantizer[:20]} is not modelled; 8 bits and 4 bits in nf4 by bnb are"
         )
         return adapter_settings
     if bit_count == 8:

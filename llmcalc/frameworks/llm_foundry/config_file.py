@@ -151,35 +151,30 @@ def _mpt_model(reader: LaunchReader, model_section: Table, sequence_length: int)
     norm_table: dict[str, Any] = {"type": "layernorm"} | ({} if has_bias else {"bias": False})
     if "rmsnorm" in str(reader.value(model_section, "norm_type", "low_precision_layernorm")):
         norm_table = {"type": "rmsnorm"}
-    attention_table: dict[str, Any] = {"num_attention_heads": model_sizes["n_heads"]}
-    attention_table |= {f"{projection}_bias": has_bias for projection in ("q", "k", "v", "o")}
+    attention: dict[str, Any] = {"num_attention_heads": model_sizes["n_heads"]}
+    attention |= {f"{projection}_bias": has_bias for projection in ("q", "k", "v", "o")}
     if config.get("kv_n_heads") is not None:
-        attention_table["num_key_value_heads"] = size_of(reader, "model.attn_config.kv_n_heads", config["kv_n_heads"])
-    decoder_table: dict[str, Any] = {"num_hidden_layers": model_sizes["n_layers"], "final_norm": norm_table}
+        attention["num_key_value_heads"] = size_of(reader, "model.attn_config.kv_n_heads", config["kv_n_heads"])
+    decoder: dict[str, Any] = {"num_hidden_layers": model_sizes["n_layers"], "final_norm": norm_table}
     if config.get("alibi"):
-        attention_table["position"] = {"type": "alibi"}
+        attention["position"] = {"type": "alibi"}
     elif config.get("rope"):
-        attention_table["position"] = {"type": "rope"}
+        attention["position"] = {"type": "rope"}
     elif reader.flag(model_section, "learned_pos_emb", True):
-        decoder_table["position"] = {"type": "learned", "max_position_embeddings": sequence_length}
-    network_table = {
+        decoder["position"] = {"type": "learned", "max_position_embeddings": sequence_length}
+    network = {
         "type": "mlp",
         "intermediate_size": reader.size(model_section, "expansion_ratio", 4) * model_sizes["d_model"],
         "hidden_act": "gelu",
         "up_bias": has_bias,
         "down_bias": has_bias,
     }
-    decoder_table["block"] = {
-        "attention": attention_table,
-        "feed_forward": network_table,
-        "norm": norm_table,
-        "norm_placement": "pre",
-    }
+    decoder["block"] = {"attention": attention, "feed_forward": network, "norm": norm_table, "norm_placement": "pre"}
     spec_table = {
         "vocab_size": model_sizes["vocab_size"],
         "hidden_size": model_sizes["d_model"],
         "tie_word_embeddings": reader.flag(model_section, "tie_word_embeddings", True),
         "max_position_embeddings": sequence_length,
-        "decoder": decoder_table,
+        "decoder": decoder,
     }
     return validate(ModelSpec, spec_table, reader.where)

@@ -32,18 +32,13 @@ ARGUMENTS = {
 
 def _recompute_arguments(option_value: Any) -> dict[str, Any]:
     """Returns Megatron-LM's arguments for a value of `--recompute`, with None for removed arguments."""
-    unset_names: dict[str, Any] = {**dict.fromkeys(RECOMPUTED), "recompute_activations": None}
+    removals: dict[str, Any] = {**dict.fromkeys(RECOMPUTED), "recompute_activations": None}
     if option_value == "none":
-        return unset_names
+        return removals
     if option_value == "full":
-        return {
-            **unset_names,
-            "recompute_granularity": "full",
-            "recompute_method": "uniform",
-            "recompute_num_layers": 1,
-        }
+        return {**removals, "recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     if option_value in ("selective", "attention"):
-        return {**unset_names, "recompute_granularity": "selective"}
+        return {**removals, "recompute_granularity": "selective"}
     raise InputError(f"--recompute {option_value}: beside a file of Megatron-LM expected none, selective or full")
 
 

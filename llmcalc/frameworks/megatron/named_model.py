@@ -57,7 +57,7 @@ BRIDGE_TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 
 
 def bridge_adapters(
-    reader: LaunchReader, section_name: str, rank_value: Any, target_modules: Any, dropout_value: Any
+    reader: LaunchReader, section_name: str, rank: Any, target_modules: Any, dropout_value: Any
 ) -> dict[str, Any]:
     """Returns the settings of Megatron-Bridge's low-rank adapters. section_name: the table's key.
 
@@ -65,7 +65,7 @@ def bridge_adapters(
     """
     settings = lora_settings(
         reader,
-        rank=(f"{section_name}.rank", rank_value),
+        rank=(f"{section_name}.rank", rank),
         target_pair=(
             f"{section_name}.target_modules",
             list(BRIDGE_TARGETS) if target_modules is None else target_modules,

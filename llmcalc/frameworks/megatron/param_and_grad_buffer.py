@@ -140,7 +140,7 @@ class OptimizerUpdate(NamedTuple):
 
 def optimizer_updates(
     buffers: Sequence[GradientBuffer],
-    is_sharded: bool,
+    distributed: bool,
     layout: Layout,
     rank_coordinates: Coordinates,
     optimizer: str = "adam",
@@ -164,7 +164,7 @@ def optimizer_updates(
             ]
             if optimizer == "muon":
                 group_parameters = [parameter for parameter in group_parameters if not is_updated_by_muon(parameter)]
-            if not is_sharded:
+            if not distributed:
                 yield from (OptimizerUpdate(parameter.size, state_count) for parameter in group_parameters)
                 continue
             shard_number = shard_index(buffer, layout, rank_coordinates)

@@ -296,15 +296,12 @@ def _fsdp_run(reader: LaunchReader, policy_table: Table, world_size: int) -> Lau
         settings["recompute"] = "full"
         reader.notes.append("activation_checkpointing: whole layers are recomputed, which run again module by module")
     if reader.flag(policy_table, "dtensor_cfg.lora_cfg.enabled"):
-        target_names = policy_table.get("dtensor_cfg.lora_cfg.target_modules")
+        targets = policy_table.get("dtensor_cfg.lora_cfg.target_modules")
         adapts_all_layers = reader.flag(policy_table, "dtensor_cfg.lora_cfg.match_all_linear", True)
         settings |= lora_settings(
             reader,
             rank=("policy.dtensor_cfg.lora_cfg.dim", reader.value(policy_table, "dtensor_cfg.lora_cfg.dim", 8)),
-            target_pair=(
-                "policy.dtensor_cfg.lora_cfg.target_modules",
-                "all-linear" if adapts_all_layers else target_names,
-            ),
+            target_pair=("policy.dtensor_cfg.lora_cfg.target_modules", "all-linear" if adapts_all_layers else targets),
             dropout_value=policy_table.get("dtensor_cfg.lora_cfg.dropout"),
         )
         if world_size > 1:
@@ -377,11 +374,11 @@ def _megatron_run(reader: LaunchReader, policy: Table, world_size: int) -> Launc
     if reader.flag(policy, "megatron_cfg.peft.enabled"):
         section_name = "policy.megatron_cfg.peft"
         rank = reader.value(policy, "megatron_cfg.peft.dim", 8)
-        target_names, dropout_value = (
+        targets, dropout_value = (
             policy.get("megatron_cfg.peft.target_modules"),
             policy.get("megatron_cfg.peft.dropout"),
         )
-        settings = bridge_adapters(reader, section_name, rank, target_names or None, dropout_value)
+        settings = bridge_adapters(reader, section_name, rank, targets or None, dropout_value)
     if reader.flag(policy, "megatron_cfg.optimizer.use_precision_aware_optimizer"):
         settings["precision_aware_optimizer"] = True
     settings |= optimizer_on_host(reader, policy, "megatron_cfg.optimizer.")

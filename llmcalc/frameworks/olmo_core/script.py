@@ -174,18 +174,15 @@ MODEL = "TransformerConfig."
 
 def _module_arguments(call_nodes: list[ast.Call], variables: Mapping[str, Any]) -> dict[str, Any] | None:
     """Returns the arguments of the call that configures a training step; None without such a call."""
-    cookbook_args = _arguments(call_nodes, COOKBOOK, variables)
-    if cookbook_args is None:
+    cookbook = _arguments(call_nodes, COOKBOOK, variables)
+    if cookbook is None:
         return _arguments(call_nodes, MODULE, variables)
-    module_args = {**COOKBOOK_STEP, **cookbook_args}
-    if cookbook_args.get("activation_memory_budget", 1.0) != 1.0:
-        module_args["ac_config"] = {
-            "mode": "budget",
-            "activation_memory_budget": cookbook_args["activation_memory_budget"],
-        }
-    if cookbook_args.get("cp_degree"):
-        module_args["cp_config"] = {"degree": cookbook_args["cp_degree"]}
-    if cookbook_args.get("float8_enabled") is True:
+    module_args = {**COOKBOOK_STEP, **cookbook}
+    if cookbook.get("activation_memory_budget", 1.0) != 1.0:
+        module_args["ac_config"] = {"mode": "budget", "activation_memory_budget": cookbook["activation_memory_budget"]}
+    if cookbook.get("cp_degree"):
+        module_args["cp_config"] = {"degree": cookbook["cp_degree"]}
+    if cookbook.get("float8_enabled") is True:
         module_args["float8_config"] = True
     return module_args
 

@@ -86,21 +86,15 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
     """Returns the training run of a script. Raises `InputError`, which names file and argument."""
     with reading_of(source_file) as reader:
         named_calls = list(_named_calls(parse_python(file_text, source_file.where)))
-        config_classes = dict.fromkeys(named_call.name for named_call in named_calls if named_call.name in CONFIGS)
-        if not config_classes:
+        kinds = dict.fromkeys(named_call.name for named_call in named_calls if named_call.name in CONFIGS)
+        if not kinds:
             raise reader.wrong(
                 "SFTConfig", f"no call of a trainer's configuration; expected one of {', '.join(CONFIGS)}"
             )
-        config_class = next(iter(config_classes))
-        if len(config_classes) > 1:
-            reader.notes.append(
-                f"the file trains with {', '.join(config_classes)}; the run of {config_class} is counted"
-            )
-        config = {
-            **CONFIGS[config_class],
-            **_arguments_of(named_calls, config_class),
-            **_model_arguments(reader, named_calls),
-        }
+        kind = next(iter(kinds))
+        if len(kinds) > 1:
+            reader.notes.append(f"the file trains with {', '.join(kinds)}; the run of {kind} is counted")
+        config = {**CONFIGS[kind], **_arguments_of(named_calls, kind), **_model_arguments(reader, named_calls)}
         for argument_name, argument_value in list(config.items()):
             if isinstance(argument_value, UnknownValue):
                 del config[argument_name]
@@ -109,7 +103,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         reader.check_unknown()
         reader.notes.append("what the file computes otherwise is taken as its program's default")
         reader_notes = tuple(reader.notes)
-    launch = (read_trainer if config_class.endswith("TrainingArguments") else read_trl)(config, source_file)
+    launch = (read_trainer if kind.endswith("TrainingArguments") else read_trl)(config, source_file)
     is_published = config.get("dtype") == AUTO and launch.framework == WITHOUT_A_NAME
     return replace(
         launch, notes=(*launch.notes, *reader_notes), published_weights=is_published or launch.published_weights

@@ -182,11 +182,11 @@ class AttentionKernels(LinearKernels):
         query_sums_shape = None if self.rank_choices.deterministic else (q.shape[0], q.shape[1])
         if not (q.storage is k.storage is v.storage):
             q, k, v = (self.contiguous(x) for x in (q, k, v))
-        attention_inputs = (q, k, v)
+        qkv = (q, k, v)
         shares_storage = q.storage is k.storage
-        input_shapes = [x.shape for x in attention_inputs]
+        input_shapes = [x.shape for x in qkv]
         product_shape = (row_count, q.strides[0]) if shares_storage else None
-        attention_output = self.new_tensor(row_count, output_width)
+        output = self.new_tensor(row_count, output_width)
         logsumexp = self.new_tensor(row_count, heads, FLOAT32)
         random_state = autograd_graph.new_tensor((2,), INT64)
 
@@ -204,17 +204,8 @@ class AttentionKernels(LinearKernels):
                 for input_shape in input_shapes
             ]
 
-        self.node(
-            "attention",
-            attention_inputs,
-            [attention_output],
-            backward,
-            *attention_inputs,
-            attention_output,
-            logsumexp,
-            random_state,
-        )
-        return self.all_to_all_output(attention_output)
+        self.node("attention", qkv, [output], backward, *qkv, output, logsumexp, random_state)
+        return self.all_to_all_output(output)
 
     def cudnn_workspace(self, sums: tuple[Number, Number] | None, heads: Number) -> None:
         """Allocates and frees the workspace of cuDNN's backward pass. sums: fp32 gradient sums; None without them."""
@@ -259,7 +250,7 @@ class AttentionKernels(LinearKernels):
         return self.dense_copy(attn_output) if has_several_sequences else attn_output
 
     def unfused_attention(
-        self, q: Tensor, k: Tensor, v: Tensor, heads: Number, kv_heads: Number, out_width: Number, is_masked: bool
+        self, q: Tensor, k: Tensor, v: Tensor, heads: Number, kv_heads: Number, width: Number, is_masked: bool
     ) -> Tensor:
         """Computes attention with all scores in memory, as UnfusedDotProductAttention and DotProductAttention do."""
         autograd_graph, kernel_choices, batch = self.graph, self.rank_choices, self.run_config.batch
@@ -269,7 +260,7 @@ class AttentionKernels(LinearKernels):
             q = self.contiguous(q)
             k, v = (
                 self.copy_reordered("repeat", k, repeated_shape),
-                self.copy_reordered("repeat", v, (key_rows, out_width)),
+                self.copy_reordered("repeat", v, (key_rows, width)),
             )
         self.persistent.use_torch_workspace("forward")
         scores_shape = (batch * heads * (row_count // batch), key_rows // batch)
@@ -316,7 +307,7 @@ class AttentionKernels(LinearKernels):
                 autograd_graph.new_tensor(value_shape, output_gradient.dtype),
             ]
 
-        context_rows = self.new_tensor(row_count, out_width)
+        context_rows = self.new_tensor(row_count, width)
         self.node("context", (attention_probs, v), [context_rows], context_backward, attention_probs, v)
         del attention_probs, v
         attention_output = self.dense_copy(context_rows)  # its gradient is viewed in the other order
@@ -329,20 +320,14 @@ class AttentionKernels(LinearKernels):
         Its gradient overwrites the incoming one in the kernels of Megatron-LM, and in those of Transformer Engine up to
         2.17.1 (csrc/extensions/softmax.cpp).
         """
-        probabilities = self.graph.new_tensor(scores.shape, scores.dtype)
-        self.node(
-            "softmax",
-            (scores,),
-            [probabilities],
-            lambda saved_tensors, gradient, needs_input_grad: [gradient],
-            probabilities,
-        )
-        return probabilities
+        probs = self.graph.new_tensor(scores.shape, scores.dtype)
+        self.node("softmax", (scores,), [probs], lambda saved_tensors, gradient, needs_input_grad: [gradient], probs)
+        return probs
 
     def softmax(self, scores: Tensor) -> Tensor:
         """Runs torch's softmax, which saves its result."""
-        probabilities = self.like(scores)
-        return self.node_with_new_gradients("softmax", (scores,), probabilities, probabilities)
+        probs = self.like(scores)
+        return self.node_with_new_gradients("softmax", (scores,), probs, probs)
 
     def has_fused_softmax(self, heads: Number, query_count: Number, key_count: Number) -> bool:
         """Whether FusedScaleMaskSoftmax has a kernel for these sizes (fused_softmax.py, `is_kernel_available`)."""
@@ -362,8 +347,8 @@ class AttentionKernels(LinearKernels):
         ):  # made once, and remembered (`get_default_causal_mask`)
             self.persistent.keep_causal_mask(scores_shape[-1])
         masked_scores = Tensor(scores_shape, x.dtype, x.storage)
-        probabilities = self.softmax(self.node_with_new_gradients("masked_fill", (x,), masked_scores))
-        return aten.to(probabilities, scores.dtype) if kernel_choices.softmax_fp32 else probabilities
+        probs = self.softmax(self.node_with_new_gradients("masked_fill", (x,), masked_scores))
+        return aten.to(probs, scores.dtype) if kernel_choices.softmax_fp32 else probs
 
     def masked_copy(self, x: Tensor, mask: Tensor) -> Tensor:
         """Returns a copy with zeros where the mask is set."""

@@ -58,13 +58,9 @@ class ElementwiseKernels(AttentionKernels):
 
     def with_bias(self, x: Tensor, bias: Tensor) -> Tensor:
         """Adds a bias."""
-        bias_shape = bias.shape
+        shape = bias.shape
         return record(
-            self.graph,
-            "add",
-            (x, bias),
-            self.like(x),
-            lambda grad, _: (grad, self.graph.new_tensor(bias_shape, grad.dtype)),
+            self.graph, "add", (x, bias), self.like(x), lambda grad, _: (grad, self.graph.new_tensor(shape, grad.dtype))
         )
 
     def do_mul(self, operation: Step) -> None:

@@ -324,10 +324,10 @@ class ExpertKernels(HeadKernels):
         ranks, local_experts, probs = kernel_choices.ep * kernel_choices.etp, self.local_experts, local_tensors["probs"]
         if probs.dtype is not FLOAT32:
             probs = self.t.to(probs, FLOAT32)
-        row_count, map_width = self.received_rows(tokens), self.all_experts * kernel_choices.etp
+        row_count, columns = self.received_rows(tokens), self.all_experts * kernel_choices.etp
         if kernel_choices.etp > 1:  # the map and the probabilities, for each rank that divides an expert
-            self.keep_in_dispatcher(autograd_graph.new_tensor((tokens, map_width), BOOL))
-            probs = self.copy_reordered("expand", probs, (tokens, map_width))
+            self.keep_in_dispatcher(autograd_graph.new_tensor((tokens, columns), BOOL))
+            probs = self.copy_reordered("expand", probs, (tokens, columns))
         dispatch_handle = [
             autograd_graph.new_tensor((tokens, ranks), INT32),
             autograd_graph.new_tensor((tokens, 1), BOOL),
@@ -341,10 +341,7 @@ class ExpertKernels(HeadKernels):
         x_shape = x.shape
 
         def backward(saved_tensors: SavedTensors, gradients: list[Gradient], needs_input_grad: Needs) -> Gradients:
-            return [
-                autograd_graph.new_tensor(x_shape, BFLOAT16),
-                autograd_graph.new_tensor((tokens, map_width), FLOAT32),
-            ]
+            return [autograd_graph.new_tensor(x_shape, BFLOAT16), autograd_graph.new_tensor((tokens, columns), FLOAT32)]
 
         self.node("dispatch", (x, probs), [expert_rows, row_probs], backward, *dispatch_handle)
         self.keep_in_dispatcher(local_tensors["routing_map"], probs, row_probs)

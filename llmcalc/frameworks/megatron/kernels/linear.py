@@ -355,10 +355,7 @@ class LinearKernels(RankKernels):
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             self.use_workspace(uses_engine, "backward")
-            gradients = [
-                self.new_tensor(n_rows, n_in) if needs_input_grad[0] else None,
-                self.weight_gradient(weight),
-            ]
+            gradients = [self.new_tensor(n_rows, n_in) if needs_input_grad[0] else None, self.weight_gradient(weight)]
             return [*gradients, *([] if bias is None else [self.graph.new_tensor(bias.shape, output_gradient.dtype)])]
 
         layer_inputs = (x, weight, *([] if bias is None else [bias]))

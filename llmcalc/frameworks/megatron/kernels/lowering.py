@@ -434,12 +434,7 @@ class RankKernels(Lowering):
         return self.graph.new_tensor(x.shape, x.dtype if dtype is None else dtype)
 
     def node(
-        self,
-        operation_name: str,
-        inputs: Sequence[Tensor],
-        node_outputs: Sequence[Tensor],
-        backward: Back,
-        *saves: Tensor,
+        self, operation_name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], backward: Back, *saves: Tensor
     ) -> None:
         """Records a graph node whose backward function may free saved tensors early."""
         autograd_graph = self.graph
@@ -450,10 +445,10 @@ class RankKernels(Lowering):
         def run_backward(gradients: Any, needs_input_grad: Needs) -> Gradients:
             return backward(saved_tensors, gradients, needs_input_grad)
 
-        if len(node_outputs) == 1:
-            record(autograd_graph, operation_name, inputs, node_outputs[0], run_backward)
+        if len(outputs) == 1:
+            record(autograd_graph, operation_name, inputs, outputs[0], run_backward)
         else:
-            record_all(autograd_graph, operation_name, inputs, node_outputs, run_backward)
+            record_all(autograd_graph, operation_name, inputs, outputs, run_backward)
 
     def node_with_new_gradients(
         self, operation_name: str, ins: Sequence[Tensor], output: Tensor, *saves: Tensor
