@@ -354,7 +354,7 @@ class LaunchReader:
     def node_devices(self, config: Table, nodes_name: str, devices_name: str, name_prefix: str = "") -> int:
         """Returns the devices of all nodes of a config: by default 1 node with 8 devices.
 
-        nodes, devices_name: the arguments with the number of nodes, and of devices per node.
+        nodes_name, devices_name: the arguments with the number of nodes, and of devices per node.
         name_prefix: what precedes the arguments in the file; empty by default.
         `--devices` replaces the file's number, with a note.
         """
