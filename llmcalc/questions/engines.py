@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from ..accelerator import Hardware
 from ..errors import InputError, shown
 from ..frameworks.engines.engine import Engine, EngineVersion, FlagChange
+from ..frameworks.engines.engine_use import EngineOption, EngineUse
 from ..frameworks.engines.flags import read_values
 from ..frameworks.engines.rank import MissingKernels
 from ..frameworks.engines.registry import engine_and_version
-from ..frameworks.engines.use import EngineOption, EngineUse
 from ..frameworks.server_files.server import LaunchedServer
 from ..parallel.layout import ImpossibleLayout
 from ..reports.answer import ReportedAnswer

@@ -12,7 +12,7 @@ from .notes import several
 from .summary import model_data
 
 if TYPE_CHECKING:
-    from ..frameworks.engines.use import EngineOption, EngineUse
+    from ..frameworks.engines.engine_use import EngineOption, EngineUse
     from ..studies.run_time import TimedRun
 
 TITLES = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from ..logs.reading import AMOUNT, LogReading, LogTerm, LogValues, bytes_of, pattern
-from ..logs.text import LogText
+from ..logs.log_contents import AMOUNT, LogReading, LogTerm, LogValues, bytes_of, pattern
+from ..logs.log_text import LogText
 
 PATTERNS = (
     pattern("MA ", rf"\bMA (?P<allocated>{AMOUNT}) +Max_MA (?P<peak_allocated>{AMOUNT})"),

@@ -14,8 +14,8 @@ from ..argument_names import keyword_of
 from .auto_values import AUTO_BATCH, AUTO_FORMATS
 from .command_line import arguments_of, plain_value
 from .record import LaunchSource, ReadText, Table
-from .text import parse_yaml
 from .unresolved import is_unresolved, printable, unresolved_reason
+from .yaml_text import parse_yaml
 
 STAGED = ("offload_optimizer_device", "offload_param_device")
 

@@ -10,8 +10,8 @@ from ...errors import InputError
 from ..argument_names import keyword_of
 from .command_line import CONFIG_ENDINGS, arguments_of, plain_value
 from .record import CommandLine, Table
-from .text import parse_yaml
 from .unresolved import is_unresolved, printable
+from .yaml_text import parse_yaml
 
 CONFIG_OPTION = re.compile(r"--(job\.)?config([_-](file|path))?")
 """The options with which programs name their config file."""

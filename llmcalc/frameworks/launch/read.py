@@ -27,15 +27,15 @@ from .command_line import (
     trains_by_command,
     typed_launch,
 )
-from .kinds import kinds, launch_files
+from .file_kinds import kinds, launch_files
 from .options import NO_OPTIONS, read_with_options
 from .python_source import is_python
 from .record import CommandLine, Fetch, Launch, LaunchSource, ReadText
 from .refused_programs import refuse_config
 from .shell import read_script
 from .shell_words import ShellScript
-from .text import LARGEST, parse_braces, parse_yaml
 from .unresolved import is_unresolved, is_unset_variable, printable, unresolved_reason
+from .yaml_text import LARGEST, parse_braces, parse_yaml
 
 
 def read_launch(

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ..logs.reading import AMOUNT, LogReading, LogTerm, LogValues, bytes_of, pattern
-from ..logs.text import LogText
+from ..logs.log_contents import AMOUNT, LogReading, LogTerm, LogValues, bytes_of, pattern
+from ..logs.log_text import LogText
 
 _BUFFER = re.compile(
     r"\b(?P<device>[A-Za-z][A-Za-z0-9_]{0,30}) +(?P<kind>model |KV |RS |compute |output |)buffer size *= *"

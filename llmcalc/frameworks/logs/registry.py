@@ -7,8 +7,8 @@ from dataclasses import replace
 from importlib import import_module
 
 from ...errors import InputError
-from .reading import LogReading
-from .text import LogText
+from .log_contents import LogReading
+from .log_text import LogText
 
 FOLDERS = ("vllm", "sglang", "tensorrt_llm", "llama_cpp", "fsdp2", "megatron", "deepspeed")
 """Folders of the programs whose logs are read. Of a log that several know, the one that reads most terms has it."""

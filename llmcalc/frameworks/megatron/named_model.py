@@ -61,7 +61,7 @@ def bridge_adapters(
 ) -> dict[str, Any]:
     """Returns the settings of Megatron-Bridge's low-rank adapters. section_name: the table's key.
 
-    targets, dropout: None for the default.
+    target_modules, dropout_value: None for the default.
     """
     settings = lora_settings(
         reader,

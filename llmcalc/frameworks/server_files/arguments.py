@@ -13,8 +13,8 @@ from ..argument_names import keyword_of
 from ..engines.engine import Engine
 from ..engines.flags import Flag, find_flag, flags_by_spelling, split_arguments
 from ..engines.registry import FOLDERS, engine
-from ..launch.text import parse_yaml
 from ..launch.unresolved import is_unresolved, is_unset_variable, printable, unresolved_reason
+from ..launch.yaml_text import parse_yaml
 from .programs import PROGRAMS, ServerProgram
 from .server import ReadNamedFile
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from ...errors import InputError, one_line
 from ..launch.shell_words import LONGEST_VALUE, variable_expander
-from ..launch.text import parse_yaml
 from ..launch.unresolved import UNRESOLVED, unresolved
+from ..launch.yaml_text import parse_yaml
 from .accelerators import ACCELERATOR_LABELS, MACHINE_LABELS, accelerator_count
 from .arguments import engine_of_flags
 from .docker_command import mount_of

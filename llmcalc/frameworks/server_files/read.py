@@ -19,8 +19,8 @@ from ..launch.command_line import (
     typed_launch,
     words_of_typed_command,
 )
-from ..launch.text import LARGEST, parse_braces, parse_yaml
 from ..launch.unresolved import is_unresolved, printable
+from ..launch.yaml_text import LARGEST, parse_braces, parse_yaml
 from .accelerators import accelerator_of
 from .arguments import engine_of_flags, flags_of, read_arguments, words_of_tables
 from .manifests import servers_in_tables

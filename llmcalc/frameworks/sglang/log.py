@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ..logs.reading import AMOUNT, COUNT, VERSION, LogReading, LogTerm, LogValues, argument_pairs, pattern
-from ..logs.text import LogText
+from ..logs.log_contents import AMOUNT, COUNT, VERSION, LogReading, LogTerm, LogValues, argument_pairs, pattern
+from ..logs.log_text import LogText
 from .flags import flags
 from .versions import sglang_record
 

@@ -6,8 +6,8 @@ process's memory torch has allocated, and has reserved without a use.
 
 from __future__ import annotations
 
-from ..logs.reading import AMOUNT, COUNT, LogReading, LogTerm, LogValues, pattern
-from ..logs.text import LogText
+from ..logs.log_contents import AMOUNT, COUNT, LogReading, LogTerm, LogValues, pattern
+from ..logs.log_text import LogText
 
 OUT_OF_MEMORY = "out of memory. Tried to allocate"
 

@@ -11,7 +11,7 @@ import pytest
 import llmcalc
 from llmcalc.costs.params import params
 from llmcalc.errors import InputError
-from llmcalc.frameworks.launch.kinds import PROGRAMS, kinds, program_files
+from llmcalc.frameworks.launch.file_kinds import PROGRAMS, kinds, program_files
 from llmcalc.frameworks.launch.python_source import Configurations, UnknownValue, parse_python
 from llmcalc.frameworks.launch.read import launch_of, read_launch
 from llmcalc.frameworks.server_files.read import starts_any_server

@@ -12,7 +12,7 @@ import llmcalc
 from llmcalc.costs.params import params
 from llmcalc.errors import InputError
 from llmcalc.frameworks.frozen_model import FrozenModel, SecondLoss
-from llmcalc.frameworks.launch.kinds import program_files
+from llmcalc.frameworks.launch.file_kinds import program_files
 from llmcalc.frameworks.launch.read import launch_of, read_launch
 from llmcalc.frameworks.launch.record import Launch, OptionOverride
 from llmcalc.parallel.layout import Layout

@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ...units import exact_number
-from .text import LogText
+from .log_text import LogText
 
 LogKind: TypeAlias = Literal["startup", "oom"]
 TermUnit: TypeAlias = Literal["bytes", "tokens", "blocks", "parameters"]
